@@ -1,0 +1,1 @@
+"""The source: Delta's log, actions and deletion vectors. Knows nothing of Iceberg."""

@@ -1,0 +1,122 @@
+"""Delta's actions, typed. Delta PROTOCOL.md, "Actions"; unknown fields and actions are passed over, as it asks.
+
+Nothing here reads files; `log.py` brings the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from urllib.parse import unquote
+
+import msgspec
+
+
+class _Action(msgspec.Struct, frozen=True, rename="camel", dict=True):
+    """Struct base: frozen, camelCase in JSON."""
+
+
+class DeletionVectorDescriptor(_Action, frozen=True, rename="camel"):
+    """Where a deletion vector's bytes are. PROTOCOL.md, "Deletion Vector Descriptor Schema".
+
+    `size_in_bytes` counts magic and bitmap only; `offset` points at the 4-byte size field before them.
+    """
+
+    storage_type: str
+    path_or_inline_dv: str
+    size_in_bytes: int
+    cardinality: int
+    offset: int | None = None
+
+    @cached_property
+    def unique_id(self) -> str:
+        """PROTOCOL.md, "Derived Fields": storage type and path, with `@offset` when there is one."""
+        place = self.storage_type + self.path_or_inline_dv
+        return place if self.offset is None else f"{place}@{self.offset}"
+
+
+class AddFile(_Action, frozen=True, rename="camel"):
+    """PROTOCOL.md, "Add File and Remove File". `path` is URL-encoded, relative to the table or absolute."""
+
+    path: str
+    partition_values: dict[str, str | None]
+    size: int
+    data_change: bool
+    stats: str | None = None
+    deletion_vector: DeletionVectorDescriptor | None = None
+
+    @property
+    def dv_unique_id(self) -> str | None:
+        return self.deletion_vector.unique_id if self.deletion_vector else None
+
+
+class RemoveFile(_Action, frozen=True, rename="camel"):
+    """A tombstone for the logical file (path, deletion vector's unique id)."""
+
+    path: str
+    data_change: bool
+    deletion_vector: DeletionVectorDescriptor | None = None
+
+    @property
+    def dv_unique_id(self) -> str | None:
+        return self.deletion_vector.unique_id if self.deletion_vector else None
+
+
+class Metadata(_Action, frozen=True, rename="camel"):
+    """PROTOCOL.md, "Change Metadata". `id` is the table's identity; `schema_string` is Spark's JSON."""
+
+    id: str
+    schema_string: str
+    partition_columns: list[str]
+    configuration: dict[str, str] = {}
+    name: str | None = None
+    description: str | None = None
+
+
+class Protocol(_Action, frozen=True, rename="camel"):
+    """PROTOCOL.md, "Protocol Evolution"."""
+
+    min_reader_version: int
+    min_writer_version: int
+    reader_features: list[str] = []
+    writer_features: list[str] = []
+
+
+class CommitInfo(_Action, frozen=True, rename="camel"):
+    """PROTOCOL.md, "Commit Provenance Information": free-form and for people, but for the in-commit timestamp."""
+
+    operation: str | None = None
+    timestamp: int | None = None
+    in_commit_timestamp: int | None = None
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """One commit file, whole. `timestamp_ms` is the in-commit timestamp, else the file's modification time."""
+
+    version: int
+    timestamp_ms: int
+    adds: tuple[AddFile, ...] = ()
+    removes: tuple[RemoveFile, ...] = ()
+    metadata: Metadata | None = None
+    protocol: Protocol | None = None
+    operation: str | None = None
+
+
+def resolve_path(table_location: str, path: str) -> str:
+    """The plain absolute path of an action's URL-encoded `path`: decoded once, relative ones below the table.
+
+    PROTOCOL.md, "Add File and Remove File": paths are URIs of RFC 2396. `a%20b` names the file `a b`; Hive-style
+    partition folders are escaped on disk too, so their `%` arrives here as `%25`.
+    """
+    decoded = unquote(path)
+    if "://" in decoded:
+        return decoded
+    if decoded.startswith("file:/"):
+        return "file://" + decoded.removeprefix("file:")
+    if decoded.startswith("/"):
+        scheme, _, rest = table_location.partition("://")
+        return f"{scheme}://{decoded}" if scheme == "file" else f"{scheme}://{rest.split('/', 1)[0]}{decoded}"
+    return f"{table_location}/{decoded}"
+
+
+PartitionValues = Mapping[str, str | None]

@@ -1,0 +1,119 @@
+"""The error kinds of dvsync: each kind is one thing that the daemon or the operator does about it.
+
+Every error names what happened and where (table, Delta version, file, byte offset) and carries a hint of one
+sentence. Rooms raise these; only `scheduler.py` and `cli.py` decide on them.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+
+class SyncError(Exception):
+    """Base of all kinds; never raised itself. `kind` is the word that users see."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str,
+        table: str | None = None,
+        version: int | None = None,
+        path: str | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.table = table
+        self.version = version
+        self.path = path
+        self.offset = offset
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+    def located(self, *, table: str | None = None, version: int | None = None, path: str | None = None) -> Self:
+        """Fill in the places that an inner room could not know; what it did say stays."""
+        self.table = self.table or table
+        self.version = self.version if self.version is not None else version
+        self.path = self.path or path
+        return self
+
+    def __str__(self) -> str:
+        places = (("table", self.table), ("version", self.version), ("file", self.path), ("offset", self.offset))
+        where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
+        return f"{self.message} [{where}]" if where else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross a process boundary when the kernel runs on Spark's workers: keep every field.
+        return _rebuild, (type(self), self.message, self.hint, self.table, self.version, self.path, self.offset)
+
+
+def _rebuild(
+    kind: type[SyncError],
+    message: str,
+    hint: str,
+    table: str | None,
+    version: int | None,
+    path: str | None,
+    offset: int | None,
+) -> SyncError:
+    return kind(message, hint=hint, table=table, version=version, path=path, offset=offset)
+
+
+class Retryable(SyncError):
+    """Something is away or in the way for now: back off and try again."""
+
+
+class ObjectStoreAway(Retryable):
+    """The store that holds the Delta or the Iceberg files does not answer."""
+
+
+class CatalogAway(Retryable):
+    """The Iceberg catalog does not answer."""
+
+
+class StateStoreAway(Retryable):
+    """The state database cannot be read or written (locked, full, away)."""
+
+
+class PipelineAway(Retryable):
+    """Spark could not be started, or died while it worked."""
+
+
+class CommitIncomplete(Retryable):
+    """A Delta commit file ends in the middle of a line: it is still being written."""
+
+
+class CommitConflict(Retryable):
+    """Another writer was first; our commit certainly did not land."""
+
+
+class ObjectMissing(Retryable):
+    """A file that a Delta commit names is not there."""
+
+
+class CommitOutcomeUnknown(SyncError):
+    """Our Iceberg commit may or may not have landed: look for our marker before anything else."""
+
+
+class ResyncNeeded(SyncError):
+    """The Delta log cannot be followed step by step from here: compare whole states."""
+
+
+class TargetChanged(SyncError):
+    """Someone else committed to the Iceberg table: the table is parked."""
+
+
+class CorruptInput(SyncError):
+    """A length, checksum, cardinality or action does not hold: the table is parked."""
+
+
+class Unsupported(SyncError):
+    """A Delta feature or an Iceberg format version that is not handled: the table is parked."""
+
+
+class ConfigInvalid(SyncError):
+    """`config.yaml` or the environment is wrong: refuse to start."""

@@ -1,0 +1,134 @@
+"""The one door to bytes: files by URI, on PyIceberg's FileIO, with "missing" and "away" told apart.
+
+Paths here are plain strings, never URL-encoded. `file:///a/b` and `/a/b` are the same local file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlparse
+
+from pyarrow import ArrowInvalid
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from daemon.errors import ObjectMissing, ObjectStoreAway
+
+
+@dataclass(frozen=True)
+class Span:
+    """A half-open range of bytes: `size` bytes from `offset`."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class FileMeta:
+    """What a listing or a look at one file tells. `modified_ms` is the store's clock, epoch, UTC."""
+
+    path: str
+    size: int
+    modified_ms: int
+
+
+class Storage(Protocol):
+    """What the rest of dvsync may ask of a store.
+
+    All verbs raise `ObjectStoreAway` when the store does not answer. `read` and `stat` raise `ObjectMissing`.
+    """
+
+    def exists(self, path: str) -> bool: ...
+
+    def stat(self, path: str) -> FileMeta: ...
+
+    def read(self, path: str, span: Span | None = None) -> bytes:
+        """All bytes, or those of `span`; fewer than asked only where the file ends."""
+        ...
+
+    def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
+        """Files right in `directory` whose name is greater than `after`, sorted; empty when there is no such place."""
+        ...
+
+
+def normalize_location(location: str) -> str:
+    """Absolute URI without a trailing slash: `/data/t/` -> `file:///data/t`; other schemes stay as they are."""
+    if "://" not in location:
+        location = "file://" + str(Path(location.removeprefix("file:")).absolute())
+    return location.rstrip("/")
+
+
+class FileIOStorage:
+    """Storage on the file systems that PyIceberg's FileIO configures (properties as in `config.yaml`, `storage:`)."""
+
+    def __init__(self, properties: Mapping[str, str] | None = None) -> None:
+        self._io = PyArrowFileIO(dict(properties or {}))
+
+    def _open_fs(self, path: str) -> tuple[FileSystem, str]:
+        # PyIceberg's own URL splitting cuts paths at '#' and '?' (PyIceberg 0.12, FileIO.parse_location).
+        scheme, separator, rest = path.partition("://")
+        if not separator:
+            return self._io.fs_by_scheme("file", None), path
+        if scheme == "file":
+            return self._io.fs_by_scheme("file", None), rest
+        netloc = urlparse(path).netloc
+        return self._io.fs_by_scheme(scheme, netloc), rest
+
+    def exists(self, path: str) -> bool:
+        return self._look(path).type is FileType.File
+
+    def stat(self, path: str) -> FileMeta:
+        info = self._look(path)
+        if info.type is not FileType.File:
+            raise _missing(path)
+        return _file_meta(path, info)
+
+    def _look(self, path: str) -> FileInfo:
+        fs, name = self._open_fs(path)
+        try:
+            return fs.get_file_info(name)
+        except OSError as error:
+            raise _away(path, error) from error
+
+    def read(self, path: str, span: Span | None = None) -> bytes:
+        fs, name = self._open_fs(path)
+        try:
+            if span is None:
+                with fs.open_input_stream(name) as stream:
+                    return bytes(stream.read())
+            with fs.open_input_file(name) as file:
+                return bytes(file.read_at(span.size, span.offset))
+        except FileNotFoundError as error:
+            raise _missing(path) from error
+        except ArrowInvalid:
+            return b""  # Arrow refuses to start reading past the end; a short answer is this verb's contract.
+        except OSError as error:
+            raise _away(path, error) from error
+
+    def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
+        fs, name = self._open_fs(directory)
+        try:
+            infos = fs.get_file_info(FileSelector(name, allow_not_found=True))
+        except OSError as error:
+            raise _away(directory, error) from error
+        files = sorted((info for info in infos if info.type is FileType.File), key=lambda info: info.base_name)
+        return (_file_meta(f"{directory}/{info.base_name}", info) for info in files if info.base_name > after)
+
+
+def _file_meta(path: str, info: FileInfo) -> FileMeta:
+    return FileMeta(path=path, size=info.size or 0, modified_ms=int((info.mtime_ns or 0) // 1_000_000))
+
+
+def _missing(path: str) -> ObjectMissing:
+    return ObjectMissing(
+        "the file is not there", path=path, hint="If VACUUM or a person removed it, restore it; dvsync tries again."
+    )
+
+
+def _away(path: str, error: OSError) -> ObjectStoreAway:
+    return ObjectStoreAway(
+        f"the store does not answer: {error}", path=path, hint="Check the store, the network and the credentials."
+    )

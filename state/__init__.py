@@ -1,0 +1,34 @@
+"""The memory of dvsync: cursors, live files, deletion vectors and their delete files. Knows nothing of `daemon`."""
+
+from state.records import (
+    DeleteFileRecord,
+    DeletionVectorRecord,
+    DvMapping,
+    FileKind,
+    Intent,
+    LiveFile,
+    OrphanReason,
+    Outcome,
+    SyncRun,
+    TableCounts,
+    TableError,
+    TableRecord,
+)
+from state.store import StateStore, StateUnavailable
+
+__all__ = [
+    "DeleteFileRecord",
+    "DeletionVectorRecord",
+    "DvMapping",
+    "FileKind",
+    "Intent",
+    "LiveFile",
+    "OrphanReason",
+    "Outcome",
+    "StateStore",
+    "StateUnavailable",
+    "SyncRun",
+    "TableCounts",
+    "TableError",
+    "TableRecord",
+]

@@ -1,0 +1,157 @@
+"""What the state store takes and gives: frozen records, never ORM objects.
+
+Paths are plain absolute URIs, spelled as in the Iceberg manifests. Times are epoch milliseconds, UTC.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class FileKind(StrEnum):
+    """The files that dvsync itself writes."""
+
+    DELETE_FILE = "delete-file"
+    MANIFEST = "manifest"
+    MANIFEST_LIST = "manifest-list"
+    METADATA = "metadata"
+
+
+class OrphanReason(StrEnum):
+    """Why nothing in the newest snapshot references a file that we wrote."""
+
+    COMMIT_FAILED = "commit-failed"
+    DATA_FILES_GONE = "data-files-gone"
+    DV_SHRUNK = "dv-shrunk"
+
+
+class DeletionVectorRecord(msgspec.Struct, frozen=True):
+    """The Delta DV descriptor that Iceberg shows for a data file. `size_in_bytes` as Delta counts it."""
+
+    unique_id: str
+    storage_type: str
+    path_or_inline_dv: str
+    size_in_bytes: int
+    cardinality: int
+    offset: int | None = None
+
+
+class LiveFile(msgspec.Struct, frozen=True):
+    """A data file that is live in Iceberg. `record_count` counts physical rows, deleted ones too."""
+
+    path: str
+    record_count: int
+    size_bytes: int
+    spec_id: int
+    manifest_path: str
+    deletion_vector: DeletionVectorRecord | None = None
+
+
+class DvMapping(msgspec.Struct, frozen=True):
+    """`positions` of the data file's deletion vector went into a delete file."""
+
+    data_file: str
+    dv_unique_id: str
+    positions: int
+
+
+class DeleteFileRecord(msgspec.Struct, frozen=True):
+    """A delete file that is live in Iceberg, and the data files whose positions it holds."""
+
+    path: str
+    size_bytes: int
+    positions: int
+    spec_id: int
+    manifest_path: str
+    mappings: tuple[DvMapping, ...]
+
+
+class Intent(msgspec.Struct, frozen=True):
+    """What a sync means to commit: one Iceberg snapshot that shows Delta `to_version`. `id` is the snapshot id."""
+
+    id: int
+    table_id: int
+    from_version: int | None
+    to_version: int
+    created_at_ms: int
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What is remembered once a version is synced. Written down before the commit, applied after it.
+
+    `added_files` replaces rows of the same path. `moved_manifests` maps a rewritten manifest to its successor: live
+    files and delete files that were in the old one and do not appear here are in the new one afterwards.
+    """
+
+    table_id: int
+    delta_table_id: str
+    from_version: int | None
+    to_version: int
+    source_timestamp_ms: int
+    snapshot_id: int | None = None
+    metadata_location: str | None = None
+    added_files: tuple[LiveFile, ...] = ()
+    changed_dvs: tuple[tuple[str, DeletionVectorRecord | None], ...] = ()
+    removed_files: tuple[str, ...] = ()
+    added_delete_files: tuple[DeleteFileRecord, ...] = ()
+    removed_delete_files: tuple[tuple[str, OrphanReason], ...] = ()
+    moved_manifests: tuple[tuple[str, str], ...] = ()
+    unwritten_files: tuple[str, ...] = ()
+
+
+class SyncRun(msgspec.Struct, frozen=True):
+    """One row a sync. `outcome` is `advanced`, `unchanged`, `rebuilt` or the error's kind."""
+
+    table_id: int
+    started_at_ms: int
+    duration_ms: int
+    outcome: str
+    from_version: int | None = None
+    to_version: int | None = None
+    snapshot_id: int | None = None
+    data_files_added: int = 0
+    data_files_removed: int = 0
+    delete_files_added: int = 0
+    positions_added: int = 0
+    message: str | None = None
+
+
+class TableError(msgspec.Struct, frozen=True):
+    """The last error of a table. `since_ms` is when the unbroken row of `consecutive` errors began."""
+
+    kind: str
+    message: str
+    hint: str
+    version: int | None
+    since_ms: int
+    consecutive: int
+    parked: bool
+
+
+class TableRecord(msgspec.Struct, frozen=True):
+    """A table's cursor and condition. `synced_version` is None until the first sync is recorded."""
+
+    id: int
+    name: str
+    source: str
+    target: str
+    delta_table_id: str | None = None
+    synced_version: int | None = None
+    source_timestamp_ms: int | None = None
+    snapshot_id: int | None = None
+    metadata_location: str | None = None
+    last_synced_at_ms: int | None = None
+    paused: bool = False
+    error: TableError | None = None
+
+
+class TableCounts(msgspec.Struct, frozen=True):
+    """Sums that operators ask for. `live_rows` = physical rows minus deleted positions."""
+
+    live_data_files: int
+    live_rows: int
+    live_delete_files: int
+    deleted_positions: int
+    orphans_waiting: int

@@ -1,0 +1,111 @@
+"""The verbs of the state store: one verb, one transaction. SQLite and the in-memory twin behave the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+from state.records import (
+    DeleteFileRecord,
+    FileKind,
+    Intent,
+    LiveFile,
+    OrphanReason,
+    Outcome,
+    SyncRun,
+    TableCounts,
+    TableError,
+    TableRecord,
+)
+
+
+class StateUnavailable(Exception):
+    """The database cannot be read or written now; nothing was changed by the verb that raised it."""
+
+
+class StateStore(Protocol):
+    def load_table(self, name: str, source: str, target: str) -> TableRecord:
+        """The table's row, made when it is new. A changed source or target of a known name starts it afresh."""
+        ...
+
+    def list_tables(self) -> list[TableRecord]: ...
+
+    def find_live_files(self, table_id: int, paths: Collection[str]) -> dict[str, LiveFile]:
+        """Those of `paths` that are live, by path; cost grows with `paths`, not with the table."""
+        ...
+
+    def read_live_files(self, table_id: int) -> Iterable[LiveFile]:
+        """Every live file, in batches from the database, sorted by path. For resynchronising."""
+        ...
+
+    def find_delete_files(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
+        """Every live delete file that holds positions of one of `data_files`, with all its mappings, once each."""
+        ...
+
+    def find_serving(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
+        """For each of these delete files, the *live* data files whose positions it holds."""
+        ...
+
+    def record_intent(self, intent: Intent) -> None: ...
+
+    def record_pending(self, intent_id: int, kind: FileKind, paths: Sequence[str]) -> None:
+        """A row for each file, status pending, before the file is written. Knowing a path already is no error."""
+        ...
+
+    def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
+        """Write down what `record_synced` will apply, before the Iceberg commit is tried."""
+        ...
+
+    def find_open_intents(self, table_id: int) -> list[tuple[Intent, Outcome | None]]:
+        """Intents neither synced nor abandoned, oldest first, with what was prepared for them."""
+        ...
+
+    def record_synced(self, intent_id: int | None, outcome: Outcome, *, at_ms: int) -> None:
+        """Apply `outcome`: cursor, live files, delete files, mappings; the intent ends and its error is cleared.
+
+        Pending files of the intent become live, `unwritten_files` are forgotten, removed delete files become orphaned.
+        Applying the same outcome twice changes nothing the second time.
+        """
+        ...
+
+    def record_rebuilt(
+        self,
+        outcome: Outcome,
+        live_files: Iterable[LiveFile],
+        delete_files: Iterable[DeleteFileRecord],
+        *,
+        at_ms: int,
+    ) -> None:
+        """Replace all that is remembered as live for the table by what was read from Iceberg and Delta.
+
+        Ends every open intent of the table as synced; files that were pending and are not live stay as orphans.
+        """
+        ...
+
+    def record_abandoned(self, intent_id: int, reason: OrphanReason, *, at_ms: int) -> None:
+        """The intent did not land: its pending files become orphaned."""
+        ...
+
+    def record_orphans(
+        self, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
+    ) -> None:
+        """Files found lying about that no snapshot references. Known paths are left as they are."""
+        ...
+
+    def record_failure(self, table_id: int, error: TableError) -> None: ...
+
+    def record_run(self, run: SyncRun) -> None: ...
+
+    def record_resumed(self, table_id: int) -> None:
+        """Clear the error and the parking of a table: the next poll tries again."""
+        ...
+
+    def count(self, table_id: int) -> TableCounts: ...
+
+    def list_orphans(self, table_id: int) -> list[tuple[str, FileKind, OrphanReason]]: ...
+
+    def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
+        """The newest first."""
+        ...
+
+    def close(self) -> None: ...
