@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlparse
 
-from pyarrow import ArrowInvalid
+from pyarrow import ArrowInvalid, NativeFile
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
@@ -105,6 +105,16 @@ class FileIOStorage:
             raise _missing(path) from error
         except ArrowInvalid:
             return b""  # Arrow refuses to start reading past the end; a short answer is this verb's contract.
+        except OSError as error:
+            raise _away(path, error) from error
+
+    def open_input(self, path: str) -> NativeFile:
+        """The file for random access, as Arrow's readers want it."""
+        fs, name = self._open_fs(path)
+        try:
+            return fs.open_input_file(name)
+        except FileNotFoundError as error:
+            raise _missing(path) from error
         except OSError as error:
             raise _away(path, error) from error
 

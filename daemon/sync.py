@@ -1,28 +1,204 @@
-"""The main path: one Delta version after the other into one Iceberg snapshot each."""
+"""The main path of one table: `Follower.sync` compares the Iceberg table with what is remembered, then follows Delta.
+
+The Iceberg table is the truth about our progress, the state store is the memory of it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from threading import Event
+
+from pyiceberg.catalog import Catalog
+
+from daemon.clock import Clock
+from daemon.commit import Shown, SyncResult, advance
+from daemon.context import TableContext
+from daemon.definition import check_format_version, check_location
+from daemon.delta.actions import Commit
+from daemon.delta.log import DeltaLog
+from daemon.errors import ObjectMissing, ObjectStoreAway, ResyncNeeded, StateStoreAway, SyncError
+from daemon.first_sync import first_sync
+from daemon.iceberg.target import Target
+from daemon.pipeline.progress import Progress
+from daemon.pipeline.runner import Runner
+from daemon.pipeline.session import SparkPipeline
+from daemon.recovery import commit_to_newest, end_intents, load_shown
+from daemon.settings import LimitsSettings, TableSettings
+from daemon.storage import FileIOStorage
+from state import StateStore, StateUnavailable
+
+__all__ = ["Follower", "SyncResult"]
+
+# How often a quiet table's log is listed, to notice that it was cleaned up or made anew behind our back.
+CONTINUITY_INTERVAL_S = 600.0
 
 
-@dataclass(frozen=True)
-class SyncResult:
-    """What one cycle did. `outcome`: waiting, unchanged, advanced, rebuilt. Versions are Delta's, inclusive.
+class Follower:
+    """Keeps one Iceberg table in step with one Delta table. Used by one thread at a time."""
 
-    `more` says that the cycle stopped at a bound and the next one should start at once.
-    """
+    def __init__(
+        self,
+        table: TableSettings,
+        *,
+        properties: Mapping[str, str],
+        open_catalog: Callable[[], Catalog],
+        store: StateStore,
+        spark: SparkPipeline,
+        clock: Clock,
+        limits: LimitsSettings,
+        progress: Progress | None = None,
+    ) -> None:
+        """`properties` are PyIceberg FileIO properties for the Delta table and the Iceberg table's files."""
+        storage = FileIOStorage(properties)
+        self._context = TableContext(
+            settings=table,
+            log=DeltaLog(storage, table.source, clock),
+            target=Target(open_catalog, table.target, table.location, clock),
+            store=store,
+            spark=spark,
+            runner=Runner(spark, table.pipeline),
+            storage=storage,
+            properties=properties,
+            clock=clock,
+            limits=limits,
+            progress=progress,
+        )
+        self._synced_version: int | None = None
+        self._in_doubt = True
+        self._continuity_due_s = 0.0
 
-    outcome: str
-    from_version: int | None
-    to_version: int | None
-    snapshot_id: int | None = None
-    metadata_location: str | None = None
-    source_timestamp_ms: int | None = None
-    operation: str | None = None
-    snapshots: int = 0
-    data_files_added: int = 0
-    data_files_removed: int = 0
-    delete_files_added: int = 0
-    delete_files_removed: int = 0
-    positions_added: int = 0
-    more: bool = False
+    def has_news(self) -> bool:
+        """Whether a sync would find something to do: one or two existence checks, no listing, no Spark."""
+        if self._in_doubt or self._synced_version is None:
+            return True
+        if self._context.clock.monotonic_s() >= self._continuity_due_s:
+            return True
+        return self._context.log.has_version(self._synced_version + 1)
+
+    def source_version(self) -> int | None:
+        """The newest Delta version, by existence checks only; None when it cannot be told without Spark."""
+        log = self._context.log
+        known = self._synced_version
+        if known is None:
+            record = self._context.store.load_table(
+                self._context.settings.name, self._context.settings.source, self._context.settings.target
+            )
+            known = record.synced_version
+        if known is None:
+            if not log.has_version(0):
+                return None
+            known = 0
+        step = 1
+        while log.has_version(known + step):
+            step *= 2
+        low, high = known + step // 2, known + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if log.has_version(middle) else (low, middle)
+        return low
+
+    def sync(self, *, stop: Event | None = None, full: bool = False) -> SyncResult:
+        """One bounded cycle. Raises a `SyncError` that names the table; the cursor is then where the snapshots are.
+
+        `full` compares Delta's whole newest state with what Iceberg shows instead of following the log.
+        """
+        self._in_doubt = True
+        try:
+            shown, result = self._sync(stop or Event(), full=full)
+        except StateUnavailable as error:
+            raise StateStoreAway(
+                f"the state database does not answer: {error}",
+                table=self._context.settings.name,
+                hint="Check the database's disk and permissions; dvsync tries again.",
+            ) from error
+        except OSError as error:
+            raise ObjectStoreAway(
+                f"the store of the Iceberg table does not answer: {error}",
+                table=self._context.settings.name,
+                hint="Check the store, its free space and the credentials; dvsync tries again.",
+            ) from error
+        except SyncError as error:
+            raise error.located(table=self._context.settings.name) from error.__cause__
+        self._in_doubt = False
+        self._synced_version = shown.record.synced_version if shown else None
+        self._continuity_due_s = self._context.clock.monotonic_s() + CONTINUITY_INTERVAL_S
+        return result
+
+    def _sync(self, stop: Event, *, full: bool) -> tuple[Shown | None, SyncResult]:
+        context = self._context
+        settings = context.settings
+        check_format_version(settings, None)
+        record = context.store.load_table(settings.name, settings.source, settings.target)
+        if not context.log.is_there():
+            if record.synced_version is None:
+                return None, SyncResult("waiting", None, None)
+            raise ObjectMissing(
+                "the Delta log is gone",
+                path=settings.source,
+                hint="Restore the table, or take it out of the configuration.",
+            )
+        table = context.target.find_table()
+        record = end_intents(context, record, table)
+        if table is None:
+            return first_sync(context, record)
+        check_format_version(settings, table)
+        check_location(table.metadata.location, context.location)
+        shown, must_compare = load_shown(context, record, table)
+        rebuilt = shown.record.snapshot_id != record.snapshot_id
+        start = SyncResult("rebuilt" if rebuilt else "unchanged", None, shown.record.synced_version)
+        try:
+            if full or must_compare:
+                raise ResyncNeeded("a comparison was asked for", hint="Delta's newest state is compared whole.")
+            self._check_continuity(shown)
+            for commits in self._read_news(shown, stop):
+                shown, step = advance(context, shown, commits)
+                start = start.then(step)
+        except ResyncNeeded as needed:
+            shown, step = self._resynchronise(shown, needed)
+            start = start.then(step)
+        assert shown.record.synced_version is not None, "what is shown has a version"
+        return shown, start.with_more(context.log.has_version(shown.record.synced_version + 1))
+
+    def _read_news(self, shown: Shown, stop: Event) -> Iterator[list[Commit]]:
+        """Delta's commits after the shown one, grouped as snapshots: one by one, or folded when they are many."""
+        limits, log = self._context.limits, self._context.log
+        version = shown.record.synced_version
+        assert version is not None, "what is shown has a version"
+        last = version + limits.commits_max
+        far_behind = log.has_version(version + limits.fold_after_versions + 1)
+        while version < last and not stop.is_set():
+            group: list[Commit] = []
+            while version < last and log.has_version(version + 1) and (far_behind or not group):
+                version += 1
+                commit = log.read_commit(version)
+                if commit.metadata and commit.metadata.id != shown.record.delta_table_id:
+                    raise ResyncNeeded(
+                        f"version {version} makes another table of it (id {commit.metadata.id})",
+                        version=version,
+                        hint="It is synchronised whole, in one snapshot.",
+                    )
+                group.append(commit)
+            if not group:
+                return
+            yield group
+
+    def _check_continuity(self, shown: Shown) -> None:
+        """Raise `ResyncNeeded` when the log is not the one that was followed so far."""
+        log, record = self._context.log, shown.record
+        version = record.synced_version
+        assert version is not None, "what is shown has a version"
+        if not log.has_version(version + 1):
+            log.check_continuity(version)
+        if log.has_version(version) and log.read_commit(version).timestamp_ms != record.source_timestamp_ms:
+            raise ResyncNeeded(
+                f"commit {version} is not the one that was synced: its timestamp differs",
+                version=version,
+                path=log.commit_path(version),
+                hint="The table was made anew or its log was copied; the states are compared.",
+            )
+
+    def _resynchronise(self, shown: Shown, needed: ResyncNeeded) -> tuple[Shown, SyncResult]:
+        context = self._context
+        commit = commit_to_newest(context, shown)
+        shown, result = advance(context, shown, [commit])
+        return shown, result

@@ -24,6 +24,10 @@ class StateUnavailable(Exception):
 
 
 class StateStore(Protocol):
+    """Safe to use from many threads. Every verb but `load_table` takes ids that the store gave or was given: for a
+    table that it does not know it raises LookupError, and so do `record_pending` and `record_prepared` for an intent.
+    """
+
     def load_table(self, name: str, source: str, target: str) -> TableRecord:
         """The table's row, made when it is new. A changed source or target of a known name starts it afresh."""
         ...
@@ -46,10 +50,15 @@ class StateStore(Protocol):
         """For each of these delete files, the *live* data files whose positions it holds."""
         ...
 
-    def record_intent(self, intent: Intent) -> None: ...
+    def record_intent(self, intent: Intent) -> None:
+        """Open the intent. One that is known already stays as it is."""
+        ...
 
     def record_pending(self, intent_id: int, kind: FileKind, paths: Sequence[str]) -> None:
-        """A row for each file, status pending, before the file is written. Knowing a path already is no error."""
+        """A row for each file, status pending, before the file is written. Knowing a path already is no error.
+
+        A live file stays live; a file that an earlier intent left behind belongs to this intent from now on.
+        """
         ...
 
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
@@ -78,7 +87,10 @@ class StateStore(Protocol):
     ) -> None:
         """Replace all that is remembered as live for the table by what was read from Iceberg and Delta.
 
-        Ends every open intent of the table as synced; files that were pending and are not live stay as orphans.
+        Ends every open intent of the table as synced; files that were pending and are not live stay as orphans. Those
+        of the intent whose id is the outcome's snapshot id are live: it landed. Of `outcome`, the cursor,
+        `removed_delete_files` and `unwritten_files` count; the iterables say the rest. They are read inside the
+        transaction, so they must not write to the store.
         """
         ...
 
@@ -102,7 +114,9 @@ class StateStore(Protocol):
 
     def count(self, table_id: int) -> TableCounts: ...
 
-    def list_orphans(self, table_id: int) -> list[tuple[str, FileKind, OrphanReason]]: ...
+    def list_orphans(self, table_id: int) -> list[tuple[str, FileKind, OrphanReason]]:
+        """The longest orphaned first."""
+        ...
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         """The newest first."""

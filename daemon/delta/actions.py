@@ -5,9 +5,8 @@ Nothing here reads files; `log.py` brings the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -78,8 +77,8 @@ class Protocol(_Action, frozen=True, rename="camel"):
 
     min_reader_version: int
     min_writer_version: int
-    reader_features: list[str] = []
-    writer_features: list[str] = []
+    reader_features: list[str] | None = None
+    writer_features: list[str] | None = None
 
 
 class CommitInfo(_Action, frozen=True, rename="camel"):
@@ -109,14 +108,17 @@ def resolve_path(table_location: str, path: str) -> str:
     partition folders are escaped on disk too, so their `%` arrives here as `%25`.
     """
     decoded = unquote(path)
-    if "://" in decoded:
+    if "://" in path:
         return decoded
-    if decoded.startswith("file:/"):
+    if path.startswith("file:/"):
         return "file://" + decoded.removeprefix("file:")
-    if decoded.startswith("/"):
+    if path.startswith("/"):
         scheme, _, rest = table_location.partition("://")
-        return f"{scheme}://{decoded}" if scheme == "file" else f"{scheme}://{rest.split('/', 1)[0]}{decoded}"
+        return f"file://{decoded}" if scheme == "file" else f"{scheme}://{rest.split('/', 1)[0]}{decoded}"
     return f"{table_location}/{decoded}"
 
 
-PartitionValues = Mapping[str, str | None]
+def encode_path(path: str) -> str:
+    """An absolute path as an action spells it: `resolve_path` gives it back."""
+    scheme, separator, rest = path.partition("://")
+    return f"{scheme}{separator}{quote(rest)}"

@@ -1,0 +1,61 @@
+# Needs python3.11, Java 17 and make; everything else is installed into .venv from requirements.lock.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+MYPY := $(BIN)/mypy
+FAST_TESTS := $(wildcard tests/unit tests/contract tests/faults)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check test demo bench build lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMPS)/jars ## .venv with the locked packages, dvsync itself, and Spark's jars
+
+$(STAMPS)/venv:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dvsync needs Python 3.11 or newer: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/packages: $(STAMPS)/venv requirements.lock
+	$(PIP) install --requirement requirements.lock
+	touch $@
+
+$(STAMPS)/dvsync: $(STAMPS)/packages pyproject.toml
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(STAMPS)/jars: $(STAMPS)/dvsync $(wildcard daemon/pipeline/jars.py)
+	@command -v java >/dev/null || { echo "Java 17 is needed: no 'java' on PATH" >&2; exit 1; }
+	$(BIN)/python -m daemon.pipeline.jars
+	touch $@
+
+check: $(STAMPS)/dvsync ## the fast gate: format, lint, types, unit, contract and fault tests; no JVM
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(MYPY)
+	$(BIN)/pytest --quiet $(FAST_TESTS) -m "not spark"
+
+test: check setup ## check, and then every test, with Spark and all readers
+	$(BIN)/pytest
+
+demo: setup ## a Delta table changed by Spark, followed into Iceberg, read by every engine
+	$(BIN)/dvsync demo
+
+bench: setup ## measure what docs/performance.md reports
+	$(BIN)/python -m benchmarks
+
+build: $(STAMPS)/dvsync ## wheel and sdist in dist/
+	$(BIN)/python -m build --no-isolation
+
+lock: $(STAMPS)/venv ## requirements.lock anew, from pyproject.toml
+	$(PIP) install uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade --quiet \
+		--custom-compile-command "make lock" --no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements.lock
+
+clean: ## remove what was built and the caches; .venv too
+	rm -rf $(VENV) build dist demo .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

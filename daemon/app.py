@@ -1,0 +1,285 @@
+"""The composition root: the one place that builds concrete things, and starts and stops them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from threading import Event, Lock
+from types import FrameType
+
+import structlog
+from pyiceberg.catalog import Catalog, load_catalog
+
+from daemon import log as events
+from daemon.clock import Clock, SystemClock
+from daemon.cycle import TableCycle, Verdict
+from daemon.delta.log import DeltaLog
+from daemon.errors import ConfigInvalid, ObjectMissing, StateStoreAway, SyncError
+from daemon.lock import hold_state
+from daemon.pipeline.progress import Progress
+from daemon.pipeline.session import SparkPipeline
+from daemon.progress import LogProgress
+from daemon.settings import SQLITE_FILE, Settings, TableSettings
+from daemon.status import Board, Observation, TableStatus, table_status
+from daemon.storage import FileIOStorage
+from daemon.sync import Follower
+from state import StateStore, StateUnavailable
+from state.sql_store import SqlStateStore
+
+# A cycle that has not come to a step by then is cut off, which is as safe as any kill.
+STOP_GRACE_S = 8.0
+SAME_REQUEST_S = 0.5
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything concrete for one configuration."""
+
+    settings: Settings
+    store: StateStore
+    storage: FileIOStorage
+    spark: SparkPipeline
+    catalogs: Catalogs
+    clock: Clock
+
+    def follower(self, table: TableSettings, progress: Progress) -> Follower:
+        return Follower(
+            table,
+            # The files of both sides: the catalog's properties reach the target's, `storage` the source's.
+            properties={**self.settings.catalogs[table.catalog], **self.settings.storage},
+            open_catalog=lambda: self.catalogs.open(table.catalog),
+            store=self.store,
+            spark=self.spark,
+            clock=self.clock,
+            limits=self.settings.limits,
+            progress=progress,
+        )
+
+    def cycle(self, table: TableSettings, board: Board, progress: Progress) -> TableCycle:
+        """Raises StateUnavailable."""
+        return TableCycle(
+            table,
+            self.follower(table, progress),
+            store=self.store,
+            board=board,
+            clock=self.clock,
+            random=Random(),
+            commit_time_ms=lambda version: self.commit_time_ms(table, version),
+        )
+
+    def board(self) -> Board:
+        return Board(self.settings.tables, self.clock, lag_budget_s=self.settings.health.lag_budget_s)
+
+    def commit_time_ms(self, table: TableSettings, version: int) -> int | None:
+        """When the store says that the commit file of `version` was written; None when there is none."""
+        try:
+            path = DeltaLog(self.storage, table.source, self.clock).commit_path(version)
+            return self.storage.stat(path).modified_ms
+        except ObjectMissing:
+            return None
+
+
+class Catalogs:
+    """PyIceberg's catalogs by name, each opened when it is first needed and shared by its tables."""
+
+    def __init__(self, properties: Mapping[str, Mapping[str, str]]) -> None:
+        self._properties = properties
+        self._opened: dict[str, Catalog] = {}
+        self._lock = Lock()
+
+    def open(self, name: str) -> Catalog:
+        """Raises whatever the catalog does when it is away; nothing is kept then."""
+        with self._lock:
+            if name not in self._opened:
+                self._opened[name] = load_catalog(name, **self._properties[name])
+            return self._opened[name]
+
+
+@contextmanager
+def open_parts(settings: Settings) -> Iterator[Parts]:
+    """Open the state store and build the rest; nothing is started. Raises StateStoreAway."""
+    _make_local_folders(settings)
+    clock = SystemClock()
+    with _state_errors(), ExitStack() as opened:
+        store = SqlStateStore.open(settings.state.url)
+        opened.callback(store.close)
+        spark = SparkPipeline(settings.spark, clock)
+        opened.callback(spark.close)
+        yield Parts(settings, store, FileIOStorage(settings.storage), spark, Catalogs(settings.catalogs), clock)
+
+
+@contextmanager
+def _state_errors() -> Iterator[None]:
+    try:
+        yield
+    except StateUnavailable as error:
+        raise StateStoreAway(str(error), hint="Check state.url, and the database or the disk behind it.") from error
+
+
+def _make_local_folders(settings: Settings) -> None:
+    """SQLite makes the file of a catalog, but not its folder."""
+    for properties in settings.catalogs.values():
+        match = SQLITE_FILE.match(properties.get("uri", ""))
+        if match:
+            Path(match["path"]).parent.mkdir(parents=True, exist_ok=True)
+
+
+# --- what the commands do ---
+
+
+def run_daemon(settings: Settings, version: str) -> bool:
+    """Follow every table until SIGTERM or SIGINT; a second signal ends the process at once.
+
+    Returns False when a cycle was still at work after STOP_GRACE_S: the process must then be ended without more ado.
+    Raises ConfigInvalid when the health address cannot be had, StateStoreAway.
+    """
+    # Starlette and APScheduler are this command's alone.
+    from daemon.scheduler import Scheduler  # noqa: PLC0415
+    from daemon.web.endpoints import make_app  # noqa: PLC0415
+    from daemon.web.server import WebServer  # noqa: PLC0415
+
+    with ExitStack() as opened:
+        signals = opened.enter_context(StopSignals())
+        opened.enter_context(hold_state(settings.state.sqlite_file))
+        parts = opened.enter_context(open_parts(settings))
+        board = parts.board()
+        web = WebServer.start(settings.health, make_app(board))
+        opened.callback(web.stop)
+        scheduler = Scheduler(
+            [parts.cycle(table, board, LogProgress(parts.clock)) for table in settings.tables],
+            store=parts.store,
+            board=board,
+            clock=parts.clock,
+            tables_at_once=settings.limits.tables_at_once,
+            stop_if_idle=lambda: _stop_if_idle(parts.spark),
+        )
+        scheduler.start()
+        _log.info(events.DAEMON_STARTED, version=version, tables=len(settings.tables), health=web.url, pid=os.getpid())
+        received = signals.wait()
+        _log.info(events.DAEMON_STOPPING, signal=received)
+        finished = scheduler.stop(grace_s=STOP_GRACE_S)
+        if not finished:
+            # Closing the store and Spark under a running cycle would make it record an error that is none.
+            opened.pop_all()
+        _log.info(events.DAEMON_STOPPED, finished=finished)
+        return finished
+
+
+def _stop_if_idle(spark: SparkPipeline) -> None:
+    if spark.stop_if_idle():
+        _log.info(events.PIPELINE_IDLED)
+
+
+def sync_tables(
+    settings: Settings, tables: Sequence[TableSettings], progress_of: Callable[[str], Progress], *, full: bool
+) -> Iterator[tuple[TableSettings, Verdict]]:
+    """Bring each of `tables` up to date, one after the other, and tell each cycle's verdict.
+
+    `full` compares whole states instead of following the log. A table's error ends that table's turn only; after a
+    signal the rest is left. Raises StateStoreAway.
+    """
+    stop = Event()
+    # A cycle only ever looks at the event, so setting it inside a signal handler cannot block.
+    with StopSignals(stop.set), hold_state(settings.state.sqlite_file), open_parts(settings) as parts:
+        board = parts.board()
+        for table in tables:
+            cycle = parts.cycle(table, board, progress_of(table.name))
+            more = True
+            while more and not stop.is_set():
+                verdict = cycle.sync(stop, full=full)
+                yield table, verdict
+                more = verdict.result is not None and verdict.result.more
+
+
+def read_statuses(settings: Settings) -> list[TableStatus]:
+    """Each table's status from the state store and a look at its source. Works beside a running daemon.
+
+    A source that cannot be looked at leaves its fields null. Raises StateStoreAway.
+    """
+    with open_parts(settings) as parts:
+        records = {(record.name, record.source, record.target): record for record in parts.store.list_tables()}
+        statuses = []
+        for table in settings.tables:
+            record = records.get((table.name, table.source, table.target))
+            seen = Observation(record=record, counts=parts.store.count(record.id) if record else None)
+            try:
+                source_version = parts.follower(table, LogProgress(parts.clock)).source_version()
+                synced = record.synced_version if record else None
+                behind_since_ms = None if synced is None else parts.commit_time_ms(table, synced + 1)
+                seen = Observation(seen.record, seen.counts, source_version, behind_since_ms)
+            except SyncError as error:
+                _log.warning(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
+            statuses.append(table_status(table, seen, parts.clock.now_ms()))
+        return statuses
+
+
+def resume_table(settings: Settings, table: TableSettings) -> bool:
+    """Clear a table's error and parking; a running daemon sees it within seconds. False when there was none.
+
+    Raises StateStoreAway.
+    """
+    with open_parts(settings) as parts:
+        record = parts.store.load_table(table.name, table.source, table.target)
+        parts.store.record_resumed(record.id)
+        return record.error is not None
+
+
+def find_tables(settings: Settings, names: Sequence[str]) -> list[TableSettings]:
+    """The tables of these names, all when there are none. Raises ConfigInvalid, naming every unknown one."""
+    known = {table.name: table for table in settings.tables}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigInvalid(
+            "\n".join(f"{name}: no such table" for name in unknown),
+            hint=f"The configuration names {', '.join(known) or 'no tables'}.",
+        )
+    return [known[name] for name in names] if names else list(settings.tables)
+
+
+class StopSignals:
+    """Takes SIGTERM and SIGINT while the block lasts: the first asks for a stop, the second ends the process."""
+
+    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
+        self._on_first = on_first
+        self._received: str | None = None
+        self._received_at_s = 0.0
+        self._previous: dict[int, signal._HANDLER] = {}
+
+    def __enter__(self) -> StopSignals:
+        # A pipe, since a lock taken by the handler could be the one that the interrupted code holds.
+        self._reader, self._writer = os.pipe()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _receive(self, number: int, _: FrameType | None) -> None:
+        if self._received is not None:
+            # timeout(1) and some init systems signal the process and then its group: that is one request.
+            if time.monotonic() - self._received_at_s > SAME_REQUEST_S:
+                os._exit(1)
+            return
+        self._received = signal.Signals(number).name
+        self._received_at_s = time.monotonic()
+        os.write(self._writer, b".")
+        if self._on_first is not None:
+            self._on_first()
+
+    def wait(self) -> str:
+        """Sleep until a signal has come; its name."""
+        os.read(self._reader, 1)
+        assert self._received is not None
+        return self._received

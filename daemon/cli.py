@@ -1,0 +1,187 @@
+"""The commands and their exit codes: 0 all well, 1 a table failed, 2 wrong usage or configuration."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from daemon.config import load_settings
+from daemon.errors import ConfigInvalid, SyncError
+from daemon.log import configure_logging
+from daemon.settings import ENV_PREFIX, LogSettings, Settings
+
+DEFAULT_CONFIG = Path("config.yaml")
+
+app = typer.Typer(
+    name="dvsync",
+    help="Keeps Apache Iceberg tables in step with Delta Lake tables, deletion vectors included, without copying data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config_app, name="config")
+
+ConfigPath = Annotated[
+    Path | None,
+    typer.Option("--config", help="The configuration file (config.yaml, or $DVSYNC_CONFIG).", metavar="PATH"),
+]
+TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name in the configuration.")]
+TableNames = Annotated[
+    list[str] | None, typer.Argument(metavar="[TABLE]...", help="Names of tables; all of them when left out.")
+]
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dvsync {version('dvsync')}")
+        raise typer.Exit
+
+
+@app.callback()
+def dvsync(
+    context: typer.Context,
+    config: ConfigPath = None,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    context.obj = config
+
+
+@app.command()
+def run(context: typer.Context, config: ConfigPath = None) -> None:
+    """Follow all tables until SIGTERM; this is the daemon."""
+    from daemon.app import run_daemon  # noqa: PLC0415 - the heavy rooms; the same in each command
+
+    with _told():
+        settings = _load(context, config)
+        configure_logging(settings.log)
+        finished = run_daemon(settings, version("dvsync"))
+    if not finished:
+        # A thread is still at work and would hold up the interpreter's own end.
+        sys.stdout.flush()
+        os._exit(0)
+
+
+@app.command()
+def sync(
+    context: typer.Context,
+    tables: TableNames = None,
+    full: Annotated[bool, typer.Option("--full", help="Compare whole states instead of following the log.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Bring tables up to date once, then exit."""
+    from daemon.app import find_tables, sync_tables  # noqa: PLC0415
+    from daemon.console import SyncProgress, verdict_line  # noqa: PLC0415
+
+    failed = False
+    with _told():
+        settings = _load_for_people(context, config)
+        chosen = find_tables(settings, tables or [])
+        console = Console()
+        with SyncProgress(console) as progress:
+            for table, verdict in sync_tables(settings, chosen, progress.of_table, full=full):
+                failed = failed or verdict.error is not None
+                console.print(verdict_line(table.name, verdict), soft_wrap=True, markup=False, highlight=False)
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def status(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list that /api/tables answers.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Show how far each table is."""
+    from daemon.app import read_statuses  # noqa: PLC0415
+    from daemon.console import print_statuses  # noqa: PLC0415
+
+    with _told():
+        statuses = read_statuses(_load_for_people(context, config))
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(statuses), indent=2))
+    else:
+        print_statuses(Console(), statuses)
+    raise typer.Exit(1 if any(status.error for status in statuses) else 0)
+
+
+@app.command()
+def resume(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
+    """Let a parked table be tried again; a running daemon sees it within seconds."""
+    from daemon.app import find_tables, resume_table  # noqa: PLC0415
+
+    with _told():
+        settings = _load_for_people(context, config)
+        cleared = resume_table(settings, find_tables(settings, [table])[0])
+    typer.echo(f"{table}: resumed" if cleared else f"{table}: was not parked; nothing to do")
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--folder", help="Where the tables are made.")] = Path("demo"),
+) -> None:
+    """Change a real Delta table with Spark and watch an Iceberg table follow it."""
+    from daemon.demo import run_demo  # noqa: PLC0415
+
+    with _told():
+        configure_logging(LogSettings(level="warning"), sys.stderr)
+        code = run_demo(folder)
+    raise typer.Exit(code)
+
+
+@config_app.command()
+def check(context: typer.Context, config: ConfigPath = None) -> None:
+    """Read the configuration and tell every fault in it, or what it says."""
+    with _told():
+        settings = _load(context, config)
+    typer.echo(f"{_path(context, config)}: all well")
+    typer.echo(f"state: {settings.redacted()['state']['url']}")
+    typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
+    typer.echo(f"tables: {len(settings.tables)}")
+    for table in settings.tables:
+        typer.echo(
+            f"  {table.name}: {table.source} -> {table.catalog} {table.target}, every {table.poll_interval_s:g} s"
+        )
+
+
+def _path(context: typer.Context, config: Path | None) -> Path:
+    from_environment = os.environ.get(f"{ENV_PREFIX}CONFIG")
+    return config or context.find_root().obj or (Path(from_environment) if from_environment else DEFAULT_CONFIG)
+
+
+def _load(context: typer.Context, config: Path | None) -> Settings:
+    return load_settings(_path(context, config))
+
+
+def _load_for_people(context: typer.Context, config: Path | None) -> Settings:
+    """Settings for a command that prints its result: the log then goes to standard error, warnings and above."""
+    settings = _load(context, config)
+    level = settings.log.level if settings.log.level in ("warning", "error") else "warning"
+    configure_logging(LogSettings(format="auto", level=level), sys.stderr)
+    return settings
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Errors that are no bugs become words on standard error and an exit code."""
+    try:
+        yield
+    except SyncError as error:
+        typer.echo(f"{error}\n{error.hint}", err=True)
+        raise typer.Exit(2 if isinstance(error, ConfigInvalid) else 1) from None

@@ -1,0 +1,293 @@
+"""One snapshot's work: `advance` folds commits, plans, translates, commits and records, in the order that makes every
+crash repairable. `sync.py` decides what to advance by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from uuid import uuid4
+
+from msgspec.structs import replace as with_fields
+from pyiceberg.table import Table
+
+from daemon.context import TableContext
+from daemon.definition import Shape, shape_for, shape_of
+from daemon.delta.actions import Commit
+from daemon.delta.protocol import check_protocol
+from daemon.delta.replay import TableChange, fold_commits, touched_paths
+from daemon.errors import CommitOutcomeUnknown, SyncError, Unsupported
+from daemon.iceberg.marker import Marker
+from daemon.iceberg.row_delta import PreparedSnapshot, TableView, prepare_snapshot
+from daemon.iceberg.target import view_of
+from daemon.pipeline.data_manifests import check_data_files, read_record_count
+from daemon.translate.plan import CommitPlan, complete_plan, files_to_leave, plan_sync, record_of
+from state import (
+    DeleteFileRecord,
+    DvMapping,
+    FileKind,
+    Intent,
+    LiveFile,
+    OrphanReason,
+    Outcome,
+    TableRecord,
+)
+
+
+@dataclass(frozen=True)
+class SyncResult:
+    """What one cycle did. `outcome`: waiting, unchanged, advanced, rebuilt. Versions are Delta's, inclusive.
+
+    `more` says that the cycle stopped at a bound and the next one should start at once.
+    """
+
+    outcome: str
+    from_version: int | None
+    to_version: int | None
+    snapshot_id: int | None = None
+    metadata_location: str | None = None
+    source_timestamp_ms: int | None = None
+    operation: str | None = None
+    snapshots: int = 0
+    data_files_added: int = 0
+    data_files_removed: int = 0
+    delete_files_added: int = 0
+    delete_files_removed: int = 0
+    positions_added: int = 0
+    more: bool = False
+
+    def with_more(self, more: bool) -> SyncResult:
+        return replace(self, more=more)
+
+    def then(self, later: SyncResult) -> SyncResult:
+        """Both results as one cycle's."""
+        return replace(
+            later,
+            outcome=later.outcome if later.outcome != "unchanged" else self.outcome,
+            from_version=self.from_version if self.from_version is not None else later.from_version,
+            operation=", ".join(dict.fromkeys(name for name in (self.operation, later.operation) if name)) or None,
+            snapshot_id=later.snapshot_id or self.snapshot_id,
+            snapshots=self.snapshots + later.snapshots,
+            data_files_added=self.data_files_added + later.data_files_added,
+            data_files_removed=self.data_files_removed + later.data_files_removed,
+            delete_files_added=self.delete_files_added + later.delete_files_added,
+            delete_files_removed=self.delete_files_removed + later.delete_files_removed,
+            positions_added=self.positions_added + later.positions_added,
+        )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The Iceberg table and what the state store remembers of it; the two agree."""
+
+    record: TableRecord
+    table: Table
+
+
+def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> tuple[Shown, SyncResult]:
+    """Show `commits` (consecutive, read and validated) in one Iceberg snapshot, or none if they change no rows.
+
+    After a failure the Iceberg table is as it was, or the error is `CommitOutcomeUnknown`; files written in vain are
+    known to the state store.
+    """
+    store, record = context.store, shown.record
+    live = store.find_live_files(record.id, touched_paths(commits, context.location))
+    dv_ids = {path: file.deletion_vector.unique_id if file.deletion_vector else None for path, file in live.items()}
+    change = fold_commits(commits, dv_ids, context.location)
+
+    shape = _shape_after(context, shown, change)
+    view = view_of(shown.table, shape.definition)
+    intent = new_intent(context, record, change.from_version, change.to_version)
+    plan = plan_sync(
+        change,
+        live,
+        shape.table,
+        granularity=shape.granularity,
+        name_delete_file=delete_file_namer(context, view, intent),
+    )
+    store.record_intent(intent)
+    try:
+        store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in plan.tasks])
+        check_data_files(context.storage, {path: add.size for path, add in change.added.items()})
+        results = context.runner.write_delete_files(
+            plan.tasks, table_location=context.location, storage_properties=context.properties
+        )
+        serving = store.find_delete_files(record.id, files_to_leave(plan, results))
+        completed = complete_plan(
+            plan,
+            results,
+            snapshot_id=intent.id,
+            serving=serving,
+            still_serving=store.find_serving(record.id, [file.path for file in serving]),
+            record_counts={
+                path: read_record_count(context.storage, path)
+                for path, metrics in plan.metrics.items()
+                if metrics.record_count is None
+            },
+        )
+        outcome = _outcome(record, change, completed, shape.table.spec_id)
+        if completed.is_empty:
+            table = context.target.define(shown.table, shape.definition)
+            outcome = with_fields(outcome, metadata_location=table.metadata_location)
+        else:
+            announce = partial(announce_metadata, context, intent)
+            prepared = prepare_snapshot(view, completed.delta, announce)
+            outcome = placed(outcome, prepared)
+            store.record_prepared(intent.id, outcome)
+            summary = marker_of(outcome).to_summary(from_version=change.from_version, operation=change.operation)
+            table = context.target.commit(shown.table, shape.definition, prepared, summary, announce)
+            outcome = with_fields(outcome, metadata_location=table.metadata_location)
+    except CommitOutcomeUnknown:
+        raise
+    except (SyncError, OSError):
+        store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
+        raise
+    store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
+    return Shown(remembered(record, outcome), table), _result(change, completed, outcome)
+
+
+def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Shape:
+    """The table's shape once `change` is shown. Raises `Unsupported` for what Iceberg cannot express."""
+    if change.protocol:
+        check_protocol(change.protocol)
+    if change.metadata is None:
+        return shape_of(shown.table, context.settings)
+    shape = shape_for(change.metadata, shown.table, context.settings)
+    staying = context.store.count(shown.record.id).live_data_files - len(change.removed)
+    if shape.table.replaced and staying:
+        raise Unsupported(
+            f"column {', '.join(shape.table.replaced)} changed its type while {staying} older data files stay live",
+            version=change.to_version,
+            hint="Iceberg widens int to long, float to double and the precision of decimals only; rewrite the table.",
+        )
+    return shape
+
+
+def new_intent(context: TableContext, record: TableRecord, from_version: int | None, to_version: int) -> Intent:
+    """An intent with a fresh snapshot id: positive, 63 bits, as the Iceberg spec asks."""
+    return Intent(
+        id=uuid4().int >> 65,
+        table_id=record.id,
+        from_version=from_version,
+        to_version=to_version,
+        created_at_ms=context.clock.now_ms(),
+    )
+
+
+def delete_file_namer(context: TableContext, view: TableView, intent: Intent) -> Callable[[int], str]:
+    """Names for the intent's delete files: unique, sortable, and known before anything is written."""
+    folder = context.settings.delete_files_location
+
+    def name(number: int) -> str:
+        file_name = f"{intent.id}-{number:06d}-deletes.parquet"
+        return f"{folder}/{file_name}" if folder else view.locations.new_data_location(file_name)
+
+    return name
+
+
+def announce_metadata(context: TableContext, intent: Intent, paths: Sequence[str]) -> None:
+    """Write down the names of manifests and manifest lists before the files exist."""
+    lists = [path for path in paths if path.rsplit("/", 1)[1].startswith("snap-")]
+    context.store.record_pending(intent.id, FileKind.MANIFEST, [path for path in paths if path not in lists])
+    context.store.record_pending(intent.id, FileKind.MANIFEST_LIST, lists)
+
+
+def marker_of(outcome: Outcome) -> Marker:
+    return Marker(outcome.delta_table_id, outcome.to_version, outcome.source_timestamp_ms)
+
+
+def _outcome(record: TableRecord, change: TableChange, completed: CommitPlan, spec_id: int) -> Outcome:
+    """What will be remembered; the manifests of added files are not known yet."""
+    delta_table_id = change.metadata.id if change.metadata else record.delta_table_id
+    assert delta_table_id is not None, "a table that is followed has been synced"
+    return Outcome(
+        table_id=record.id,
+        delta_table_id=delta_table_id,
+        from_version=record.synced_version,
+        to_version=change.to_version,
+        source_timestamp_ms=change.timestamp_ms,
+        snapshot_id=record.snapshot_id,
+        metadata_location=record.metadata_location,
+        added_files=tuple(
+            LiveFile(
+                path=path,
+                record_count=completed.record_counts[path],
+                size_bytes=add.size,
+                spec_id=spec_id,
+                manifest_path="",
+                deletion_vector=record_of(add.deletion_vector) if add.deletion_vector else None,
+            )
+            for path, add in sorted(completed.added_files.items())
+        ),
+        changed_dvs=tuple(completed.changed_dvs.items()),
+        removed_files=completed.removed_files,
+        added_delete_files=delete_file_records(completed),
+        removed_delete_files=tuple(completed.removed_delete_files.items()),
+        unwritten_files=completed.unwritten_files,
+    )
+
+
+def delete_file_records(completed: CommitPlan) -> tuple[DeleteFileRecord, ...]:
+    """The written delete files with the deletion vectors that went into them."""
+    records = []
+    for task, result in completed.written:
+        dv_ids = {work.data_file: work.after.unique_id for work in task.works}
+        records.append(
+            DeleteFileRecord(
+                path=result.path,
+                size_bytes=result.size_bytes or 0,
+                positions=result.positions,
+                spec_id=task.spec_id,
+                manifest_path="",
+                mappings=tuple(
+                    DvMapping(row.data_file, dv_ids[row.data_file], row.positions)
+                    for row in result.rows
+                    if row.positions
+                ),
+            )
+        )
+    return tuple(records)
+
+
+def placed(outcome: Outcome, prepared: PreparedSnapshot) -> Outcome:
+    """The outcome with the manifests that hold each added file."""
+    place = prepared.placements
+    return with_fields(
+        outcome,
+        snapshot_id=prepared.snapshot_id,
+        added_files=tuple(with_fields(file, manifest_path=place[file.path]) for file in outcome.added_files),
+        added_delete_files=tuple(
+            with_fields(file, manifest_path=place[file.path]) for file in outcome.added_delete_files
+        ),
+        moved_manifests=tuple(prepared.moved_manifests.items()),
+    )
+
+
+def remembered(record: TableRecord, outcome: Outcome) -> TableRecord:
+    """The table's row once `outcome` is recorded."""
+    return with_fields(
+        record,
+        delta_table_id=outcome.delta_table_id,
+        synced_version=outcome.to_version,
+        source_timestamp_ms=outcome.source_timestamp_ms,
+        snapshot_id=outcome.snapshot_id,
+        metadata_location=outcome.metadata_location,
+    )
+
+
+def _result(change: TableChange, completed: CommitPlan, outcome: Outcome) -> SyncResult:
+    return SyncResult(
+        outcome="advanced",
+        from_version=change.from_version,
+        to_version=change.to_version,
+        snapshot_id=outcome.snapshot_id,
+        metadata_location=outcome.metadata_location,
+        source_timestamp_ms=outcome.source_timestamp_ms,
+        operation=change.operation,
+        snapshots=0 if completed.is_empty else 1,
+        data_files_added=len(change.added),
+        data_files_removed=len(change.removed),
+        delete_files_added=len(completed.written),
+        delete_files_removed=len(completed.removed_delete_files),
+        positions_added=sum(result.positions for _, result in completed.written),
+    )

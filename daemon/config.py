@@ -1,0 +1,255 @@
+"""`config.yaml` and `DVSYNC_…` variables are read, resolved and checked here; nothing else reads either.
+
+Defaults are applied to each table and relative paths are taken from the file's folder. Every fault is told at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import SettingsError
+
+from daemon.delta.vacuum import vacuum_cleans
+from daemon.errors import ConfigInvalid
+from daemon.settings import ENV_PREFIX, SQLITE_FILE, DefaultsSettings, Settings, TableSettings
+from daemon.storage import normalize_location
+
+
+def load_settings(path: Path) -> Settings:
+    """Read the file and the environment.
+
+    Raises ConfigInvalid with every fault at once, one a line, each with its place (`tables[2].poll_interval: …`).
+    """
+    document, faults = _read_document(path)
+    faults += _unknown_variables()
+    readable = _validate(document, faults)
+    if readable is not None:
+        readable = readable.resolved(path.absolute().parent)
+        faults += [*_catalog_faults(readable), *_clashes(readable), *_places_that_vacuum_cleans(readable)]
+    if faults or readable is None:
+        raise ConfigInvalid("\n".join(faults), hint=f"Correct {path}; `dvsync config check` reads it again.")
+    return readable.settings
+
+
+@dataclass(frozen=True)
+class _Readable:
+    """The part of the configuration that passed its own checks: what the checks between its parts look at."""
+
+    settings: Settings
+    places: tuple[str, ...]  # of each table in `settings`, as in the file
+    left_out: frozenset[str]  # sections with a fault, here replaced by their defaults
+
+    def tables(self) -> Iterator[tuple[str, TableSettings]]:
+        return zip(self.places, self.settings.tables, strict=True)
+
+    def resolved(self, folder: Path) -> _Readable:
+        """Defaults applied to each table, and relative paths taken from `folder`."""
+        settings = self.settings
+        catalogs = {name: _anchored_catalog(properties, folder) for name, properties in settings.catalogs.items()}
+        state = settings.state.model_copy(update={"url": _anchored_sqlite(settings.state.url, folder)})
+        tables = tuple(_resolved_table(table, settings, folder) for table in settings.tables)
+        return replace(
+            self, settings=settings.model_copy(update={"state": state, "catalogs": catalogs, "tables": tables})
+        )
+
+
+def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
+    """Validate; after faults once more without the faulty parts, so that the rest can be checked too."""
+    left_out: set[str] = set()
+    tables_out: set[int] = set()
+    try:
+        settings = Settings(**document)
+    except SettingsError as error:
+        faults.append(f"environment: {error}")
+        return None
+    except ValidationError as error:
+        for fault in error.errors(include_url=False):
+            if fault["type"] == "default_factory_not_called":
+                continue  # `name` could not be taken from a faulty `target`: that fault is told already.
+            faults.append(_fault_line(fault))
+            match fault["loc"]:
+                case ("tables", int(index), *_):
+                    tables_out.add(index)
+                case (section, *_):
+                    left_out.add(str(section))
+        remaining = {key: value for key, value in document.items() if key not in left_out}
+        if tables_out:
+            remaining["tables"] = [table for i, table in enumerate(document["tables"]) if i not in tables_out]
+        try:
+            settings = Settings(**remaining)
+        except ValidationError:
+            return None  # The fault comes from the environment, which cannot be left out.
+    indexes = (index for index in range(len(settings.tables) + len(tables_out)) if index not in tables_out)
+    return _Readable(settings, tuple(f"tables[{index}]" for index in indexes), frozenset(left_out))
+
+
+def _fault_line(fault: ErrorDetails) -> str:
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
+    match fault["type"]:
+        case "extra_forbidden":
+            return f"{place}: unknown key"
+        case "missing":
+            return f"{place}: is missing"
+        case "value_error":
+            return f"{place}: {fault['ctx']['error']}"
+        case "byte_size":
+            return f"{place}: is not a size: write a number and its unit, such as 64MiB"
+        case _:
+            # What stands in the three that may hold secrets is not repeated.
+            open_text = fault["loc"][0] not in ("catalogs", "storage", "spark")
+            found = f", not {fault['input']!r}" if open_text and isinstance(fault["input"], str | int | float) else ""
+            return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]}{found}"
+
+
+def _unknown_variables() -> Iterator[str]:
+    for name in sorted(os.environ):
+        section, nested, _ = name.upper().removeprefix(ENV_PREFIX).partition("__")
+        # Without `__` it may be one that Kubernetes made for a service called dvsync: DVSYNC_PORT_8080_TCP.
+        if name.upper().startswith(ENV_PREFIX) and nested and section.lower() not in Settings.model_fields:
+            yield f"{name} (environment): no such setting"
+
+
+# --- the document ---
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that remembers keys written twice; YAML forbids them, PyYAML keeps the last one in silence."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.faults: list[str] = []
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    self.faults.append(f"line {key.start_mark.line + 1}: the key {key.value!r} is there twice")
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read_document(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The file's mapping and the faults of its spelling. Raises ConfigInvalid where nothing can be read from it."""
+    hint = "Give the configuration with --config PATH; the config.yaml that comes with dvsync explains every key."
+    try:
+        loader = _StrictLoader(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigInvalid(f"{path}: {(error.strerror or str(error)).lower()}", hint=hint) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigInvalid(f"{path}: not a text in UTF-8", hint=hint) from error
+    try:
+        document = loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigInvalid(f"{where}{error.problem or error.context}", path=str(path), hint=hint) from error
+    finally:
+        loader.dispose()
+    if document is None:
+        raise ConfigInvalid(f"{path}: is empty", hint=hint)
+    if not isinstance(document, dict):
+        raise ConfigInvalid(f"{path}: must be a mapping of keys to values at its top", hint=hint)
+    # pydantic-settings takes keyword arguments that begin with `_` as instructions.
+    unknown = [key for key in document if not isinstance(key, str) or key.startswith("_")]
+    faults = [*loader.faults, *(f"{key}: unknown key" for key in unknown)]
+    return {key: value for key, value in document.items() if key not in unknown}, faults
+
+
+# --- defaults and paths ---
+
+
+def _resolved_table(table: TableSettings, settings: Settings, folder: Path) -> TableSettings:
+    inherited = {
+        field: getattr(settings.defaults, field)
+        for field in DefaultsSettings.model_fields
+        if field not in table.model_fields_set
+    }
+    own = {field: getattr(table.pipeline, field) for field in table.pipeline.model_fields_set}
+    resolved = table.model_copy(update={**inherited, "pipeline": settings.pipeline.model_copy(update=own)})
+    catalog = resolved.catalog or (next(iter(settings.catalogs)) if len(settings.catalogs) == 1 else "")
+    return resolved.model_copy(
+        update={
+            "catalog": catalog,
+            "source": _anchored(table.source, folder),
+            "location": table.location and _anchored(table.location, folder),
+            "delete_files_location": table.delete_files_location and _anchored(table.delete_files_location, folder),
+        }
+    )
+
+
+def _anchored(location: str, folder: Path) -> str:
+    if "://" not in location:
+        location = os.path.normpath(folder / Path(location.removeprefix("file:")).expanduser())
+    return normalize_location(location)
+
+
+def _anchored_sqlite(url: str, folder: Path) -> str:
+    match = SQLITE_FILE.match(url)
+    return f"{match['scheme']}{os.path.normpath(folder / match['path'])}{match['query']}" if match else url
+
+
+def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str]:
+    """A SQL catalog's `uri` and `warehouse` are places; another kind's warehouse may be a mere name."""
+    uri, warehouse = properties.get("uri", ""), properties.get("warehouse")
+    anchored = {"uri": _anchored_sqlite(uri, folder)} if uri else {}
+    if warehouse and (properties.get("type") == "sql" or SQLITE_FILE.match(uri)):
+        anchored["warehouse"] = _anchored(warehouse, folder)
+    return {**properties, **anchored}
+
+
+# --- checks between parts ---
+
+
+def _catalog_faults(readable: _Readable) -> Iterator[str]:
+    if readable.left_out & {"catalogs", "defaults"}:
+        return
+    known = readable.settings.catalogs
+    named = ", ".join(sorted(known)) or "none"
+    default = readable.settings.defaults.catalog
+    if default and default not in known:
+        yield f"defaults.catalog: there is no catalog {default!r} under catalogs ({named})"
+    for place, table in readable.tables():
+        if not table.catalog:
+            yield f"{place}.catalog: name one of the catalogs ({named}), here or under defaults"
+        elif table.catalog not in known and table.catalog != default:
+            yield f"{place}.catalog: there is no catalog {table.catalog!r} under catalogs ({named})"
+
+
+def _clashes(readable: _Readable) -> Iterator[str]:
+    names: dict[str, str] = {}
+    targets: dict[tuple[str, str], str] = {}
+    for place, table in readable.tables():
+        first = targets.setdefault((table.catalog, table.target), place)
+        if first != place:
+            yield f"{place}.target: {table.target} is the target of {first} too"
+        first_named = names.setdefault(table.name, place)
+        # Two tables that differ in neither have one fault, not two.
+        if first_named not in (place, first):
+            yield f"{place}.name: {table.name} is the name of {first_named} too; give one of them another name"
+
+
+def _places_that_vacuum_cleans(readable: _Readable) -> Iterator[str]:
+    written = [
+        (f"catalogs.{name}.warehouse", properties["warehouse"])
+        for name, properties in readable.settings.catalogs.items()
+        if "warehouse" in properties
+    ]
+    for place, table in readable.tables():
+        written += [(f"{place}.location", table.location or "")]
+        written += [(f"{place}.delete_files_location", table.delete_files_location or "")]
+    sources = sorted({table.source for table in readable.settings.tables})
+    for place, location in written:
+        for source in sources:
+            if vacuum_cleans(location, source):
+                yield (
+                    f"{place}: {location} is inside the Delta table {source}, where VACUUM removes every file that"
+                    " Delta does not know: choose a place outside of it, or one whose name begins with '_' or '.'"
+                )

@@ -1,0 +1,130 @@
+"""What commands print: tables and progress bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+from rich.text import Text
+
+from daemon.cycle import Verdict
+from daemon.status import TableState, TableStatus
+
+_COLOURS = {
+    TableState.SYNCED: "green",
+    TableState.SYNCING: "cyan",
+    TableState.BEHIND: "yellow",
+    TableState.WAITING: "yellow",
+    TableState.RETRYING: "red",
+    TableState.PARKED: "bold red",
+    TableState.PAUSED: "dim",
+}
+
+
+def print_statuses(console: Console, statuses: list[TableStatus]) -> None:
+    if not console.is_terminal:
+        for status in statuses:
+            console.print(_status_line(status), soft_wrap=True, markup=False, highlight=False)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("table", "state", "synced", "source", "lag", "files", "deleted", "error"):
+        table.add_column(heading, justify="right" if heading in ("synced", "source", "files", "deleted") else "left")
+    for status in statuses:
+        table.add_row(
+            Text(status.name),
+            Text(status.state.value, style=_COLOURS[status.state]),
+            _or_dash(status.synced_version),
+            _or_dash(status.source_version),
+            _lag(status),
+            _or_dash(status.live_data_files),
+            _or_dash(status.deleted_positions),
+            Text(f"{status.error.kind}: {status.error.message}\n{status.error.hint}" if status.error else ""),
+        )
+    console.print(table)
+
+
+def _status_line(status: TableStatus) -> str:
+    line = (
+        f"{status.name} {status.state} synced={_or_dash(status.synced_version)}"
+        f" source={_or_dash(status.source_version)} lag={_lag(status)}"
+    )
+    return f"{line} error={status.error.kind}: {status.error.message} ({status.error.hint})" if status.error else line
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _lag(status: TableStatus) -> str:
+    if status.lag_versions is None:
+        return "-"
+    if status.lag_versions <= 0:
+        return "0"
+    return f"{status.lag_versions} ({status.lag_seconds:.0f} s)" if status.lag_seconds else f"{status.lag_versions}"
+
+
+def verdict_line(name: str, verdict: Verdict) -> str:
+    """One line on one cycle of `dvsync sync`."""
+    if verdict.error is not None:
+        return f"{name}: {verdict.error.kind}: {verdict.error.message}\n  {verdict.error.hint}"
+    result = verdict.result
+    if result is None or result.outcome == "waiting":
+        return f"{name}: the Delta table is not there yet"
+    if result.outcome == "unchanged" and result.from_version == result.to_version:
+        return f"{name}: up to date at version {result.to_version}"
+    arrived = f"version {result.to_version}"
+    if result.from_version is not None and result.from_version != result.to_version:
+        arrived = f"version {result.from_version} to {result.to_version}"
+    return (
+        f"{name}: {result.outcome}, {arrived}: snapshots {result.snapshots},"
+        f" data files +{result.data_files_added} -{result.data_files_removed},"
+        f" delete files +{result.delete_files_added} -{result.delete_files_removed},"
+        f" positions +{result.positions_added}"
+    )
+
+
+class SyncProgress:
+    """Bars for the long steps of `dvsync sync`, shown while there is something to show; nothing off a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def of_table(self, name: str) -> TableProgress:
+        return TableProgress(self._bars, name)
+
+
+class TableProgress:
+    """One table's bar; a new one for each kind of work."""
+
+    def __init__(self, bars: RichProgress, name: str) -> None:
+        self._bars = bars
+        self._name = name
+        self._tasks: dict[str, TaskID] = {}
+
+    def advanced(self, done: int, total: int, what: str) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(f"{self._name}: {what}", total=total)
+        self._bars.update(self._tasks[what], completed=done, total=total)
+        if done >= total:
+            self._bars.remove_task(self._tasks.pop(what))

@@ -1,0 +1,82 @@
+"""Folding commits into one change, purely: no I/O, no clock, no log. Delta PROTOCOL.md, "Action Reconciliation".
+
+A logical file is (path, deletion vector's unique id). Delta swaps a deletion vector with a remove and an add of one
+path: churn, which says nothing about the data file itself and is dissolved here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, resolve_path
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """What versions `from_version`..`to_version` (inclusive) change against what was live before them.
+
+    Keys are plain absolute paths. `added` were not live before, `removed` are not live afterwards, `dv_changed` are
+    live on both sides with another deletion vector (or with one on one side only).
+    """
+
+    from_version: int
+    to_version: int
+    timestamp_ms: int
+    added: Mapping[str, AddFile]
+    removed: frozenset[str]
+    dv_changed: Mapping[str, AddFile]
+    metadata: Metadata | None = None
+    protocol: Protocol | None = None
+    operation: str | None = None
+    data_change: bool = True
+
+    @property
+    def changes_files(self) -> bool:
+        return bool(self.added or self.removed or self.dv_changed)
+
+
+def touched_paths(commits: Iterable[Commit], table_location: str) -> set[str]:
+    """Every path that these commits name: what must be looked up before they can be folded."""
+    return {
+        resolve_path(table_location, action.path) for commit in commits for action in (*commit.adds, *commit.removes)
+    }
+
+
+def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], table_location: str) -> TableChange:
+    """Fold consecutive, validated commits over `live` (path -> deletion vector's unique id) for the touched paths.
+
+    The newest add of a path wins, with or without a remove of the older one. A remove whose logical file is not live
+    is a tombstone only. An add of the very logical file that is live (new statistics, tags) changes nothing.
+    """
+    after: dict[str, AddFile | None] = {}
+
+    def is_live(path: str, dv_unique_id: str | None) -> bool:
+        if path in after:
+            add = after[path]
+            return add is not None and add.dv_unique_id == dv_unique_id
+        return path in live and live[path] == dv_unique_id
+
+    for commit in commits:
+        for remove in commit.removes:
+            path = resolve_path(table_location, remove.path)
+            if is_live(path, remove.dv_unique_id):
+                after[path] = None
+        for add in commit.adds:
+            after[resolve_path(table_location, add.path)] = add
+
+    operations = dict.fromkeys(commit.operation for commit in commits if commit.operation)
+    return TableChange(
+        from_version=commits[0].version,
+        to_version=commits[-1].version,
+        timestamp_ms=commits[-1].timestamp_ms,
+        added={path: add for path, add in after.items() if add and path not in live},
+        removed=frozenset(path for path, add in after.items() if add is None and path in live),
+        dv_changed={
+            path: add for path, add in after.items() if add and path in live and live[path] != add.dv_unique_id
+        },
+        metadata=next((commit.metadata for commit in reversed(commits) if commit.metadata), None),
+        protocol=next((commit.protocol for commit in reversed(commits) if commit.protocol), None),
+        operation=", ".join(operations) or None,
+        data_change=any(action.data_change for commit in commits for action in (*commit.adds, *commit.removes)),
+    )

@@ -1,0 +1,130 @@
+"""The unbroken row of errors of one table: what kind each is, how long to wait, and when to say so again."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from random import Random
+
+import structlog
+
+from daemon import log as events
+from daemon.clock import Clock
+from daemon.errors import ConfigInvalid, CorruptInput, StateStoreAway, SyncError, TargetChanged, Unsupported
+from state import StateUnavailable, TableError
+
+# Trying these again changes nothing until a person has acted. Every other kind is tried again.
+PARKING = (Unsupported, CorruptInput, TargetChanged, ConfigInvalid)
+
+BACKOFF_FIRST_MAX_S = 5.0
+BACKOFF_MAX_S = 300.0
+# A repeated error has a line at its 1st, 2nd, 4th, 8th, … time, and at least this often.
+QUIET_MAX_S = 3_600.0
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One more error. `delay_s` is None for a parked table. `is_news`: the one before was another one, or none."""
+
+    error: TableError
+    delay_s: float | None
+    is_news: bool
+
+
+class Failures:
+    """Counts, tells and forgets. `last` is the error that the store remembers from an earlier process."""
+
+    def __init__(
+        self, table: str, *, poll_interval_s: float, last: TableError | None, clock: Clock, random: Random
+    ) -> None:
+        self._table = table
+        self._first_s = min(poll_interval_s, BACKOFF_FIRST_MAX_S)
+        self._longest_s = max(poll_interval_s, BACKOFF_MAX_S)
+        self._last = last
+        self._clock = clock
+        self._random = random
+        self._told_at_s: float | None = None
+
+    def add(self, raised: Exception, *, synced_version: int | None) -> Failure:
+        """Count `raised` and log it when it is worth a line."""
+        known = _as_sync_error(raised)
+        last, self._last = self._last, self._describe(raised, known, synced_version)
+        error = self._last
+        delay_s = None if error.parked else self._backoff_s(error.consecutive)
+        is_news = last is None or (last.kind, last.message) != (error.kind, error.message)
+        if is_news or self._is_time_to_tell(error.consecutive):
+            self._told_at_s = self._clock.monotonic_s()
+            _log.log(
+                logging.WARNING if known is not None and not error.parked else logging.ERROR,
+                events.TABLE_PARKED if error.parked else events.SYNC_FAILED,
+                table=self._table,
+                kind=error.kind,
+                reason=error.message,
+                version=error.version,
+                hint=error.hint,
+                consecutive_errors=error.consecutive,
+                backoff_s=None if delay_s is None else round(delay_s, 1),
+                exc_info=raised if known is None else None,
+            )
+        return Failure(error, delay_s, is_news)
+
+    def end(self) -> bool:
+        """The table works again: log it, and forget. False when there was no error."""
+        error, self._last = self._last, None
+        if error is None:
+            return False
+        self._told_at_s = None
+        _log.info(
+            events.SYNC_RECOVERED,
+            table=self._table,
+            kind=error.kind,
+            consecutive_errors=error.consecutive,
+            failed_for_s=(self._clock.now_ms() - error.since_ms) // 1000,
+        )
+        return True
+
+    def forget(self) -> None:
+        """A person resumed the table: the next error is the first of a new row."""
+        self._last = None
+        self._told_at_s = None
+
+    def _describe(self, raised: Exception, known: SyncError | None, synced_version: int | None) -> TableError:
+        now_ms = self._clock.now_ms()
+        if known is None:
+            kind, message, version = "InternalError", f"{type(raised).__name__}: {raised}", synced_version
+            hint = "This is a bug in dvsync: report it with the traceback from the log. The table is tried again."
+        else:
+            # Table and version have fields of their own.
+            places = (("file", known.path), ("offset", known.offset))
+            where = ", ".join(f"{word} {value}" for word, value in places if value is not None)
+            kind, message, version = known.kind, f"{known.message} [{where}]" if where else known.message, known.version
+            hint = known.hint
+        return TableError(
+            kind=kind,
+            message=message,
+            hint=hint,
+            version=version,
+            since_ms=self._last.since_ms if self._last else now_ms,
+            consecutive=self._last.consecutive + 1 if self._last else 1,
+            parked=isinstance(known, PARKING),
+        )
+
+    def _backoff_s(self, consecutive: int) -> float:
+        # Doubling 30 times passes any longest wait; more would only grow the number.
+        doubled_s = self._first_s * 2.0 ** min(consecutive - 1, 30)
+        return min(self._longest_s, doubled_s) * self._random.uniform(0.8, 1.2)
+
+    def _is_time_to_tell(self, consecutive: int) -> bool:
+        is_power_of_two = consecutive & (consecutive - 1) == 0
+        return is_power_of_two or self._told_at_s is None or self._clock.monotonic_s() - self._told_at_s >= QUIET_MAX_S
+
+
+def _as_sync_error(raised: Exception) -> SyncError | None:
+    """None is a bug of ours."""
+    if isinstance(raised, SyncError):
+        return raised
+    if isinstance(raised, StateUnavailable):
+        return StateStoreAway(str(raised), hint="Check the state database and the disk it is on; dvsync tries again.")
+    return None

@@ -1,0 +1,163 @@
+"""The first sync: a Delta table's whole state into one snapshot, its data manifests written in Spark tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from uuid import uuid4
+
+from msgspec.structs import replace as with_fields
+
+from daemon.commit import (
+    Shown,
+    SyncResult,
+    announce_metadata,
+    delete_file_namer,
+    delete_file_records,
+    marker_of,
+    new_intent,
+    placed,
+    remembered,
+)
+from daemon.context import TableContext
+from daemon.definition import check_location, shape_for
+from daemon.delta.actions import AddFile, resolve_path
+from daemon.delta.protocol import check_protocol
+from daemon.delta.replay import TableChange
+from daemon.errors import CommitOutcomeUnknown, SyncError
+from daemon.iceberg.row_delta import prepare_snapshot
+from daemon.iceberg.target import view_of
+from daemon.pipeline.data_manifests import ManifestTask, WrittenManifest, manifests_needed, write_data_manifests
+from daemon.pipeline.table_state import TableState, collect_adds, read_table_state
+from daemon.translate.plan import complete_plan, plan_sync, record_of
+from state import DeletionVectorRecord, FileKind, LiveFile, OrphanReason, Outcome, TableRecord
+
+
+def first_sync(context: TableContext, record: TableRecord) -> tuple[Shown, SyncResult]:
+    """Create the Iceberg table with one snapshot that shows Delta's newest version.
+
+    Nothing of it exists for readers before that one commit; what a failure leaves behind is known to the state store.
+    """
+    with context.spark.session() as spark:
+        state = read_table_state(spark, context.location)
+        return _show_state(context, record, state)
+
+
+def _show_state(context: TableContext, record: TableRecord, state: TableState) -> tuple[Shown, SyncResult]:
+    store = context.store
+    check_protocol(state.protocol)
+    shape = shape_for(state.metadata, None, context.settings)
+    staged = context.target.stage(shape.definition, context.settings.format_version)
+    check_location(staged.metadata.location, context.location)
+    view = view_of(staged, shape.definition)
+    intent = new_intent(context, record, None, state.version)
+    store.record_intent(intent)
+    try:
+        manifest_paths = tuple(
+            view.locations.new_metadata_location(f"{uuid4()}-{intent.id}-m{number}.avro")
+            for number in range(manifests_needed(state.files))
+        )
+        store.record_pending(intent.id, FileKind.MANIFEST, manifest_paths)
+        task = ManifestTask(
+            paths=manifest_paths,
+            table=shape.table,
+            table_location=context.location,
+            snapshot_id=intent.id,
+            format_version=context.settings.format_version,
+            properties=dict(context.properties),
+        )
+        written = write_data_manifests(context.spark, state, task, context.progress)
+        with_dv = {
+            resolve_path(context.location, add.path): add
+            for add in collect_adds(state.adds.where("dv_storage_type IS NOT NULL"))
+        }
+        dvs = {path: record_of(add.deletion_vector) for path, add in with_dv.items() if add.deletion_vector}
+        files_with_dv = {file.path: file for file in _live_files(written, shape.table.spec_id, {}) if file.path in dvs}
+        change = _change(state, with_dv)
+        plan = plan_sync(
+            change,
+            files_with_dv,
+            shape.table,
+            granularity=shape.granularity,
+            name_delete_file=delete_file_namer(context, view, intent),
+        )
+        store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in plan.tasks])
+        results = context.runner.write_delete_files(
+            plan.tasks, table_location=context.location, storage_properties=context.properties
+        )
+        completed = complete_plan(plan, results, snapshot_id=intent.id, serving=(), still_serving={}, record_counts={})
+        delta = replace(
+            completed.delta,
+            written_manifests=[manifest.manifest for manifest in written],
+            written_size_bytes=sum(size for manifest in written for _, _, size in manifest.files),
+        )
+        announce = partial(announce_metadata, context, intent)
+        prepared = prepare_snapshot(view, delta, announce)
+        outcome = placed(
+            Outcome(
+                table_id=record.id,
+                delta_table_id=state.metadata.id,
+                from_version=None,
+                to_version=state.version,
+                source_timestamp_ms=state.timestamp_ms,
+                added_delete_files=delete_file_records(completed),
+            ),
+            prepared,
+        )
+        table = context.target.commit(staged, shape.definition, prepared, marker_of(outcome).to_summary(), announce)
+    except CommitOutcomeUnknown:
+        raise
+    except (SyncError, OSError):
+        store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
+        raise
+    outcome = with_fields(outcome, metadata_location=table.metadata_location)
+    store.record_rebuilt(
+        with_fields(outcome, added_delete_files=()),
+        _live_files(written, shape.table.spec_id, dvs),
+        outcome.added_delete_files,
+        at_ms=context.clock.now_ms(),
+    )
+    result = SyncResult(
+        outcome="advanced",
+        from_version=None,
+        to_version=state.version,
+        snapshot_id=outcome.snapshot_id,
+        metadata_location=outcome.metadata_location,
+        source_timestamp_ms=state.timestamp_ms,
+        operation="first sync",
+        snapshots=1,
+        data_files_added=sum(len(manifest.files) for manifest in written),
+        delete_files_added=len(completed.written),
+        positions_added=sum(result.positions for _, result in completed.written),
+    )
+    return Shown(remembered(record, outcome), table), result
+
+
+def _change(state: TableState, with_dv: Mapping[str, AddFile]) -> TableChange:
+    """The deletions of the state; its data files are in the manifests already."""
+    return TableChange(
+        from_version=state.version,
+        to_version=state.version,
+        timestamp_ms=state.timestamp_ms,
+        added={},
+        removed=frozenset(),
+        dv_changed=with_dv,
+        metadata=state.metadata,
+        protocol=state.protocol,
+    )
+
+
+def _live_files(
+    written: Sequence[WrittenManifest], spec_id: int, dvs: Mapping[str, DeletionVectorRecord]
+) -> Iterator[LiveFile]:
+    for manifest in written:
+        for path, record_count, size_bytes in manifest.files:
+            yield LiveFile(
+                path=path,
+                record_count=record_count,
+                size_bytes=size_bytes,
+                spec_id=spec_id,
+                manifest_path=manifest.manifest.manifest_path,
+                deletion_vector=dvs.get(path),
+            )

@@ -1,0 +1,29 @@
+"""The configured catalogs, each opened when it is first asked for and shared by its tables."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from pyiceberg.catalog import Catalog, load_catalog
+
+
+class Catalogs:
+    """PyIceberg catalogs by their name in `config.yaml`; opening one raises whatever PyIceberg raises."""
+
+    def __init__(self, properties: Mapping[str, Mapping[str, str]]) -> None:
+        self._properties = properties
+        self._catalogs: dict[str, Catalog] = {}
+        self._lock = threading.Lock()
+
+    def open(self, name: str) -> Catalog:
+        with self._lock:
+            if name not in self._catalogs:
+                self._catalogs[name] = load_catalog(name, **self._properties[name])
+            return self._catalogs[name]
+
+    def close(self) -> None:
+        with self._lock:
+            for catalog in self._catalogs.values():
+                catalog.close()
+            self._catalogs.clear()

@@ -1,0 +1,201 @@
+"""Manifests and manifest lists: Iceberg spec, "Manifests" and "Manifest Lists".
+
+PyIceberg 0.12 writes data manifests only, and reads manifests without the fields 142 to 145. The record types here are
+its own; reading and writing is done with the newest schema of the format, so that nothing is lost in a rewrite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pyiceberg.avro.file import AvroFile, AvroOutputFile
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import (
+    MANIFEST_LIST_FILE_SCHEMAS,
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    PartitionFieldSummary,
+    construct_partition_summaries,
+    data_file_with_partition,
+    manifest_entry_schema_with_data_file,
+)
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.typedef import Record
+from pyiceberg.types import NestedField, StringType, StructType
+
+# A manifest is rewritten whole when one of its files leaves, so its size bounds the cost of a small commit.
+MANIFEST_ENTRIES_MAX = 1000
+AVRO_CODEC = "gzip"
+# Records are held in the shape of v3, the widest; files are written in the table's own version.
+RECORD_VERSION = 3
+# Iceberg spec, "Data File Fields", 143: optional in v2 already, which PyIceberg's v2 schema lacks.
+REFERENCED_DATA_FILE = NestedField(
+    field_id=143, name="referenced_data_file", field_type=StringType(), required=False, doc="Data file of all deletes"
+)
+
+
+def data_file_record(partition: Sequence[Any], **fields: Any) -> DataFile:
+    """A `data_file` of Iceberg spec, "Data File Fields", by field names; what is not given is null."""
+    return DataFile.from_args(_table_format_version=RECORD_VERSION, partition=Record(*partition), **fields)
+
+
+def referenced_data_file(data_file: DataFile) -> str | None:
+    """Field 143 of a record made or read here."""
+    value: str | None = data_file[17]
+    return value
+
+
+def entry_record(status: ManifestEntryStatus, data_file: DataFile, **fields: Any) -> ManifestEntry:
+    return ManifestEntry.from_args(_table_format_version=RECORD_VERSION, status=status, data_file=data_file, **fields)
+
+
+def _entry_schema(spec: PartitionSpec, schema: Schema, version: int) -> Schema:
+    data_file = data_file_with_partition(spec.partition_type(schema), version)  # type: ignore[arg-type]
+    if data_file.fields[-1].field_id < REFERENCED_DATA_FILE.field_id:
+        data_file = StructType(*data_file.fields, REFERENCED_DATA_FILE)
+    return manifest_entry_schema_with_data_file(version, data_file)  # type: ignore[arg-type]
+
+
+def write_manifest(
+    io: FileIO,
+    path: str,
+    content: ManifestContent,
+    entries: Sequence[ManifestEntry],
+    *,
+    spec: PartitionSpec,
+    schema: Schema,
+    snapshot_id: int,
+    format_version: int = 2,
+) -> ManifestFile:
+    """Write one manifest of at least one entry; its own sequence number is left to the commit.
+
+    Added entries carry no sequence numbers: they inherit the snapshot's (Iceberg spec, "Sequence Number Inheritance").
+    """
+    metadata = {
+        "schema": schema.model_dump_json(),
+        "schema-id": str(schema.schema_id),
+        "partition-spec": "[" + ",".join(field.model_dump_json() for field in spec.fields) + "]",
+        "partition-spec-id": str(spec.spec_id),
+        "format-version": str(format_version),
+        "content": "deletes" if content is ManifestContent.DELETES else "data",
+        "avro.codec": AVRO_CODEC,
+    }
+    output = io.new_output(path)
+    with AvroOutputFile[ManifestEntry](
+        output_file=output,
+        file_schema=_entry_schema(spec, schema, format_version),
+        record_schema=_entry_schema(spec, schema, RECORD_VERSION),
+        schema_name="manifest_entry",
+        metadata=metadata,
+    ) as writer:
+        writer.write_block(list(entries))
+    counts = {status: 0 for status in ManifestEntryStatus}
+    rows = dict(counts)
+    for entry in entries:
+        counts[entry.status] += 1
+        rows[entry.status] += entry.data_file.record_count
+    live_sequences = [
+        entry.sequence_number
+        for entry in entries
+        if entry.status is not ManifestEntryStatus.DELETED and entry.sequence_number is not None
+    ]
+    return ManifestFile.from_args(
+        _table_format_version=RECORD_VERSION,
+        manifest_path=path,
+        manifest_length=len(output),
+        partition_spec_id=spec.spec_id,
+        content=content,
+        sequence_number=None,
+        min_sequence_number=min(live_sequences, default=None),
+        added_snapshot_id=snapshot_id,
+        added_files_count=counts[ManifestEntryStatus.ADDED],
+        existing_files_count=counts[ManifestEntryStatus.EXISTING],
+        deleted_files_count=counts[ManifestEntryStatus.DELETED],
+        added_rows_count=rows[ManifestEntryStatus.ADDED],
+        existing_rows_count=rows[ManifestEntryStatus.EXISTING],
+        deleted_rows_count=rows[ManifestEntryStatus.DELETED],
+        partitions=construct_partition_summaries(spec, schema, [entry.data_file.partition for entry in entries]),
+    )
+
+
+def read_entries(io: FileIO, manifest: ManifestFile, *, spec: PartitionSpec, schema: Schema) -> list[ManifestEntry]:
+    """The live entries of a manifest, with snapshot id and sequence numbers inherited where they are null."""
+    with AvroFile[ManifestEntry](
+        io.new_input(manifest.manifest_path),
+        _entry_schema(spec, schema, RECORD_VERSION),
+        read_types={-1: ManifestEntry, 2: DataFile},
+        read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+    ) as reader:
+        live = [entry for entry in reader if entry.status is not ManifestEntryStatus.DELETED]
+    for entry in live:
+        entry.data_file.spec_id = manifest.partition_spec_id
+        if entry.snapshot_id is None:
+            entry.snapshot_id = manifest.added_snapshot_id or 0
+        if entry.sequence_number is None:
+            entry.sequence_number = manifest.sequence_number
+        if entry.file_sequence_number is None:
+            entry.file_sequence_number = manifest.sequence_number
+    return live
+
+
+def read_manifest_list(io: FileIO, path: str) -> list[ManifestFile]:
+    with AvroFile[ManifestFile](
+        io.new_input(path),
+        MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION],
+        read_types={-1: ManifestFile, 508: PartitionFieldSummary},
+        read_enums={517: ManifestContent},
+    ) as reader:
+        return list(reader)
+
+
+def write_manifest_list(
+    io: FileIO,
+    path: str,
+    manifests: Iterable[ManifestFile],
+    *,
+    snapshot_id: int,
+    parent_snapshot_id: int | None,
+    sequence_number: int,
+    format_version: int = 2,
+) -> None:
+    """Write the list; new manifests (those without a sequence number) get the snapshot's.
+
+    The records that were given stay as they are, so that a retry can write them with another sequence number.
+    """
+    metadata = {
+        "snapshot-id": str(snapshot_id),
+        "parent-snapshot-id": "null" if parent_snapshot_id is None else str(parent_snapshot_id),
+        "sequence-number": str(sequence_number),
+        "format-version": str(format_version),
+        "avro.codec": AVRO_CODEC,
+    }
+    with AvroOutputFile[ManifestFile](
+        output_file=io.new_output(path),
+        file_schema=MANIFEST_LIST_FILE_SCHEMAS[format_version],
+        record_schema=MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION],
+        schema_name="manifest_file",
+        metadata=metadata,
+    ) as writer:
+        writer.write_block([_sequenced(manifest, sequence_number) for manifest in manifests])
+
+
+def _sequenced(manifest: ManifestFile, sequence_number: int) -> ManifestFile:
+    fields = {
+        field.name: manifest[position]
+        for position, field in enumerate(MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION].fields)
+    }
+    if fields["sequence_number"] is None:
+        fields["sequence_number"] = sequence_number
+        fields["min_sequence_number"] = (
+            sequence_number
+            if fields["min_sequence_number"] is None
+            else min(sequence_number, fields["min_sequence_number"])
+        )
+    return ManifestFile.from_args(_table_format_version=RECORD_VERSION, **fields)

@@ -1,0 +1,47 @@
+"""What a snapshot's summary says about the Delta version that it shows: the truth about our progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyiceberg.table.snapshots import Snapshot
+
+TABLE_ID = "dvsync.delta.table-id"
+VERSION = "dvsync.delta.version"
+TIMESTAMP_MS = "dvsync.delta.timestamp-ms"
+# Only where one snapshot shows several Delta versions at once: the first of them.
+FROM_VERSION = "dvsync.delta.from-version"
+OPERATION = "dvsync.delta.operation"
+
+
+@dataclass(frozen=True)
+class Marker:
+    """The Delta table and version that a snapshot shows; `timestamp_ms` is that version's commit time, epoch, UTC."""
+
+    delta_table_id: str
+    version: int
+    timestamp_ms: int
+
+    def to_summary(self, *, from_version: int | None = None, operation: str | None = None) -> dict[str, str]:
+        summary = {
+            TABLE_ID: self.delta_table_id,
+            VERSION: str(self.version),
+            TIMESTAMP_MS: str(self.timestamp_ms),
+        }
+        if from_version is not None and from_version != self.version:
+            summary[FROM_VERSION] = str(from_version)
+        if operation:
+            summary[OPERATION] = operation
+        return summary
+
+
+def find_marker(snapshot: Snapshot | None) -> Marker | None:
+    """The marker of a snapshot that dvsync committed; None for anyone else's."""
+    summary = snapshot.summary if snapshot else None
+    if summary is None or summary[VERSION] is None:
+        return None
+    return Marker(
+        delta_table_id=str(summary[TABLE_ID]),
+        version=int(str(summary[VERSION])),
+        timestamp_ms=int(str(summary[TIMESTAMP_MS])),
+    )

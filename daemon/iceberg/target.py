@@ -1,0 +1,238 @@
+"""The Iceberg table of one sync: found, created and committed to, through any catalog that PyIceberg has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import StagedTable, Table
+from pyiceberg.table.locations import load_location_provider
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot, Summary
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.table.update import (
+    AddPartitionSpecUpdate,
+    AddSchemaUpdate,
+    AddSnapshotUpdate,
+    AddSortOrderUpdate,
+    AssertCreate,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    AssignUUIDUpdate,
+    SetCurrentSchemaUpdate,
+    SetDefaultSortOrderUpdate,
+    SetDefaultSpecUpdate,
+    SetLocationUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+    TableUpdate,
+    UpgradeFormatVersionUpdate,
+)
+
+from daemon.clock import Clock
+from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError
+from daemon.iceberg.manifests import write_manifest_list
+from daemon.iceberg.pyiceberg_ext import commit_updates, stage_table
+from daemon.iceberg.row_delta import PreparedSnapshot, TableView
+
+COMMIT_ATTEMPTS_MAX = 4
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What the table shall be after the commit; equal parts cost nothing. `properties` are set, never removed."""
+
+    schema: Schema
+    spec: PartitionSpec
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+class Target:
+    """One Iceberg identifier in one catalog. Catalog failures are `CatalogAway`."""
+
+    def __init__(
+        self, open_catalog: Callable[[], Catalog], identifier: str, location: str | None, clock: Clock
+    ) -> None:
+        self.identifier = identifier
+        self._open_catalog = open_catalog
+        self._location = location
+        self._clock = clock
+
+    def find_table(self) -> Table | None:
+        """The table as the catalog has it now; None when there is none."""
+        try:
+            return self._open_catalog().load_table(self.identifier)
+        except NoSuchTableError:
+            return None
+        except Exception as error:
+            raise self._catalog_away(error) from error
+
+    def stage(self, definition: Definition, format_version: int) -> Table:
+        """A table to be created by the first commit; its namespace is made if need be."""
+        try:
+            catalog = self._open_catalog()
+            catalog.create_namespace_if_not_exists(Catalog.namespace_from(self.identifier))
+            return stage_table(
+                catalog,
+                self.identifier,
+                definition.schema,
+                definition.spec,
+                self._location,
+                {**definition.properties, "format-version": str(format_version)},
+            )
+        except Exception as error:
+            raise self._catalog_away(error) from error
+
+    def _catalog_away(self, error: Exception) -> CatalogAway:
+        return CatalogAway(
+            f"the catalog of {self.identifier} does not answer: {type(error).__name__}: {error}",
+            hint="Check the catalog's address, credentials and health; dvsync tries again.",
+        )
+
+    def define(self, table: Table, definition: Definition) -> Table:
+        """Bring schema, spec and properties of an existing table to `definition`, without a snapshot; may be nothing."""
+        updates = _definition_changes(table, definition)
+        if not updates:
+            return table
+        try:
+            commit_updates(table, updates, (AssertTableUUID(uuid=table.metadata.table_uuid), _same_snapshot(table)))
+        except CommitFailedException as error:
+            raise CommitConflict(
+                f"another writer committed to {self.identifier} first: {error}", hint="The table is looked at again."
+            ) from error
+        except Exception as error:
+            raise self._catalog_away(error) from error
+        return table
+
+    def commit(
+        self,
+        table: Table,
+        definition: Definition,
+        prepared: PreparedSnapshot,
+        marker: Mapping[str, str],
+        announce: Callable[[Sequence[str]], None],
+    ) -> Table:
+        """Make `prepared` the table's current snapshot, creating the table when it was only staged.
+
+        Raises `CommitConflict` when someone else was first (ours certainly did not land) and `CommitOutcomeUnknown` when
+        it may have landed; the files stay where they are in both cases.
+        """
+        creating = isinstance(table, StagedTable)
+        parent = None if creating else table.current_snapshot()
+        list_path = prepared.manifest_list_path
+        for _ in range(COMMIT_ATTEMPTS_MAX):
+            sequence_number = 1 if creating else table.metadata.last_sequence_number + 1
+            write_manifest_list(
+                table.io,
+                list_path,
+                prepared.manifests,
+                snapshot_id=prepared.snapshot_id,
+                parent_snapshot_id=parent.snapshot_id if parent else None,
+                sequence_number=sequence_number,
+                format_version=table.metadata.format_version,
+            )
+            snapshot = Snapshot(
+                snapshot_id=prepared.snapshot_id,
+                parent_snapshot_id=parent.snapshot_id if parent else None,
+                sequence_number=sequence_number,
+                timestamp_ms=self._clock.now_ms(),
+                manifest_list=list_path,
+                summary=Summary(operation=prepared.operation, **prepared.summary, **marker),
+                schema_id=definition.schema.schema_id,
+            )
+            updates, requirements = _changes(table, definition, snapshot, creating=creating)
+            try:
+                commit_updates(table, updates, requirements)
+                return table
+            except (CommitFailedException, TableAlreadyExistsError) as error:
+                found = self.find_table()
+                if found is not None and found.snapshot_by_id(prepared.snapshot_id) is not None:
+                    return found
+                if creating or found is None or found.current_snapshot() != parent:
+                    raise CommitConflict(
+                        f"another writer committed to {self.identifier} first: {error}",
+                        hint="The table is looked at again; if that writer is not dvsync, the table will be parked.",
+                    ) from error
+                table = found
+                list_path = table.location_provider().new_metadata_location(
+                    f"snap-{snapshot.snapshot_id}-{uuid4()}.avro"
+                )
+                announce([list_path])
+            except SyncError:
+                raise
+            except Exception as error:
+                raise CommitOutcomeUnknown(
+                    f"the commit to {self.identifier} may or may not have landed: {type(error).__name__}: {error}",
+                    hint="dvsync looks for its marker in the table before it does anything else.",
+                ) from error
+        raise CommitConflict(
+            f"{self.identifier} changed {COMMIT_ATTEMPTS_MAX} times while committing", hint="dvsync tries again later."
+        )
+
+
+def view_of(table: Table, definition: Definition) -> TableView:
+    """What a row delta needs to know of `table` once `definition` is in force."""
+    return TableView(
+        io=table.io,
+        locations=load_location_provider(table.metadata.location, table.metadata.properties),
+        schema=definition.schema,
+        specs={**table.specs(), definition.spec.spec_id: definition.spec},
+        format_version=table.metadata.format_version,
+        parent=table.current_snapshot(),
+    )
+
+
+def _changes(
+    table: Table, definition: Definition, snapshot: Snapshot, *, creating: bool
+) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
+    reference = (
+        AddSnapshotUpdate(snapshot=snapshot),
+        SetSnapshotRefUpdate(
+            ref_name=MAIN_BRANCH,
+            type=SnapshotRefType.BRANCH,
+            snapshot_id=snapshot.snapshot_id,
+        ),
+    )
+    if creating:
+        return (
+            AssignUUIDUpdate(uuid=table.metadata.table_uuid),
+            UpgradeFormatVersionUpdate(format_version=table.metadata.format_version),
+            AddSchemaUpdate(schema_=definition.schema),
+            SetCurrentSchemaUpdate(schema_id=-1),
+            AddPartitionSpecUpdate(spec=definition.spec if definition.spec.fields else UNPARTITIONED_PARTITION_SPEC),
+            SetDefaultSpecUpdate(spec_id=-1),
+            AddSortOrderUpdate(sort_order=UNSORTED_SORT_ORDER),
+            SetDefaultSortOrderUpdate(sort_order_id=-1),
+            SetLocationUpdate(location=table.metadata.location),
+            SetPropertiesUpdate(updates={**table.metadata.properties, **definition.properties}),
+            *reference,
+        ), (AssertCreate(),)
+    requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), _same_snapshot(table))
+    return (*_definition_changes(table, definition), *reference), requirements
+
+
+def _same_snapshot(table: Table) -> TableRequirement:
+    current = table.current_snapshot()
+    return AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=current.snapshot_id if current else None)
+
+
+def _definition_changes(table: Table, definition: Definition) -> tuple[TableUpdate, ...]:
+    updates: list[TableUpdate] = []
+    if definition.schema.schema_id not in table.schemas():
+        updates += [AddSchemaUpdate(schema_=definition.schema), SetCurrentSchemaUpdate(schema_id=-1)]
+    elif definition.schema.schema_id != table.metadata.current_schema_id:
+        updates += [SetCurrentSchemaUpdate(schema_id=definition.schema.schema_id)]
+    if definition.spec.spec_id not in table.specs():
+        updates += [AddPartitionSpecUpdate(spec=definition.spec), SetDefaultSpecUpdate(spec_id=-1)]
+    elif definition.spec.spec_id != table.metadata.default_spec_id:
+        updates += [SetDefaultSpecUpdate(spec_id=definition.spec.spec_id)]
+    changed = {key: value for key, value in definition.properties.items() if table.properties.get(key) != value}
+    if changed:
+        updates += [SetPropertiesUpdate(updates=changed)]
+    return tuple(updates)

@@ -1,0 +1,91 @@
+"""Structured logging: JSON lines, or lines for people on a terminal. Events are the constants below, values are keys.
+
+`table` and `cycle_id` are bound once for a cycle with `bind_cycle`. Nothing here decides what is worth logging.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import AbstractContextManager
+from typing import TextIO
+
+import structlog
+from structlog.typing import Processor
+
+from daemon.settings import LogSettings
+
+DAEMON_STARTED = "daemon.started"
+DAEMON_STOPPING = "daemon.stopping"
+DAEMON_STOPPED = "daemon.stopped"
+SYNC_ADVANCED = "sync.advanced"
+SYNC_REBUILT = "sync.rebuilt"
+SYNC_UNCHANGED = "sync.unchanged"
+SYNC_WAITING = "sync.waiting"
+SYNC_STOPPED = "sync.stopped"
+SYNC_FAILED = "sync.failed"
+SYNC_RECOVERED = "sync.recovered"
+SYNC_PROGRESSED = "sync.progressed"
+TABLE_PARKED = "table.parked"
+TABLE_PAUSED = "table.paused"
+TABLE_RESUMED = "table.resumed"
+STATE_UNRECORDED = "state.unrecorded"
+STATE_UNREAD = "state.unread"
+SOURCE_UNSEEN = "source.unseen"
+PIPELINE_IDLED = "pipeline.idled"
+
+# Loggers whose warnings are the daily round: APScheduler warns each time a poll finds its table still syncing,
+# which is what `max_instances=1` is for. Py4J reports each connection that Spark's end closes.
+_QUIET = ("apscheduler", "py4j")
+
+
+def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
+    """Send our events, and what libraries log at warning and above, to `stream` (standard output). May be repeated."""
+    stream = stream or sys.stdout
+    console = settings.format == "console" or (settings.format == "auto" and stream.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name, structlog.stdlib.ExtraAdder()],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(console, stream)],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    for name in ("daemon", "state"):
+        logging.getLogger(name).setLevel(settings.level.upper())
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.captureWarnings(True)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,
+    )
+
+
+def bind_cycle(table: str, cycle_id: str) -> AbstractContextManager[None]:
+    """Put `table` and `cycle_id` on every line logged inside, by any room."""
+    return structlog.contextvars.bound_contextvars(table=table, cycle_id=cycle_id)
+
+
+def _renderers(console: bool, stream: TextIO) -> list[Processor]:
+    # Tracebacks are rendered without local variables: those hold credentials and whole batches of rows.
+    if console:
+        return [
+            structlog.dev.ConsoleRenderer(
+                colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+            )
+        ]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

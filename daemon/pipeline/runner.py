@@ -1,0 +1,128 @@
+"""Where the kernel runs: in this process for a small change, on Spark for a large one. One kernel, two runners."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from daemon.errors import PipelineAway, SyncError
+from daemon.pipeline.kernel import DELETE_FILES, DESCRIPTORS, translate
+from daemon.pipeline.session import SparkPipeline
+from daemon.settings import PipelineSettings
+from daemon.translate.plan import DeleteFileResult, DeleteFileTask, WrittenPositions
+from state import DeletionVectorRecord
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Rows of descriptors that one Spark task takes; a task of this size runs for seconds, not minutes.
+DESCRIPTORS_PER_TASK = 500
+# Spark reports an exception of a worker as text only: our errors travel in a column of their own.
+ERROR_FIELD = pa.field("error", pa.binary())
+
+ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Translates DV descriptors into delete files for tables that share one Spark session."""
+
+    spark: SparkPipeline
+    settings: PipelineSettings
+
+    def write_delete_files(
+        self, tasks: Sequence[DeleteFileTask], *, table_location: str, storage_properties: Mapping[str, str]
+    ) -> list[DeleteFileResult]:
+        """Run the kernel over `tasks`; every file of a result that has positions is complete and closed."""
+        if not tasks:
+            return []
+        kernel = partial(translate, table_location=table_location, storage_properties=dict(storage_properties))
+        table = _descriptor_table(tasks)
+        if self._fits_here(tasks):
+            batches = kernel(table.to_batches(max_chunksize=DESCRIPTORS_PER_TASK))
+        else:
+            with self.spark.session() as spark:
+                frame = spark.createDataFrame(table)
+                partitions = max(1, -(-table.num_rows // DESCRIPTORS_PER_TASK))
+                # Range partitioning keeps the rows of one delete file together.
+                frame = frame.repartitionByRange(partitions, "output_path").sortWithinPartitions(
+                    "output_path", "data_file"
+                )
+                batches = iter(run_on_spark(frame, kernel, DELETE_FILES))
+        return [_result(row) for batch in batches for row in batch.to_pylist()]
+
+    def _fits_here(self, tasks: Sequence[DeleteFileTask]) -> bool:
+        if self.settings.engine != "auto":
+            return self.settings.engine == "local"
+        works = [work for task in tasks for work in task.works]
+        size_bytes = sum(work.after.size_in_bytes + (work.before.size_in_bytes if work.before else 0) for work in works)
+        return len(works) <= self.settings.local_deletion_vectors_max and size_bytes <= self.settings.local_bytes_max
+
+
+def run_on_spark(frame: DataFrame, function: ArrowFunction, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """`function` over the frame's batches in Spark's tasks. A `SyncError` raised there is raised here again."""
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
+
+    with_error = pa.schema([*(field.with_nullable(True) for field in schema), ERROR_FIELD])
+    try:
+        result = frame.mapInArrow(partial(_guarded, function, with_error), from_arrow_schema(with_error)).toArrow()
+    except PySparkException as error:
+        raise PipelineAway(f"the Spark job failed: {error}", hint="dvsync tries again; see Spark's own log.") from error
+    for pickled in result.column(ERROR_FIELD.name).drop_null():
+        failure: SyncError = pickle.loads(pickled.as_py())
+        raise failure
+    batches: list[pa.RecordBatch] = result.drop_columns([ERROR_FIELD.name]).to_batches()
+    return batches
+
+
+def _guarded(function: ArrowFunction, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        for batch in function(batches):
+            columns = [*batch.columns, pa.nulls(batch.num_rows, pa.binary())]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+    except SyncError as error:
+        row = {field.name: None for field in schema} | {ERROR_FIELD.name: pickle.dumps(error)}
+        yield pa.RecordBatch.from_pylist([row], schema=schema)
+
+
+def _descriptor_table(tasks: Sequence[DeleteFileTask]) -> pa.Table:
+    rows = [
+        {
+            "output_path": task.output_path,
+            "data_file": work.data_file,
+            "record_count": work.record_count,
+            "before": _descriptor_row(work.before) if work.before else None,
+            "after": _descriptor_row(work.after),
+        }
+        for task in sorted(tasks, key=lambda task: task.output_path)
+        for work in task.works
+    ]
+    return pa.Table.from_pylist(rows, schema=DESCRIPTORS)
+
+
+def _descriptor_row(record: DeletionVectorRecord) -> dict[str, Any]:
+    return {
+        "storage_type": record.storage_type,
+        "path_or_inline_dv": record.path_or_inline_dv,
+        "offset": record.offset,
+        "size_in_bytes": record.size_in_bytes,
+        "cardinality": record.cardinality,
+    }
+
+
+def _result(row: Mapping[str, Any]) -> DeleteFileResult:
+    return DeleteFileResult(
+        path=row["path"],
+        size_bytes=row["size_bytes"],
+        positions=row["positions"],
+        lower_pos=row["lower_pos"],
+        upper_pos=row["upper_pos"],
+        split_offsets=tuple(row["split_offsets"] or ()),
+        rows=tuple(WrittenPositions(**written) for written in row["rows"]),
+    )

@@ -1,0 +1,147 @@
+"""The Spark session: started when it is first needed, shared by all tables, ended with its JVM when it is idle."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from subprocess import TimeoutExpired
+from typing import TYPE_CHECKING
+
+from daemon.clock import Clock, SystemClock
+from daemon.errors import PipelineAway
+from daemon.pipeline.jars import DELTA_JAR
+from daemon.settings import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULTS = {
+    "spark.app.name": "dvsync",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    # A table's state in 50 parts, Delta's default, costs a small machine seconds for the smallest table.
+    "spark.databricks.delta.snapshotPartitions": "8",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+}
+LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+JVM_EXIT_MAX_S = 10
+
+
+def session_conf(settings: SparkSettings) -> dict[str, str]:
+    """The session's settings: ours, then the user's; lists of packages and extensions are joined, never replaced."""
+    conf = {**DEFAULTS, **(LOCAL_DEFAULTS if settings.master.startswith("local") else {}), **settings.conf}
+    conf.setdefault("spark.sql.catalog.spark_catalog", CATALOG)
+    conf["spark.sql.extensions"] = _joined(conf.get("spark.sql.extensions"), EXTENSION)
+    if "delta-spark" not in conf.get("spark.jars", ""):
+        conf["spark.jars.packages"] = _joined(conf.get("spark.jars.packages"), DELTA_JAR)
+    return conf
+
+
+def _joined(given: str | None, ours: str) -> str:
+    return ours if not given else given if ours in given else f"{given},{ours}"
+
+
+class SparkPipeline:
+    """Holds at most one Spark session. A session that this process had before is used as it is and never ended."""
+
+    def __init__(self, settings: SparkSettings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._lock = threading.RLock()
+        self._session: SparkSession | None = None
+        self._owned = False
+        self._users = 0
+        self._last_used_s = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        return self._session is not None
+
+    @contextmanager
+    def session(self) -> Iterator[SparkSession]:
+        """The session, for as long as the block lasts. Raises `PipelineAway` when Spark cannot be started or dies."""
+        # PySpark costs 30 MB and half a second; a daemon that translates in its own process never pays for it.
+        from py4j.protocol import Py4JNetworkError  # noqa: PLC0415
+
+        with self._lock:
+            spark = self._session or self._start()
+            self._users += 1
+        try:
+            yield spark
+        except (Py4JNetworkError, ConnectionError) as error:
+            with self._lock:
+                self._end()
+            raise PipelineAway(
+                f"the Spark session died: {error}",
+                hint="A new one is started at the next try. If it died of memory, raise spark.driver.memory.",
+            ) from error
+        finally:
+            with self._lock:
+                self._users -= 1
+                self._last_used_s = self._clock.monotonic_s()
+
+    def _start(self) -> SparkSession:
+        from pyspark.sql import SparkSession  # noqa: PLC0415
+
+        running = SparkSession.getActiveSession()
+        if running is not None:
+            self._session, self._owned = running, False
+            return running
+        # PySpark starts its workers with the first python3 on PATH unless it is told.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        builder = SparkSession.builder.master(self._settings.master)
+        for key, value in session_conf(self._settings).items():
+            builder = builder.config(key, value)
+        try:
+            self._session, self._owned = builder.getOrCreate(), True
+        except Exception as error:
+            raise PipelineAway(
+                f"Spark could not be started: {error}",
+                hint="Java 17 must be installed, and the jars fetched once with network (`make setup`).",
+            ) from error
+        return self._session
+
+    def stop_if_idle(self) -> bool:
+        """End the session when nobody has used it for the configured time; says whether it did."""
+        with self._lock:
+            idle_s = self._clock.monotonic_s() - self._last_used_s
+            if self._session is None or not self._owned or self._users or idle_s < self._settings.idle_timeout_s:
+                return False
+            self._end()
+            return True
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        """Stop the session and its JVM: `SparkSession.stop()` alone leaves the JVM and its memory behind."""
+        session, self._session = self._session, None
+        if session is None or not self._owned:
+            return
+        from pyspark import SparkContext  # noqa: PLC0415
+
+        with suppress(Exception):  # A JVM that is dead already cannot be stopped politely.
+            session.stop()
+        gateway = SparkContext._gateway
+        if gateway is None:
+            return
+        with suppress(Exception):
+            gateway.shutdown()
+        jvm = gateway.proc
+        jvm.stdin.close()  # The gateway server ends when its standard input does.
+        try:
+            jvm.wait(JVM_EXIT_MAX_S)
+        except TimeoutExpired:
+            jvm.kill()
+            jvm.wait()
+        SparkContext._gateway = None
+        SparkContext._jvm = None

@@ -1,0 +1,168 @@
+"""The clock of the daemon: polls each table at its interval and keeps house. The one importer of APScheduler.
+
+What a poll does and what its outcome means is in `cycle.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from threading import Event, Lock
+
+import structlog
+from apscheduler.events import EVENT_JOB_EXECUTED, JobExecutionEvent
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.jobstores.base import JobLookupError
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.triggers.interval import IntervalTrigger
+
+from daemon import log as events
+from daemon.clock import Clock
+from daemon.cycle import TableCycle, is_held
+from daemon.slots import Slots
+from daemon.status import Board
+from state import StateStore, StateUnavailable, TableRecord
+
+BEAT_INTERVAL_S = 5.0
+# How soon a `dvsync resume` or `pause` in another terminal is seen. Nothing is read while no table is held.
+HELD_LOOK_INTERVAL_S = 2.0
+IDLE_LOOK_INTERVAL_S = 30.0
+# A share of the poll interval: tables that start together do not poll together for ever.
+JITTER = 0.1
+# A thread for each table, so that a store that hangs holds up its own tables only. Idle threads cost some 50 kB each.
+POLL_THREADS_MAX = 128
+_HOUSEKEEPING = "housekeeping"
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Scheduler:
+    """Runs the cycles until it is stopped. A table never runs twice at the same time."""
+
+    def __init__(
+        self,
+        cycles: Sequence[TableCycle],
+        *,
+        store: StateStore,
+        board: Board,
+        clock: Clock,
+        tables_at_once: int,
+        stop_if_idle: Callable[[], None],
+    ) -> None:
+        self._cycles = {cycle.name: cycle for cycle in cycles}
+        self._store = store
+        self._board = board
+        self._clock = clock
+        self._stop_if_idle = stop_if_idle
+        self._slots = Slots(tables_at_once)
+        self._stopping = Event()
+        self._running = 0
+        self._all_done = Event()
+        self._all_done.set()
+        # Tables that are wanted again at a time of their own, in seconds from the end of their cycle.
+        self._wanted: dict[str, float] = {}
+        # Tables that a person set free, as the store shows them; taken up by their own next poll.
+        self._freed: dict[str, TableRecord] = {}
+        self._lock = Lock()
+        poll_threads = max(1, min(len(cycles), POLL_THREADS_MAX))
+        self._timer = BackgroundScheduler(
+            timezone=UTC,
+            executors={
+                "default": ThreadPoolExecutor(poll_threads),
+                # Apart from the polls: a heartbeat that waits behind a hung store would say nothing.
+                _HOUSEKEEPING: ThreadPoolExecutor(2),
+            },
+            # A poll that is late is still wanted, once.
+            job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
+        )
+
+    def start(self) -> None:
+        """Poll every table now, and then at its interval."""
+        now = datetime.now(UTC)
+        for name, cycle in self._cycles.items():
+            interval_s = cycle.table.poll_interval_s
+            self._timer.add_job(
+                self._poll,
+                IntervalTrigger(seconds=interval_s, jitter=JITTER * interval_s, timezone=UTC),
+                args=(cycle,),
+                id=name,
+                next_run_time=now,
+            )
+        for job_id, work, interval_s in (
+            ("/beat", self._board.beat, BEAT_INTERVAL_S),
+            ("/held", self._look_at_held, HELD_LOOK_INTERVAL_S),
+            ("/idle", self._stop_if_idle, IDLE_LOOK_INTERVAL_S),
+        ):
+            # A table's name has no slash in it.
+            trigger = IntervalTrigger(seconds=interval_s, timezone=UTC)
+            self._timer.add_job(work, trigger, id=job_id, executor=_HOUSEKEEPING)
+        self._timer.add_listener(self._come_again, EVENT_JOB_EXECUTED)
+        self._timer.start()
+
+    def stop(self, *, grace_s: float) -> bool:
+        """Start no new cycle, tell the running ones to stop at their next step, and wait for them.
+
+        False when one was still at work after `grace_s`; to end the process then is safe, as any kill is.
+        """
+        with self._lock:
+            self._stopping.set()
+        self._timer.shutdown(wait=False)
+        return self._all_done.wait(grace_s)
+
+    def _poll(self, cycle: TableCycle) -> None:
+        with self._lock:
+            if self._stopping.is_set():
+                return
+            self._wanted.pop(cycle.name, None)
+            freed = self._freed.pop(cycle.name, None)
+            self._running += 1
+            self._all_done.clear()
+        try:
+            if freed is not None:
+                cycle.take_up(freed)
+            verdict = cycle.poll(self._slots, self._stopping, self._wake)
+            if verdict.delay_s is not None:
+                with self._lock:
+                    self._wanted[cycle.name] = verdict.delay_s
+        finally:
+            with self._lock:
+                self._running -= 1
+                if not self._running:
+                    self._all_done.set()
+
+    def _wake(self, name: str) -> None:
+        """Poll the table now, or as soon as the cycle that it is in has ended."""
+        with self._lock:
+            self._wanted[name] = 0.0
+        self._reschedule(name, 0.0)
+
+    def _come_again(self, event: JobExecutionEvent) -> None:
+        """A cycle has ended. Only from here on does APScheduler accept the same job again (`max_instances`)."""
+        with self._lock:
+            delay_s = self._wanted.get(event.job_id)
+        if delay_s is not None:
+            self._reschedule(event.job_id, delay_s)
+
+    def _reschedule(self, name: str, delay_s: float) -> None:
+        if self._stopping.is_set():
+            return
+        # The timer may be shut down in between, and then knows no job.
+        with suppress(JobLookupError):
+            self._timer.modify_job(name, next_run_time=datetime.now(UTC) + timedelta(seconds=delay_s))
+
+    def _look_at_held(self) -> None:
+        """See whether a person set a parked or paused table free, in the store."""
+        held = [name for name, cycle in self._cycles.items() if cycle.waits_for_a_person]
+        if not held:
+            return
+        try:
+            records = self._store.list_tables()
+        except StateUnavailable as error:
+            _log.warning(events.STATE_UNREAD, reason=str(error))
+            return
+        for record in records:
+            if record.name in held and not is_held(record):
+                with self._lock:
+                    self._freed[record.name] = record
+                self._wake(record.name)

@@ -1,0 +1,248 @@
+"""The shape of the configuration: frozen, bounded settings, each key with its unit, bounds, default and meaning.
+
+Attributes carry their unit (`poll_interval_s`); the keys that people write do not (`poll_interval: 10s`).
+How they are read from the file and the environment is `config.py`'s business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pytimeparse2 import parse as parse_timespan
+
+ENV_PREFIX = "DVSYNC_"
+
+# Three slashes, then the path as it is: `sqlite:///var/x.db` is relative, `sqlite:////var/x.db` is not.
+SQLITE_FILE = re.compile(r"(?P<scheme>sqlite(?:\+\w+)?:///)(?!:memory:|file:)(?P<path>[^?]+)(?P<query>.*)$")
+
+_DAY_S = 86_400
+_GIB = 1 << 30
+
+
+def _duration_s(value: object) -> float:
+    """`10s`, `1m30s`, `250ms` -> seconds. A bare number is refused: nobody can see which unit it has."""
+    if isinstance(value, str) and re.search(r"[a-z]", value, re.IGNORECASE):
+        try:
+            seconds = parse_timespan(value)
+        except ValueError:
+            seconds = None
+        if isinstance(seconds, int | float):
+            return float(seconds)
+    raise ValueError(f"{value!r} is not a duration: write a number and its unit, such as 500ms, 10s or 5m")
+
+
+def _property_text(value: object) -> str:
+    """PyIceberg and Spark take strings; YAML's `true` and `8` are spelled as those two expect."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ValueError("a property is a text, a number, true or false")
+
+
+def _identifier(value: str) -> str:
+    if re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", value):
+        return value
+    raise ValueError(f"{value!r} is not an Iceberg identifier: write namespace and name joined by dots: sales.orders")
+
+
+Duration = BeforeValidator(_duration_s)
+Properties = dict[str, Annotated[str, BeforeValidator(_property_text)]]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StateSettings(_Frozen):
+    url: str = Field(
+        "sqlite:///var/dvsync.db",
+        pattern=r"^\w[\w+]*://",
+        description="SQLAlchemy URL of the state database.",
+    )
+
+    @property
+    def sqlite_file(self) -> Path | None:
+        """The database file, where the state is in SQLite."""
+        match = SQLITE_FILE.match(self.url)
+        return Path(match["path"]) if match else None
+
+
+class SparkSettings(_Frozen):
+    master: str = Field(
+        "local[*]",
+        min_length=1,
+        description="Spark master: local[N], spark://…, k8s://… or yarn.",
+    )
+    conf: Properties = Field(default_factory=dict, description="Any Spark setting, given as it is.")
+    idle_timeout_s: Annotated[float, Duration] = Field(
+        600.0,
+        alias="idle_timeout",
+        ge=1,
+        le=_DAY_S,
+        description="The Spark session stops after this long without work.",
+    )
+
+
+class PipelineSettings(_Frozen):
+    engine: Literal["auto", "spark", "local"] = Field(
+        "auto",
+        description=(
+            "Where deletion vectors are translated: in the daemon's process (local), on Spark, or by size (auto)."
+        ),
+    )
+    local_bytes_max: ByteSize = Field(
+        ByteSize(64 << 20),
+        ge=0,
+        le=_GIB,
+        description="With auto, a change with more bytes of deletion vectors than this goes to Spark.",
+    )
+    local_deletion_vectors_max: int = Field(
+        2_000,
+        ge=0,
+        le=1_000_000,
+        description="With auto, a change of more deletion vectors than this goes to Spark.",
+    )
+
+
+class LimitsSettings(_Frozen):
+    commits_max: int = Field(
+        100, ge=1, le=10_000, description="Delta commits that one cycle of a table reads and syncs at most."
+    )
+    fold_after_versions: int = Field(
+        200,
+        ge=1,
+        le=1_000_000,
+        description="A table further behind than this is brought up in folded snapshots of several versions.",
+    )
+    tables_at_once: int = Field(4, ge=1, le=64, description="Tables that sync at the same time, at most.")
+
+
+class _TableOptions(_Frozen):
+    """What `defaults` and each table may set."""
+
+    catalog: str = Field("", description="Name under `catalogs`; may be left out where there is only one.")
+    poll_interval_s: Annotated[float, Duration] = Field(
+        10.0,
+        alias="poll_interval",
+        ge=0.1,
+        le=_DAY_S,
+        description="Time between two looks for the next Delta commit file.",
+    )
+    format_version: int = Field(2, ge=2, le=3, description="Format version of the Iceberg table: 2 or 3.")
+    delete_granularity: Literal["file", "partition"] | None = Field(
+        None,
+        description=(
+            "One delete file for each data file, or for each partition; unset follows the Iceberg table's"
+            " write.delete.granularity."
+        ),
+    )
+
+
+class DefaultsSettings(_TableOptions):
+    pass
+
+
+class TableSettings(_TableOptions):
+    source: str = Field(min_length=1, description="The Delta table: a path or URI.")
+    target: Annotated[str, AfterValidator(_identifier)] = Field(
+        description="The Iceberg table: namespace and name, joined by dots."
+    )
+    name: str = Field(
+        default_factory=lambda data: data.get("target", "unnamed"),
+        pattern=r"^[^\s/]+$",
+        description="What commands, logs and status call the table; the target when left out.",
+    )
+    location: str | None = Field(
+        None, min_length=1, description="Location of the Iceberg table; the catalog's choice when left out."
+    )
+    delete_files_location: str | None = Field(
+        None, min_length=1, description="Folder for delete files; below the Iceberg table when left out."
+    )
+    pipeline: PipelineSettings = Field(
+        default_factory=PipelineSettings, description="Overrides of `pipeline` for this table."
+    )
+
+
+class HealthSettings(_Frozen):
+    host: str = Field(
+        "127.0.0.1", min_length=1, description="Address of the health server; loopback unless said otherwise."
+    )
+    port: int = Field(8080, ge=0, le=65_535, description="Port of the health server; 0 takes any free one.")
+    lag_budget_s: Annotated[float, Duration] = Field(
+        300.0,
+        alias="lag_budget",
+        ge=1,
+        le=30 * _DAY_S,
+        description="A table that is behind for longer than this makes /readyz fail.",
+    )
+
+
+class LogSettings(_Frozen):
+    format: Literal["auto", "json", "console"] = Field(
+        "auto", description="JSON lines, lines for people, or the latter on a terminal only (auto)."
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Events below this are not logged.")
+
+
+class Settings(BaseSettings):
+    """The whole configuration, defaults applied to each table and every path absolute."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
+
+    state: StateSettings = StateSettings()
+    spark: SparkSettings = SparkSettings()
+    catalogs: dict[str, Properties] = Field(
+        default_factory=dict, description="PyIceberg catalogs by name, each with its properties as they are."
+    )
+    storage: Properties = Field(
+        default_factory=dict, description="PyIceberg FileIO properties for the sources, given to Spark too."
+    )
+    pipeline: PipelineSettings = PipelineSettings()
+    limits: LimitsSettings = LimitsSettings()
+    defaults: DefaultsSettings = DefaultsSettings()
+    tables: tuple[TableSettings, ...] = Field((), description="The tables to keep in step.")
+    health: HealthSettings = HealthSettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, init_settings
+
+    def redacted(self) -> dict[str, Any]:
+        """The settings by the keys that people write, without a secret in them: fit for printing and logs."""
+        masked = _masked("", self.model_dump(mode="json", by_alias=True))
+        assert isinstance(masked, dict)
+        return masked
+
+
+_SECRET_KEY = re.compile(r"secret|password|token|key|credential", re.IGNORECASE)
+# abfss://container@account is a place; elsewhere what stands before the @ is a user, and perhaps a password.
+_USERINFO = re.compile(r"(?<=://)(?<!abfss://)(?<!abfs://)(?<!wasbs://)(?<!wasb://)(?:[^/@\s]*:\S*|[^/@\s]*)@")
+_SECRET_PARAMETER = re.compile(
+    r"([?&;][^=&;\s]*(?:secret|password|token|key|credential)[^=&;\s]*=)[^&;\s]+", re.IGNORECASE
+)
+
+
+def _masked(key: str, value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _masked(str(name), inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_masked(key, inner) for inner in value]
+    if isinstance(value, str):
+        if _SECRET_KEY.search(key):
+            return "***"
+        return _SECRET_PARAMETER.sub(r"\1***", _USERINFO.sub("***@", value))
+    return value

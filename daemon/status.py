@@ -1,0 +1,200 @@
+"""What operators are told of a table: the record of `status --json` and `/api/tables`, and the board that keeps them.
+
+`table_status` is the one place that names a table's state. The board is memory only, so that a probe costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from threading import Lock
+
+import msgspec
+
+from daemon.clock import Clock
+from daemon.settings import TableSettings
+from state import TableCounts, TableError, TableRecord
+
+
+class TableState(StrEnum):
+    WAITING = "waiting"  # the source is not there yet
+    SYNCING = "syncing"
+    SYNCED = "synced"
+    BEHIND = "behind"
+    RETRYING = "retrying"
+    PARKED = "parked"  # a person must act, then `dvsync resume`
+    PAUSED = "paused"
+
+
+class ErrorStatus(msgspec.Struct, frozen=True):
+    """The error that a table stands at. `since` is when the unbroken row of `consecutive` errors began."""
+
+    kind: str
+    message: str
+    hint: str
+    version: int | None
+    since: str
+    consecutive: int
+
+
+class TableStatus(msgspec.Struct, frozen=True):
+    """One table. Versions are Delta's; times are ISO 8601, UTC; what is not known is null.
+
+    `lag_versions` counts the Delta versions not shown yet. `lag_seconds` is the age of the oldest of them.
+    """
+
+    name: str
+    source: str
+    target: str
+    state: TableState
+    synced_version: int | None
+    source_version: int | None
+    lag_versions: int | None
+    lag_seconds: float | None
+    snapshot_id: int | None
+    metadata_location: str | None
+    last_synced_at: str | None
+    error: ErrorStatus | None
+    live_data_files: int | None
+    live_rows: int | None
+    live_delete_files: int | None
+    deleted_positions: int | None
+    orphans_waiting: int | None
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What is known of a table at a moment. `behind_since_ms` is the time of the oldest version not synced."""
+
+    record: TableRecord | None = None
+    counts: TableCounts | None = None
+    source_version: int | None = None
+    behind_since_ms: int | None = None
+    syncing: bool = False
+    # When source and target were last seen, on the monotonic clock; None before the first look.
+    looked_at_s: float | None = None
+
+
+class Unready(msgspec.Struct, frozen=True):
+    """Why `/readyz` says no. `table` is null when it is about all of them."""
+
+    table: str | None
+    reason: str
+
+
+def table_status(table: TableSettings, seen: Observation, now_ms: int) -> TableStatus:
+    record, counts, error = seen.record, seen.counts, seen.record.error if seen.record else None
+    synced = record.synced_version if record else None
+    lag_versions = None if seen.source_version is None else seen.source_version - (-1 if synced is None else synced)
+    lag_seconds = None
+    if lag_versions is not None and lag_versions <= 0:
+        lag_seconds = 0.0
+    elif seen.behind_since_ms is not None:
+        lag_seconds = max(0, now_ms - seen.behind_since_ms) / 1000
+    return TableStatus(
+        name=table.name,
+        source=table.source,
+        target=table.target,
+        state=_state(seen, lag_versions),
+        synced_version=synced,
+        source_version=seen.source_version,
+        lag_versions=lag_versions,
+        lag_seconds=lag_seconds,
+        snapshot_id=record.snapshot_id if record else None,
+        metadata_location=record.metadata_location if record else None,
+        last_synced_at=_iso(record.last_synced_at_ms) if record and record.last_synced_at_ms is not None else None,
+        error=_error_status(error) if error else None,
+        live_data_files=counts.live_data_files if counts else None,
+        live_rows=counts.live_rows if counts else None,
+        live_delete_files=counts.live_delete_files if counts else None,
+        deleted_positions=counts.deleted_positions if counts else None,
+        orphans_waiting=counts.orphans_waiting if counts else None,
+    )
+
+
+def _error_status(error: TableError) -> ErrorStatus:
+    return ErrorStatus(
+        kind=error.kind,
+        message=error.message,
+        hint=error.hint,
+        version=error.version,
+        since=_iso(error.since_ms),
+        consecutive=error.consecutive,
+    )
+
+
+def _state(seen: Observation, lag_versions: int | None) -> TableState:
+    record = seen.record
+    if record and record.paused:
+        return TableState.PAUSED
+    if record and record.error and record.error.parked:
+        return TableState.PARKED
+    if seen.syncing:
+        return TableState.SYNCING
+    if record and record.error:
+        return TableState.RETRYING
+    if lag_versions is None:
+        # Once synced and its source not looked at: the promise of "synced" is not given blindly.
+        return TableState.WAITING if record is None or record.synced_version is None else TableState.BEHIND
+    return TableState.BEHIND if lag_versions > 0 else TableState.SYNCED
+
+
+def _iso(epoch_ms: int) -> str:
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Board:
+    """The latest observation of each table, and the scheduler's heartbeat. Safe to use from any thread."""
+
+    def __init__(self, tables: Sequence[TableSettings], clock: Clock, *, lag_budget_s: float) -> None:
+        self._tables = {table.name: table for table in tables}
+        self._clock = clock
+        self._lag_budget_s = lag_budget_s
+        self._lock = Lock()
+        self._seen = {name: Observation() for name in self._tables}
+        self._beaten_at_s = clock.monotonic_s()
+
+    def show(self, name: str, seen: Observation) -> None:
+        with self._lock:
+            self._seen[name] = seen
+
+    def beat(self) -> None:
+        """The scheduler is alive."""
+        self._beaten_at_s = self._clock.monotonic_s()
+
+    def silent_s(self) -> float:
+        """Seconds since the scheduler's last sign of life."""
+        return self._clock.monotonic_s() - self._beaten_at_s
+
+    def statuses(self) -> list[TableStatus]:
+        """All tables, in the order of the configuration."""
+        now_ms = self._clock.now_ms()
+        return [table_status(table, seen, now_ms) for table, seen in self._observed()]
+
+    def find_unready(self) -> list[Unready]:
+        """Why not all is well; empty when it is. A paused table and one whose source is not there yet are no reason."""
+        if not self._tables:
+            return [Unready(None, "no tables are configured")]
+        now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
+        reasons = ((table.name, self._unready(table, seen, now_ms, now_s)) for table, seen in self._observed())
+        return [Unready(name, reason) for name, reason in reasons if reason is not None]
+
+    def _observed(self) -> list[tuple[TableSettings, Observation]]:
+        with self._lock:
+            return [(table, self._seen[name]) for name, table in self._tables.items()]
+
+    def _unready(self, table: TableSettings, seen: Observation, now_ms: int, now_s: float) -> str | None:
+        status = table_status(table, seen, now_ms)
+        if status.state is TableState.PAUSED:
+            return None
+        if status.state is TableState.PARKED:
+            return f"parked: {status.error.kind if status.error else 'unknown'}"
+        if seen.looked_at_s is None:
+            return "not looked at yet"
+        if status.lag_seconds is not None and status.lag_seconds > self._lag_budget_s:
+            return f"behind for {status.lag_seconds:.0f} s, more than the budget of {self._lag_budget_s:.0f} s"
+        # While the source does not answer nobody knows how far behind the table is.
+        unseen_s = now_s - seen.looked_at_s
+        if not seen.syncing and unseen_s > table.poll_interval_s + self._lag_budget_s:
+            return f"its source could not be looked at for {unseen_s:.0f} s"
+        return None

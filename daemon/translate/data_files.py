@@ -1,0 +1,54 @@
+"""One Delta AddFile -> one Iceberg data file record. Pure; runs in the daemon and in Spark tasks alike."""
+
+from __future__ import annotations
+
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+
+from daemon.delta.actions import AddFile
+from daemon.errors import CorruptInput
+from daemon.iceberg.manifests import data_file_record
+from daemon.translate.metrics import Metrics, parse_stats
+from daemon.translate.partition_values import partition_tuple
+from daemon.translate.schema import TableSchema
+
+
+def metrics_of(add: AddFile, path: str, table: TableSchema) -> Metrics:
+    """The metrics of an add. Raises `CorruptInput` when more rows are deleted than the file has."""
+    try:
+        metrics = parse_stats(add.stats, table.leaves)
+    except CorruptInput as error:
+        raise error.located(path=path) from error
+    if add.deletion_vector and metrics.record_count is not None:
+        check_cardinality(path, metrics.record_count, add.deletion_vector.cardinality)
+    return metrics
+
+
+def check_cardinality(path: str, record_count: int, cardinality: int) -> None:
+    """`numRecords` counts physical rows; some writers put live ones there (trinodb/trino#30343)."""
+    if cardinality > record_count:
+        raise CorruptInput(
+            f"the deletion vector has {cardinality} positions, the file {record_count} rows",
+            path=path,
+            hint="Recompute the file's statistics on the Delta side (numRecords must count deleted rows too).",
+        )
+
+
+def data_file_of(add: AddFile, path: str, table: TableSchema, metrics: Metrics, record_count: int) -> DataFile:
+    """The data file as Iceberg registers it in place, under the table's present spec.
+
+    `record_count` counts physical rows, from the statistics or from the file's footer.
+    """
+    data_file = data_file_record(
+        partition_tuple(add.partition_values, table, table.spec_id),
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        record_count=record_count,
+        file_size_in_bytes=add.size,
+        value_counts=metrics.value_counts or None,
+        null_value_counts=metrics.null_value_counts or None,
+        lower_bounds=metrics.lower_bounds or None,
+        upper_bounds=metrics.upper_bounds or None,
+    )
+    data_file.spec_id = table.spec_id
+    return data_file

@@ -1,0 +1,154 @@
+"""Delta's per-file statistics -> Iceberg metrics. Delta PROTOCOL.md, "Per-file Statistics"; Iceberg spec, "Manifests".
+
+Bounds must be safe for pruning: lower ones never above, upper ones never below any value. Timestamps are cut to
+milliseconds in Delta's statistics, so the upper bound is moved up to the end of its millisecond; as such a bound is not
+exact, the table's metrics mode for timestamp columns is `counts` (see `metrics_properties`), which keeps engines from
+answering MIN or MAX with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+from pyiceberg.conversions import to_bytes
+from pyiceberg.types import (
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from daemon.errors import CorruptInput
+from daemon.translate.partition_values import EPOCH_DAY, timestamp_micros
+from daemon.translate.schema import TableSchema
+
+# The part of a timestamp that Delta's statistics do not carry.
+MILLISECOND_REST_US = 999
+INT_RANGE = {IntegerType: 1 << 31, LongType: 1 << 63}
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """A data file's metrics by Iceberg field id. `record_count` counts physical rows; None when Delta has none."""
+
+    record_count: int | None
+    value_counts: dict[int, int]
+    null_value_counts: dict[int, int]
+    lower_bounds: dict[int, bytes]
+    upper_bounds: dict[int, bytes]
+
+
+NO_METRICS = Metrics(None, {}, {}, {}, {})
+
+
+def parse_stats(stats: str | None, leaves: Mapping[tuple[str, ...], NestedField]) -> Metrics:
+    """Translate an add's `stats` JSON; anything that cannot be trusted for a column is left out for that column.
+
+    Raises `CorruptInput` when the statistics are not JSON of the protocol's shape.
+    """
+    if not stats:
+        return NO_METRICS
+    try:
+        parsed = json.loads(stats, parse_float=Decimal)
+        record_count = parsed.get("numRecords")
+        tight = parsed.get("tightBounds", True)
+        minima, maxima = parsed.get("minValues") or {}, parsed.get("maxValues") or {}
+        nulls = parsed.get("nullCount") or {}
+    except (ValueError, AttributeError) as error:
+        raise CorruptInput(
+            f"the statistics are not JSON: {error}", hint="Recompute them on the Delta table."
+        ) from error
+    null_counts = {
+        leaves[path].field_id: int(count)
+        for path, count in _walk(nulls, leaves)
+        if record_count is not None and (tight or count in (0, record_count))
+    }
+    lower: dict[int, bytes] = {}
+    upper: dict[int, bytes] = {}
+    upper_values = dict(_walk(maxima, leaves))
+    for path, minimum in _walk(minima, leaves):
+        field, maximum = leaves[path], upper_values.get(path)
+        if maximum is None or minimum is None:
+            continue
+        bounds = _bounds(minimum, maximum, field.field_type)
+        if bounds is not None:
+            lower[field.field_id] = to_bytes(field.field_type, bounds[0])  # type: ignore[arg-type]
+            upper[field.field_id] = to_bytes(field.field_type, bounds[1])  # type: ignore[arg-type]
+    return Metrics(
+        record_count=record_count,
+        value_counts={} if record_count is None else {field_id: record_count for field_id in null_counts},
+        null_value_counts=null_counts,
+        lower_bounds=lower,
+        upper_bounds=upper,
+    )
+
+
+def _walk(tree: Any, leaves: Mapping[tuple[str, ...], NestedField]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values of `tree` at the leaves, nested structs being nested objects."""
+    for path in leaves:
+        value = tree
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None and not isinstance(value, dict):
+            yield path, value
+
+
+def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, Any] | None:
+    """Values in Iceberg's internal form, or None where the pair is of no use or not to be trusted."""
+    try:
+        match field_type:
+            case IntegerType() | LongType():
+                limit = INT_RANGE[type(field_type)]
+                low, high = int(minimum), int(maximum)
+                return (low, high) if -limit <= low <= high < limit else None
+            case FloatType() | DoubleType():
+                return _float_bounds(float(minimum), float(maximum))
+            case DecimalType():
+                unit = Decimal(1).scaleb(-field_type.scale)
+                return Decimal(minimum).quantize(unit), Decimal(maximum).quantize(unit)
+            case DateType():
+                return _days(minimum), _days(maximum)
+            case TimestampType() | TimestamptzType():
+                return timestamp_micros(minimum), timestamp_micros(maximum) + MILLISECOND_REST_US
+            case StringType():
+                return (minimum, maximum) if isinstance(minimum, str) and isinstance(maximum, str) else None
+            case BooleanType():
+                return bool(minimum), bool(maximum)
+    except (ValueError, ArithmeticError, TypeError):
+        # A year beyond 9999, a number of another type: such a column goes without bounds.
+        return None
+    return None
+
+
+def _float_bounds(low: float, high: float) -> tuple[float, float] | None:
+    """Iceberg spec, "Manifests": NaN is never a bound, and zeros are signed outwards."""
+    if math.isnan(low) or math.isnan(high):
+        return None
+    return (-0.0 if low == 0 else low), (0.0 if high == 0 else high)
+
+
+def _days(text: str) -> int:
+    return (date.fromisoformat(text) - EPOCH_DAY).days
+
+
+def metrics_properties(table: TableSchema) -> dict[str, str]:
+    """Iceberg table properties that keep engines from computing MIN and MAX from inexact bounds."""
+    return {
+        f"write.metadata.metrics.column.{table.schema.find_column_name(field.field_id)}": "counts"
+        for field in table.leaves.values()
+        if isinstance(field.field_type, TimestampType | TimestamptzType)
+    }

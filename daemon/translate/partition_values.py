@@ -1,0 +1,85 @@
+"""Delta's partition value strings -> Iceberg partition tuples. Delta PROTOCOL.md, "Partition Value Serialization".
+
+The empty string means null for every type. Times are Iceberg's internal numbers: days, and microseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from pyiceberg.types import (
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from daemon.errors import CorruptInput
+from daemon.translate.schema import TableSchema
+
+EPOCH_DAY = date(1970, 1, 1)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+def parse_partition_value(text: str | None, field_type: IcebergType, column: str) -> Any:
+    """The value as Iceberg keeps it in a partition tuple; None for null.
+
+    Raises `CorruptInput` naming the column when the text is not of the type.
+    """
+    if text is None or text == "":
+        return None
+    try:
+        return _parse(text, field_type)
+    except (ValueError, InvalidOperation) as error:
+        raise CorruptInput(
+            f"partition value {text!r} of column {column} is not a {field_type}",
+            hint="The writer of this file broke Delta's partition value rules.",
+        ) from error
+
+
+def _parse(text: str, field_type: IcebergType) -> Any:
+    match field_type:
+        case StringType():
+            return text
+        case IntegerType() | LongType():
+            return int(text)
+        case BooleanType():
+            return {"true": True, "false": False}[text.lower()] if text.lower() in {"true", "false"} else int(text) != 0
+        case FloatType() | DoubleType():
+            return float(text)
+        case DecimalType():
+            return Decimal(text).quantize(Decimal(1).scaleb(-field_type.scale))
+        case DateType():
+            return (date.fromisoformat(text) - EPOCH_DAY).days
+        case TimestampType() | TimestamptzType():
+            return timestamp_micros(text)
+    raise ValueError(f"no partition values of type {field_type}")
+
+
+def timestamp_micros(text: str) -> int:
+    """Microseconds since 1970 of `2020-01-01 00:00:00.123456`, also with `T` and a zone; UTC when there is no zone."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - EPOCH) // MICROSECOND
+
+
+def partition_tuple(values: Mapping[str, str | None], table: TableSchema, spec_id: int) -> tuple[Any, ...]:
+    """One value for each field of the spec, in its order, from an action's `partitionValues` (physical names)."""
+    return tuple(
+        parse_partition_value(
+            values.get(table.physical_names[field.source_id]), table.schema.find_type(field.source_id), field.name
+        )
+        for field in table.specs[spec_id].fields
+    )

@@ -1,0 +1,314 @@
+"""TableChange -> what one Iceberg snapshot does. Pure: which positions to write, then which entries to add and remove.
+
+The wanted state follows from the new deletion vectors alone, so planning a version twice gives the same tables.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pyiceberg.conversions import to_bytes
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.types import LongType, StringType
+
+from daemon.delta.actions import AddFile, DeletionVectorDescriptor
+from daemon.delta.replay import TableChange
+from daemon.iceberg.manifests import data_file_record
+from daemon.iceberg.row_delta import RowDelta
+from daemon.translate.data_files import data_file_of, metrics_of
+from daemon.translate.metrics import Metrics
+from daemon.translate.partition_values import partition_tuple
+from daemon.translate.schema import TableSchema
+from state import DeleteFileRecord, DeletionVectorRecord, LiveFile, OrphanReason
+
+# Iceberg spec, "Position Delete Files".
+FILE_PATH_ID = 2147483546
+POS_ID = 2147483545
+# With `write.delete.granularity=partition`, so many data files share a delete file at the most.
+DATA_FILES_PER_DELETE_FILE_MAX = 1000
+# Stands for a deletion vector that a rebuild could not identify: the next sync writes the file's deletions anew.
+UNKNOWN_DV = DeletionVectorRecord("?", "?", "", 0, 0)
+
+
+@dataclass(frozen=True)
+class DvWork:
+    """One data file whose deleted positions go from `before` to `after`. `record_count` None: not known."""
+
+    data_file: str
+    record_count: int | None
+    before: DeletionVectorRecord | None
+    after: DeletionVectorRecord
+
+
+@dataclass(frozen=True)
+class DeleteFileTask:
+    """One delete file to write, named in advance; `works` are sorted by data file."""
+
+    output_path: str
+    spec_id: int
+    partition: tuple[object, ...]
+    works: tuple[DvWork, ...]
+
+
+@dataclass(frozen=True)
+class WrittenPositions:
+    """What a delete file holds of one data file. `restored`: rows came back, so these are all of its deletions."""
+
+    data_file: str
+    positions: int
+    restored: bool
+
+
+@dataclass(frozen=True)
+class DeleteFileResult:
+    """What became of a task. `size_bytes` is None when there was nothing to write and no file is there."""
+
+    path: str
+    size_bytes: int | None
+    positions: int
+    lower_pos: int | None
+    upper_pos: int | None
+    split_offsets: tuple[int, ...]
+    rows: tuple[WrittenPositions, ...]
+
+
+@dataclass(frozen=True)
+class SyncPlan:
+    """A change with the live files that it touches, and the delete files to write for it."""
+
+    change: TableChange
+    live: Mapping[str, LiveFile]
+    table: TableSchema
+    tasks: tuple[DeleteFileTask, ...]
+    metrics: Mapping[str, Metrics]
+
+
+def plan_sync(
+    change: TableChange,
+    live: Mapping[str, LiveFile],
+    table: TableSchema,
+    *,
+    granularity: str,
+    name_delete_file: Callable[[int], str],
+) -> SyncPlan:
+    """Plan what to translate. `live` holds the files of `change` that Iceberg shows now, `granularity` is `file` or
+    `partition`, `name_delete_file` names the nth delete file."""
+    metrics = {path: metrics_of(add, path, table) for path, add in change.added.items()}
+    return SyncPlan(
+        change=change,
+        live=live,
+        table=table,
+        tasks=tuple(
+            DeleteFileTask(name_delete_file(number), spec_id, partition, works)
+            for number, (spec_id, partition, works) in enumerate(_grouped(change, live, table, metrics, granularity))
+        ),
+        metrics=metrics,
+    )
+
+
+def _grouped(
+    change: TableChange,
+    live: Mapping[str, LiveFile],
+    table: TableSchema,
+    metrics: Mapping[str, Metrics],
+    granularity: str,
+) -> Iterator[tuple[int, tuple[object, ...], tuple[DvWork, ...]]]:
+    """The works of each delete file, with the spec and partition that they share."""
+    groups: dict[tuple[int, str], list[tuple[tuple[object, ...], DvWork]]] = defaultdict(list)
+    for path, add in sorted({**change.added, **change.dv_changed}.items()):
+        if add.deletion_vector is None:
+            continue
+        known = live.get(path)
+        spec_id = known.spec_id if known else table.spec_id
+        partition = partition_tuple(add.partition_values, table, spec_id)
+        work = DvWork(
+            data_file=path,
+            record_count=known.record_count if known else metrics[path].record_count,
+            before=known.deletion_vector if known and not _is_unknown(known) else None,
+            after=record_of(add.deletion_vector),
+        )
+        # repr: NaN does not equal itself, and a group may be split but never mixed.
+        group = path if granularity == "file" else repr(partition)
+        groups[spec_id, group].append((partition, work))
+    for (spec_id, _), members in groups.items():
+        for start in range(0, len(members), DATA_FILES_PER_DELETE_FILE_MAX):
+            chunk = members[start : start + DATA_FILES_PER_DELETE_FILE_MAX]
+            yield spec_id, chunk[0][0], tuple(work for _, work in chunk)
+
+
+def record_of(descriptor: DeletionVectorDescriptor) -> DeletionVectorRecord:
+    """The descriptor as the state store keeps it."""
+    return DeletionVectorRecord(
+        unique_id=descriptor.unique_id,
+        storage_type=descriptor.storage_type,
+        path_or_inline_dv=descriptor.path_or_inline_dv,
+        size_in_bytes=descriptor.size_in_bytes,
+        cardinality=descriptor.cardinality,
+        offset=descriptor.offset,
+    )
+
+
+def descriptor_of(record: DeletionVectorRecord) -> DeletionVectorDescriptor:
+    """The descriptor as Delta's actions carry it."""
+    return DeletionVectorDescriptor(
+        storage_type=record.storage_type,
+        path_or_inline_dv=record.path_or_inline_dv,
+        size_in_bytes=record.size_in_bytes,
+        cardinality=record.cardinality,
+        offset=record.offset,
+    )
+
+
+@dataclass(frozen=True)
+class CommitPlan:
+    """The snapshot to commit and what to remember of it; manifest paths are still to be filled in."""
+
+    delta: RowDelta
+    added_files: Mapping[str, AddFile]
+    record_counts: Mapping[str, int]
+    changed_dvs: Mapping[str, DeletionVectorRecord | None]
+    removed_files: tuple[str, ...]
+    written: tuple[tuple[DeleteFileTask, DeleteFileResult], ...]
+    unwritten_files: tuple[str, ...]
+    removed_delete_files: Mapping[str, OrphanReason]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no entry is added or removed: such a version makes no snapshot."""
+        return not (self.added_files or self.removed_files or self.written)
+
+
+def files_to_leave(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> set[str]:
+    """Live data files whose entries go: removed ones, and those of which rows came back.
+
+    A restored file's entry is removed and added again: its new data sequence number leaves older deletes behind.
+    """
+    return set(plan.change.removed) | _restored(plan, results)
+
+
+def _restored(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> set[str]:
+    without_dv = {path for path, add in plan.change.dv_changed.items() if add.deletion_vector is None}
+    unknown = {path for path in plan.change.dv_changed if _is_unknown(plan.live[path])}
+    return without_dv | unknown | {row.data_file for result in results for row in result.rows if row.restored}
+
+
+def _is_unknown(file: LiveFile) -> bool:
+    return file.deletion_vector == UNKNOWN_DV
+
+
+def complete_plan(
+    plan: SyncPlan,
+    results: Sequence[DeleteFileResult],
+    *,
+    snapshot_id: int,
+    serving: Sequence[DeleteFileRecord],
+    still_serving: Mapping[str, set[str]],
+    record_counts: Mapping[str, int],
+) -> CommitPlan:
+    """Decide every entry of the snapshot once the delete files are written.
+
+    `serving` are the live delete files of the files to leave, `still_serving` the live data files that each of them
+    serves, `record_counts` the physical rows of added files whose statistics do not tell.
+    """
+    leaving = files_to_leave(plan, results)
+    restored = _restored(plan, results)
+    added = {**plan.change.added, **{path: plan.change.dv_changed[path] for path in restored}}
+    counts = {path: _record_count(plan, path, record_counts) for path in added}
+    by_path = {result.path: result for result in results}
+    written = tuple((task, by_path[task.output_path]) for task in plan.tasks if by_path[task.output_path].positions)
+    gone = {
+        delete_file.path: (
+            OrphanReason.DATA_FILES_GONE
+            if still_serving[delete_file.path] & plan.change.removed
+            else OrphanReason.DV_SHRUNK
+        )
+        for delete_file in serving
+        if still_serving[delete_file.path] <= leaving
+    }
+    delta = RowDelta(
+        snapshot_id=snapshot_id,
+        added_data_files=[
+            data_file_of(add, path, plan.table, _metrics(plan, path), counts[path])
+            for path, add in sorted(added.items())
+        ],
+        removed_data_files=_by_manifest((plan.live[path].manifest_path, path) for path in leaving),
+        added_delete_files=[_delete_file_record(task, result) for task, result in written],
+        removed_delete_files=_by_manifest((file.manifest_path, file.path) for file in serving if file.path in gone),
+        same_rows=_moves_rows_only(plan, counts, positions=sum(result.positions for _, result in written)),
+    )
+    return CommitPlan(
+        delta=delta,
+        added_files=added,
+        record_counts=counts,
+        changed_dvs={
+            path: record_of(add.deletion_vector)
+            for path, add in plan.change.dv_changed.items()
+            if path not in restored and add.deletion_vector
+        },
+        # A restored file is in both: what was remembered of its deletions goes, the file itself stays.
+        removed_files=tuple(sorted(leaving)),
+        written=written,
+        unwritten_files=tuple(result.path for result in results if not result.positions),
+        removed_delete_files=gone,
+    )
+
+
+def _metrics(plan: SyncPlan, path: str) -> Metrics:
+    return plan.metrics.get(path) or metrics_of(plan.change.dv_changed[path], path, plan.table)
+
+
+def _record_count(plan: SyncPlan, path: str, record_counts: Mapping[str, int]) -> int:
+    if path in plan.live:
+        return plan.live[path].record_count
+    known = plan.metrics[path].record_count
+    return record_counts[path] if known is None else known
+
+
+def _by_manifest(placed: Iterator[tuple[str, str]]) -> dict[str, set[str]]:
+    groups: dict[str, set[str]] = defaultdict(set)
+    for manifest_path, path in placed:
+        groups[manifest_path].add(path)
+    return groups
+
+
+def _moves_rows_only(plan: SyncPlan, counts: Mapping[str, int], *, positions: int) -> bool:
+    """Whether Delta says that no data changed, and the numbers of rows agree (operation `replace`)."""
+    change = plan.change
+    if change.data_change or change.dv_changed or positions:
+        return False
+    added = sum(counts[path] for path in change.added)
+    removed = sum(live_rows(plan.live[path]) for path in change.removed)
+    return added == removed
+
+
+def live_rows(file: LiveFile) -> int:
+    return file.record_count - (file.deletion_vector.cardinality if file.deletion_vector else 0)
+
+
+def _delete_file_record(task: DeleteFileTask, result: DeleteFileResult) -> DataFile:
+    """Iceberg spec, "Data File Fields", of a position-delete file.
+
+    Bounds and counts are given for a file that serves one data file; engines take equal bounds of `file_path` for it.
+    """
+    served = [row.data_file for row in result.rows if row.positions]
+    single = served[0] if len(served) == 1 else None
+    bounded = single is not None and result.lower_pos is not None and result.upper_pos is not None
+    path_bytes = to_bytes(StringType(), single) if single else b""
+    record = data_file_record(
+        task.partition,
+        content=DataFileContent.POSITION_DELETES,
+        file_path=result.path,
+        file_format=FileFormat.PARQUET,
+        record_count=result.positions,
+        file_size_in_bytes=result.size_bytes,
+        value_counts={FILE_PATH_ID: result.positions, POS_ID: result.positions} if bounded else None,
+        null_value_counts={FILE_PATH_ID: 0, POS_ID: 0} if bounded else None,
+        lower_bounds={FILE_PATH_ID: path_bytes, POS_ID: to_bytes(LongType(), result.lower_pos)} if bounded else None,
+        upper_bounds={FILE_PATH_ID: path_bytes, POS_ID: to_bytes(LongType(), result.upper_pos)} if bounded else None,
+        split_offsets=list(result.split_offsets) or None,
+        referenced_data_file=single,
+    )
+    record.spec_id = task.spec_id
+    return record

@@ -1,0 +1,331 @@
+"""Delta schema -> Iceberg schema with stable field ids, partition spec and name mapping. Pure.
+
+With column mapping the ids are Delta's own (PROTOCOL.md, "Column Mapping"); without it the Parquet files carry none:
+ids are assigned once, kept by name, and the name mapping leads readers from names to ids (Iceberg spec, "Column
+Projection"). The names in the mapping are physical names, which are what the files carry.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.name_mapping import MappedField, NameMapping
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from daemon.delta.actions import Metadata
+from daemon.errors import Unsupported
+
+PRIMITIVES: Mapping[str, PrimitiveType] = {
+    "boolean": BooleanType(),
+    "byte": IntegerType(),
+    "short": IntegerType(),
+    "integer": IntegerType(),
+    "long": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "string": StringType(),
+    "binary": BinaryType(),
+    "date": DateType(),
+    "timestamp": TimestamptzType(),
+    "timestamp_ntz": TimestampType(),
+}
+DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+# PROTOCOL.md, "Column Mapping": the ids and names in a field's metadata.
+MAPPING_ID = "delta.columnMapping.id"
+MAPPING_NAME = "delta.columnMapping.physicalName"
+# PROTOCOL.md, "Type Widening": the types a column had before.
+TYPE_CHANGES = "delta.typeChanges"
+# Partition field ids start here (Iceberg spec, "Partition Specs").
+PARTITION_FIELD_ID_START = 1000
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """The Iceberg side of one Delta metadata.
+
+    `replaced` names columns whose type changed so that they are new columns in Iceberg's eyes: no older file may stay
+    live then.
+    """
+
+    schema: Schema
+    specs: Mapping[int, PartitionSpec]
+    spec_id: int
+    name_mapping: NameMapping
+    replaced: tuple[str, ...] = ()
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The spec of files that are added from now on."""
+        return self.specs[self.spec_id]
+
+    @cached_property
+    def leaves(self) -> Mapping[tuple[str, ...], NestedField]:
+        """Physical path -> field of each primitive column outside lists and maps: the columns that have metrics."""
+        return dict(_leaves(self.schema.fields, self.name_mapping, ()))
+
+    @cached_property
+    def physical_names(self) -> Mapping[int, str]:
+        """Field id -> physical name of the top-level columns."""
+        return {mapped.field_id: mapped.names[0] for mapped in self.name_mapping if mapped.field_id is not None}
+
+
+def translate_schema(
+    metadata: Metadata,
+    previous: Schema | None = None,
+    *,
+    schemas: Mapping[int, Schema] = MappingProxyType({}),
+    specs: Mapping[int, PartitionSpec] = MappingProxyType({}),
+) -> TableSchema:
+    """Translate the schema of a Delta `metadata`.
+
+    `previous` is the Iceberg table's current schema, `schemas` and `specs` are all that it ever had: ids in use are kept.
+    Raises `Unsupported` naming the column and its type.
+    """
+    struct: dict[str, Any] = json.loads(metadata.schema_string)
+    mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
+    highest = previous.highest_field_id if previous else 0
+    if mapped:
+        highest = max(highest, int(metadata.configuration.get("delta.columnMapping.maxColumnId", "0")))
+    translation = _Translation(mapped=mapped, next_id=highest + 1)
+    fields = translation.struct_fields(struct, previous.as_struct() if previous else None, ())
+    schema = Schema(*fields, schema_id=_schema_id(StructType(*fields), schemas))
+    spec = _partition_spec(schema, metadata.partition_columns, specs)
+    return TableSchema(
+        schema=schema,
+        specs={**specs, spec.spec_id: spec},
+        spec_id=spec.spec_id,
+        name_mapping=NameMapping(translation.mapped_fields(struct, fields)),
+        replaced=tuple(translation.replaced),
+    )
+
+
+def _schema_id(struct: StructType, schemas: Mapping[int, Schema]) -> int:
+    """The id of a schema that the table had already, or the next one."""
+    for schema_id, schema in schemas.items():
+        if schema.as_struct() == struct:
+            return schema_id
+    return max(schemas, default=-1) + 1
+
+
+def _physical_name(field: dict[str, Any]) -> str:
+    return str(field["metadata"].get(MAPPING_NAME, field["name"]))
+
+
+class _Translation:
+    """One walk over a Spark schema; carries the next free field id."""
+
+    def __init__(self, *, mapped: bool, next_id: int) -> None:
+        self.mapped = mapped
+        self.replaced: list[str] = []
+        self._next_id = next_id
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def struct_fields(
+        self, struct: dict[str, Any], previous: StructType | None, path: tuple[str, ...]
+    ) -> tuple[NestedField, ...]:
+        by_id = {field.field_id: field for field in previous.fields} if previous else {}
+        by_name = {field.name: field for field in previous.fields} if previous else {}
+        return tuple(self._field(field, by_id, by_name, previous is not None, path) for field in struct["fields"])
+
+    def _field(
+        self,
+        field: dict[str, Any],
+        by_id: Mapping[int, NestedField],
+        by_name: Mapping[str, NestedField],
+        evolving: bool,
+        parent: tuple[str, ...],
+    ) -> NestedField:
+        path = (*parent, field["name"])
+        column = ".".join(path)
+        old = by_id.get(field["metadata"][MAPPING_ID]) if self.mapped else by_name.get(field["name"])
+        _check_type_changes(field, column)
+        old_type = old.field_type if old else None
+        field_type = self._type(field["type"], old_type, path)
+        if old_type is not None and not _may_become(old_type, field_type):
+            if self.mapped:
+                raise Unsupported(
+                    f"column {column} changed from {old_type} to {field_type}, which Iceberg cannot express",
+                    hint="Iceberg widens int to long, float to double and the precision of decimals only.",
+                )
+            self.replaced.append(column)
+            old, field_type = None, self._type(field["type"], None, path)
+        if self.mapped:
+            field_id = int(field["metadata"][MAPPING_ID])
+        else:
+            field_id = old.field_id if old else self._new_id()
+        # A column that joins later is missing from older files, so readers must be allowed a null.
+        required = not field["nullable"] and (old.required if old else not evolving)
+        return NestedField(
+            field_id=field_id,
+            name=field["name"],
+            field_type=field_type,
+            required=required,
+            doc=field["metadata"].get("comment"),
+        )
+
+    def _type(self, delta_type: Any, old: IcebergType | None, path: tuple[str, ...]) -> IcebergType:
+        if isinstance(delta_type, str):
+            return _primitive(delta_type, ".".join(path))
+        match delta_type["type"]:
+            case "struct":
+                return StructType(*self.struct_fields(delta_type, old if isinstance(old, StructType) else None, path))
+            case "array":
+                self._check_nested_ids(path)
+                old_list = old if isinstance(old, ListType) else None
+                return ListType(
+                    element_id=old_list.element_id if old_list else self._new_id(),
+                    element=self._type(
+                        delta_type["elementType"], old_list.element_type if old_list else None, (*path, "element")
+                    ),
+                    element_required=not delta_type["containsNull"],
+                )
+            case "map":
+                self._check_nested_ids(path)
+                old_map = old if isinstance(old, MapType) else None
+                return MapType(
+                    key_id=old_map.key_id if old_map else self._new_id(),
+                    key_type=self._type(delta_type["keyType"], old_map.key_type if old_map else None, (*path, "key")),
+                    value_id=old_map.value_id if old_map else self._new_id(),
+                    value_type=self._type(
+                        delta_type["valueType"], old_map.value_type if old_map else None, (*path, "value")
+                    ),
+                    value_required=not delta_type["valueContainsNull"],
+                )
+            case other:
+                raise _unsupported_type(str(other), ".".join(path))
+
+    def _check_nested_ids(self, path: tuple[str, ...]) -> None:
+        # Files with ids for columns but none for elements read as null in engines that go by id: refuse, never serve.
+        if self.mapped:
+            raise Unsupported(
+                f"column {'.'.join(path)} is an array or map in a table with column mapping: its elements have no ids",
+                hint="Tables without column mapping may hold arrays and maps.",
+            )
+
+    def mapped_fields(self, struct: dict[str, Any], fields: tuple[NestedField, ...]) -> list[MappedField]:
+        return [
+            MappedField(
+                field_id=field.field_id,
+                names=[_physical_name(delta_field)],
+                fields=self._mapped_type(delta_field["type"], field.field_type),
+            )
+            for delta_field, field in zip(struct["fields"], fields, strict=True)
+        ]
+
+    def _mapped_type(self, delta_type: Any, field_type: IcebergType) -> list[MappedField]:
+        if isinstance(field_type, StructType):
+            return self.mapped_fields(delta_type, field_type.fields)
+        if isinstance(field_type, ListType):
+            nested = self._mapped_type(delta_type["elementType"], field_type.element_type)
+            return [MappedField(field_id=field_type.element_id, names=["element"], fields=nested)]
+        if isinstance(field_type, MapType):
+            keys = self._mapped_type(delta_type["keyType"], field_type.key_type)
+            values = self._mapped_type(delta_type["valueType"], field_type.value_type)
+            return [
+                MappedField(field_id=field_type.key_id, names=["key"], fields=keys),
+                MappedField(field_id=field_type.value_id, names=["value"], fields=values),
+            ]
+        return []
+
+
+def _primitive(delta_type: str, column: str) -> PrimitiveType:
+    if match := DECIMAL.fullmatch(delta_type):
+        return DecimalType(int(match[1]), int(match[2]))
+    if delta_type not in PRIMITIVES:
+        raise _unsupported_type(delta_type, column)
+    return PRIMITIVES[delta_type]
+
+
+def _unsupported_type(delta_type: str, column: str) -> Unsupported:
+    return Unsupported(
+        f"column {column} has the type {delta_type}, which Iceberg format version 2 does not have",
+        hint="Drop or cast the column in the Delta table.",
+    )
+
+
+def _check_type_changes(field: dict[str, Any], column: str) -> None:
+    for change in field["metadata"].get(TYPE_CHANGES, []):
+        before, after = _primitive(change["fromType"], column), _primitive(change["toType"], column)
+        if "fieldPath" not in change and not _may_become(before, after):
+            raise Unsupported(
+                f"column {column} was widened from {change['fromType']} to {change['toType']}, which Iceberg cannot express",
+                hint="Iceberg widens int to long, float to double and the precision of decimals only.",
+            )
+
+
+def _may_become(old: IcebergType, new: IcebergType) -> bool:
+    """Iceberg spec, "Schema Evolution": the promotions that keep a field's id."""
+    match old, new:
+        case IntegerType(), LongType():
+            return True
+        case FloatType(), DoubleType():
+            return True
+        case DecimalType(), DecimalType():
+            return old.scale == new.scale and old.precision <= new.precision
+        case PrimitiveType(), _:
+            return old == new
+        case _:
+            return type(old) is type(new)
+
+
+def _partition_spec(schema: Schema, columns: list[str], specs: Mapping[int, PartitionSpec]) -> PartitionSpec:
+    """The spec with the identity of each column: one that the table has already, or a new one."""
+    for column in columns:
+        if isinstance(schema.find_type(column), BinaryType):
+            raise Unsupported(
+                f"partition column {column} is binary", hint="Partition the Delta table by another column."
+            )
+    sources = [schema.find_field(column).field_id for column in columns]
+    for spec in specs.values():
+        if [field.source_id for field in spec.fields] == sources:
+            return spec
+    used = [field.field_id for spec in specs.values() for field in spec.fields]
+    next_id = max(used, default=PARTITION_FIELD_ID_START - 1) + 1
+    fields = [
+        PartitionField(source_id=source, field_id=next_id + index, transform=IdentityTransform(), name=column)
+        for index, (source, column) in enumerate(zip(sources, columns, strict=True))
+    ]
+    return PartitionSpec(*fields, spec_id=max(specs, default=-1) + 1)
+
+
+def _leaves(
+    fields: Iterable[NestedField], mapping: Iterable[MappedField], parent: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], NestedField]]:
+    mapped_by_id = {mapped.field_id: mapped for mapped in mapping}
+    for field in fields:
+        mapped = mapped_by_id[field.field_id]
+        path = (*parent, mapped.names[0])
+        if isinstance(field.field_type, StructType):
+            yield from _leaves(field.field_type.fields, mapped.fields, path)
+        elif field.field_type.is_primitive:
+            yield path, field

@@ -1,0 +1,52 @@
+"""uvicorn in a thread of the daemon. It takes no signals: those are the daemon's."""
+
+from __future__ import annotations
+
+import socket
+from threading import Thread
+from typing import Self
+
+import uvicorn
+from starlette.applications import Starlette
+
+from daemon.errors import ConfigInvalid
+from daemon.settings import HealthSettings
+
+STOP_MAX_S = 2.0
+
+
+class WebServer:
+    """Listens from `start` to `stop`."""
+
+    def __init__(self, listener: socket.socket, app: Starlette) -> None:
+        self._listener = listener
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11")
+        config.timeout_graceful_shutdown = 1
+        self._server = uvicorn.Server(config)
+        self._thread = Thread(target=self._server.run, args=([listener],), name="web", daemon=True)
+
+    @classmethod
+    def start(cls, settings: HealthSettings, app: Starlette) -> Self:
+        """Raises ConfigInvalid when the address cannot be had."""
+        try:
+            family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+            listener = socket.create_server((settings.host, settings.port), family=family)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigInvalid(
+                f"health: cannot listen on {settings.host}:{settings.port}: {reason.lower()}",
+                hint="Another dvsync or another program may have the port: stop it, or set health.port.",
+            ) from error
+        server = cls(listener, app)
+        server._thread.start()
+        return server
+
+    @property
+    def url(self) -> str:
+        host, port = self._listener.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(STOP_MAX_S)
+        self._listener.close()

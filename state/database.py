@@ -1,0 +1,130 @@
+"""One database behind an SQLAlchemy URL: how it is opened, migrated, read and written. Names none of its tables."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from state.store import StateUnavailable
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+SQLITE_BUSY_TIMEOUT_S = 5
+BEGIN_STATEMENT = "dvsync_begin_statement"
+
+
+class Database:
+    """Transactions on one database, for many threads: readers side by side, one writer at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        # The query of a URL may hold a password as well, so it is never shown.
+        self._name = engine.url.set(query={}).render_as_string(hide_password=True)
+        self._engine = engine
+        self._writers = engine.execution_options(**{BEGIN_STATEMENT: "BEGIN IMMEDIATE"})
+        self._one_writer = threading.Lock()
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """The database, at the newest schema; an SQLite file and its folder are made when they are missing.
+
+        Raises StateUnavailable when it cannot be opened, or when a newer dvsync has migrated it.
+        """
+        database = cls(_create_engine(url))
+        try:
+            database._migrate()
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that sees one state of the database. Raises StateUnavailable."""
+        with self._translated(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that is committed at the end, or leaves nothing behind. Raises StateUnavailable."""
+        # SQLite's own waiting is unfair and gives up after the busy timeout: our threads queue here instead.
+        with self._one_writer, self._translated(), self._writers.begin() as connection:
+            yield connection
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            # Only the driver's own words: SQLAlchemy's would add the statement and its values.
+            raise StateUnavailable(f"the state database {self._name} is not usable: {error.orig}") from error
+        except PoolTimeoutError as error:
+            raise StateUnavailable(f"the state database {self._name} has no free connection") from error
+
+    def _migrate(self) -> None:
+        config = Config()
+        # Alembic interpolates `%`, which a path may hold.
+        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+        scripts = ScriptDirectory.from_config(config)
+        with self.read() as connection:
+            revision = MigrationContext.configure(connection).get_current_revision()
+        if revision == scripts.get_current_head():
+            return
+        if revision is not None and revision not in {script.revision for script in scripts.walk_revisions()}:
+            raise StateUnavailable(
+                f"the state database {self._name} was written by a newer dvsync: "
+                f"its schema revision {revision} is not known here"
+            )
+        with self.write() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+
+def _create_engine(url: str) -> Engine:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        # The cause is not shown or chained: it quotes pieces of the URL, a password perhaps.
+        raise StateUnavailable("the URL of the state database is not an SQLAlchemy URL") from None
+    try:
+        if parsed.get_backend_name() != "sqlite":
+            return create_engine(parsed, pool_pre_ping=True)
+        return _create_sqlite_engine(parsed)
+    except (ArgumentError, ImportError, OSError) as error:
+        raise StateUnavailable(f"the state database at {parsed.drivername}:// cannot be opened: {error}") from error
+
+
+def _create_sqlite_engine(url: URL) -> Engine:
+    # A `file:` URI says itself how to open the file, read-only perhaps.
+    if url.database and not url.database.startswith("file:"):
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url.set(query={"timeout": str(SQLITE_BUSY_TIMEOUT_S), **url.query}))
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, _entry: ConnectionPoolEntry) -> None:
+        # Python's driver would begin a transaction only before the first write, and then without the write lock.
+        connection.isolation_level = None
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # IMMEDIATE takes the write lock at once: a transaction that reads first cannot fail later for want of it.
+        connection.exec_driver_sql(connection.get_execution_options().get(BEGIN_STATEMENT, "BEGIN"))
+
+    return engine

@@ -1,0 +1,62 @@
+"""From rows to records: how live files and delete files are read, inside the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, select
+
+from state.models import DataFileRow, DeleteFileRow, DvMappingRow, MetadataFileRow
+from state.records import DeleteFileRecord, DeletionVectorRecord, DvMapping, LiveFile
+from state.sql_bulk import batched
+
+
+def select_live_files(table_id: int) -> Select[Any]:
+    return (
+        select(DataFileRow.__table__, MetadataFileRow.path.label("manifest_path"))
+        .join(MetadataFileRow, MetadataFileRow.id == DataFileRow.manifest_id)
+        .where(DataFileRow.table_id == table_id)
+    )
+
+
+def live_file(row: Row[Any]) -> LiveFile:
+    """The record of one row of `select_live_files`."""
+    deletion_vector = None
+    if row.dv_unique_id is not None:
+        deletion_vector = DeletionVectorRecord(
+            unique_id=row.dv_unique_id,
+            storage_type=row.dv_storage_type,
+            path_or_inline_dv=row.dv_path_or_inline_dv,
+            size_in_bytes=row.dv_size_in_bytes,
+            cardinality=row.dv_cardinality,
+            offset=row.dv_offset,
+        )
+    return LiveFile(row.path, row.record_count, row.size_bytes, row.spec_id, row.manifest_path, deletion_vector)
+
+
+def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) -> list[DeleteFileRecord]:
+    """These live delete files with all their mappings, both sorted by path."""
+    mappings: dict[int, list[DvMapping]] = {delete_file_id: [] for delete_file_id in delete_file_ids}
+    delete_files = []
+    for batch in batched(delete_file_ids):
+        served = (
+            select(DvMappingRow.__table__, DataFileRow.path)
+            .join(DataFileRow, DataFileRow.id == DvMappingRow.data_file_id)
+            .where(DvMappingRow.delete_file_id.in_(batch))
+            .order_by(DataFileRow.path)
+        )
+        for row in connection.execute(served):
+            mappings[row.delete_file_id].append(DvMapping(row.path, row.dv_unique_id, row.positions))
+        serving = (
+            select(DeleteFileRow.__table__, MetadataFileRow.path.label("manifest_path"))
+            .join(MetadataFileRow, MetadataFileRow.id == DeleteFileRow.manifest_id)
+            .where(DeleteFileRow.id.in_(batch))
+        )
+        delete_files += [
+            DeleteFileRecord(
+                row.path, row.size_bytes, row.positions, row.spec_id, row.manifest_path, tuple(mappings[row.id])
+            )
+            for row in connection.execute(serving)
+        ]
+    return sorted(delete_files, key=lambda delete_file: delete_file.path)

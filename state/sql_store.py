@@ -1,0 +1,329 @@
+"""The state store on any database that SQLAlchemy knows; SQLite is the one we test and ship with.
+
+Every verb is one transaction here; the steps inside it are in `sql_files.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Self
+
+import msgspec
+from msgspec.structs import asdict, replace
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
+
+from state import sql_files
+from state.cursor import advance_cursor
+from state.database import Database
+from state.models import (
+    DataFileRow,
+    DeleteFileRow,
+    DvMappingRow,
+    FileStatus,
+    IntentRow,
+    IntentStatus,
+    MetadataFileRow,
+    SyncRunRow,
+    TableRow,
+)
+from state.records import (
+    DeleteFileRecord,
+    FileKind,
+    Intent,
+    LiveFile,
+    OrphanReason,
+    Outcome,
+    SyncRun,
+    TableCounts,
+    TableError,
+    TableRecord,
+)
+from state.sql_bulk import batched
+from state.sql_reads import live_file, read_delete_files, select_live_files
+
+READ_BATCH_MAX = 5_000
+WRITE_BATCH_MAX = 5_000
+
+
+class SqlStateStore:
+    """A `StateStore` that may be used from many threads at once."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """The store behind an SQLAlchemy URL, made or upgraded as needed.
+
+        Raises StateUnavailable when it cannot be opened, or was written by a newer dvsync.
+        """
+        return cls(Database.open(url))
+
+    def close(self) -> None:
+        self._database.close()
+
+    def load_table(self, name: str, source: str, target: str) -> TableRecord:
+        named = select(TableRow.__table__).where(TableRow.name == name)
+        with self._database.write() as connection:
+            found = connection.execute(named).one_or_none()
+            if found is None or (found.source, found.target) != (source, target):
+                # All that belongs to the old row goes with it, by the foreign keys. Nothing of it becomes an orphan:
+                # whoever reads the old target still needs its files.
+                connection.execute(delete(TableRow).where(TableRow.name == name))
+                connection.execute(insert(TableRow).values(name=name, source=source, target=target, paused=False))
+            return _table_record(connection.execute(named).one())
+
+    def list_tables(self) -> list[TableRecord]:
+        with self._database.read() as connection:
+            return [
+                _table_record(row) for row in connection.execute(select(TableRow.__table__).order_by(TableRow.name))
+            ]
+
+    def find_live_files(self, table_id: int, paths: Collection[str]) -> dict[str, LiveFile]:
+        live_files = select_live_files(table_id)
+        with self._database.read() as connection:
+            _load_table(connection, table_id)
+            return {
+                row.path: live_file(row)
+                for batch in batched(paths)
+                for row in connection.execute(live_files.where(DataFileRow.path.in_(batch)))
+            }
+
+    def read_live_files(self, table_id: int) -> Iterator[LiveFile]:
+        # One short transaction a batch: a reader that dawdles must not hold back SQLite's checkpoints.
+        live_files = select_live_files(table_id).order_by(DataFileRow.path).limit(READ_BATCH_MAX)
+        after = ""
+        while True:
+            with self._database.read() as connection:
+                _load_table(connection, table_id)
+                batch = [live_file(row) for row in connection.execute(live_files.where(DataFileRow.path > after))]
+            yield from batch
+            if len(batch) < READ_BATCH_MAX:
+                return
+            after = batch[-1].path
+
+    def find_delete_files(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
+        serving = (
+            select(DvMappingRow.delete_file_id)
+            .distinct()
+            .join(DataFileRow, DataFileRow.id == DvMappingRow.data_file_id)
+            .where(DataFileRow.table_id == table_id)
+        )
+        with self._database.read() as connection:
+            _load_table(connection, table_id)
+            delete_file_ids = {
+                delete_file_id
+                for batch in batched(data_files)
+                for delete_file_id in connection.scalars(serving.where(DataFileRow.path.in_(batch)))
+            }
+            return read_delete_files(connection, delete_file_ids)
+
+    def find_serving(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
+        served = (
+            select(DeleteFileRow.path, DataFileRow.path)
+            .join(DvMappingRow, DvMappingRow.delete_file_id == DeleteFileRow.id)
+            .join(DataFileRow, DataFileRow.id == DvMappingRow.data_file_id)
+            .where(DeleteFileRow.table_id == table_id)
+        )
+        serving: dict[str, set[str]] = {path: set() for path in delete_files}
+        with self._database.read() as connection:
+            _load_table(connection, table_id)
+            for batch in batched(delete_files):
+                for delete_file, data_file in connection.execute(served.where(DeleteFileRow.path.in_(batch))):
+                    serving[delete_file].add(data_file)
+        return serving
+
+    def record_intent(self, intent: Intent) -> None:
+        with self._database.write() as connection:
+            _load_table(connection, intent.table_id)
+            if connection.scalar(select(IntentRow.id).where(IntentRow.id == intent.id)) is None:
+                connection.execute(insert(IntentRow).values(**asdict(intent), status=IntentStatus.OPEN))
+
+    def record_pending(self, intent_id: int, kind: FileKind, paths: Sequence[str]) -> None:
+        with self._database.write() as connection:
+            table_id = _load_table_of_intent(connection, intent_id)
+            sql_files.write_pending(connection, table_id, kind, paths, intent_id=intent_id)
+
+    def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
+        with self._database.write() as connection:
+            _load_table_of_intent(connection, intent_id)
+            payload = msgspec.json.encode(outcome)
+            connection.execute(update(IntentRow).where(IntentRow.id == intent_id).values(payload=payload))
+
+    def find_open_intents(self, table_id: int) -> list[tuple[Intent, Outcome | None]]:
+        opened = (
+            select(IntentRow.__table__)
+            .where(IntentRow.table_id == table_id, IntentRow.status == IntentStatus.OPEN)
+            .order_by(IntentRow.created_at_ms, IntentRow.id)
+        )
+        with self._database.read() as connection:
+            _load_table(connection, table_id)
+            return [
+                (
+                    Intent(row.id, row.table_id, row.from_version, row.to_version, row.created_at_ms),
+                    None if row.payload is None else msgspec.json.decode(row.payload, type=Outcome),
+                )
+                for row in connection.execute(opened)
+            ]
+
+    def record_synced(self, intent_id: int | None, outcome: Outcome, *, at_ms: int) -> None:
+        table_id = outcome.table_id
+        with self._database.write() as connection:
+            table = _load_table(connection, table_id)
+            sql_files.remove_pending(connection, table_id, outcome.unwritten_files)
+            manifests = {new for _, new in outcome.moved_manifests}
+            manifests |= {file.manifest_path for file in outcome.added_files}
+            manifests |= {file.manifest_path for file in outcome.added_delete_files}
+            manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests)
+            for old, new in outcome.moved_manifests:
+                sql_files.move_manifest(connection, table_id, old, manifest_ids[new])
+            # Removed before added: a path that is in both is live afterwards, served only by what is added here.
+            sql_files.remove_live_files(connection, table_id, outcome.removed_files)
+            sql_files.write_live_files(connection, table_id, outcome.added_files, manifest_ids)
+            sql_files.write_deletion_vectors(connection, table_id, outcome.changed_dvs)
+            sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
+            sql_files.write_live_delete_files(connection, table_id, outcome.added_delete_files, manifest_ids)
+            if intent_id is not None:
+                sql_files.end_pending(connection, {"intent_id": intent_id}, sql_files.LIVE)
+                _end_intents(connection, {"id": intent_id}, IntentStatus.SYNCED)
+            _write_table(connection, advance_cursor(table, outcome, at_ms=at_ms))
+
+    def record_rebuilt(
+        self,
+        outcome: Outcome,
+        live_files: Iterable[LiveFile],
+        delete_files: Iterable[DeleteFileRecord],
+        *,
+        at_ms: int,
+    ) -> None:
+        table_id = outcome.table_id
+        with self._database.write() as connection:
+            table = _load_table(connection, table_id)
+            sql_files.remove_live(connection, table_id)
+            for file_batch in batched(live_files, WRITE_BATCH_MAX):
+                manifests = {file.manifest_path for file in file_batch}
+                manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests)
+                sql_files.write_live_files(connection, table_id, file_batch, manifest_ids)
+            sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
+            for delete_file_batch in batched(delete_files, WRITE_BATCH_MAX):
+                manifests = {file.manifest_path for file in delete_file_batch}
+                manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests)
+                sql_files.write_live_delete_files(connection, table_id, delete_file_batch, manifest_ids)
+            sql_files.remove_pending(connection, table_id, outcome.unwritten_files)
+            # The current snapshot's intent landed, so its manifest list and metadata file are in use.
+            landed = {"table_id": table_id, "intent_id": outcome.snapshot_id}
+            current = {"table_id": table_id, "path": outcome.metadata_location}
+            sql_files.end_pending(connection, landed, sql_files.LIVE)
+            sql_files.end_pending(connection, current, sql_files.LIVE)
+            sql_files.end_pending(
+                connection, {"table_id": table_id}, sql_files.orphaned(OrphanReason.COMMIT_FAILED, at_ms)
+            )
+            _end_intents(connection, {"table_id": table_id}, IntentStatus.SYNCED)
+            advanced = advance_cursor(table, outcome, at_ms=at_ms)
+            _write_table(connection, replace(advanced, last_synced_at_ms=at_ms))
+
+    def record_abandoned(self, intent_id: int, reason: OrphanReason, *, at_ms: int) -> None:
+        with self._database.write() as connection:
+            sql_files.end_pending(connection, {"intent_id": intent_id}, sql_files.orphaned(reason, at_ms))
+            _end_intents(connection, {"id": intent_id}, IntentStatus.ABANDONED)
+
+    def record_orphans(
+        self, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
+    ) -> None:
+        with self._database.write() as connection:
+            _load_table(connection, table_id)
+            sql_files.insert_orphans(connection, table_id, kind, paths, reason, at_ms=at_ms)
+
+    def record_failure(self, table_id: int, error: TableError) -> None:
+        with self._database.write() as connection:
+            _write_table(connection, replace(_load_table(connection, table_id), error=error))
+
+    def record_run(self, run: SyncRun) -> None:
+        with self._database.write() as connection:
+            _load_table(connection, run.table_id)
+            connection.execute(insert(SyncRunRow).values(**asdict(run)))
+
+    def record_resumed(self, table_id: int) -> None:
+        with self._database.write() as connection:
+            _write_table(connection, replace(_load_table(connection, table_id), error=None))
+
+    def count(self, table_id: int) -> TableCounts:
+        sums = select(func.count(), func.sum(DataFileRow.record_count), func.sum(DataFileRow.dv_cardinality))
+        with self._database.read() as connection:
+            _load_table(connection, table_id)
+            data_files, rows, deleted = connection.execute(sums.where(DataFileRow.table_id == table_id)).one()
+            # A sum over no rows is None, and some databases add integers up to a decimal.
+            deleted_positions = int(deleted or 0)
+            return TableCounts(
+                live_data_files=data_files,
+                live_rows=int(rows or 0) - deleted_positions,
+                live_delete_files=_count(connection, DeleteFileRow, table_id, FileStatus.LIVE),
+                deleted_positions=deleted_positions,
+                orphans_waiting=sum(
+                    _count(connection, rows_of_kind, table_id, FileStatus.ORPHANED)
+                    for rows_of_kind in sql_files.WRITTEN_ROWS
+                ),
+            )
+
+    def list_orphans(self, table_id: int) -> list[tuple[str, FileKind, OrphanReason]]:
+        delete_files = select(DeleteFileRow.orphaned_at_ms, DeleteFileRow.path, DeleteFileRow.reason).where(
+            DeleteFileRow.table_id == table_id, DeleteFileRow.status == FileStatus.ORPHANED
+        )
+        metadata_files = select(
+            MetadataFileRow.orphaned_at_ms, MetadataFileRow.path, MetadataFileRow.reason, MetadataFileRow.kind
+        ).where(MetadataFileRow.table_id == table_id, MetadataFileRow.status == FileStatus.ORPHANED)
+        orphans: list[tuple[Any, ...]] = []
+        with self._database.read() as connection:
+            _load_table(connection, table_id)
+            orphans += ((*row, FileKind.DELETE_FILE) for row in connection.execute(delete_files))
+            orphans += connection.execute(metadata_files)
+        return [(path, kind, reason) for _, path, reason, kind in sorted(orphans)]
+
+    def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
+        newest = (
+            select(*(getattr(SyncRunRow, field) for field in SyncRun.__struct_fields__))
+            .where(SyncRunRow.table_id == table_id)
+            .order_by(SyncRunRow.started_at_ms.desc(), SyncRunRow.id.desc())
+            .limit(runs_max)
+        )
+        with self._database.read() as connection:
+            _load_table(connection, table_id)
+            return [SyncRun(*row) for row in connection.execute(newest)]
+
+
+def _table_record(row: Row[Any]) -> TableRecord:
+    columns = {**row._mapping}
+    error = columns.pop("error")
+    return TableRecord(**columns, error=None if error is None else msgspec.json.decode(error, type=TableError))
+
+
+def _load_table(connection: Connection, table_id: int) -> TableRecord:
+    row = connection.execute(select(TableRow.__table__).where(TableRow.id == table_id)).one_or_none()
+    if row is None:
+        raise LookupError(f"no table has the id {table_id}")
+    return _table_record(row)
+
+
+def _write_table(connection: Connection, table: TableRecord) -> None:
+    columns = asdict(table)
+    # Setting the key, even to itself, makes SQLite look at every row that points at it.
+    table_id = columns.pop("id")
+    columns["error"] = None if table.error is None else msgspec.json.encode(table.error)
+    connection.execute(update(TableRow).where(TableRow.id == table_id).values(columns))
+
+
+def _load_table_of_intent(connection: Connection, intent_id: int) -> int:
+    table_id = connection.scalar(select(IntentRow.table_id).where(IntentRow.id == intent_id))
+    if table_id is None:
+        raise LookupError(f"no intent has the id {intent_id}")
+    return table_id
+
+
+def _end_intents(connection: Connection, of: dict[str, int], status: IntentStatus) -> None:
+    opened = update(IntentRow).filter_by(status=IntentStatus.OPEN, **of)
+    connection.execute(opened.values(status=status, payload=None))
+
+
+def _count(connection: Connection, rows: sql_files.WrittenRow, table_id: int, status: FileStatus) -> int:
+    counted = select(func.count()).where(rows.table_id == table_id, rows.status == status)
+    return connection.execute(counted).scalar_one()
