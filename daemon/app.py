@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from threading import Event, Lock
+from threading import Event
 from types import FrameType
 
 import structlog
-from pyiceberg.catalog import Catalog, load_catalog
 
 from daemon import log as events
 from daemon.clock import Clock, SystemClock
 from daemon.cycle import TableCycle, Verdict
 from daemon.delta.log import DeltaLog
 from daemon.errors import ConfigInvalid, ObjectMissing, StateStoreAway, SyncError
+from daemon.iceberg.catalogs import Catalogs
 from daemon.lock import hold_state
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.session import SparkPipeline
@@ -87,22 +87,6 @@ class Parts:
             return None
 
 
-class Catalogs:
-    """PyIceberg's catalogs by name, each opened when it is first needed and shared by its tables."""
-
-    def __init__(self, properties: Mapping[str, Mapping[str, str]]) -> None:
-        self._properties = properties
-        self._opened: dict[str, Catalog] = {}
-        self._lock = Lock()
-
-    def open(self, name: str) -> Catalog:
-        """Raises whatever the catalog does when it is away; nothing is kept then."""
-        with self._lock:
-            if name not in self._opened:
-                self._opened[name] = load_catalog(name, **self._properties[name])
-            return self._opened[name]
-
-
 @contextmanager
 def open_parts(settings: Settings) -> Iterator[Parts]:
     """Open the state store and build the rest; nothing is started. Raises StateStoreAway."""
@@ -113,7 +97,9 @@ def open_parts(settings: Settings) -> Iterator[Parts]:
         opened.callback(store.close)
         spark = SparkPipeline(settings.spark, clock)
         opened.callback(spark.close)
-        yield Parts(settings, store, FileIOStorage(settings.storage), spark, Catalogs(settings.catalogs), clock)
+        catalogs = Catalogs(settings.catalogs)
+        opened.callback(catalogs.close)
+        yield Parts(settings, store, FileIOStorage(settings.storage), spark, catalogs, clock)
 
 
 @contextmanager

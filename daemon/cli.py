@@ -14,7 +14,6 @@ import msgspec
 import typer
 from rich.console import Console
 
-from daemon.config import load_settings
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.log import configure_logging
 from daemon.settings import ENV_PREFIX, LogSettings, Settings
@@ -166,7 +165,25 @@ def _path(context: typer.Context, config: Path | None) -> Path:
 
 
 def _load(context: typer.Context, config: Path | None) -> Settings:
+    _import_arrow()
+    from daemon.config import load_settings  # noqa: PLC0415
+
     return load_settings(_path(context, config))
+
+
+def _import_arrow() -> None:
+    """Import `pyarrow.dataset`, which PyIceberg uses, without pandas, which only PySpark asks for.
+
+    Arrow takes pandas along when it finds it, for 45 MB that an idle daemon would hold for ever; it asks again when a
+    caller really wants a data frame. A module that is None cannot be imported: Python documentation, `sys.modules`.
+    """
+    if "pandas" in sys.modules:
+        return
+    sys.modules["pandas"] = None  # type: ignore[assignment]
+    try:
+        import pyarrow.dataset  # noqa: F401, PLC0415
+    finally:
+        del sys.modules["pandas"]
 
 
 def _load_for_people(context: typer.Context, config: Path | None) -> Settings:

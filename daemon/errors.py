@@ -6,7 +6,8 @@ sentence. Rooms raise these; only `scheduler.py` and `cli.py` decide on them.
 
 from __future__ import annotations
 
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 
 class SyncError(Exception):
@@ -48,19 +49,13 @@ class SyncError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross a process boundary when the kernel runs on Spark's workers: keep every field.
-        return _rebuild, (type(self), self.message, self.hint, self.table, self.version, self.path, self.offset)
-
-
-def _rebuild(
-    kind: type[SyncError],
-    message: str,
-    hint: str,
-    table: str | None,
-    version: int | None,
-    path: str | None,
-    offset: int | None,
-) -> SyncError:
-    return kind(message, hint=hint, table=table, version=version, path=path, offset=offset)
+        places: dict[str, Any] = {
+            "table": self.table,
+            "version": self.version,
+            "path": self.path,
+            "offset": self.offset,
+        }
+        return partial(type(self), self.message, hint=self.hint, **places), ()
 
 
 class Retryable(SyncError):

@@ -41,10 +41,11 @@ def first_sync(context: TableContext, record: TableRecord) -> tuple[Shown, SyncR
     """
     with context.spark.session() as spark:
         state = read_table_state(spark, context.location)
-        return _show_state(context, record, state)
+        return show_state(context, record, state)
 
 
-def _show_state(context: TableContext, record: TableRecord, state: TableState) -> tuple[Shown, SyncResult]:
+def show_state(context: TableContext, record: TableRecord, state: TableState) -> tuple[Shown, SyncResult]:
+    """Create the Iceberg table with one snapshot that shows `state`."""
     store = context.store
     check_protocol(state.protocol)
     shape = shape_for(state.metadata, None, context.settings)

@@ -100,6 +100,10 @@ class Commit(msgspec.Struct, frozen=True):
     protocol: Protocol | None = None
     operation: str | None = None
 
+    @property
+    def file_actions(self) -> tuple[AddFile | RemoveFile, ...]:
+        return (*self.adds, *self.removes)
+
 
 def resolve_path(table_location: str, path: str) -> str:
     """The plain absolute path of an action's URL-encoded `path`: decoded once, relative ones below the table.

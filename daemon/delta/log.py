@@ -1,6 +1,7 @@
-"""The commit files of `_delta_log`: which exist, and their actions, typed and checked. Delta PROTOCOL.md, "Delta Log Entries".
+"""The commit files of `_delta_log`: which exist, and their actions, typed and checked.
 
-Only commit files are read here; a table's whole state (checkpoints) comes from Delta on Spark.
+Delta PROTOCOL.md, "Delta Log Entries". Only commit files are read here; a table's whole state, checkpoints included,
+comes from Delta on Spark.
 """
 
 from __future__ import annotations

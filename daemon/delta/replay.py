@@ -38,9 +38,7 @@ class TableChange:
 
 def touched_paths(commits: Iterable[Commit], table_location: str) -> set[str]:
     """Every path that these commits name: what must be looked up before they can be folded."""
-    return {
-        resolve_path(table_location, action.path) for commit in commits for action in (*commit.adds, *commit.removes)
-    }
+    return {resolve_path(table_location, action.path) for commit in commits for action in commit.file_actions}
 
 
 def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], table_location: str) -> TableChange:
@@ -78,5 +76,5 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], tabl
         metadata=next((commit.metadata for commit in reversed(commits) if commit.metadata), None),
         protocol=next((commit.protocol for commit in reversed(commits) if commit.protocol), None),
         operation=", ".join(operations) or None,
-        data_change=any(action.data_change for commit in commits for action in (*commit.adds, *commit.removes)),
+        data_change=any(action.data_change for commit in commits for action in commit.file_actions),
     )

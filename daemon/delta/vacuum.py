@@ -1,4 +1,4 @@
-"""What Delta's VACUUM removes: every file inside the table's folder that Delta does not know, but for hidden folders."""
+"""What Delta's VACUUM removes: every file in the table's folder that Delta does not know, but for hidden folders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ NOT_HIDDEN = ("_delta_index", "_change_data", "_delta_log")
 
 
 def vacuum_cleans(location: str, source: str) -> bool:
-    """Whether VACUUM, or the log's clean-up, of the Delta table at `source` would remove files written to `location`."""
+    """Whether VACUUM, or the log's clean-up, of the Delta table at `source` would remove files at `location`."""
     if location != source and not location.startswith(f"{source}/"):
         return False
     parts = location.removeprefix(source).strip("/").split("/")

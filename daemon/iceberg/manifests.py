@@ -7,7 +7,7 @@ its own; reading and writing is done with the newest schema of the format, so th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from pyiceberg.avro.file import AvroFile, AvroOutputFile
 from pyiceberg.io import FileIO
@@ -34,7 +34,7 @@ from pyiceberg.types import NestedField, StringType, StructType
 MANIFEST_ENTRIES_MAX = 1000
 AVRO_CODEC = "gzip"
 # Records are held in the shape of v3, the widest; files are written in the table's own version.
-RECORD_VERSION = 3
+RECORD_VERSION: Final = 3
 # Iceberg spec, "Data File Fields", 143: optional in v2 already, which PyIceberg's v2 schema lacks.
 REFERENCED_DATA_FILE = NestedField(
     field_id=143, name="referenced_data_file", field_type=StringType(), required=False, doc="Data file of all deletes"

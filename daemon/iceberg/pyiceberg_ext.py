@@ -14,6 +14,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 def stage_table(
     catalog: Catalog,
     identifier: str,
+    *,
     schema: Schema,
     spec: PartitionSpec,
     location: str | None,

@@ -81,10 +81,10 @@ class Target:
             return stage_table(
                 catalog,
                 self.identifier,
-                definition.schema,
-                definition.spec,
-                self._location,
-                {**definition.properties, "format-version": str(format_version)},
+                schema=definition.schema,
+                spec=definition.spec,
+                location=self._location,
+                properties={**definition.properties, "format-version": str(format_version)},
             )
         except Exception as error:
             raise self._catalog_away(error) from error
@@ -96,7 +96,7 @@ class Target:
         )
 
     def define(self, table: Table, definition: Definition) -> Table:
-        """Bring schema, spec and properties of an existing table to `definition`, without a snapshot; may be nothing."""
+        """Bring an existing table to `definition` without a snapshot; costs nothing when it is there already."""
         updates = _definition_changes(table, definition)
         if not updates:
             return table
@@ -120,14 +120,14 @@ class Target:
     ) -> Table:
         """Make `prepared` the table's current snapshot, creating the table when it was only staged.
 
-        Raises `CommitConflict` when someone else was first (ours certainly did not land) and `CommitOutcomeUnknown` when
-        it may have landed; the files stay where they are in both cases.
+        Raises `CommitConflict` when someone else was first (ours certainly did not land) and `CommitOutcomeUnknown`
+        when it may have landed; the files stay where they are in both cases.
         """
         creating = isinstance(table, StagedTable)
         parent = None if creating else table.current_snapshot()
         list_path = prepared.manifest_list_path
         for _ in range(COMMIT_ATTEMPTS_MAX):
-            sequence_number = 1 if creating else table.metadata.last_sequence_number + 1
+            sequence_number = 1 if creating else table.metadata.next_sequence_number()
             write_manifest_list(
                 table.io,
                 list_path,
@@ -197,6 +197,9 @@ def _changes(
             ref_name=MAIN_BRANCH,
             type=SnapshotRefType.BRANCH,
             snapshot_id=snapshot.snapshot_id,
+            max_ref_age_ms=None,
+            max_snapshot_age_ms=None,
+            min_snapshots_to_keep=None,
         ),
     )
     if creating:

@@ -15,8 +15,8 @@ from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFil
 from daemon.delta.actions import AddFile, resolve_path
 from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, RECORD_VERSION, entry_record, write_manifest
-from daemon.pipeline.runner import run_on_spark
 from daemon.pipeline.progress import Progress, watched
+from daemon.pipeline.runner import run_on_spark
 from daemon.pipeline.session import SparkPipeline
 from daemon.pipeline.table_state import TableState, adds_from_batch
 from daemon.storage import FileIOStorage

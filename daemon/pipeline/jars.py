@@ -1,4 +1,4 @@
-"""Spark's jars by Maven coordinates, and `python -m daemon.pipeline.jars` to fetch them once, before they are needed."""
+"""Spark's jars by Maven coordinates, and `python -m daemon.pipeline.jars` to fetch them before they are needed."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ def read_table_state(spark: SparkSession, location: str, version: int | None = N
 
     Raises `Unsupported` when Delta itself refuses the table, `CorruptInput` when its log cannot be read.
     """
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import DataFrame  # noqa: PLC0415
-    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
 
     try:
         snapshot = _snapshot(spark, location, version)

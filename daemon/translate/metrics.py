@@ -18,7 +18,6 @@ from typing import Any
 
 from pyiceberg.conversions import to_bytes
 from pyiceberg.types import (
-    BooleanType,
     DateType,
     DecimalType,
     DoubleType,
@@ -38,7 +37,7 @@ from daemon.translate.schema import TableSchema
 
 # The part of a timestamp that Delta's statistics do not carry.
 MILLISECOND_REST_US = 999
-INT_RANGE = {IntegerType: 1 << 31, LongType: 1 << 63}
+INT_RANGE: Mapping[type[IcebergType], int] = {IntegerType: 1 << 31, LongType: 1 << 63}
 
 
 @dataclass(frozen=True)
@@ -109,29 +108,28 @@ def _walk(tree: Any, leaves: Mapping[tuple[str, ...], NestedField]) -> Iterator[
 
 def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, Any] | None:
     """Values in Iceberg's internal form, or None where the pair is of no use or not to be trusted."""
+    bounds: tuple[Any, Any] | None = None
     try:
         match field_type:
             case IntegerType() | LongType():
                 limit = INT_RANGE[type(field_type)]
                 low, high = int(minimum), int(maximum)
-                return (low, high) if -limit <= low <= high < limit else None
+                bounds = (low, high) if -limit <= low <= high < limit else None
             case FloatType() | DoubleType():
-                return _float_bounds(float(minimum), float(maximum))
+                bounds = _float_bounds(float(minimum), float(maximum))
             case DecimalType():
                 unit = Decimal(1).scaleb(-field_type.scale)
-                return Decimal(minimum).quantize(unit), Decimal(maximum).quantize(unit)
+                bounds = Decimal(minimum).quantize(unit), Decimal(maximum).quantize(unit)
             case DateType():
-                return _days(minimum), _days(maximum)
+                bounds = _days(minimum), _days(maximum)
             case TimestampType() | TimestamptzType():
-                return timestamp_micros(minimum), timestamp_micros(maximum) + MILLISECOND_REST_US
-            case StringType():
-                return (minimum, maximum) if isinstance(minimum, str) and isinstance(maximum, str) else None
-            case BooleanType():
-                return bool(minimum), bool(maximum)
+                bounds = timestamp_micros(minimum), timestamp_micros(maximum) + MILLISECOND_REST_US
+            case StringType() if isinstance(minimum, str) and isinstance(maximum, str):
+                bounds = minimum, maximum
     except (ValueError, ArithmeticError, TypeError):
         # A year beyond 9999, a number of another type: such a column goes without bounds.
         return None
-    return None
+    return bounds
 
 
 def _float_bounds(low: float, high: float) -> tuple[float, float] | None:

@@ -30,6 +30,7 @@ from daemon.translate.schema import TableSchema
 EPOCH_DAY = date(1970, 1, 1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+BOOLEANS = {"true": True, "false": False}
 
 
 def parse_partition_value(text: str | None, field_type: IcebergType, column: str) -> Any:
@@ -49,22 +50,25 @@ def parse_partition_value(text: str | None, field_type: IcebergType, column: str
 
 
 def _parse(text: str, field_type: IcebergType) -> Any:
+    value: Any
     match field_type:
         case StringType():
-            return text
+            value = text
         case IntegerType() | LongType():
-            return int(text)
-        case BooleanType():
-            return {"true": True, "false": False}[text.lower()] if text.lower() in {"true", "false"} else int(text) != 0
+            value = int(text)
+        case BooleanType() if text.lower() in BOOLEANS:
+            value = BOOLEANS[text.lower()]
         case FloatType() | DoubleType():
-            return float(text)
+            value = float(text)
         case DecimalType():
-            return Decimal(text).quantize(Decimal(1).scaleb(-field_type.scale))
+            value = Decimal(text).quantize(Decimal(1).scaleb(-field_type.scale))
         case DateType():
-            return (date.fromisoformat(text) - EPOCH_DAY).days
+            value = (date.fromisoformat(text) - EPOCH_DAY).days
         case TimestampType() | TimestamptzType():
-            return timestamp_micros(text)
-    raise ValueError(f"no partition values of type {field_type}")
+            value = timestamp_micros(text)
+        case _:
+            raise ValueError(f"{text!r} is no {field_type}")
+    return value
 
 
 def timestamp_micros(text: str) -> int:

@@ -294,8 +294,6 @@ def _delete_file_record(task: DeleteFileTask, result: DeleteFileResult) -> DataF
     """
     served = [row.data_file for row in result.rows if row.positions]
     single = served[0] if len(served) == 1 else None
-    bounded = single is not None and result.lower_pos is not None and result.upper_pos is not None
-    path_bytes = to_bytes(StringType(), single) if single else b""
     record = data_file_record(
         task.partition,
         content=DataFileContent.POSITION_DELETES,
@@ -303,12 +301,20 @@ def _delete_file_record(task: DeleteFileTask, result: DeleteFileResult) -> DataF
         file_format=FileFormat.PARQUET,
         record_count=result.positions,
         file_size_in_bytes=result.size_bytes,
-        value_counts={FILE_PATH_ID: result.positions, POS_ID: result.positions} if bounded else None,
-        null_value_counts={FILE_PATH_ID: 0, POS_ID: 0} if bounded else None,
-        lower_bounds={FILE_PATH_ID: path_bytes, POS_ID: to_bytes(LongType(), result.lower_pos)} if bounded else None,
-        upper_bounds={FILE_PATH_ID: path_bytes, POS_ID: to_bytes(LongType(), result.upper_pos)} if bounded else None,
         split_offsets=list(result.split_offsets) or None,
         referenced_data_file=single,
+        **(_file_scoped_metrics(single, result) if single else {}),
     )
     record.spec_id = task.spec_id
     return record
+
+
+def _file_scoped_metrics(data_file: str, result: DeleteFileResult) -> dict[str, dict[int, object]]:
+    path = to_bytes(StringType(), data_file)
+    assert result.lower_pos is not None and result.upper_pos is not None, "a written file has bounds"
+    return {
+        "value_counts": {FILE_PATH_ID: result.positions, POS_ID: result.positions},
+        "null_value_counts": {FILE_PATH_ID: 0, POS_ID: 0},
+        "lower_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), result.lower_pos)},
+        "upper_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), result.upper_pos)},
+    }

@@ -105,7 +105,7 @@ def translate_schema(
 ) -> TableSchema:
     """Translate the schema of a Delta `metadata`.
 
-    `previous` is the Iceberg table's current schema, `schemas` and `specs` are all that it ever had: ids in use are kept.
+    `previous` is the Iceberg table's current schema, `schemas` and `specs` are all that it ever had: ids are kept.
     Raises `Unsupported` naming the column and its type.
     """
     struct: dict[str, Any] = json.loads(metadata.schema_string)
@@ -179,14 +179,11 @@ class _Translation:
                 )
             self.replaced.append(column)
             old, field_type = None, self._type(field["type"], None, path)
-        if self.mapped:
-            field_id = int(field["metadata"][MAPPING_ID])
-        else:
-            field_id = old.field_id if old else self._new_id()
+        kept_id = int(field["metadata"][MAPPING_ID]) if self.mapped else old.field_id if old else None
         # A column that joins later is missing from older files, so readers must be allowed a null.
         required = not field["nullable"] and (old.required if old else not evolving)
         return NestedField(
-            field_id=field_id,
+            field_id=self._new_id() if kept_id is None else kept_id,
             name=field["name"],
             field_type=field_type,
             required=required,
@@ -278,7 +275,7 @@ def _check_type_changes(field: dict[str, Any], column: str) -> None:
         before, after = _primitive(change["fromType"], column), _primitive(change["toType"], column)
         if "fieldPath" not in change and not _may_become(before, after):
             raise Unsupported(
-                f"column {column} was widened from {change['fromType']} to {change['toType']}, which Iceberg cannot express",
+                f"column {column} was widened from {before} to {after}, which Iceberg cannot express",
                 hint="Iceberg widens int to long, float to double and the precision of decimals only.",
             )
 

@@ -118,7 +118,9 @@ def positions(draw: st.DrawFn, upper_max: int = 2**31 - 1) -> set[int]:
 @example(set(), False)
 @example({2**16, 2**32, POSITION_MAX}, True)
 @example(set(range(2**16 + 1)), True)
-@settings(max_examples=60, deadline=None)
+@example(set(range(0, 2 * 4096, 2)), False)
+@example(set(range(0, 2 * 4097, 2)), False)
+@settings(max_examples=100, deadline=None)
 def test_portable_round_trip(model: set[int], runs: bool) -> None:
     """What pyroaring serializes comes back as the same positions, ascending."""
     found = position_set(model, runs=runs)
@@ -137,7 +139,8 @@ def test_native_round_trip(model: set[int], runs: bool) -> None:
 @given(positions(), positions(), st.booleans(), st.booleans(), st.booleans())
 @example({0, 2**16, 2**32}, {2**16}, False, False, False)
 @example({1, 2}, {1, 2, 2**32}, False, False, False)
-@settings(max_examples=80, deadline=None)
+@example({1, 2}, {2**32}, False, False, False)
+@settings(max_examples=150, deadline=None)
 def test_difference_is_that_of_sets(
     after: set[int], other: set[int], runs: bool, other_runs: bool, grown: bool
 ) -> None:

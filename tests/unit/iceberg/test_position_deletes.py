@@ -97,7 +97,7 @@ def test_form_of_the_file(tmp_path: Path) -> None:
     """Field ids, required fields, the footer key, and encodings are those that Iceberg's readers expect."""
     write(tmp_path / "d.parquet", MODEL)
     footer = pq.read_metadata(tmp_path / "d.parquet")
-    assert str(footer.schema).splitlines()[1:-1] == [
+    assert str(footer.schema).splitlines()[1:] == [
         "required group field_id=-1 schema {",
         "  required binary field_id=2147483546 file_path (String);",
         "  required int64 field_id=2147483545 pos;",
