@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -61,6 +62,7 @@ def dvsync(
     ] = False,
 ) -> None:
     context.obj = config
+    _import_arrow()
 
 
 @app.command()
@@ -139,7 +141,7 @@ def demo(
     from daemon.demo import run_demo  # noqa: PLC0415
 
     with _told():
-        configure_logging(LogSettings(level="warning"), sys.stderr)
+        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
         code = run_demo(folder)
     raise typer.Exit(code)
 
@@ -165,32 +167,36 @@ def _path(context: typer.Context, config: Path | None) -> Path:
 
 
 def _load(context: typer.Context, config: Path | None) -> Settings:
-    _import_arrow()
     from daemon.config import load_settings  # noqa: PLC0415
 
     return load_settings(_path(context, config))
 
 
+class _WithoutPandas(MetaPathFinder):
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("hidden by dvsync while Arrow is imported", name=fullname)
+
+
 def _import_arrow() -> None:
     """Import `pyarrow.dataset`, which PyIceberg uses, without pandas, which only PySpark asks for.
 
-    Arrow takes pandas along when it finds it, for 45 MB that an idle daemon would hold for ever; it asks again when a
-    caller really wants a data frame. A module that is None cannot be imported: Python documentation, `sys.modules`.
+    Arrow takes pandas along when it finds it, for 45 MB that an idle daemon would hold for ever. It looks for it again
+    when a caller really wants a data frame.
     """
-    if "pandas" in sys.modules:
-        return
-    sys.modules["pandas"] = None  # type: ignore[assignment]
+    finder = _WithoutPandas()
+    sys.meta_path.insert(0, finder)
     try:
         import pyarrow.dataset  # noqa: F401, PLC0415
     finally:
-        del sys.modules["pandas"]
+        sys.meta_path.remove(finder)
 
 
 def _load_for_people(context: typer.Context, config: Path | None) -> Settings:
     """Settings for a command that prints its result: the log then goes to standard error, warnings and above."""
     settings = _load(context, config)
     level = settings.log.level if settings.log.level in ("warning", "error") else "warning"
-    configure_logging(LogSettings(format="auto", level=level), sys.stderr)
+    configure_logging(LogSettings(format="console", level=level), sys.stderr)
     return settings
 
 

@@ -14,16 +14,27 @@ from pyiceberg.table import Table
 from daemon.context import TableContext
 from daemon.definition import Shape, shape_for, shape_of
 from daemon.delta.actions import Commit
+from daemon.delta.deletion_vector import find_place
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
-from daemon.errors import CommitOutcomeUnknown, SyncError, Unsupported
+from daemon.errors import CommitOutcomeUnknown, ObjectMissing, SyncError, Unsupported
 from daemon.iceberg.marker import Marker
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView, prepare_snapshot
 from daemon.iceberg.target import view_of
 from daemon.pipeline.data_manifests import check_data_files, read_record_count
-from daemon.translate.plan import CommitPlan, complete_plan, files_to_leave, plan_sync, record_of
+from daemon.translate.plan import (
+    CommitPlan,
+    DeleteFileResult,
+    SyncPlan,
+    complete_plan,
+    descriptor_of,
+    files_to_leave,
+    plan_sync,
+    record_of,
+)
 from state import (
     DeleteFileRecord,
+    DeletionVectorRecord,
     DvMapping,
     FileKind,
     Intent,
@@ -109,9 +120,7 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
     try:
         store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in plan.tasks])
         check_data_files(context.storage, {path: add.size for path, add in change.added.items()})
-        results = context.runner.write_delete_files(
-            plan.tasks, table_location=context.location, storage_properties=context.properties
-        )
+        plan, results = _translate(context, plan)
         serving = store.find_delete_files(record.id, files_to_leave(plan, results))
         completed = complete_plan(
             plan,
@@ -161,6 +170,27 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
             hint="Iceberg widens int to long, float to double and the precision of decimals only; rewrite the table.",
         )
     return shape
+
+
+def _translate(context: TableContext, plan: SyncPlan) -> tuple[SyncPlan, list[DeleteFileResult]]:
+    """Write the delete files. Where VACUUM took an older deletion vector, its file's deletions are written anew."""
+    write = partial(
+        context.runner.write_delete_files, table_location=context.location, storage_properties=context.properties
+    )
+    try:
+        return plan, write(plan.tasks)
+    except ObjectMissing:
+        works = [work for task in plan.tasks for work in task.works]
+        lost = {work.data_file for work in works if work.before and not _is_there(context, work.before)}
+        if not lost:
+            raise
+        plan = plan.without_before(lost)
+        return plan, write(plan.tasks)
+
+
+def _is_there(context: TableContext, record: DeletionVectorRecord) -> bool:
+    place = find_place(context.location, descriptor_of(record))
+    return place.offset is None or context.storage.exists(place.path)
 
 
 def new_intent(context: TableContext, record: TableRecord, from_version: int | None, to_version: int) -> Intent:

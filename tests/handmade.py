@@ -108,10 +108,10 @@ class HandmadeTable:
         staged.rename(self.commit_path(self.version))
         return self.version
 
-    def write_file(self, rows: Sequence[tuple[int, str, str]]) -> str:
+    def write_file(self, rows: Sequence[tuple[int, str, str]], *, name: str | None = None) -> str:
         """A data file with these rows (all of one `part` when partitioned); returns its path relative to the table."""
         folder = f"part={rows[0][1]}/" if self.partitioned else ""
-        path = f"{folder}part-{uuid4()}.parquet"
+        path = f"{folder}{name or f'part-{uuid4()}'}.parquet"
         (self.folder / folder).mkdir(exist_ok=True)
         table = pa.table({name: [row[index] for row in rows] for index, name in enumerate(ARROW.names)}, schema=ARROW)
         pq.write_table(table.drop_columns(["part"]) if self.partitioned else table, self.folder / path)
@@ -119,9 +119,18 @@ class HandmadeTable:
         return path
 
     def add(
-        self, path: str, *, deleted: Iterable[int] = (), storage: str = "u", data_change: bool = True
+        self,
+        path: str,
+        *,
+        deleted: Iterable[int] = (),
+        storage: str = "u",
+        data_change: bool = True,
+        descriptor: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """An add action for a data file that was written before, with all of its `deleted` positions."""
+        """An add action for a data file that was written before, with all of its `deleted` positions.
+
+        `descriptor` is that of a deletion vector with these positions that was written before.
+        """
         rows, positions = self.rows[path], set(deleted)
         ids = [row[0] for row in rows]
         stats = {
@@ -140,7 +149,7 @@ class HandmadeTable:
             "stats": json.dumps(stats),
         }
         if positions:
-            action["deletionVector"] = self.write_dvs({path: positions}, storage)[path]
+            action["deletionVector"] = descriptor or self.write_dvs({path: positions}, storage)[path]
         self.live[path], self.deleted[path] = action, positions
         return {"add": action}
 

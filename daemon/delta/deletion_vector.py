@@ -230,6 +230,7 @@ class PositionSet:
     starts: array[int]  # Q, in `data`
     sizes: array[int]  # I, bytes
     are_runs: bytearray
+    bitmaps: dict[int, tuple[int, int, int]]  # by its first container: how many it has, start and end in `data`
 
     @property
     def cardinality(self) -> int:
@@ -254,9 +255,21 @@ class PositionSet:
         return [index for index in near if self.keys[index] in wanted]
 
     def decode_containers(self, containers: Sequence[int]) -> BitMap:
-        """The lower 32 bits of the positions in `containers`, which ascend and share their upper 32 bits.
+        """The lower 32 bits of the positions in `containers`, which ascend and share their upper 32 bits."""
+        count, start, end = self.bitmaps.get(containers[0], (0, 0, 0))
+        serialized = self.data[start:end] if len(containers) == count else self._frame_containers(containers)
+        span = f"containers {containers[0]} to {containers[-1]}"
+        try:
+            bitmap = BitMap.deserialize(serialized)
+        except ValueError as error:
+            raise self.place.corrupt(f"{span} do not decode: {error}") from error
+        announced = sum(self.cardinalities[index] for index in containers)
+        if len(bitmap) != announced:
+            raise self.place.corrupt(f"{span} hold {len(bitmap)} positions, their header says {announced}")
+        return bitmap
 
-        They are framed anew as the small bitmap that they are. RoaringFormatSpec, "General layout", little-endian:
+    def _frame_containers(self, containers: Sequence[int]) -> bytes:
+        """A bitmap of its own of some of a bitmap's containers. RoaringFormatSpec, "General layout", little-endian.
 
         2 B      cookie 12347
         2 B      number n of containers, less 1
@@ -273,16 +286,8 @@ class PositionSet:
         if count >= NO_OFFSET_THRESHOLD:
             ends = accumulate((self.sizes[index] for index in containers), initial=len(header) + 4 * count)
             header += struct.pack(f"<{count}I", *list(ends)[:-1])
-        span = f"containers {containers[0]} to {containers[-1]}"
         bodies = (self.data[self.starts[index] : self.starts[index] + self.sizes[index]] for index in containers)
-        try:
-            bitmap = BitMap.deserialize(b"".join((header, *bodies)))
-        except ValueError as error:
-            raise self.place.corrupt(f"{span} do not decode: {error}") from error
-        announced = sum(self.cardinalities[index] for index in containers)
-        if len(bitmap) != announced:
-            raise self.place.corrupt(f"{span} hold {len(bitmap)} positions, their header says {announced}")
-        return bitmap
+        return b"".join((header, *bodies))
 
 
 def new_positions(after: PositionSet, before: PositionSet | None = None) -> Iterator[pa.Int64Array]:
@@ -322,7 +327,7 @@ def decode_positions(data: memoryview, *, cardinality: int, place: DVPlace) -> P
 
     No bytes with cardinality 0 are Delta's own empty DV (DeletionVectorDescriptor.EMPTY). Raises CorruptInput.
     """
-    positions = PositionSet(data, place, array("Q"), array("I"), array("Q"), array("I"), bytearray())
+    positions = PositionSet(data, place, array("Q"), array("I"), array("Q"), array("I"), bytearray(), {})
     if data or cardinality:
         try:
             end = _index_bitmaps(positions)
@@ -432,6 +437,7 @@ def _index_bitmap(positions: PositionSet, start: int, upper: int) -> int:
         raise place.corrupt(f"a bitmap's containers end at byte {at}, the DV has {len(data)}")
     if offsets is not None and list(offsets) != [begin - start for begin in starts]:
         raise place.corrupt("a bitmap's offset header does not point at its containers")
+    positions.bitmaps[len(positions.keys)] = (count, start, at)
     positions.keys.extend(upper << 16 | key for key in keys)
     positions.cardinalities.extend(cardinalities)
     positions.starts.extend(starts)

@@ -6,9 +6,10 @@ The wanted state follows from the new deletion vectors alone, so planning a vers
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
+from msgspec.structs import replace as with_fields
 from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.types import LongType, StringType
@@ -17,7 +18,7 @@ from daemon.delta.actions import AddFile, DeletionVectorDescriptor
 from daemon.delta.replay import TableChange
 from daemon.iceberg.manifests import data_file_record
 from daemon.iceberg.row_delta import RowDelta
-from daemon.translate.data_files import data_file_of, metrics_of
+from daemon.translate.data_files import check_cardinality, data_file_of, metrics_of
 from daemon.translate.metrics import Metrics
 from daemon.translate.partition_values import partition_tuple
 from daemon.translate.schema import TableSchema
@@ -83,6 +84,25 @@ class SyncPlan:
     table: TableSchema
     tasks: tuple[DeleteFileTask, ...]
     metrics: Mapping[str, Metrics]
+
+    def without_before(self, data_files: Set[str]) -> SyncPlan:
+        """The plan for when the older deletion vectors of these files are lost: all their deletions, written anew."""
+        return replace(
+            self,
+            live={
+                path: with_fields(file, deletion_vector=UNKNOWN_DV) if path in data_files else file
+                for path, file in self.live.items()
+            },
+            tasks=tuple(
+                replace(
+                    task,
+                    works=tuple(
+                        replace(work, before=None) if work.data_file in data_files else work for work in task.works
+                    ),
+                )
+                for task in self.tasks
+            ),
+        )
 
 
 def plan_sync(
@@ -263,7 +283,12 @@ def _record_count(plan: SyncPlan, path: str, record_counts: Mapping[str, int]) -
     if path in plan.live:
         return plan.live[path].record_count
     known = plan.metrics[path].record_count
-    return record_counts[path] if known is None else known
+    if known is not None:
+        return known
+    add = plan.change.added[path]
+    if add.deletion_vector:
+        check_cardinality(path, record_counts[path], add.deletion_vector.cardinality)
+    return record_counts[path]
 
 
 def _by_manifest(placed: Iterator[tuple[str, str]]) -> dict[str, set[str]]:

@@ -1,0 +1,201 @@
+"""Latency of one small DV commit, from its commit file being present to the snapshot committed and recorded.
+
+No Spark; all on one local disk: the Delta table, the Iceberg table, its SQLite catalog and the state database. Timed is
+what the daemon does once a poll is due: `has_news` and `sync`. The wait for the poll itself is not in it. Each commit
+deletes one more row of each touched file. Time is split by wrapping functions from outside: a step's time is what its
+functions took without the functions of other steps inside them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import wraps
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import daemon.commit
+from benchmarks.report import conditions, parser, percentile, print_report
+from daemon.delta.log import DeltaLog
+from daemon.iceberg.target import Target
+from daemon.pipeline.runner import Runner
+from state.sql_store import SqlStateStore
+from tests.handmade import Bench, HandmadeTable
+
+TARGET_MS = 100
+DATA_FILES = 50
+ROWS = 1000
+
+# Owner and names of the functions of each step, in the order of the main path. The rest of `sync` is `other`.
+STEPS: dict[str, list[tuple[Any, tuple[str, ...]]]] = {
+    "read": [
+        (DeltaLog, ("is_there", "has_version", "read_commit", "check_continuity")),
+        (Target, ("find_table",)),
+    ],
+    "plan": [
+        (daemon.commit, ("fold_commits", "shape_of", "view_of", "plan_sync", "complete_plan")),
+        (SqlStateStore, ("load_table", "find_open_intents", "find_live_files", "find_delete_files", "find_serving")),
+    ],
+    "translate": [(Runner, ("write_delete_files",))],
+    "prepare": [(daemon.commit, ("prepare_snapshot",))],
+    "commit": [(Target, ("commit",))],
+    "record": [(SqlStateStore, ("record_intent", "record_pending", "record_prepared", "record_synced"))],
+}
+
+
+class Stopwatch:
+    """Milliseconds by step since `restart`."""
+
+    def __init__(self) -> None:
+        self._spent_ms: dict[str, float] = defaultdict(float)
+        self._running = ["other"]
+        self._since_s = time.perf_counter()
+
+    def restart(self) -> None:
+        self._spent_ms.clear()
+        self._since_s = time.perf_counter()
+
+    def read(self) -> dict[str, float]:
+        self._turn()
+        return dict(self._spent_ms)
+
+    def _turn(self) -> None:
+        now_s = time.perf_counter()
+        self._spent_ms[self._running[-1]] += (now_s - self._since_s) * 1000
+        self._since_s = now_s
+
+    def timed(self, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def run(*arguments: Any, **named: Any) -> Any:
+            self._turn()
+            self._running.append(step)
+            try:
+                return function(*arguments, **named)
+            finally:
+                self._turn()
+                self._running.pop()
+
+        return run
+
+    @contextmanager
+    def wrapped(self) -> Iterator[None]:
+        """While the block lasts, the functions of STEPS are timed."""
+        patches = [
+            patch.object(owner, name, self.timed(step, getattr(owner, name)))
+            for step, places in STEPS.items()
+            for owner, names in places
+            for name in names
+        ]
+        for each in patches:
+            each.start()
+        try:
+            yield
+        finally:
+            for each in patches:
+                each.stop()
+
+
+@dataclass(frozen=True)
+class Result:
+    """Milliseconds; `steps` are the means over the same commits. `history` is the snapshots before the first of them."""
+
+    touched_files: int
+    history: int
+    commits: int
+    p50_ms: float
+    p95_ms: float
+    max_ms: float
+    steps: dict[str, float]
+
+
+def make_table(folder: Path) -> tuple[HandmadeTable, Bench]:
+    """A followed table of DATA_FILES files without deletions."""
+    table = HandmadeTable(folder / "lake")
+    table.create()
+    bench = Bench(folder / "iceberg", table.location)
+    bench.first_sync_empty(table)
+    paths = [table.write_file([(row, "a", f"value {row}") for row in range(ROWS)]) for _ in range(DATA_FILES)]
+    table.commit([table.add(path) for path in paths])
+    bench.follower.sync()
+    return table, bench
+
+
+def delete_one_row_each(table: HandmadeTable, paths: list[str], position: int) -> None:
+    """A DELETE as Delta writes it: the new DVs of all touched files in one file."""
+    deleted = {path: table.deleted[path] | {position} for path in paths}
+    actions = [table.remove(path) for path in paths]
+    descriptors = table.write_dvs(deleted)
+    for path in paths:
+        action = table.add(path)
+        action["add"]["deletionVector"] = descriptors[path]
+        table.deleted[path] = deleted[path]
+        actions.append(action)
+    table.commit(actions, operation="DELETE")
+
+
+def measure(touched_files: int, *, folder: Path, warm_up: int, windows: list[tuple[int, int]]) -> list[Result]:
+    """One table followed through all `windows` of commits (first and end), after `warm_up` of them."""
+    samples: dict[int, tuple[float, dict[str, float]]] = {}
+    stopwatch = Stopwatch()
+    with TemporaryDirectory(dir=folder) as name:
+        table, bench = make_table(Path(name))
+        paths = list(table.live)
+        for number in range(warm_up + windows[-1][1]):
+            chosen = [paths[(number * touched_files + index) % len(paths)] for index in range(touched_files)]
+            delete_one_row_each(table, chosen, number)
+            with stopwatch.wrapped():
+                stopwatch.restart()
+                start = time.perf_counter()
+                assert bench.follower.has_news()
+                result = bench.follower.sync()
+                samples[number - warm_up] = ((time.perf_counter() - start) * 1000, stopwatch.read())
+            assert (result.snapshots, result.positions_added) == (1, touched_files)
+        rows = bench.iceberg().scan().count() if windows[-1][1] <= 1000 else None
+        assert rows in (None, len(table.live_rows()))
+        bench.close()
+    return [_result(touched_files, first, [samples[number] for number in range(first, end)]) for first, end in windows]
+
+
+def _result(touched_files: int, first: int, samples: list[tuple[float, dict[str, float]]]) -> Result:
+    times = [total for total, _ in samples]
+    steps = {step: sum(spent.get(step, 0.0) for _, spent in samples) / len(samples) for step in (*STEPS, "other")}
+    return Result(
+        touched_files, first, len(samples), percentile(times, 50), percentile(times, 95), max(times), steps
+    )
+
+
+def table_lines(results: list[Result]) -> list[str]:
+    lines = [
+        f"{'files':>6}{'history':>9}{'commits':>9}{'p50 ms':>8}{'p95 ms':>8}{'max ms':>8}   mean ms of each step",
+    ]
+    for r in results:
+        steps = "  ".join(f"{step} {spent:.1f}" for step, spent in r.steps.items())
+        lines.append(
+            f"{r.touched_files:6}{r.history:9}{r.commits:9}{r.p50_ms:8.1f}{r.p95_ms:8.1f}{r.max_ms:8.1f}   {steps}"
+        )
+    return [*lines, f"target: below {TARGET_MS} ms for a commit that touches one file"]
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--commits", type=int, default=200, help="commits of each window (%(default)s)")
+    options.add_argument("--history", type=int, default=500, help="commits before the second window (%(default)s)")
+    options.add_argument("--warm-up", type=int, default=10)
+    arguments = options.parse_args()
+    before = conditions(arguments.folder)
+    first, later = (0, arguments.commits), (arguments.history, arguments.history + arguments.commits)
+    results = [
+        *measure(1, folder=arguments.folder, warm_up=arguments.warm_up, windows=[first, later]),
+        *measure(20, folder=arguments.folder, warm_up=arguments.warm_up, windows=[first]),
+    ]
+    report = {"results": [asdict(result) for result in results], "target_ms": TARGET_MS}
+    print_report(arguments, before, report, table_lines(results))
+
+
+if __name__ == "__main__":
+    main()

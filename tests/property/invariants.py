@@ -1,0 +1,237 @@
+"""What holds for an Iceberg table after every sync, told from the files that PyIceberg's own readers find."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.expressions import EqualTo
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntry
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from state import FileKind
+from tests.handmade import Bench
+from tests.property.histories import PARTS, History, Row, State
+
+SEQUENCED = tuple[DataFile, int]
+
+
+@dataclass
+class Watch:
+    """Checks a bench against a history, sync by sync."""
+
+    bench: Bench
+    history: History
+    granularity: str
+    seen: set[int] = field(default_factory=set)
+    synced: int = 0
+
+    def check(self, *, folded: bool) -> None:
+        """All of it, for the version that dvsync says is synced."""
+        table = self.bench.iceberg()
+        record = self.bench.store.load_table("t", self.bench.source, self.bench.target)
+        assert record.synced_version is not None
+        new = sorted(
+            (snapshot for snapshot in table.snapshots() if snapshot.snapshot_id not in self.seen),
+            key=lambda snapshot: snapshot.sequence_number or 0,
+        )
+        for snapshot in new:
+            self._check_snapshot(table, snapshot)
+            self.seen.add(snapshot.snapshot_id)
+        if not folded:
+            states = self.history.states[self.synced : record.synced_version + 1]
+            changing = sum(a.deleted != b.deleted for a, b in zip(states, states[1:], strict=False))
+            assert len(new) == changing, f"{len(new)} snapshots for {changing} versions that change rows"
+        self.synced = record.synced_version
+        self._check_current(table, record.id)
+
+    def _check_snapshot(self, table: Table, snapshot: Snapshot) -> None:
+        """Rows, operation and what the summary says was added and removed."""
+        assert snapshot.summary is not None
+        summary = {**snapshot.summary.additional_properties}
+        if "dvsync.delta.version" not in summary:
+            raise AssertionError(f"no marker in {summary}")
+        to_version = int(summary["dvsync.delta.version"])
+        if to_version == 0:
+            return
+        from_version = int(summary.get("dvsync.delta.from-version", to_version))
+        before, after = self.history.states[from_version - 1], self.history.states[to_version]
+        expected = _expected(before, after, {path: len(rows) for path, rows in self.history.table.rows.items()})
+        found = {name: int(summary.get(name, 0)) for name in expected}
+        assert found == expected, f"summary of versions {from_version} to {to_version}"
+        assert snapshot.summary.operation.value == _operation(expected, only_moved=after.only_moved and from_version == to_version)
+        assert read_pyiceberg(table, snapshot_id=snapshot.snapshot_id) == self.history.rows(to_version)
+
+    def _check_current(self, table: Table, table_id: int) -> None:
+        state, location = self.history.states[self.synced], self.history.table.location
+        deleted = {f"{location}/{path}": sorted(positions) for path, positions in state.deleted.items()}
+        data, deletes = _live_entries(table)
+        assert set(data) == set(deleted), "live data files"
+        for path, (data_file, _) in data.items():
+            assert data_file.record_count == len(self.history.table.rows[path.removeprefix(f"{location}/")]), path
+
+        effective: dict[str, list[int]] = defaultdict(list)
+        for path, (delete_file, sequence_number) in deletes.items():
+            positions = _read_positions(path)
+            assert len(positions) == delete_file.record_count, path
+            felt = [
+                (data_path, position)
+                for data_path, position in positions
+                if data_path in data
+                and data[data_path][1] <= sequence_number
+                and _partition(data[data_path][0]) == _partition(delete_file)
+            ]
+            assert felt, f"delete file {path} serves no live data file"
+            if self.granularity == "file":
+                assert felt == positions, f"delete file {path} holds positions that delete nothing"
+                assert len({data_path for data_path, _ in positions}) == 1, "one data file a delete file"
+            for data_path, position in felt:
+                effective[data_path].append(position)
+        assert {path: sorted(positions) for path, positions in effective.items()} == {
+            path: positions for path, positions in deleted.items() if positions
+        }, "each deleted position exactly once"
+
+        self._check_totals(table, data, deletes)
+        self._check_store(table_id, deleted, data, deletes)
+
+    def _check_totals(self, table: Table, data: Mapping[str, SEQUENCED], deletes: Mapping[str, SEQUENCED]) -> None:
+        snapshot = table.current_snapshot()
+        assert snapshot is not None
+        assert snapshot.summary is not None
+        files = [data_file for data_file, _ in (*data.values(), *deletes.values())]
+        expected = {
+            "total-data-files": len(data),
+            "total-delete-files": len(deletes),
+            "total-records": sum(data_file.record_count for data_file, _ in data.values()),
+            "total-files-size": sum(data_file.file_size_in_bytes for data_file in files),
+            "total-position-deletes": sum(delete_file.record_count for delete_file, _ in deletes.values()),
+            "total-equality-deletes": 0,
+        }
+        assert {name: int(snapshot.summary[name] or 0) for name in expected} == expected, "totals of the summary"
+        sizes = {path: os.stat(path.removeprefix("file://")).st_size for path in (*data, *deletes)}
+        assert {data_file.file_path: data_file.file_size_in_bytes for data_file in files} == sizes
+
+    def _check_store(
+        self,
+        table_id: int,
+        deleted: Mapping[str, list[int]],
+        data: Mapping[str, SEQUENCED],
+        deletes: Mapping[str, SEQUENCED],
+    ) -> None:
+        store = self.bench.store
+        counts = store.count(table_id)
+        live_rows = sum(data_file.record_count for data_file, _ in data.values()) - sum(map(len, deleted.values()))
+        assert (counts.live_data_files, counts.live_rows) == (len(data), live_rows), "counts of the state store"
+        assert (counts.live_delete_files, counts.deleted_positions) == (
+            len(deletes),
+            sum(delete_file.record_count for delete_file, _ in deletes.values()),
+        )
+        assert not store.find_open_intents(table_id)
+        orphans = {path for path, kind, _ in store.list_orphans(table_id) if kind is FileKind.DELETE_FILE}
+        warehouse = Path(self.bench.folder) / "warehouse"
+        written = {f"file://{path}" for path in warehouse.glob("**/*.parquet")}
+        assert written == set(deletes) | orphans, "delete files on disk are live, or known as orphans"
+        assert not orphans & set(deletes)
+
+    def check_readers(self) -> None:
+        """DuckDB and Polars show the model's rows too, and filters find them."""
+        table, rows = self.bench.iceberg(), self.history.rows(self.synced)
+        assert read_duckdb(table) == rows
+        assert read_polars(table) == rows
+        for part in PARTS:
+            assert _rows(table.scan(row_filter=EqualTo("part", part)).to_arrow()) == [row for row in rows if row[1] == part]
+        for row in {rows[0], rows[-1]} if rows else ():
+            assert _rows(table.scan(row_filter=EqualTo("id", row[0])).to_arrow()) == [row]
+
+
+def _expected(before: State, after: State, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Counts of a snapshot from `before` to `after`: restored files leave and join, the others keep their entry."""
+    joined = {path for path in after.deleted if before.deleted.get(path, {-1}) - after.deleted[path]}
+    left = {path for path in before.deleted if path not in after.deleted or path in joined}
+    grown = sum(len(after.deleted[path] - before.deleted[path]) for path in after.deleted if path not in joined)
+    return {
+        "added-data-files": len(joined),
+        "deleted-data-files": len(left),
+        "added-records": sum(sizes[path] for path in joined),
+        "deleted-records": sum(sizes[path] for path in left),
+        "added-position-deletes": sum(len(after.deleted[path]) for path in joined) + grown,
+    }
+
+
+def _operation(expected: Mapping[str, int], *, only_moved: bool) -> str:
+    if only_moved:
+        return "replace"
+    if not (expected["deleted-data-files"] or expected["added-position-deletes"]):
+        return "append"
+    return "overwrite" if expected["added-data-files"] else "delete"
+
+
+def _live_entries(table: Table) -> tuple[dict[str, SEQUENCED], dict[str, SEQUENCED]]:
+    found: dict[bool, dict[str, SEQUENCED]] = {True: {}, False: {}}
+    for entry in _entries(table):
+        is_data = entry.data_file.content is DataFileContent.DATA
+        assert entry.data_file.file_path not in found[is_data], "one live entry a file"
+        assert entry.sequence_number is not None
+        found[is_data][entry.data_file.file_path] = (entry.data_file, entry.sequence_number)
+    return found[True], found[False]
+
+
+def _entries(table: Table) -> Iterator[ManifestEntry]:
+    snapshot = table.current_snapshot()
+    for manifest in snapshot.manifests(table.io) if snapshot else ():
+        yield from manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+
+
+def _partition(data_file: DataFile) -> tuple[object, ...]:
+    return tuple(data_file.partition[index] for index in range(len(data_file.partition)))
+
+
+def _read_positions(path: str) -> list[tuple[str, int]]:
+    found = pq.read_table(path.removeprefix("file://"))
+    return list(zip(found["file_path"].to_pylist(), found["pos"].to_pylist(), strict=True))
+
+
+def _rows(table: pa.Table) -> list[Row]:
+    return sorted(zip(*(table[name].to_pylist() for name in ("id", "part", "value")), strict=True))
+
+
+def read_pyiceberg(table: Table, snapshot_id: int | None = None) -> list[Row]:
+    return _rows(table.scan(snapshot_id=snapshot_id).to_arrow())
+
+
+def read_polars(table: Table) -> list[Row]:
+    return sorted(pl.scan_iceberg(table, reader_override="native").select("id", "part", "value").collect().rows())
+
+
+@cache
+def _duckdb() -> Any:
+    """A connection with the extension files that the packages ship; installing one would need the network."""
+    import duckdb_extension_avro  # noqa: PLC0415
+    import duckdb_extension_iceberg  # noqa: PLC0415
+
+    connection = duckdb.connect(config={"allow_unsigned_extensions": "true", "threads": "1"})
+    for package in (duckdb_extension_avro, duckdb_extension_iceberg):
+        (extension,) = glob.glob(f"{os.path.dirname(package.__file__)}/**/*.duckdb_extension", recursive=True)
+        connection.execute(f"load '{extension}'")
+    return connection
+
+
+def read_duckdb(table: Table) -> list[Row]:
+    query = f"select id, part, value from iceberg_scan('{table.metadata_location}')"
+    return sorted(_duckdb().execute(query).fetchall())
+
+
+def summary_counts(snapshot: Snapshot) -> Counter[str]:
+    assert snapshot.summary is not None
+    return Counter({key: int(value) for key, value in snapshot.summary.additional_properties.items() if value.isdigit()})

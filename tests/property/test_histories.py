@@ -1,0 +1,88 @@
+"""Random histories of Delta versions: after every sync Iceberg shows the rows of a plain model, and nothing is left over.
+
+`HISTORIES=500 pytest tests/property` plays that many histories of each kind instead of the few that CI has time for.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from daemon.delta import deletion_vector
+from daemon.settings import LimitsSettings
+from tests.handmade import Bench
+from tests.property.histories import History, Step, Sync, steps
+from tests.property.invariants import Watch
+
+HISTORIES = int(os.environ.get("HISTORIES", "5"))
+CHECK_READERS_EVERY = 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks() -> Iterator[None]:
+    """A chunk of positions ends with each Roaring container, so that files of two containers cross a border."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deletion_vector, "CHUNK_CONTAINERS_MAX", 1)
+        yield
+
+
+def play(steps: list[Step], *, partitioned: bool, granularity: str, limits: LimitsSettings, big: bool = False) -> None:
+    """Play a history with dvsync behind it, checking after each of its cycles."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        history = History(folder / "delta", partitioned=partitioned, big=big)
+        bench = Bench(
+            folder / "iceberg",
+            history.table.location,
+            limits=limits,
+            table_options={"delete_granularity": granularity},
+        )
+        try:
+            bench.first_sync_empty(history.table)
+            watch = Watch(bench, history, granularity)
+            checks = 0
+            for step in [*steps, Sync()]:
+                if not isinstance(step, Sync):
+                    history.play(step)
+                    continue
+                if step.restart:
+                    bench.reopen()
+                more = True
+                while more:
+                    more = bench.follower.sync().more
+                    watch.check(folded=limits.fold_after_versions < 100)
+                checks += 1
+                if checks % CHECK_READERS_EVERY == 0:
+                    watch.check_readers()
+            assert watch.synced == history.table.version
+            watch.check_readers()
+        finally:
+            bench.close()
+
+
+@pytest.mark.parametrize("granularity", ["file", "partition"])
+@pytest.mark.parametrize("partitioned", [False, True], ids=["unpartitioned", "partitioned"])
+@settings(
+    max_examples=HISTORIES,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(
+    steps=steps(changes_max=12),
+    fold_after=st.sampled_from([200, 200, 1, 2]),
+    commits_max=st.sampled_from([100, 100, 2]),
+    big=st.sampled_from([False, False, False, True]),
+)
+def test_iceberg_follows_any_history(
+    partitioned: bool, granularity: str, steps: list[Step], fold_after: int, commits_max: int, big: bool
+) -> None:
+    """Whatever happens to the Delta table, each snapshot shows its version's rows, and each position is deleted once."""
+    limits = LimitsSettings(fold_after_versions=fold_after, commits_max=commits_max)
+    play(steps, partitioned=partitioned, granularity=granularity, limits=limits, big=big)
