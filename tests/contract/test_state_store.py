@@ -320,6 +320,7 @@ def test_removed_delete_files_become_orphans(store: StateStore, table_id: int) -
         ("d1", FileKind.DELETE_FILE, OrphanReason.DV_SHRUNK),
     ]
     assert store.find_delete_files(table_id, ["a"]) == []
+    assert store.find_serving(table_id, ["d1"]) == {"d1": set()}
     assert store.count(table_id) == TableCounts(1, 100, 0, 0, 2)
 
 
@@ -842,9 +843,9 @@ def test_killed_process_leaves_a_consistent_file(
 
 # --- the two stores side by side ---
 
-DATA_FILES = [f"f{number}" for number in range(5)]
-DELETE_FILES = [f"d{number}" for number in range(4)]
-MANIFESTS = [f"m{number}" for number in range(4)]
+DATA_FILES = [f"f{number}" for number in range(4)]
+DELETE_FILES = [f"d{number}" for number in range(3)]
+MANIFESTS = [f"m{number}" for number in range(3)]
 OTHER_METADATA = ["snap-0", "snap-1", "v0.json", "v1.json"]
 data_file_paths = st.sampled_from(DATA_FILES)
 manifests = st.sampled_from(MANIFESTS)
@@ -855,6 +856,7 @@ live_files = st.builds(
 )
 mappings = st.lists(
     st.builds(DvMapping, data_file_paths, st.sampled_from("xyz"), st.integers(0, 9)),
+    min_size=1,
     max_size=3,
     unique_by=lambda mapping: mapping.data_file,
 ).map(tuple)
@@ -878,9 +880,9 @@ pending_files = st.one_of(
 changes = st.fixed_dictionaries(
     {
         "metadata_location": st.sampled_from(OTHER_METADATA),
-        "added_files": st.lists(live_files, max_size=3).map(tuple),
+        "added_files": st.lists(live_files, min_size=1, max_size=4).map(tuple),
         "changed_dvs": st.lists(st.tuples(data_file_paths, vectors), max_size=2).map(tuple),
-        "removed_files": st.lists(data_file_paths, max_size=2).map(tuple),
+        "removed_files": st.lists(data_file_paths, max_size=1).map(tuple),
         "added_delete_files": st.lists(delete_files, max_size=2).map(tuple),
         "removed_delete_files": st.dictionaries(st.sampled_from(DELETE_FILES), reasons, max_size=2).map(
             lambda removed: tuple(removed.items())
@@ -956,7 +958,7 @@ class BothStores(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         changed=changes,
-        files=st.lists(live_files, max_size=4),
+        files=st.lists(live_files, min_size=1, max_size=4),
         deletes=st.lists(delete_files, max_size=3),
     )
     def record_rebuilt(
@@ -1014,7 +1016,7 @@ def test_both_stores_tell_the_same() -> None:
     run_state_machine_as_test(
         BothStores,
         settings=settings(
-            max_examples=20,
+            max_examples=15,
             stateful_step_count=12,
             deadline=None,
             database=None,
