@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def every(step: int, first: int = 0) -> BitMap64:
     return BitMap64(range(first, first + POSITIONS * step, step))
 
 
-CASES = {
+CASES: dict[str, Callable[[], tuple[BitMap64 | None, BitMap64]]] = {
     "dense range": lambda: (None, every(1)),
     "every 2nd": lambda: (None, every(2)),
     "every 16th (arrays of 4096)": lambda: (None, every(16)),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from threading import Event
-from types import FrameType
 
 import structlog
 
@@ -26,6 +23,7 @@ from daemon.pipeline.progress import Progress
 from daemon.pipeline.session import SparkPipeline
 from daemon.progress import LogProgress
 from daemon.settings import SQLITE_FILE, Settings, TableSettings
+from daemon.signals import StopSignals
 from daemon.status import Board, Observation, TableStatus, table_status
 from daemon.storage import FileIOStorage
 from daemon.sync import Follower
@@ -34,7 +32,6 @@ from state.sql_store import SqlStateStore
 
 # A cycle that has not come to a step by then is cut off, which is as safe as any kill.
 STOP_GRACE_S = 8.0
-SAME_REQUEST_S = 0.5
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -228,44 +225,3 @@ def find_tables(settings: Settings, names: Sequence[str]) -> list[TableSettings]
             hint=f"The configuration names {', '.join(known) or 'no tables'}.",
         )
     return [known[name] for name in names] if names else list(settings.tables)
-
-
-class StopSignals:
-    """Takes SIGTERM and SIGINT while the block lasts: the first asks for a stop, the second ends the process."""
-
-    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
-        self._on_first = on_first
-        self._received: str | None = None
-        self._received_at_s = 0.0
-        self._previous: dict[int, signal._HANDLER] = {}
-
-    def __enter__(self) -> StopSignals:
-        # A pipe, since a lock taken by the handler could be the one that the interrupted code holds.
-        self._reader, self._writer = os.pipe()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        os.close(self._reader)
-        os.close(self._writer)
-
-    def _receive(self, number: int, _: FrameType | None) -> None:
-        if self._received is not None:
-            # timeout(1) and some init systems signal the process and then its group: that is one request.
-            if time.monotonic() - self._received_at_s > SAME_REQUEST_S:
-                os._exit(1)
-            return
-        self._received = signal.Signals(number).name
-        self._received_at_s = time.monotonic()
-        os.write(self._writer, b".")
-        if self._on_first is not None:
-            self._on_first()
-
-    def wait(self) -> str:
-        """Sleep until a signal has come; its name."""
-        os.read(self._reader, 1)
-        assert self._received is not None
-        return self._received

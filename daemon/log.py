@@ -33,6 +33,7 @@ STATE_UNRECORDED = "state.unrecorded"
 STATE_UNREAD = "state.unread"
 SOURCE_UNSEEN = "source.unseen"
 PIPELINE_IDLED = "pipeline.idled"
+PIPELINE_SAID = "pipeline.said"
 
 # Loggers whose warnings are the daily round: APScheduler warns each time a poll finds its table still syncing,
 # which is what `max_instances=1` is for. Py4J reports each connection that Spark's end closes.

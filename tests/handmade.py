@@ -210,11 +210,16 @@ class _NoAdds:
 
 @dataclass
 class Bench:
-    """The dvsync parts around one source, in `folder`: state database, SQL catalog, follower."""
+    """The dvsync parts around one source, in `folder`: state database, SQL catalog, follower.
+
+    Benches in one folder share the catalog; those with one `state_name` are tables of one daemon.
+    """
 
     folder: Path
     source: str
     target: str = "lake.t"
+    name: str = "t"
+    state_name: str = "state.db"
     clock: Clock = field(default_factory=SystemClock)
     table_options: dict[str, Any] = field(default_factory=dict)
     limits: LimitsSettings = field(default_factory=LimitsSettings)
@@ -224,8 +229,12 @@ class Bench:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.open()
 
+    @property
+    def state_file(self) -> Path:
+        return self.folder / self.state_name
+
     def open(self) -> None:
-        self.store = SqlStateStore.open(f"sqlite:///{self.folder}/state.db")
+        self.store = SqlStateStore.open(f"sqlite:///{self.state_file}")
         self.catalogs = Catalogs(
             {
                 "local": {
@@ -238,7 +247,7 @@ class Bench:
         self.settings = TableSettings(
             source=self.source,
             target=self.target,
-            name="t",
+            name=self.name,
             catalog="local",
             pipeline=self.pipeline,
             **self.table_options,
@@ -282,7 +291,7 @@ class Bench:
     def first_sync_empty(self, table: HandmadeTable) -> None:
         """The first sync of a table that has no files at its version 0."""
         context = self.context
-        record = self.store.load_table("t", self.source, self.target)
+        record = self.store.load_table(self.name, self.source, self.target)
         commit = context.log.read_commit(0)
         state = TableState(
             version=0,

@@ -230,7 +230,7 @@ class PositionSet:
     starts: array[int]  # Q, in `data`
     sizes: array[int]  # I, bytes
     are_runs: bytearray
-    bitmaps: dict[int, tuple[int, int, int]]  # by its first container: how many it has, start and end in `data`
+    bitmaps: dict[int, tuple[int, int, int]]  # by the first container: number of containers, start and end in `data`
 
     @property
     def cardinality(self) -> int:
@@ -257,7 +257,8 @@ class PositionSet:
     def decode_containers(self, containers: Sequence[int]) -> BitMap:
         """The lower 32 bits of the positions in `containers`, which ascend and share their upper 32 bits."""
         count, start, end = self.bitmaps.get(containers[0], (0, 0, 0))
-        serialized = self.data[start:end] if len(containers) == count else self._frame_containers(containers)
+        whole = len(containers) == count
+        serialized = bytes(self.data[start:end]) if whole else self._frame_containers(containers)
         span = f"containers {containers[0]} to {containers[-1]}"
         try:
             bitmap = BitMap.deserialize(serialized)

@@ -21,8 +21,8 @@ from pyiceberg.io import FileIO
 from daemon.errors import ObjectStoreAway
 
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
-# A row group's paths are its dictionary; past 1 MB of them Parquet writers fall back to spelling out each row's path.
-ROW_GROUP_PATHS_MAX: Final = 1 << 12
+# Each chunk can bring a path, and paths past 1 MB are too many for a dictionary: Arrow would spell out each row's.
+ROW_GROUP_CHUNKS_MAX: Final = 1 << 12
 
 # Iceberg spec, "Reserved Field IDs"; the Parquet fields carry them.
 _FILE_PATH_ID: Final = {"PARQUET:field_id": "2147483546"}
@@ -108,7 +108,7 @@ class PositionDeleteWriter:
             positions = positions[len(part) :]
             self._pending.append((file_path, part))
             self._pending_rows += len(part)
-            if self._pending_rows == ROW_GROUP_ROWS_MAX or len(self._pending) == ROW_GROUP_PATHS_MAX:
+            if self._pending_rows == ROW_GROUP_ROWS_MAX or len(self._pending) == ROW_GROUP_CHUNKS_MAX:
                 self._write_row_group()
 
     def _write_row_group(self) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING
 
+import structlog
+
+from daemon import log as events
 from daemon.clock import Clock, SystemClock
 from daemon.errors import PipelineAway
 from daemon.pipeline.jars import DELTA_JAR
@@ -32,6 +36,9 @@ LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 JVM_EXIT_MAX_S = 10
+LAST_LINES = 5
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 def session_conf(settings: SparkSettings) -> dict[str, str]:
@@ -98,13 +105,17 @@ class SparkPipeline:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         builder = SparkSession.builder.master(self._settings.master)
-        for key, value in session_conf(self._settings).items():
+        conf = session_conf(self._settings)
+        for key, value in conf.items():
             builder = builder.config(key, value)
+        output = JvmOutput()
         try:
+            _launch_jvm(conf, output)
             self._session, self._owned = builder.getOrCreate(), True
         except Exception as error:
+            _end_jvm()
             raise PipelineAway(
-                f"Spark could not be started: {error}",
+                f"Spark could not be started: {error}; its last words: {' / '.join(output.last_lines) or 'none'}",
                 hint="Java 17 must be installed, and the jars fetched once with network (`make setup`).",
             ) from error
         return self._session
@@ -123,25 +134,59 @@ class SparkPipeline:
             self._end()
 
     def _end(self) -> None:
-        """Stop the session and its JVM: `SparkSession.stop()` alone leaves the JVM and its memory behind."""
         session, self._session = self._session, None
         if session is None or not self._owned:
             return
-        from pyspark import SparkContext  # noqa: PLC0415
-
         with suppress(Exception):  # A JVM that is dead already cannot be stopped politely.
             session.stop()
-        gateway = SparkContext._gateway
-        if gateway is None:
-            return
-        with suppress(Exception):
-            gateway.shutdown()
-        jvm = gateway.proc
-        jvm.stdin.close()  # The gateway server ends when its standard input does.
-        try:
-            jvm.wait(JVM_EXIT_MAX_S)
-        except TimeoutExpired:
-            jvm.kill()
-            jvm.wait()
-        SparkContext._gateway = None
-        SparkContext._jvm = None
+        _end_jvm()
+
+
+class JvmOutput:
+    """What Spark's JVM prints: its lines go to our log at debug level, the last ones are kept for an error."""
+
+    def __init__(self) -> None:
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        # A pipe read from the start: resolving jars can print more than a pipe holds before the JVM is up.
+        read_end, self.write_end = os.pipe()
+        threading.Thread(target=self._relay, args=(read_end,), name="spark-output", daemon=True).start()
+
+    def _relay(self, read_end: int) -> None:
+        with os.fdopen(read_end, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if text := line.strip():
+                    self.last_lines.append(text)
+                    _log.debug(events.PIPELINE_SAID, line=text)
+
+
+def _launch_jvm(conf: Mapping[str, str], output: JvmOutput) -> None:
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
+
+    try:
+        spark_conf = SparkConf(loadDefaults=False).setAll(list(conf.items()))
+        streams = {"stdout": output.write_end, "stderr": output.write_end}
+        gateway = launch_gateway(spark_conf, streams)  # type: ignore[no-untyped-call]
+    finally:
+        os.close(output.write_end)
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _end_jvm() -> None:
+    """`SparkSession.stop()` alone leaves the JVM and its memory behind."""
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    with suppress(Exception):
+        gateway.shutdown()
+    jvm = gateway.proc
+    jvm.stdin.close()  # The gateway server ends when its standard input does.
+    try:
+        jvm.wait(JVM_EXIT_MAX_S)
+    except TimeoutExpired:
+        jvm.kill()
+        jvm.wait()
+    SparkContext._gateway = None
+    SparkContext._jvm = None

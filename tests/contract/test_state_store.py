@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -322,6 +322,16 @@ def test_removed_delete_files_become_orphans(store: StateStore, table_id: int) -
     assert store.find_delete_files(table_id, ["a"]) == []
     assert store.find_serving(table_id, ["d1"]) == {"d1": set()}
     assert store.count(table_id) == TableCounts(1, 100, 0, 0, 2)
+
+
+def test_orphans_outlive_a_rebuild(store: StateStore, table_id: int) -> None:
+    """A rebuild forgets manifests, and still knows the orphans that were in them."""
+    first = outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d1", "a"),))
+    store.record_synced(None, first, at_ms=1)
+    removed = (("d1", OrphanReason.DV_SHRUNK),)
+    store.record_synced(None, outcome(table_id, 2, removed_delete_files=removed), at_ms=2)
+    store.record_rebuilt(outcome(table_id, 3), [live_file("b", manifest="m1")], [], at_ms=3)
+    assert store.list_orphans(table_id) == [("d1", FileKind.DELETE_FILE, OrphanReason.DV_SHRUNK)]
 
 
 def test_moved_manifests(store: StateStore, table_id: int) -> None:
@@ -642,6 +652,24 @@ def test_threads_do_not_lose_each_others_work(store: StateStore, table_id: int) 
     assert sorted(tables) == ["orders", "t0", "t1"]
     opened = [store.find_open_intents(tables[name]) for name in ("t0", "t1")]
     assert [len(intents) for intents in opened] == [threads // 2 * rounds] * 2
+
+
+def test_long_write_is_waited_for(database_path: Path) -> None:
+    """While a rebuild is under way, other writers queue however short the busy timeout is, and readers go on."""
+    with closing(SqlStateStore.open(f"sqlite:///{database_path}?timeout=0.01")) as store, ThreadPoolExecutor(1) as pool:
+        table_id = fill(store)
+        queued: list[Future[None]] = []
+
+        def files() -> Iterator[LiveFile]:
+            yield live_file("b")
+            queued.append(pool.submit(store.record_run, SyncRun(table_id, 1, 1, "advanced")))
+            assert wait(queued, timeout=0.1).done == set()
+            assert list(store.find_live_files(table_id, ["a", "b"])) == ["a"]
+
+        store.record_rebuilt(outcome(table_id, 2), files(), [], at_ms=2)
+        queued[0].result(timeout=5)
+        assert list(store.find_live_files(table_id, ["a", "b"])) == ["b"]
+        assert len(store.list_runs(table_id, runs_max=9)) == 1
 
 
 # --- the database file ---

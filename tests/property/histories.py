@@ -95,7 +95,9 @@ _files = st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple)
 _bits = st.integers(0, 63)
 _storage = st.sampled_from("upi")
 _picks = st.lists(st.tuples(st.integers(0, 5), _bits), min_size=1, max_size=3).map(tuple)
-_append = st.builds(Append, st.lists(st.tuples(st.integers(1, 6), st.integers(0, 1)), min_size=1, max_size=3).map(tuple))
+_append = st.builds(
+    Append, st.lists(st.tuples(st.integers(1, 6), st.integers(0, 1)), min_size=1, max_size=3).map(tuple)
+)
 _changes: st.SearchStrategy[Step] = st.one_of(
     _append,
     st.builds(Delete, _picks, _storage),
@@ -115,7 +117,9 @@ def steps(*, changes_max: int) -> st.SearchStrategy[list[Step]]:
     """Histories that begin with some rows; a sync after about every other change."""
     pair = st.tuples(_changes, st.sampled_from([(), (Sync(),), (Sync(),), (Sync(restart=True),)]))
     rest = st.lists(pair, min_size=1, max_size=changes_max)
-    return st.builds(lambda first, pairs: [first, *(s for change, sync in pairs for s in (change, *sync))], _append, rest)
+    return st.builds(
+        lambda first, pairs: [first, *(s for change, sync in pairs for s in (change, *sync))], _append, rest
+    )
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def test_equals_its_model(
         chunks[data_file] = [ordered[:cut], ordered[cut:]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(position_deletes, "ROW_GROUP_ROWS_MAX", data.draw(st.integers(1, 20)))
-        patch.setattr(position_deletes, "ROW_GROUP_PATHS_MAX", data.draw(st.integers(1, 3)))
+        patch.setattr(position_deletes, "ROW_GROUP_CHUNKS_MAX", data.draw(st.integers(1, 3)))
         file = write(path, chunks)
     assert read_with_polars(path) == [
         (data_file, pos) for data_file in sorted(model) for pos in sorted(model[data_file])
@@ -125,7 +125,7 @@ def test_row_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_paths_of_a_row_group_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many data files with few positions each do not outgrow the dictionary: the row group ends before."""
-    monkeypatch.setattr(position_deletes, "ROW_GROUP_PATHS_MAX", 2)
+    monkeypatch.setattr(position_deletes, "ROW_GROUP_CHUNKS_MAX", 2)
     write(tmp_path / "d.parquet", {name: [[0]] for name in "abcde"})
     footer = pq.read_metadata(tmp_path / "d.parquet")
     assert [footer.row_group(index).num_rows for index in range(footer.num_row_groups)] == [2, 2, 1]

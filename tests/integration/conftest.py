@@ -1,0 +1,63 @@
+"""One Spark session for all integration tests: it writes the Delta tables, reads the Iceberg ones, and is dvsync's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from daemon.pipeline.jars import ICEBERG_JAR
+from daemon.pipeline.session import session_conf
+from daemon.settings import SparkSettings
+
+ROOT = Path(__file__).parents[2]
+CONF = {
+    "spark.jars.packages": ICEBERG_JAR,
+    "spark.driver.memory": "2g",
+    # Tables here are tiny: starting up costs more than running, for Spark's jobs and for the JVM's compiler alike.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # RESTORE must find files that no test would call old, and VACUUM is not run.
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+}
+# PySpark leaves the sockets of collected results to the garbage collector.
+TOLERATED = r"ignore:unclosed <socket\.socket:ResourceWarning"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+            item.add_marker(pytest.mark.filterwarnings(TOLERATED))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Spark with Delta and the Iceberg runtime; ended with its JVM."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = SparkSettings(
+        master="local[2]",
+        conf={**CONF, "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("spark-warehouse"))},
+    )
+    builder = SparkSession.builder.master(settings.master)
+    for key, value in session_conf(settings).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    yield session
+    session.stop()
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
+        SparkContext._gateway = SparkContext._jvm = None

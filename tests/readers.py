@@ -1,0 +1,162 @@
+"""Every reader that the README names, each giving an Iceberg table's rows in one spelling, to be held against Delta's.
+
+A row is a tuple in the order of the table's columns; structs, lists and maps are tuples too (maps sorted by key), zoned
+timestamps are in UTC, NaN is a word because it does not equal itself.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import duckdb_extension_avro
+import duckdb_extension_iceberg
+import polars
+import pyarrow as pa
+from pyiceberg.table import Table
+from pyiceberg.types import FloatType, IcebergType, ListType, MapType, NestedField, StructType, TimestamptzType
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Row = tuple[Any, ...]
+Reader = Callable[[Table, "SparkSession | None"], list[Row]]
+
+DIFFERING_ROWS_SHOWN = 5
+EXTENSION = ".duckdb_extension"
+# Polars warns where its own planner is not installed; planning is PyIceberg's then anyway.
+os.environ.setdefault("POLARS_ICEBERG_PLANNER", "pyiceberg")
+
+
+@lru_cache(maxsize=1)
+def duckdb_connection() -> duckdb.DuckDBPyConnection:
+    """DuckDB with the extensions that are shipped as Python packages: nothing is installed from the network."""
+    connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
+    for package in (duckdb_extension_avro, duckdb_extension_iceberg):
+        (extension,) = Path(package.__file__ or "").parent.rglob(f"*{EXTENSION}")
+        connection.execute(f"LOAD '{extension}'")
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection
+
+
+def read_pyiceberg(table: Table, spark: SparkSession | None = None) -> list[Row]:
+    return rows_of(table.scan().to_arrow(), table.schema().fields)
+
+
+def read_spark(table: Table, spark: SparkSession | None) -> list[Row]:
+    assert spark is not None, "Spark's Iceberg reader needs a session"
+    frame = spark.read.format("iceberg").load(table.metadata_location)
+    return rows_of(frame.toArrow(), table.schema().fields)
+
+
+def read_polars_native(table: Table, spark: SparkSession | None = None) -> list[Row]:
+    return _read_polars(table, "native")
+
+
+def read_polars_pyiceberg(table: Table, spark: SparkSession | None = None) -> list[Row]:
+    return _read_polars(table, "pyiceberg")
+
+
+def _read_polars(table: Table, reader: Any) -> list[Row]:
+    frame = polars.scan_iceberg(table, reader_override=reader).collect()
+    return rows_of(frame.to_arrow(), table.schema().fields)
+
+
+def read_duckdb(table: Table, spark: SparkSession | None = None) -> list[Row]:
+    relation = duckdb_connection().execute("SELECT * FROM iceberg_scan(?)", [table.metadata_location])
+    return rows_of(relation.to_arrow_table(), table.schema().fields)
+
+
+READERS: Mapping[str, Reader] = {
+    "PyIceberg": read_pyiceberg,
+    "Spark": read_spark,
+    "Polars native": read_polars_native,
+    "Polars pyiceberg": read_polars_pyiceberg,
+    "DuckDB": read_duckdb,
+}
+
+
+def read_delta(spark: SparkSession, location: str, table: Table) -> list[Row]:
+    """The rows of the Delta table at `location`, by Delta on Spark, in the types of the Iceberg `table`."""
+    return rows_of(spark.read.format("delta").load(location).toArrow(), table.schema().fields)
+
+
+def rows_of(found: pa.Table, fields: Sequence[NestedField]) -> list[Row]:
+    """The rows of an Arrow table that has just these columns. AssertionError when it has others."""
+    names = [field.name for field in fields]
+    assert found.column_names == names, f"columns are {found.column_names}, not {names}"
+    columns = [
+        [_normal(value, field.field_type) for value in found.column(field.name).to_pylist()] for field in fields
+    ]
+    return list(zip(*columns, strict=True))
+
+
+def _normal(value: Any, field_type: IcebergType) -> Any:
+    if value is None:
+        return None
+    match field_type:
+        case StructType():
+            return tuple(_normal(value[field.name], field.field_type) for field in field_type.fields)
+        case ListType():
+            return tuple(_normal(item, field_type.element_type) for item in value)
+        case MapType():
+            # Polars has maps as lists of structs.
+            pairs = ((pair["key"], pair["value"]) if isinstance(pair, dict) else pair for pair in value)
+            return tuple(
+                sorted((_normal(key, field_type.key_type), _normal(item, field_type.value_type)) for key, item in pairs)
+            )
+        case TimestamptzType():
+            return _in_utc(value)
+        case _ if isinstance(value, float):
+            return _float(value, field_type)
+    return value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
+
+
+def _in_utc(value: Any) -> datetime:
+    moment: datetime = value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
+    assert moment.tzinfo is not None, f"{moment} has no zone"
+    return moment.astimezone(UTC)
+
+
+def _float(value: float, field_type: IcebergType) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    # Some readers widen a float; the nearest float is one value again.
+    return pa.scalar(value, pa.float32()).as_py() if isinstance(field_type, FloatType) else value
+
+
+def assert_same_rows(found: Iterable[Row], expected: Iterable[Row], reader: str, where: str = "") -> None:
+    """AssertionError with the reader's name and the first rows that only one side has."""
+    found_rows, expected_rows = Counter(found), Counter(expected)
+    if found_rows == expected_rows:
+        return
+    missing = _some(expected_rows - found_rows)
+    surplus = _some(found_rows - expected_rows)
+    raise AssertionError(
+        f"{reader} differs from Delta{f' at {where}' if where else ''}: "
+        f"{found_rows.total()} rows, Delta has {expected_rows.total()}\n"
+        f"only in Delta:\n{missing}\nonly in {reader}:\n{surplus}"
+    )
+
+
+def _some(rows: Counter[Row]) -> str:
+    first = sorted(rows.elements(), key=repr)[:DIFFERING_ROWS_SHOWN]
+    more = rows.total() - len(first)
+    return "\n".join([*(f"  {row!r}" for row in first), *([f"  … and {more} more"] if more else [])]) or "  none"
+
+
+def assert_readers_agree(
+    table: Table, spark: SparkSession | None, expected: Iterable[Row], where: str = ""
+) -> None:
+    """Every reader gives the `expected` rows; Spark's is left out without a session."""
+    rows = list(expected)
+    for name, read in READERS.items():
+        if name != "Spark" or spark is not None:
+            assert_same_rows(read(table, spark), rows, name, where)

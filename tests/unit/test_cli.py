@@ -1,0 +1,205 @@
+"""Commands, what they print and their exit codes. None of these needs a JVM."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+import structlog
+from typer.testing import CliRunner
+
+from daemon.cli import app
+from daemon.lock import hold_state
+from daemon.signals import SAME_REQUEST_S
+
+CATALOGS = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
+EMPTY = CATALOGS + "health: {port: 0}\nlog: {format: json}\n"
+TWO_TABLES = EMPTY + "tables:\n- {source: data/a, target: db.a}\n- {source: data/b, target: db.b, format_version: 3}\n"
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def dvsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVSYNC_CONFIG", raising=False)
+
+    def run(*arguments: str, config: str | None = None):
+        if config is not None:
+            (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
+        return CliRunner().invoke(app, arguments)
+
+    return run
+
+
+def test_version_needs_no_configuration(dvsync):
+    """It prints the name and the version of the package."""
+    result = dvsync("--version")
+    assert (result.exit_code, result.stdout.split()[0]) == (0, "dvsync")
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["sync", "--nonsense"], ["resume"]])
+def test_wrong_usage_is_exit_code_2(dvsync, arguments):
+    """As for every command line."""
+    assert dvsync(*arguments, config=EMPTY).exit_code == 2
+
+
+def test_config_check_tells_every_fault_on_its_own_line(dvsync):
+    """On standard error, exit code 2."""
+    result = dvsync("config", "check", config=CATALOGS + "health: {port: -1}\nlog: {level: loud}\nbogus: 1\n")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()][:3] == ["health.port", "log.level", "bogus"]
+
+
+def test_config_check_says_what_it_found(dvsync):
+    """The tables with source, target and interval."""
+    result = dvsync("config", "check", config=TWO_TABLES)
+    assert result.exit_code == 0
+    assert "tables: 2" in result.stdout
+    assert "/data/a -> local db.a, every 10 s" in result.stdout
+
+
+def test_config_may_stand_before_or_after_the_command_or_in_the_environment(dvsync, tmp_path, monkeypatch):
+    """The nearer to the command wins over the environment."""
+    (tmp_path / "mine.yaml").write_text(EMPTY, encoding="utf-8")
+    assert "mine.yaml: all well" in dvsync("--config", "mine.yaml", "config", "check").stdout
+    assert "mine.yaml: all well" in dvsync("config", "check", "--config", "mine.yaml").stdout
+    assert "no such file" in dvsync("config", "check").stderr
+    monkeypatch.setenv("DVSYNC_CONFIG", "mine.yaml")
+    assert "mine.yaml: all well" in dvsync("config", "check").stdout
+    assert dvsync("config", "check", "--config", "absent.yaml").exit_code == 2
+
+
+def test_sync_status_and_resume_of_tables_that_cannot_sync(dvsync):
+    """A missing source is no failure; format version 3 parks its table: exit code 1 until someone resumes it."""
+    result = dvsync("sync", config=TWO_TABLES)
+    assert result.exit_code == 1
+    assert "db.a: the Delta table is not there yet" in result.stdout
+    assert "db.b: Unsupported: " in result.stdout
+    assert dvsync("sync", "db.a").exit_code == 0
+
+    result = dvsync("status")
+    assert result.exit_code == 1
+    assert [line.split()[:2] for line in result.stdout.splitlines()] == [["db.a", "waiting"], ["db.b", "parked"]]
+    assert "format_version: 2" in result.stdout
+
+    statuses = json.loads(dvsync("status", "--json").stdout)
+    assert [status["state"] for status in statuses] == ["waiting", "parked"]
+    assert statuses[1]["error"]["kind"] == "Unsupported"
+
+    assert "db.b: resumed" in dvsync("resume", "db.b").stdout
+    assert "nothing to do" in dvsync("resume", "db.b").stdout
+    assert dvsync("status").exit_code == 0
+
+
+def test_unknown_tables_are_told_all_at_once(dvsync):
+    """With the names that there are; exit code 2."""
+    result = dvsync("sync", "db.a", "db.x", "db.y", config=TWO_TABLES)
+    assert result.exit_code == 2
+    assert "db.x: no such table\ndb.y: no such table\n" in result.stderr
+    assert "db.a, db.b" in result.stderr
+
+
+def test_a_state_database_that_cannot_be_opened_is_exit_code_1(dvsync, tmp_path):
+    """In words, without a traceback."""
+    (tmp_path / "state.db").write_bytes(b"this is no database, as anyone can see" * 100)
+    result = dvsync("status", config=EMPTY + "state: {url: 'sqlite:///state.db'}\n")
+    assert result.exit_code == 1
+    assert "state.db" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_sync_is_refused_while_another_process_holds_the_state(dvsync, tmp_path):
+    """It says who does; status works beside it."""
+    (tmp_path / "config.yaml").write_text(TWO_TABLES, encoding="utf-8")
+    with hold_state(tmp_path / "var" / "dvsync.db"):
+        result = dvsync("sync")
+        assert result.exit_code == 1
+        assert f"in use by process {os.getpid()} " in result.stderr
+        assert dvsync("status").exit_code == 0
+    assert dvsync("sync", "db.a").exit_code == 0
+
+
+# --- the daemon, as a process of its own ---
+
+
+@contextmanager
+def running_daemon(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, object]]]:
+    """`dvsync run` in `folder`, once it has told that it started, with that line."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "daemon", "run"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("{") and (told := json.loads(line))["event"] == "daemon.started":
+                yield process, told
+                return
+        raise AssertionError("the daemon ended before it started")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_run_answers_probes_and_stops_on_sigterm(dvsync, tmp_path):
+    """Alive, not ready without tables, a second one refused, and exit code 0 after one SIGTERM."""
+    (tmp_path / "config.yaml").write_text(EMPTY, encoding="utf-8")
+    with running_daemon(tmp_path) as (process, told):
+        with urlopen(f"{told['health']}/livez", timeout=10) as response:
+            assert json.load(response)["alive"]
+        with pytest.raises(HTTPError) as unready:
+            urlopen(f"{told['health']}/readyz", timeout=10)
+        with unready.value as answer:
+            assert json.load(answer)["reasons"] == [{"table": None, "reason": "no tables are configured"}]
+        second = dvsync("sync")
+        assert second.exit_code == 1
+        assert f"process {process.pid} " in second.stderr
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=15)
+        assert process.returncode == 0
+    events = [json.loads(line)["event"] for line in output.splitlines()]
+    assert events == ["daemon.stopping", "daemon.stopped"]
+
+
+def test_the_second_signal_ends_the_process_at_once():
+    """The first only asks; a later one does not wait for anything."""
+    script = (
+        "from daemon.signals import StopSignals\n"
+        "with StopSignals() as signals:\n"
+        "    print('ready', flush=True)\n"
+        "    print(signals.wait(), flush=True)\n"
+        "    while True: pass\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "SIGTERM\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=2 * SAME_REQUEST_S)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 1
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,538 @@
+"""One table's cycle on a clock that the test moves, and the scheduler with real threads and short intervals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from random import Random
+from threading import Event
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from daemon.clock import SystemClock
+from daemon.cycle import TableCycle
+from daemon.errors import (
+    CommitOutcomeUnknown,
+    ConfigInvalid,
+    CorruptInput,
+    ObjectStoreAway,
+    ResyncNeeded,
+    SyncError,
+    TargetChanged,
+    Unsupported,
+)
+from daemon.failures import BACKOFF_MAX_S
+from daemon.scheduler import Scheduler
+from daemon.settings import TableSettings
+from daemon.slots import Slots
+from daemon.status import Board, TableState, TableStatus
+from daemon.sync import SyncResult
+from state import Outcome, StateUnavailable, SyncRun, TableError
+from state.memory_store import MemoryStateStore
+
+WAIT_S = 10.0
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.time_s = 1_000.0
+
+    def now_ms(self) -> int:
+        return 1_700_000_000_000 + int(self.time_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return self.time_s
+
+
+class FlakyStore(MemoryStateStore):
+    """The store of the tests; `is_away` makes its writes fail."""
+
+    is_away = False
+
+    def record_failure(self, table_id: int, error: TableError) -> None:
+        if self.is_away:
+            raise StateUnavailable("disk full")
+        super().record_failure(table_id, error)
+
+    def record_run(self, run: SyncRun) -> None:
+        if self.is_away:
+            raise StateUnavailable("disk full")
+        super().record_run(run)
+
+
+class FakeFollower:
+    """Follows a source that is a number: `newest`. Raises `fails` when set, and stops in `gate` when given one."""
+
+    def __init__(self, table: TableSettings, store: MemoryStateStore) -> None:
+        self.table = table
+        self.store = store
+        self.newest: int | None = 0
+        self.fails: Exception | None = None
+        self.poll_fails: Exception | None = None
+        self.versions_per_sync = 1
+        self.gate: Event | None = None
+        self.entered = Event()
+        self.polls = 0
+        self.syncs = 0
+
+    @property
+    def synced(self) -> int | None:
+        return self.store.load_table(self.table.name, self.table.source, self.table.target).synced_version
+
+    def has_news(self) -> bool:
+        self.polls += 1
+        if self.poll_fails:
+            raise self.poll_fails
+        return self.newest is None or self.synced is None or self.synced < self.newest or self.fails is not None
+
+    def source_version(self) -> int | None:
+        return self.newest
+
+    def commit_time_ms(self, version: int) -> int | None:
+        return 1_700_000_000_000 if self.newest is not None and version <= self.newest else None
+
+    def sync(self, *, stop: Event, full: bool = False) -> SyncResult:
+        self.syncs += 1
+        self.entered.set()
+        if self.gate:
+            while not (self.gate.wait(0.01) or stop.is_set()):
+                pass
+        if self.fails:
+            raise self.fails
+        record = self.store.load_table(self.table.name, self.table.source, self.table.target)
+        start = -1 if record.synced_version is None else record.synced_version
+        if self.newest is None:
+            return SyncResult("waiting", None, None)
+        if start == self.newest:
+            return SyncResult("unchanged", None, start)
+        end = min(self.newest, start + self.versions_per_sync)
+        outcome = Outcome(record.id, "delta-id", record.synced_version, end, 1_700_000_000_000, snapshot_id=end + 100)
+        self.store.record_synced(None, outcome, at_ms=1_700_000_000_000)
+        return SyncResult("advanced", start + 1, end, snapshot_id=end + 100, snapshots=1, more=end < self.newest)
+
+
+def settings_of(name: str, poll_interval: str = "10s") -> TableSettings:
+    return TableSettings(source=f"file:///data/{name}", target=f"db.{name}", name=name, poll_interval=poll_interval)
+
+
+class Bench:
+    """One table on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = FlakyStore()
+        self.table = settings_of("orders")
+        self.follower = FakeFollower(self.table, self.store)
+        self.board = Board([self.table], self.clock, lag_budget_s=300)
+        self.slots = Slots(1)
+        self.start()
+
+    def start(self) -> None:
+        """What a new process does."""
+        self.cycle = TableCycle(
+            self.table,
+            self.follower,
+            store=self.store,
+            board=self.board,
+            clock=self.clock,
+            random=Random(1),
+            commit_time_ms=self.follower.commit_time_ms,
+        )
+
+    def poll(self, after_s: float = 0.0):
+        self.clock.time_s += after_s
+        return self.cycle.poll(self.slots, Event(), lambda _: None)
+
+    @property
+    def status(self) -> TableStatus:
+        return self.board.statuses()[0]
+
+    @property
+    def runs(self) -> list[SyncRun]:
+        return self.store.list_runs(1, runs_max=100)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def away() -> SyncError:
+    return ObjectStoreAway("no answer", hint="Check the network.", path="s3://b/x")
+
+
+# --- one cycle ---
+
+
+def test_news_is_synced_once_and_shown(bench):
+    """A sync moves the board and leaves one run; polls without news after it leave none."""
+    assert bench.status.state is TableState.WAITING
+    assert [unready.reason for unready in bench.board.find_unready()] == ["not looked at yet"]
+    verdict = bench.poll()
+    assert (verdict.result.to_version, verdict.delay_s) == (0, None)
+    for _ in range(3):
+        bench.poll(after_s=10)
+    assert (bench.follower.syncs, bench.follower.polls) == (1, 4)
+    assert [(run.outcome, run.to_version) for run in bench.runs] == [("advanced", 0)]
+    status = bench.status
+    assert (status.state, status.synced_version, status.lag_versions, status.lag_seconds) == ("synced", 0, 0, 0.0)
+    assert (status.snapshot_id, status.live_data_files) == (100, 0)
+    assert bench.board.find_unready() == []
+
+
+def test_a_cycle_that_stopped_at_a_bound_comes_again_at_once(bench):
+    """`more` asks for the next cycle without waiting for the poll interval, and the table is behind until then."""
+    bench.follower.newest = 2
+    assert bench.poll().delay_s == 0.0
+    assert (bench.status.state, bench.status.lag_versions) == ("behind", 1)
+    assert bench.status.lag_seconds == pytest.approx(1_000)
+    assert bench.poll().delay_s == 0.0
+    assert bench.poll().delay_s is None
+    assert bench.status.state is TableState.SYNCED
+
+
+def test_a_source_that_is_not_there_yet_is_waited_for(bench):
+    """No error, no run, ready; picked up when it appears."""
+    bench.follower.newest = None
+    bench.poll()
+    assert bench.status.state is TableState.WAITING
+    assert (bench.runs, bench.board.find_unready()) == ([], [])
+    bench.follower.newest = 0
+    bench.poll(after_s=10)
+    assert bench.status.state is TableState.SYNCED
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        away(),
+        CommitOutcomeUnknown("perhaps landed", hint="dvsync looks for its marker."),
+        ResyncNeeded("a gap", hint="States are compared."),
+        StateUnavailable("locked"),
+        ZeroDivisionError("a bug"),
+    ],
+)
+def test_a_passing_error_is_retried_with_growing_waits(bench, error):
+    """The wait doubles from seconds to the cap, with jitter; one run for the whole row of equal errors."""
+    bench.follower.fails = error
+    verdicts = [bench.poll() for _ in range(12)]
+    waits = [verdict.delay_s for verdict in verdicts]
+    assert 4 <= waits[0] <= 6
+    assert waits[3] > 4 * waits[0]
+    assert 0.8 * BACKOFF_MAX_S <= waits[-1] <= 1.2 * BACKOFF_MAX_S
+    assert waits[-1] != waits[-2]
+    assert bench.status.state is TableState.RETRYING
+    assert bench.status.error.consecutive == 12
+    assert len(bench.runs) == 1
+    assert bench.store.list_tables()[0].error.consecutive == 12
+
+
+def test_kinds_are_told_by_their_name(bench):
+    """A bug is an InternalError with its traceback in the log; the state store's absence has a kind of its own."""
+    bench.follower.fails = ZeroDivisionError("oh")
+    with capture_logs() as logs:
+        bench.poll()
+    assert bench.status.error.kind == "InternalError"
+    assert "ZeroDivisionError: oh" in bench.status.error.message
+    failed = next(line for line in logs if line["event"] == "sync.failed")
+    assert (failed["log_level"], failed["exc_info"]) == ("error", bench.follower.fails)
+    bench.follower.fails = StateUnavailable("locked")
+    bench.poll()
+    assert bench.status.error.kind == "StateStoreAway"
+    assert [run.outcome for run in bench.runs] == ["StateStoreAway", "InternalError"]
+
+
+def test_a_repeated_error_is_logged_at_growing_intervals_and_its_end_once(bench):
+    """The 1st, 2nd, 4th, 8th, 16th time, then one line for the recovery; a restart does not begin anew."""
+    bench.follower.fails = away()
+    with capture_logs() as logs:
+        for _ in range(16):
+            bench.poll(after_s=10)
+        bench.start()
+        bench.follower.fails = None
+        bench.poll(after_s=10)
+    told = [line["consecutive_errors"] for line in logs if line["event"] == "sync.failed"]
+    assert told == [1, 2, 4, 8, 16]
+    first = next(line for line in logs if line["event"] == "sync.failed")
+    assert (first["log_level"], first["kind"], first["hint"]) == ("warning", "ObjectStoreAway", "Check the network.")
+    assert first["reason"] == "no answer [file s3://b/x]"
+    recovered = [line for line in logs if line["event"] == "sync.recovered"]
+    assert [(line["consecutive_errors"], line["failed_for_s"]) for line in recovered] == [(16, 160)]
+    assert bench.status.error is None
+    assert bench.store.list_tables()[0].error is None
+
+
+def test_a_long_error_is_logged_at_least_every_hour(bench):
+    """Powers of two grow too far apart for a table that is retried every five minutes."""
+    bench.follower.fails = away()
+    with capture_logs() as logs:
+        for _ in range(80):
+            bench.poll(after_s=300)
+    told = [line["consecutive_errors"] for line in logs if line["event"] == "sync.failed"]
+    assert told == [1, 2, 4, 8, 16, 28, 32, 44, 56, 64, 76]
+
+
+def test_a_failed_poll_is_an_error_that_the_next_good_poll_ends(bench):
+    """A source that does not answer is not synced; when it answers again without news the error is over."""
+    bench.poll()
+    bench.follower.poll_fails = away()
+    assert bench.poll().delay_s is not None
+    assert (bench.status.state, bench.follower.syncs) == ("retrying", 1)
+    bench.clock.time_s += 311
+    assert [unready.reason for unready in bench.board.find_unready()] == ["its source could not be looked at for 311 s"]
+    bench.follower.poll_fails = None
+    bench.poll()
+    assert (bench.status.state, bench.status.error, bench.follower.syncs) == ("synced", None, 1)
+    assert bench.store.list_tables()[0].error is None
+
+
+@pytest.mark.parametrize("kind", [Unsupported, CorruptInput, TargetChanged, ConfigInvalid])
+def test_what_a_person_must_mend_parks_the_table(bench, kind):
+    """Parked: not synced again, not ready, one line at error; set free by `resume` only."""
+    bench.follower.fails = kind("cannot", hint="Mend it.", version=7)
+    with capture_logs() as logs:
+        for _ in range(5):
+            assert bench.poll(after_s=10).delay_s is None
+    assert bench.follower.syncs == 1
+    assert [(line["event"], line["log_level"]) for line in logs if line["log_level"] == "error"] == [
+        ("table.parked", "error")
+    ]
+    status = bench.status
+    assert (status.state, status.error.kind, status.error.version) == ("parked", kind.__name__, 7)
+    assert (status.source_version, status.lag_versions) == (0, 1)
+    assert [unready.reason for unready in bench.board.find_unready()] == [f"parked: {kind.__name__}"]
+    assert bench.cycle.waits_for_a_person
+
+    bench.follower.fails = None
+    bench.store.record_resumed(1)
+    bench.cycle.take_up(bench.store.list_tables()[0])
+    bench.poll()
+    assert (bench.status.state, bench.status.error) == ("synced", None)
+
+
+def test_a_restart_tries_a_parked_table_once_more(bench):
+    """The error stays in sight until the new try has its own outcome, and its row of errors goes on."""
+    bench.follower.fails = Unsupported("cannot", hint="Mend it.")
+    bench.poll()
+    since = bench.status.error.since
+    bench.start()
+    assert (bench.status.state, bench.status.error.kind) == ("retrying", "Unsupported")
+    bench.poll(after_s=100)
+    assert (bench.status.state, bench.status.error.consecutive, bench.status.error.since) == ("parked", 2, since)
+    assert bench.follower.syncs == 2
+
+
+def test_parking_that_could_not_be_recorded_is_not_taken_for_a_resume(bench):
+    """While the store does not know of the parking, its silence means nothing; it is told as soon as it answers."""
+    bench.follower.fails = CorruptInput("bad CRC", hint="Restore the file.")
+    bench.store.is_away = True
+    bench.poll()
+    assert bench.store.list_tables()[0].error is None
+    assert not bench.cycle.waits_for_a_person
+    bench.store.is_away = False
+    bench.poll(after_s=10)
+    assert bench.store.list_tables()[0].error.parked
+    assert bench.cycle.waits_for_a_person
+    assert bench.follower.syncs == 1
+
+
+def test_a_store_that_is_away_hides_no_error(bench):
+    """The board and the log still tell what could not be written down."""
+    bench.follower.fails = away()
+    bench.store.is_away = True
+    with capture_logs() as logs:
+        bench.poll()
+    assert bench.status.error.kind == "ObjectStoreAway"
+    assert {"sync.failed", "state.unrecorded"} <= {line["event"] for line in logs}
+
+
+def test_the_lag_is_the_age_of_the_oldest_version_not_shown(bench):
+    """It grows while the table fails, counts against the budget, and is zero again afterwards."""
+    bench.poll()
+    bench.follower.newest = 3
+    bench.follower.fails = away()
+    bench.poll()
+    assert (bench.status.lag_versions, bench.status.lag_seconds) == (3, 1_000.0)
+    assert [unready.reason for unready in bench.board.find_unready()] == [
+        "behind for 1000 s, more than the budget of 300 s"
+    ]
+    bench.follower.fails = None
+    bench.follower.versions_per_sync = 10
+    bench.poll()
+    assert (bench.status.lag_versions, bench.status.lag_seconds) == (0, 0.0)
+
+
+def test_the_canonical_line_tells_the_cycle(bench):
+    """Versions, counts and duration as values, with the table and the cycle bound; no line at info without progress."""
+    bound: list[dict[str, object]] = []
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, lambda _1, _2, line: bound.append(line) or ""]
+    )
+    try:
+        bench.poll()
+    finally:
+        structlog.reset_defaults()
+    line = next(line for line in bound if line["event"] == "sync.advanced")
+    assert (line["table"], line["from_version"], line["to_version"], line["snapshots"]) == ("orders", 0, 0, 1)
+    assert len(line["cycle_id"]) == 8
+    assert "duration_ms" in line
+
+
+def test_without_a_free_slot_a_table_goes_away_and_is_called(bench):
+    """The queue is first come first served, and a table in it twice is called once."""
+    assert bench.slots.try_take("other")
+    assert bench.poll().result is None
+    assert bench.poll().result is None
+    assert not bench.slots.try_take("third")
+    assert bench.status.state is TableState.BEHIND
+    assert bench.slots.give_back() == "orders"
+    assert bench.poll().result.to_version == 0
+    assert bench.slots.give_back() is None
+
+
+# --- the scheduler, with its threads ---
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        threading.Event().wait(0.005)
+
+
+class Running:
+    """A scheduler over fake followers that polls every 100 ms."""
+
+    def __init__(self, *names: str, tables_at_once: int = 4, poll_interval: str = "100ms") -> None:
+        clock = SystemClock()
+        self.store = MemoryStateStore()
+        tables = [settings_of(name, poll_interval) for name in names]
+        self.followers = {table.name: FakeFollower(table, self.store) for table in tables}
+        self.board = Board(tables, clock, lag_budget_s=300)
+        self.scheduler = Scheduler(
+            [
+                TableCycle(
+                    table,
+                    self.followers[table.name],
+                    store=self.store,
+                    board=self.board,
+                    clock=clock,
+                    random=Random(1),
+                    commit_time_ms=self.followers[table.name].commit_time_ms,
+                )
+                for table in tables
+            ],
+            store=self.store,
+            board=self.board,
+            clock=clock,
+            tables_at_once=tables_at_once,
+            stop_if_idle=lambda: None,
+        )
+
+    def __enter__(self) -> Running:
+        self.scheduler.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for follower in self.followers.values():
+            if follower.gate:
+                follower.gate.set()
+        assert self.scheduler.stop(grace_s=WAIT_S)
+
+    def states(self) -> dict[str, TableState]:
+        return {status.name: status.state for status in self.board.statuses()}
+
+
+def test_tables_are_polled_at_their_interval_and_synced():
+    """Every table comes in step, and later versions are picked up."""
+    with Running("a", "b", "c") as running:
+        until(lambda: set(running.states().values()) == {TableState.SYNCED})
+        running.followers["b"].newest = 4
+        until(lambda: running.followers["b"].synced == 4)
+        until(lambda: running.followers["a"].polls >= 4)
+        assert running.followers["a"].syncs == 1
+
+
+def test_cycles_with_more_to_do_follow_each_other_without_waiting():
+    """With a poll interval of an hour, fifty bounded cycles still run one after the other."""
+    running = Running("a", poll_interval="1h")
+    running.followers["a"].newest = 49
+    with running:
+        until(lambda: running.followers["a"].synced == 49)
+    assert running.followers["a"].syncs == 50
+
+
+def test_a_long_sync_holds_up_nobody_else():
+    """While one table syncs for long it is not polled a second time, and the others go on."""
+    running = Running("slow", "fast")
+    running.followers["slow"].gate = Event()
+    with running:
+        assert running.followers["slow"].entered.wait(WAIT_S)
+        running.followers["fast"].newest = 5
+        until(lambda: running.followers["fast"].synced == 5)
+        assert running.states()["slow"] is TableState.SYNCING
+        assert (running.followers["slow"].syncs, running.followers["slow"].polls) == (1, 1)
+
+
+def test_no_more_than_so_many_tables_sync_at_once_and_each_gets_its_turn():
+    """Those that found no slot are called when one is free, though their next poll is an hour away."""
+    names = [f"t{number}" for number in range(6)]
+    running = Running(*names, tables_at_once=2, poll_interval="1h")
+    gate = Event()
+    for follower in running.followers.values():
+        follower.gate = gate
+    with running:
+        until(lambda: sum(follower.syncs for follower in running.followers.values()) == 2)
+        until(lambda: sum(follower.polls for follower in running.followers.values()) == 6)
+        assert sum(follower.syncs for follower in running.followers.values()) == 2
+        gate.set()
+        until(lambda: set(running.states().values()) == {TableState.SYNCED})
+
+
+def test_one_table_that_fails_stops_no_other():
+    """The others are synced, the failing one is retried and recovers by itself."""
+    running = Running("good", "bad")
+    running.followers["bad"].fails = ZeroDivisionError("bug")
+    with running:
+        until(lambda: running.states() == {"good": TableState.SYNCED, "bad": TableState.RETRYING})
+        running.followers["bad"].fails = None
+        until(lambda: running.states()["bad"] is TableState.SYNCED)
+
+
+def test_resume_in_another_terminal_sets_a_parked_table_free(monkeypatch):
+    """The store is looked at while a table is parked, even if its own poll is an hour away."""
+    monkeypatch.setattr("daemon.scheduler.HELD_LOOK_INTERVAL_S", 0.05)
+    running = Running("a", poll_interval="1h")
+    running.followers["a"].fails = Unsupported("cannot", hint="Mend it.")
+    with running:
+        until(lambda: running.states()["a"] is TableState.PARKED)
+        running.followers["a"].fails = None
+        running.store.record_resumed(1)
+        until(lambda: running.states()["a"] is TableState.SYNCED)
+
+
+def test_stop_tells_running_cycles():
+    """The running cycle sees the event, ends at its step, and what it did is shown."""
+    running = Running("a", "b")
+    running.followers["a"].gate = Event()  # never set: only `stop` ends that sync
+    running.scheduler.start()
+    assert running.followers["a"].entered.wait(WAIT_S)
+    assert running.scheduler.stop(grace_s=WAIT_S)
+    assert running.followers["a"].syncs == 1
+    assert running.states()["a"] is TableState.SYNCED
+
+
+def test_stop_gives_up_on_a_cycle_that_hangs():
+    """After the grace it says so, and leaves the end to the process."""
+    running = Running("a")
+    release = Event()
+    running.followers["a"].commit_time_ms = lambda _: None
+    running.followers["a"].sync = lambda **_: release.wait(WAIT_S) and SyncResult("waiting", None, None)  # type: ignore[assignment]
+    running.scheduler.start()
+    until(lambda: running.states()["a"] is TableState.SYNCING)
+    assert not running.scheduler.stop(grace_s=0.05)
+    release.set()
+    until(lambda: running.states()["a"] is not TableState.SYNCING)

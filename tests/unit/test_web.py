@@ -1,0 +1,196 @@
+"""The health server as a client sees it, over a real socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from msgspec.structs import replace
+
+from daemon.errors import ConfigInvalid
+from daemon.settings import HealthSettings, TableSettings
+from daemon.status import Board, Observation
+from daemon.web.endpoints import SILENT_MAX_S, make_app
+from daemon.web.server import WebServer
+from state import TableCounts, TableError, TableRecord
+
+NOW_MS = 1_700_000_000_000
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now_ms(self) -> int:
+        return NOW_MS + int(self.time_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return self.time_s
+
+
+def table(name: str) -> TableSettings:
+    return TableSettings(source=f"file:///data/{name}", target=f"db.{name}", name=name)
+
+
+RECORD = TableRecord(
+    id=1,
+    name="orders",
+    source="file:///data/orders",
+    target="db.orders",
+    synced_version=7,
+    snapshot_id=123,
+    metadata_location="file:///wh/m.json",
+    last_synced_at_ms=NOW_MS,
+)
+IN_STEP = Observation(
+    record=RECORD, counts=TableCounts(3, 90, 2, 10, 1), source_version=7, behind_since_ms=None, looked_at_s=0.0
+)
+ERROR = TableError("CorruptInput", "bad CRC", "Restore it.", version=8, since_ms=NOW_MS, consecutive=2, parked=True)
+
+
+class Server:
+    def __init__(self, *names: str) -> None:
+        self.clock = FakeClock()
+        self.board = Board([table(name) for name in names], self.clock, lag_budget_s=60)
+        self.web = WebServer.start(HealthSettings(port=0), make_app(self.board))
+
+    def ask(self, path: str):
+        try:
+            with urlopen(self.web.url + path, timeout=10) as response:
+                return response.status, json.load(response)
+        except HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server("orders")
+    yield server
+    server.web.stop()
+
+
+def reasons(server: Server) -> list[str]:
+    status, body = server.ask("/readyz")
+    assert (status == 200) == body["ready"] == (not body["reasons"])
+    return [reason["reason"] for reason in body["reasons"]]
+
+
+def test_tables_are_the_list_of_status_json(server):
+    """Every key that design.md names, with times in ISO 8601 and what is unknown as null."""
+    server.board.show("orders", IN_STEP)
+    assert server.ask("/api/tables") == (
+        200,
+        [
+            {
+                "name": "orders",
+                "source": "file:///data/orders",
+                "target": "db.orders",
+                "state": "synced",
+                "synced_version": 7,
+                "source_version": 7,
+                "lag_versions": 0,
+                "lag_seconds": 0.0,
+                "snapshot_id": 123,
+                "metadata_location": "file:///wh/m.json",
+                "last_synced_at": "2023-11-14T22:13:20.000Z",
+                "error": None,
+                "live_data_files": 3,
+                "live_rows": 90,
+                "live_delete_files": 2,
+                "deleted_positions": 10,
+                "orphans_waiting": 1,
+            }
+        ],
+    )
+
+
+def test_a_table_in_step_is_ready(server):
+    """Before the first look it is not."""
+    assert reasons(server) == ["not looked at yet"]
+    server.board.show("orders", IN_STEP)
+    assert reasons(server) == []
+
+
+def test_a_table_beyond_its_lag_budget_is_not_ready(server):
+    """Behind within the budget is ready; the lag grows by itself as time goes on."""
+    behind = replace(IN_STEP, source_version=9, behind_since_ms=NOW_MS)
+    server.board.show("orders", behind)
+    assert reasons(server) == []
+    server.clock.time_s = 61
+    server.board.show("orders", replace(behind, looked_at_s=61.0))
+    assert reasons(server) == ["behind for 61 s, more than the budget of 60 s"]
+    body = server.ask("/api/tables")[1][0]
+    assert (body["state"], body["lag_versions"], body["lag_seconds"]) == ("behind", 2, 61.0)
+
+
+def test_a_parked_table_is_not_ready_and_says_why(server):
+    """Kind, message, hint, version and since when."""
+    server.board.show("orders", replace(IN_STEP, record=replace(RECORD, error=ERROR)))
+    assert reasons(server) == ["parked: CorruptInput"]
+    body = server.ask("/api/tables")[1][0]
+    assert body["state"] == "parked"
+    assert body["error"] == {
+        "kind": "CorruptInput",
+        "message": "bad CRC",
+        "hint": "Restore it.",
+        "version": 8,
+        "since": "2023-11-14T22:13:20.000Z",
+        "consecutive": 2,
+    }
+
+
+def test_a_table_whose_source_does_not_answer_is_not_ready_in_the_end(server):
+    """Nobody knows how far behind it is; the budget counts from the last good look."""
+    server.board.show("orders", IN_STEP)
+    server.clock.time_s = 60 + 10
+    assert reasons(server) == []
+    server.clock.time_s = 60 + 11
+    assert reasons(server) == ["its source could not be looked at for 71 s"]
+
+
+def test_a_paused_table_and_a_missing_source_are_no_reason(server):
+    """Both are what somebody wants."""
+    server.board.show("orders", replace(IN_STEP, record=replace(RECORD, paused=True, error=ERROR)))
+    assert (reasons(server), server.ask("/api/tables")[1][0]["state"]) == ([], "paused")
+    server.board.show("orders", Observation(looked_at_s=0.0))
+    assert (reasons(server), server.ask("/api/tables")[1][0]["state"]) == ([], "waiting")
+
+
+def test_no_tables_is_not_ready():
+    """A daemon that follows nothing is misconfigured."""
+    server = Server()
+    try:
+        assert reasons(server) == ["no tables are configured"]
+        assert server.ask("/api/tables") == (200, [])
+    finally:
+        server.web.stop()
+
+
+def test_livez_fails_when_the_scheduler_is_silent_for_three_intervals(server):
+    """Measured on the monotonic clock; a beat makes it well again."""
+    server.clock.time_s = SILENT_MAX_S
+    assert server.ask("/livez") == (200, {"alive": True, "silent_s": 15.0})
+    server.clock.time_s += 0.5
+    assert server.ask("/livez") == (503, {"alive": False, "silent_s": 15.5})
+    server.board.beat()
+    assert server.ask("/livez")[0] == 200
+
+
+def test_a_port_in_use_is_told_at_the_start(server):
+    """As a fault of the configuration, with the address and the way out."""
+    port = int(server.web.url.rpartition(":")[2])
+    with pytest.raises(ConfigInvalid, match=rf"cannot listen on 127\.0\.0\.1:{port}: address already in use") as raised:
+        WebServer.start(HealthSettings(port=port), make_app(server.board))
+    assert "health.port" in raised.value.hint
+
+
+def test_after_stop_the_port_is_free_again(server):
+    """A daemon that is started again at once gets its port."""
+    port = int(server.web.url.rpartition(":")[2])
+    server.web.stop()
+    second = WebServer.start(HealthSettings(port=port), make_app(server.board))
+    second.stop()
