@@ -6,6 +6,7 @@ What a poll does and what its outcome means is in `cycle.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor as ThreadPool
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from threading import Event, Lock
@@ -65,6 +66,7 @@ class Scheduler:
         # Tables that a person set free, as the store shows them; taken up by their own next poll.
         self._freed: dict[str, TableRecord] = {}
         self._lock = Lock()
+        self._rescheduler = ThreadPool(1, thread_name_prefix="reschedule")
         poll_threads = max(1, min(len(cycles), POLL_THREADS_MAX))
         self._timer = BackgroundScheduler(
             timezone=UTC,
@@ -108,6 +110,7 @@ class Scheduler:
         with self._lock:
             self._stopping.set()
         self._timer.shutdown(wait=False)
+        self._rescheduler.shutdown(wait=False)
         return self._all_done.wait(grace_s)
 
     def _poll(self, cycle: TableCycle) -> None:
@@ -141,8 +144,10 @@ class Scheduler:
         """A cycle has ended. Only from here on does APScheduler accept the same job again (`max_instances`)."""
         with self._lock:
             delay_s = self._wanted.get(event.job_id)
-        if delay_s is not None:
-            self._reschedule(event.job_id, delay_s)
+            if delay_s is not None and not self._stopping.is_set():
+                # For a job that ended very fast this is APScheduler's own thread, still submitting the job: it would
+                # overwrite the time with the interval's. From another thread we wait until it is done with that.
+                self._rescheduler.submit(self._reschedule, event.job_id, delay_s)
 
     def _reschedule(self, name: str, delay_s: float) -> None:
         if self._stopping.is_set():

@@ -16,7 +16,7 @@ from daemon.context import TableContext
 from daemon.definition import check_format_version, check_location
 from daemon.delta.actions import Commit
 from daemon.delta.log import DeltaLog
-from daemon.errors import ObjectMissing, ObjectStoreAway, ResyncNeeded, StateStoreAway, SyncError
+from daemon.errors import ObjectStoreAway, ResyncNeeded, StateStoreAway, SyncError
 from daemon.first_sync import first_sync
 from daemon.iceberg.target import Target
 from daemon.pipeline.progress import Progress
@@ -129,14 +129,8 @@ class Follower:
         settings = context.settings
         check_format_version(settings, None)
         record = context.store.load_table(settings.name, settings.source, settings.target)
-        if not context.log.is_there():
-            if record.synced_version is None:
-                return None, SyncResult("waiting", None, None)
-            raise ObjectMissing(
-                "the Delta log is gone",
-                path=settings.source,
-                hint="Restore the table, or take it out of the configuration.",
-            )
+        if record.synced_version is None and not context.log.is_there():
+            return None, SyncResult("waiting", None, None)
         table = context.target.find_table()
         record = end_intents(context, record, table)
         if table is None:

@@ -14,7 +14,7 @@ import msgspec
 
 from daemon.clock import Clock
 from daemon.delta.actions import AddFile, Commit, CommitInfo, Metadata, Protocol, RemoveFile, resolve_path
-from daemon.errors import CommitIncomplete, CorruptInput, ResyncNeeded
+from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded
 from daemon.storage import Storage
 
 COMMIT_FILE = re.compile(r"(\d{20})\.json")
@@ -51,8 +51,8 @@ class DeltaLog:
         return self._storage.exists(self.commit_path(version))
 
     def is_there(self) -> bool:
-        """Whether the log holds anything at all. One listing."""
-        return next(self._storage.list_from(f"{self.location}/_delta_log", after=""), None) is not None
+        """Whether there is a table: its first commit, or the checkpoint that replaced it. Two requests at most."""
+        return self.has_version(0) or self._storage.exists(f"{self.location}/_delta_log/_last_checkpoint")
 
     def read_commit(self, version: int) -> Commit:
         """The whole commit, validated.
@@ -122,10 +122,10 @@ class DeltaLog:
                 raise _corrupt(f"add and remove of the same logical file {data_file}", version, path)
 
     def check_continuity(self, after: int) -> None:
-        """Raise `ResyncNeeded` when version `after + 1` can no longer follow. One listing; for starts and now and then.
+        """Raise `ResyncNeeded` when version `after + 1` can no longer follow, `ObjectMissing` when there is no log.
 
-        Commits beyond a missing one mean that log cleanup took it; none at or beyond `after` while older ones are
-        there means that the table was made anew at the same place.
+        One listing or two: for starts, and now and then. Commits beyond a missing one mean that log cleanup took it;
+        none at or beyond `after` while older ones are there means that the table was made anew at the same place.
         """
         versions = self._list_versions(from_version=after)
         beyond = [version for version in versions if version > after]
@@ -136,7 +136,13 @@ class DeltaLog:
                 path=self.commit_path(after + 1),
                 hint="Log cleanup was faster than dvsync; the states are compared and the difference is committed.",
             )
-        if not versions and self._list_versions(from_version=0):
+        if not versions and not self._list_versions(from_version=0):
+            raise ObjectMissing(
+                "the Delta log is gone",
+                path=f"{self.location}/_delta_log",
+                hint="Restore the table, or take it out of the configuration.",
+            )
+        if not versions:
             raise ResyncNeeded(
                 f"the log ends before version {after}, which is already synced",
                 version=after,
