@@ -2,7 +2,7 @@
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /src
 RUN python -m venv /opt/dvsync
-COPY requirements.lock pyproject.toml ./
+COPY requirements.lock pyproject.toml README.md ./
 COPY daemon daemon
 COPY state state
 RUN /opt/dvsync/bin/pip install --no-cache-dir --constraint requirements.lock .

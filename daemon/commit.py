@@ -165,7 +165,7 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
     staying = context.store.count(shown.record.id).live_data_files - len(change.removed)
     if shape.table.replaced and staying:
         raise Unsupported(
-            f"column {', '.join(shape.table.replaced)} changed its type while {staying} older data files stay live",
+            f"column {', '.join(shape.table.replaced)} got another type or id while {staying} older data files stay",
             version=change.to_version,
             hint="Iceberg widens int to long, float to double and the precision of decimals only; rewrite the table.",
         )

@@ -57,7 +57,14 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     check_metadata(metadata)
     if table is None:
         return _shape(translate_schema(metadata), settings, {})
-    schema = translate_schema(metadata, table.schema(), schemas=table.schemas(), specs=table.specs())
+    mapping = table.properties.get(NAME_MAPPING)
+    schema = translate_schema(
+        metadata,
+        table.schema(),
+        mapping=parse_mapping_from_json(mapping) if mapping else None,
+        schemas=table.schemas(),
+        specs=table.specs(),
+    )
     return _shape(schema, settings, table.properties)
 
 

@@ -69,8 +69,10 @@ class Follower:
 
     def has_news(self) -> bool:
         """Whether a sync would find something to do: one or two existence checks, no listing, no Spark."""
-        if self._in_doubt or self._synced_version is None:
+        if self._in_doubt:
             return True
+        if self._synced_version is None:
+            return self._context.log.is_there()
         if self._context.clock.monotonic_s() >= self._continuity_due_s:
             return True
         return self._context.log.has_version(self._synced_version + 1)

@@ -7,7 +7,6 @@ its own; reading and writing is done with the newest schema of the format, so th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
 
 from pyiceberg.avro.file import AvroFile, AvroOutputFile
 from pyiceberg.io import FileIO
@@ -27,33 +26,23 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.typedef import Record
 from pyiceberg.types import NestedField, StringType, StructType
+
+from daemon.iceberg.pyiceberg_ext import RECORD_VERSION, manifest_record
 
 # A manifest is rewritten whole when one of its files leaves, so its size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000
 AVRO_CODEC = "gzip"
-# Records are held in the shape of v3, the widest; files are written in the table's own version.
-RECORD_VERSION: Final = 3
 # Iceberg spec, "Data File Fields", 143: optional in v2 already, which PyIceberg's v2 schema lacks.
 REFERENCED_DATA_FILE = NestedField(
     field_id=143, name="referenced_data_file", field_type=StringType(), required=False, doc="Data file of all deletes"
 )
 
 
-def data_file_record(partition: Sequence[Any], **fields: Any) -> DataFile:
-    """A `data_file` of Iceberg spec, "Data File Fields", by field names; what is not given is null."""
-    return DataFile.from_args(_table_format_version=RECORD_VERSION, partition=Record(*partition), **fields)
-
-
 def referenced_data_file(data_file: DataFile) -> str | None:
     """Field 143 of a record made or read here."""
     value: str | None = data_file[17]
     return value
-
-
-def entry_record(status: ManifestEntryStatus, data_file: DataFile, **fields: Any) -> ManifestEntry:
-    return ManifestEntry.from_args(_table_format_version=RECORD_VERSION, status=status, data_file=data_file, **fields)
 
 
 def _entry_schema(spec: PartitionSpec, schema: Schema, version: int) -> Schema:
@@ -106,8 +95,7 @@ def write_manifest(
         for entry in entries
         if entry.status is not ManifestEntryStatus.DELETED and entry.sequence_number is not None
     ]
-    return ManifestFile.from_args(
-        _table_format_version=RECORD_VERSION,
+    return manifest_record(
         manifest_path=path,
         manifest_length=len(output),
         partition_spec_id=spec.spec_id,
@@ -198,4 +186,4 @@ def _sequenced(manifest: ManifestFile, sequence_number: int) -> ManifestFile:
             if fields["min_sequence_number"] is None
             else min(sequence_number, fields["min_sequence_number"])
         )
-    return ManifestFile.from_args(_table_format_version=RECORD_VERSION, **fields)
+    return manifest_record(**fields)

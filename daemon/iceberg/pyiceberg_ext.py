@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.typedef import Record
 
 
 def stage_table(
@@ -33,3 +36,23 @@ def commit_updates(table: Table, updates: tuple[TableUpdate, ...], requirements:
     # Transactions bring their own snapshot producers and retries; this is the step below them, which also applies
     # `write.metadata.delete-after-commit.enabled`.
     table._do_commit(updates=updates, requirements=requirements)
+
+
+# Records are held in the shape of v3, the widest, which only this parameter of PyIceberg's records selects; files are
+# written in the table's own version.
+RECORD_VERSION: Final = 3
+
+
+def data_file_record(partition: Sequence[Any], **fields: Any) -> DataFile:
+    """A `data_file` of Iceberg spec, "Data File Fields", by field names; what is not given is null."""
+    return DataFile.from_args(_table_format_version=RECORD_VERSION, partition=Record(*partition), **fields)
+
+
+def entry_record(status: ManifestEntryStatus, data_file: DataFile, **fields: Any) -> ManifestEntry:
+    """A `manifest_entry` of Iceberg spec, "Manifests"."""
+    return ManifestEntry.from_args(_table_format_version=RECORD_VERSION, status=status, data_file=data_file, **fields)
+
+
+def manifest_record(**fields: Any) -> ManifestFile:
+    """A `manifest_file` of Iceberg spec, "Manifest Lists", by field names; what is not given is null."""
+    return ManifestFile.from_args(_table_format_version=RECORD_VERSION, **fields)

@@ -19,13 +19,8 @@ from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from daemon.errors import ResyncNeeded
-from daemon.iceberg.manifests import (
-    MANIFEST_ENTRIES_MAX,
-    entry_record,
-    read_entries,
-    read_manifest_list,
-    write_manifest,
-)
+from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, read_entries, read_manifest_list, write_manifest
+from daemon.iceberg.pyiceberg_ext import entry_record
 
 TOTALS = (
     ("total-data-files", "added-data-files", "deleted-data-files"),

@@ -14,7 +14,8 @@ from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFil
 
 from daemon.delta.actions import AddFile, resolve_path
 from daemon.errors import CorruptInput
-from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, RECORD_VERSION, entry_record, write_manifest
+from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, write_manifest
+from daemon.iceberg.pyiceberg_ext import entry_record, manifest_record
 from daemon.pipeline.progress import Progress, watched
 from daemon.pipeline.runner import run_on_spark
 from daemon.pipeline.session import SparkPipeline
@@ -141,8 +142,7 @@ def write_data_manifests(
 
 
 def _written(row: Mapping[str, Any], task: ManifestTask) -> WrittenManifest:
-    manifest = ManifestFile.from_args(
-        _table_format_version=RECORD_VERSION,
+    manifest = manifest_record(
         manifest_path=row["manifest_path"],
         manifest_length=row["manifest_length"],
         partition_spec_id=task.table.spec_id,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -32,12 +33,12 @@ from pyiceberg.types import (
 )
 
 from daemon.errors import CorruptInput
-from daemon.translate.partition_values import EPOCH_DAY, timestamp_micros
+from daemon.translate.partition_values import EPOCH_DAY, exact_decimal, in_range, timestamp_micros
 from daemon.translate.schema import TableSchema
 
 # The part of a timestamp that Delta's statistics do not carry.
 MILLISECOND_REST_US = 999
-INT_RANGE: Mapping[type[IcebergType], int] = {IntegerType: 1 << 31, LongType: 1 << 63}
+ROWS_LIMIT = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,14 @@ def parse_stats(stats: str | None, leaves: Mapping[tuple[str, ...], NestedField]
         raise CorruptInput(
             f"the statistics are not JSON: {error}", hint="Recompute them on the Delta table."
         ) from error
+    if record_count is not None and not (type(record_count) is int and 0 <= record_count < ROWS_LIMIT):
+        raise CorruptInput(f"the statistics have numRecords {record_count}", hint="Recompute them on the Delta table.")
     null_counts = {
-        leaves[path].field_id: int(count)
+        leaves[path].field_id: count
         for path, count in _walk(nulls, leaves)
-        if record_count is not None and (tight or count in (0, record_count))
+        if record_count is not None
+        and type(count) is int
+        and (0 <= count <= record_count if tight else count in (0, record_count))
     }
     lower: dict[int, bytes] = {}
     upper: dict[int, bytes] = {}
@@ -83,10 +88,9 @@ def parse_stats(stats: str | None, leaves: Mapping[tuple[str, ...], NestedField]
         field, maximum = leaves[path], upper_values.get(path)
         if maximum is None or minimum is None:
             continue
-        bounds = _bounds(minimum, maximum, field.field_type)
+        bounds = _encoded_bounds(minimum, maximum, field.field_type)
         if bounds is not None:
-            lower[field.field_id] = to_bytes(field.field_type, bounds[0])  # type: ignore[arg-type]
-            upper[field.field_id] = to_bytes(field.field_type, bounds[1])  # type: ignore[arg-type]
+            lower[field.field_id], upper[field.field_id] = bounds
     return Metrics(
         record_count=record_count,
         value_counts={} if record_count is None else {field_id: record_count for field_id in null_counts},
@@ -106,29 +110,35 @@ def _walk(tree: Any, leaves: Mapping[tuple[str, ...], NestedField]) -> Iterator[
             yield path, value
 
 
-def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, Any] | None:
-    """Values in Iceberg's internal form, or None where the pair is of no use or not to be trusted."""
-    bounds: tuple[Any, Any] | None = None
+def _encoded_bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[bytes, bytes] | None:
+    """Bounds in Iceberg's single-value form, or None where the pair is of no use or not to be trusted."""
     try:
-        match field_type:
-            case IntegerType() | LongType():
-                limit = INT_RANGE[type(field_type)]
-                low, high = int(minimum), int(maximum)
-                bounds = (low, high) if -limit <= low <= high < limit else None
-            case FloatType() | DoubleType():
-                bounds = _float_bounds(float(minimum), float(maximum))
-            case DecimalType():
-                unit = Decimal(1).scaleb(-field_type.scale)
-                bounds = Decimal(minimum).quantize(unit), Decimal(maximum).quantize(unit)
-            case DateType():
-                bounds = _days(minimum), _days(maximum)
-            case TimestampType() | TimestamptzType():
-                bounds = timestamp_micros(minimum), timestamp_micros(maximum) + MILLISECOND_REST_US
-            case StringType() if isinstance(minimum, str) and isinstance(maximum, str):
-                bounds = minimum, maximum
-    except (ValueError, ArithmeticError, TypeError):
-        # A year beyond 9999, a number of another type: such a column goes without bounds.
+        bounds = _bounds(minimum, maximum, field_type)
+        if bounds is None or bounds[0] > bounds[1]:
+            return None
+        low, high = (to_bytes(field_type, bound) for bound in bounds)  # type: ignore[arg-type]
+    except (ValueError, ArithmeticError, TypeError, struct.error):
+        # A year beyond 9999, a number of another type or too large: such a column goes without bounds.
         return None
+    return low, high
+
+
+def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, Any] | None:
+    """Values in Iceberg's internal form, the lower one first. Raises what conversions raise."""
+    bounds: tuple[Any, Any] | None = None
+    match field_type:
+        case IntegerType() | LongType():
+            bounds = in_range(math.floor(minimum), field_type), in_range(math.ceil(maximum), field_type)
+        case FloatType() | DoubleType():
+            bounds = _float_bounds(float(minimum), float(maximum))
+        case DecimalType():
+            bounds = exact_decimal(Decimal(minimum), field_type), exact_decimal(Decimal(maximum), field_type)
+        case DateType():
+            bounds = _days(minimum), _days(maximum)
+        case TimestampType() | TimestamptzType():
+            bounds = timestamp_micros(minimum), timestamp_micros(maximum) + MILLISECOND_REST_US
+        case StringType() if isinstance(minimum, str) and isinstance(maximum, str):
+            bounds = minimum, maximum
     return bounds
 
 

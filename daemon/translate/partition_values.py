@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any
 
 from pyiceberg.types import (
@@ -30,6 +30,8 @@ from daemon.translate.schema import TableSchema
 EPOCH_DAY = date(1970, 1, 1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+# Iceberg spec, "Primitive Types": whole numbers of 32 and 64 bits.
+INT_RANGE: Mapping[type[IcebergType], int] = {IntegerType: 1 << 31, LongType: 1 << 63}
 BOOLEANS = {"true": True, "false": False}
 
 
@@ -42,7 +44,7 @@ def parse_partition_value(text: str | None, field_type: IcebergType, column: str
         return None
     try:
         return _parse(text, field_type)
-    except (ValueError, InvalidOperation) as error:
+    except (ValueError, ArithmeticError) as error:
         raise CorruptInput(
             f"partition value {text!r} of column {column} is not a {field_type}",
             hint="The writer of this file broke Delta's partition value rules.",
@@ -55,13 +57,13 @@ def _parse(text: str, field_type: IcebergType) -> Any:
         case StringType():
             value = text
         case IntegerType() | LongType():
-            value = int(text)
+            value = in_range(int(text), field_type)
         case BooleanType() if text.lower() in BOOLEANS:
             value = BOOLEANS[text.lower()]
         case FloatType() | DoubleType():
             value = float(text)
         case DecimalType():
-            value = Decimal(text).quantize(Decimal(1).scaleb(-field_type.scale))
+            value = exact_decimal(Decimal(text), field_type)
         case DateType():
             value = (date.fromisoformat(text) - EPOCH_DAY).days
         case TimestampType() | TimestamptzType():
@@ -69,6 +71,25 @@ def _parse(text: str, field_type: IcebergType) -> Any:
         case _:
             raise ValueError(f"{text!r} is no {field_type}")
     return value
+
+
+def in_range(number: int, field_type: IntegerType | LongType) -> int:
+    """`number` itself. Raises ValueError when the type cannot hold it."""
+    limit = INT_RANGE[type(field_type)]
+    if not -limit <= number < limit:
+        raise ValueError(f"{number} is not a {field_type}")
+    return number
+
+
+def exact_decimal(number: Decimal, field_type: DecimalType) -> Decimal:
+    """`number` with the type's scale. Raises ArithmeticError or ValueError when the type cannot hold it as it is.
+
+    Python's default context keeps 28 digits, a decimal has up to 38.
+    """
+    if not number.is_finite():
+        raise ValueError(f"{number} is not a {field_type}")
+    context = Context(prec=field_type.precision, traps=[InvalidOperation, Inexact])
+    return number.quantize(Decimal((0, (1,), -field_type.scale)), context=context)
 
 
 def timestamp_micros(text: str) -> int:

@@ -16,7 +16,7 @@ from pyiceberg.types import LongType, StringType
 
 from daemon.delta.actions import AddFile, DeletionVectorDescriptor
 from daemon.delta.replay import TableChange
-from daemon.iceberg.manifests import data_file_record
+from daemon.iceberg.pyiceberg_ext import data_file_record
 from daemon.iceberg.row_delta import RowDelta
 from daemon.translate.data_files import check_cardinality, data_file_of, metrics_of
 from daemon.translate.metrics import Metrics

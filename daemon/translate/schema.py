@@ -70,8 +70,8 @@ PARTITION_FIELD_ID_START = 1000
 class TableSchema:
     """The Iceberg side of one Delta metadata.
 
-    `replaced` names columns whose type changed so that they are new columns in Iceberg's eyes: no older file may stay
-    live then.
+    `replaced` names columns whose type or id changed so that they are new columns in Iceberg's eyes: no older file may
+    stay live then.
     """
 
     schema: Schema
@@ -100,30 +100,50 @@ def translate_schema(
     metadata: Metadata,
     previous: Schema | None = None,
     *,
+    mapping: NameMapping | None = None,
     schemas: Mapping[int, Schema] = MappingProxyType({}),
     specs: Mapping[int, PartitionSpec] = MappingProxyType({}),
 ) -> TableSchema:
     """Translate the schema of a Delta `metadata`.
 
-    `previous` is the Iceberg table's current schema, `schemas` and `specs` are all that it ever had: ids are kept.
-    Raises `Unsupported` naming the column and its type.
+    `previous` and `mapping` are the Iceberg table's current schema and name mapping, `schemas` and `specs` are all that
+    it ever had: ids are kept. Raises `Unsupported` naming the column and its type.
     """
     struct: dict[str, Any] = json.loads(metadata.schema_string)
     mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
-    highest = previous.highest_field_id if previous else 0
+    used = [previous, *schemas.values()] if previous else schemas.values()
+    highest = max((schema.highest_field_id for schema in used), default=0)
     if mapped:
         highest = max(highest, int(metadata.configuration.get("delta.columnMapping.maxColumnId", "0")))
     translation = _Translation(mapped=mapped, next_id=highest + 1)
     fields = translation.struct_fields(struct, previous.as_struct() if previous else None, ())
     schema = Schema(*fields, schema_id=_schema_id(StructType(*fields), schemas))
     spec = _partition_spec(schema, metadata.partition_columns, specs)
+    new_mapping = translation.mapped_fields(struct, fields)
+    renumbered = _renumbered(mapping, new_mapping) if mapped and mapping else ()
     return TableSchema(
         schema=schema,
         specs={**specs, spec.spec_id: spec},
         spec_id=spec.spec_id,
-        name_mapping=NameMapping(translation.mapped_fields(struct, fields)),
-        replaced=tuple(translation.replaced),
+        name_mapping=NameMapping(new_mapping),
+        replaced=(*translation.replaced, *renumbered),
     )
+
+
+def _renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
+    """Physical names of columns that have another id than before.
+
+    Switching column mapping on numbers the columns of the files that are there anew, as Delta likes. Metrics and
+    partition values of what is live would then belong to other columns.
+    """
+    before = {field.names[0]: field for field in old}
+    for field in new:
+        known = before.get(field.names[0])
+        if known is None:
+            continue
+        if known.field_id != field.field_id:
+            yield parent + field.names[0]
+        yield from _renumbered(known.fields, field.fields, f"{parent}{field.names[0]}.")
 
 
 def _schema_id(struct: StructType, schemas: Mapping[int, Schema]) -> int:
@@ -169,6 +189,9 @@ class _Translation:
         column = ".".join(path)
         old = by_id.get(field["metadata"][MAPPING_ID]) if self.mapped else by_name.get(field["name"])
         _check_type_changes(field, column)
+        # A struct's id comes before those of its fields, as where Delta numbers columns (DeltaColumnMapping.scala).
+        kept_id = int(field["metadata"][MAPPING_ID]) if self.mapped else old.field_id if old else None
+        field_id = self._new_id() if kept_id is None else kept_id
         old_type = old.field_type if old else None
         field_type = self._type(field["type"], old_type, path)
         if old_type is not None and not _may_become(old_type, field_type):
@@ -178,12 +201,12 @@ class _Translation:
                     hint="Iceberg widens int to long, float to double and the precision of decimals only.",
                 )
             self.replaced.append(column)
-            old, field_type = None, self._type(field["type"], None, path)
-        kept_id = int(field["metadata"][MAPPING_ID]) if self.mapped else old.field_id if old else None
+            old, field_id = None, self._new_id()
+            field_type = self._type(field["type"], None, path)
         # A column that joins later is missing from older files, so readers must be allowed a null.
         required = not field["nullable"] and (old.required if old else not evolving)
         return NestedField(
-            field_id=self._new_id() if kept_id is None else kept_id,
+            field_id=field_id,
             name=field["name"],
             field_type=field_type,
             required=required,
@@ -273,7 +296,7 @@ def _unsupported_type(delta_type: str, column: str) -> Unsupported:
 def _check_type_changes(field: dict[str, Any], column: str) -> None:
     for change in field["metadata"].get(TYPE_CHANGES, []):
         before, after = _primitive(change["fromType"], column), _primitive(change["toType"], column)
-        if "fieldPath" not in change and not _may_become(before, after):
+        if not _may_become(before, after):
             raise Unsupported(
                 f"column {column} was widened from {before} to {after}, which Iceberg cannot express",
                 hint="Iceberg widens int to long, float to double and the precision of decimals only.",
@@ -283,14 +306,16 @@ def _check_type_changes(field: dict[str, Any], column: str) -> None:
 def _may_become(old: IcebergType, new: IcebergType) -> bool:
     """Iceberg spec, "Schema Evolution": the promotions that keep a field's id."""
     match old, new:
-        case IntegerType(), LongType():
-            return True
-        case FloatType(), DoubleType():
+        case (IntegerType(), LongType()) | (FloatType(), DoubleType()):
             return True
         case DecimalType(), DecimalType():
             return old.scale == new.scale and old.precision <= new.precision
         case PrimitiveType(), _:
             return old == new
+        case ListType(), ListType():
+            return _may_become(old.element_type, new.element_type)
+        case MapType(), MapType():
+            return _may_become(old.key_type, new.key_type) and _may_become(old.value_type, new.value_type)
         case _:
             return type(old) is type(new)
 
