@@ -4,11 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-MYPY := $(BIN)/mypy
-FAST_TESTS := $(wildcard tests/unit tests/contract tests/faults)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test demo bench build lock clean
+.PHONY: help setup lint check test demo bench build lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,13 +31,15 @@ $(STAMPS)/jars: $(STAMPS)/dvsync $(wildcard daemon/pipeline/jars.py)
 	$(BIN)/python -m daemon.pipeline.jars
 	touch $@
 
-check: $(STAMPS)/dvsync ## the fast gate: format, lint, types, unit, contract and fault tests; no JVM
+lint: $(STAMPS)/dvsync ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(MYPY)
-	$(BIN)/pytest --quiet $(FAST_TESTS) -m "not spark"
+	$(BIN)/mypy
 
-test: check setup ## check, and then every test, with Spark and all readers
+check: lint ## the fast gate: lint, and unit, contract and fault tests; no JVM
+	$(BIN)/pytest --quiet tests/unit tests/contract tests/faults -m "not spark"
+
+test: lint setup ## lint, and every test, with Spark and all readers
 	$(BIN)/pytest
 
 demo: setup ## a Delta table changed by Spark, followed into Iceberg, read by every engine

@@ -45,7 +45,7 @@ STEPS: Steps = {
 
 @dataclass(frozen=True)
 class Result:
-    """Milliseconds; `steps` are the means over the same commits. `history` is the snapshots before the first of them."""
+    """Milliseconds; `steps` are means over the commits, `history` is the snapshots before the first of them."""
 
     touched_files: int
     history: int

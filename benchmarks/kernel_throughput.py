@@ -3,8 +3,7 @@
 The bare loop has the bitmaps in memory and checks nothing; the kernel reads them from a `.bin` file, checks every
 field, and reads the footer of each written file back. The loop runs twice: `plain` with pyarrow's defaults (snappy,
 dictionaries, paths spelled out row by row), and `equal` with the kernel's own encodings. pyroaring's array goes to
-Arrow without a copy, as it would through numpy, which is no dependency of dvsync. Times are the best of `--repeats`,
-taken in turns.
+Arrow without a copy, as it would by way of numpy. Times are the best of `--repeats`, taken in turns.
 """
 
 from __future__ import annotations

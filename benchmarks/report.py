@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -13,6 +14,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from daemon.log import configure_logging
+from daemon.settings import LogSettings
 
 PACKAGES = ("pyiceberg", "pyarrow", "sqlalchemy", "pyspark", "delta-spark")
 FSYNCS = 20
@@ -32,7 +36,8 @@ class Conditions:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has."""
+    """A parser with the options that every benchmark has; also leaves dvsync's log to warnings."""
+    configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--json", action="store_true", help="print JSON instead of the table")
     options.add_argument(
@@ -76,9 +81,7 @@ def percentile(values: Sequence[float], share: int) -> float:
     return ordered[min(len(ordered) - 1, len(ordered) * share // 100)]
 
 
-def print_report(
-    options: argparse.Namespace, before: Conditions, report: dict[str, Any], lines: Sequence[str]
-) -> None:
+def print_report(options: argparse.Namespace, before: Conditions, report: dict[str, Any], lines: Sequence[str]) -> None:
     """`lines` for people, or `report` with the conditions as JSON."""
     if options.json:
         print(json.dumps({"conditions": asdict(before), **report}, indent=2))

@@ -17,7 +17,7 @@ from daemon.delta.actions import Commit
 from daemon.delta.deletion_vector import find_place
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
-from daemon.errors import CommitOutcomeUnknown, ObjectMissing, SyncError, Unsupported
+from daemon.errors import ObjectMissing, SyncError, Unsupported
 from daemon.iceberg.marker import Marker
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView, prepare_snapshot
 from daemon.iceberg.target import view_of
@@ -99,7 +99,7 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
     """Show `commits` (consecutive, read and validated) in one Iceberg snapshot, or none if they change no rows.
 
     After a failure the Iceberg table is as it was, or the error is `CommitOutcomeUnknown`; files written in vain are
-    known to the state store.
+    known to the state store, as orphans or by an open intent.
     """
     store, record = context.store, shown.record
     live = store.find_live_files(record.id, touched_paths(commits, context.location))
@@ -135,22 +135,22 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
             },
         )
         outcome = _outcome(record, change, completed, shape.table.spec_id)
-        if completed.is_empty:
-            table = context.target.define(shown.table, shape.definition)
-            outcome = with_fields(outcome, metadata_location=table.metadata_location)
-        else:
-            announce = partial(announce_metadata, context, intent)
-            prepared = prepare_snapshot(view, completed.delta, announce)
+        prepared = None
+        if not completed.is_empty:
+            prepared = prepare_snapshot(view, completed.delta, partial(announce_metadata, context, intent))
             outcome = placed(outcome, prepared)
             store.record_prepared(intent.id, outcome)
-            summary = marker_of(outcome).to_summary(from_version=change.from_version, operation=change.operation)
-            table = context.target.commit(shown.table, shape.definition, prepared, summary, announce)
-            outcome = with_fields(outcome, metadata_location=table.metadata_location)
-    except CommitOutcomeUnknown:
-        raise
     except (SyncError, OSError):
         store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
         raise
+    # The intent of a commit that fails stays open: `end_intents` tells from the table what became of it, and finds the
+    # metadata file that the catalog may have written in vain.
+    if prepared is None:
+        table = context.target.define(shown.table, shape.definition)
+    else:
+        summary = marker_of(outcome).to_summary(from_version=change.from_version, operation=change.operation)
+        table = context.target.commit(shown.table, shape.definition, prepared, summary)
+    outcome = with_fields(outcome, metadata_location=table.metadata_location)
     store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
     return Shown(remembered(record, outcome), table), _result(change, completed, outcome)
 

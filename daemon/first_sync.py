@@ -25,7 +25,7 @@ from daemon.definition import check_location, shape_for
 from daemon.delta.actions import AddFile, resolve_path
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange
-from daemon.errors import CommitOutcomeUnknown, SyncError
+from daemon.errors import SyncError
 from daemon.iceberg.row_delta import prepare_snapshot
 from daemon.iceberg.target import view_of
 from daemon.pipeline.data_manifests import ManifestTask, WrittenManifest, manifests_needed, write_data_manifests
@@ -93,8 +93,7 @@ def show_state(context: TableContext, record: TableRecord, state: TableState) ->
             written_manifests=[manifest.manifest for manifest in written],
             written_size_bytes=sum(size for manifest in written for _, _, size in manifest.files),
         )
-        announce = partial(announce_metadata, context, intent)
-        prepared = prepare_snapshot(view, delta, announce)
+        prepared = prepare_snapshot(view, delta, partial(announce_metadata, context, intent))
         outcome = placed(
             Outcome(
                 table_id=record.id,
@@ -106,12 +105,11 @@ def show_state(context: TableContext, record: TableRecord, state: TableState) ->
             ),
             prepared,
         )
-        table = context.target.commit(staged, shape.definition, prepared, marker_of(outcome).to_summary(), announce)
-    except CommitOutcomeUnknown:
-        raise
     except (SyncError, OSError):
         store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
         raise
+    # As in `advance`, the intent of a commit that fails stays open.
+    table = context.target.commit(staged, shape.definition, prepared, marker_of(outcome).to_summary())
     outcome = with_fields(outcome, metadata_location=table.metadata_location)
     store.record_rebuilt(
         with_fields(outcome, added_delete_files=()),

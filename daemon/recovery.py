@@ -52,6 +52,8 @@ def _find_stray_metadata(context: TableContext, record: TableRecord, table: Tabl
     """Metadata files are named by the catalog, so one that never became current is found by looking for it."""
     orphans = context.store.list_orphans(record.id)
     folders = {path.rsplit("/", 1)[0] for path, kind, _ in orphans if kind is FileKind.MANIFEST_LIST}
+    if table:
+        folders.add(table.metadata_location.rsplit("/", 1)[0])
     storage = FileIOStorage(context.properties)
     referenced = (
         {table.metadata_location, *(log.metadata_file for log in table.metadata.metadata_log)} if table else set()

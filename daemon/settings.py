@@ -201,7 +201,7 @@ class Settings(BaseSettings):
         default_factory=dict, description="PyIceberg catalogs by name, each with its properties as they are."
     )
     storage: Properties = Field(
-        default_factory=dict, description="PyIceberg FileIO properties for the sources, given to Spark too."
+        default_factory=dict, description="PyIceberg FileIO properties for the sources."
     )
     pipeline: PipelineSettings = PipelineSettings()
     limits: LimitsSettings = LimitsSettings()

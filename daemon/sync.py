@@ -16,7 +16,7 @@ from daemon.context import TableContext
 from daemon.definition import check_format_version, check_location
 from daemon.delta.actions import Commit
 from daemon.delta.log import DeltaLog
-from daemon.errors import ObjectStoreAway, ResyncNeeded, StateStoreAway, SyncError
+from daemon.errors import ObjectStoreAway, ResyncNeeded, StateStoreAway, SyncError, Unsupported
 from daemon.first_sync import first_sync
 from daemon.iceberg.target import Target
 from daemon.pipeline.progress import Progress
@@ -147,7 +147,7 @@ class Follower:
                 raise ResyncNeeded("a comparison was asked for", hint="Delta's newest state is compared whole.")
             self._check_continuity(shown)
             for commits in self._read_news(shown, stop):
-                shown, step = advance(context, shown, commits)
+                shown, step = self._advance(shown, commits)
                 start = start.then(step)
         except ResyncNeeded as needed:
             shown, step = self._resynchronise(shown, needed)
@@ -196,5 +196,13 @@ class Follower:
     def _resynchronise(self, shown: Shown, needed: ResyncNeeded) -> tuple[Shown, SyncResult]:
         context = self._context
         commit = commit_to_newest(context, shown)
-        shown, result = advance(context, shown, [commit])
-        return shown, result
+        return self._advance(shown, [commit])
+
+    def _advance(self, shown: Shown, commits: list[Commit]) -> tuple[Shown, SyncResult]:
+        try:
+            return advance(self._context, shown, commits)
+        except SyncError as error:
+            version = commits[-1].version
+            # A feature or a schema that is refused stands in the commit file itself.
+            path = self._context.log.commit_path(version) if isinstance(error, Unsupported) else None
+            raise error.located(version=version, path=path) from error.__cause__

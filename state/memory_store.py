@@ -37,6 +37,7 @@ class _Orphan:
     path: str
     reason: OrphanReason
     kind: FileKind
+    intent_id: int | None = None
 
 
 @dataclass
@@ -53,9 +54,9 @@ class _WrittenFiles:
         self.live.add(path)
 
     def make_orphan(self, path: str, kind: FileKind, reason: OrphanReason, at_ms: int) -> None:
-        self.pending.pop(path, None)
+        _, intent_id = self.pending.pop(path, (kind, None))
         self.live.discard(path)
-        self.orphans.setdefault(path, _Orphan(at_ms, path, reason, kind))
+        self.orphans.setdefault(path, _Orphan(at_ms, path, reason, kind, intent_id))
 
     def knows(self, path: str) -> bool:
         return path in self.pending or path in self.live or path in self.orphans
@@ -118,6 +119,12 @@ class _Table:
             for path, (_, owner) in list(written.pending.items()):
                 if owner == intent_id:
                     written.make_live(path)
+
+    def take_back_metadata(self, intent_id: int | None, metadata_location: str | None) -> None:
+        written = self.written_metadata
+        for orphan in list(written.orphans.values()):
+            if orphan.intent_id == intent_id is not None or orphan.path == metadata_location:
+                written.make_live(orphan.path)
 
     def orphan_pending(self, reason: OrphanReason, at_ms: int, *, intent_id: int | None = None) -> None:
         for written in self.written():
@@ -260,6 +267,7 @@ class MemoryStateStore:
                 table.add_delete_file(delete_file)
             table.forget_pending(outcome.unwritten_files)
             table.land_pending(outcome.snapshot_id)
+            table.take_back_metadata(outcome.snapshot_id, outcome.metadata_location)
             if outcome.metadata_location in table.written_metadata.pending:
                 table.written_metadata.make_live(outcome.metadata_location)
             table.orphan_pending(OrphanReason.COMMIT_FAILED, at_ms)

@@ -150,6 +150,12 @@ def end_pending(connection: Connection, of: dict[str, Any], values: dict[str, An
         connection.execute(update(rows).filter_by(status=FileStatus.PENDING, **of).values(**values))
 
 
+def take_back_metadata(connection: Connection, of: dict[str, Any]) -> None:
+    """Make the manifests, lists and metadata files that `of` selects live, pending or taken for orphans until now."""
+    taken_back = update(MetadataFileRow).filter_by(**of).where(MetadataFileRow.status != FileStatus.DELETED)
+    connection.execute(taken_back.values(**LIVE))
+
+
 def remove_pending(connection: Connection, table_id: int, paths: Iterable[str]) -> None:
     """Forget those of `paths` that are pending."""
     for batch in batched(paths):

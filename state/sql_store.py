@@ -210,11 +210,13 @@ class SqlStateStore:
                 manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests)
                 sql_files.write_live_delete_files(connection, table_id, delete_file_batch, manifest_ids)
             sql_files.remove_pending(connection, table_id, outcome.unwritten_files)
-            # The current snapshot's intent landed, so its manifest list and metadata file are in use.
+            # The current snapshot's intent landed, perhaps after it was abandoned, so its manifests, their list and the
+            # metadata file are in use.
             landed = {"table_id": table_id, "intent_id": outcome.snapshot_id}
             current = {"table_id": table_id, "path": outcome.metadata_location}
             sql_files.end_pending(connection, landed, sql_files.LIVE)
-            sql_files.end_pending(connection, current, sql_files.LIVE)
+            sql_files.take_back_metadata(connection, landed)
+            sql_files.take_back_metadata(connection, current)
             sql_files.end_pending(
                 connection, {"table_id": table_id}, sql_files.orphaned(OrphanReason.COMMIT_FAILED, at_ms)
             )

@@ -1,7 +1,7 @@
 """Delta tables made by hand, without Spark: log actions, Parquet files and deletion vectors as PROTOCOL.md has them.
 
-Also the dvsync parts to follow one, on a SQLite state database and a SQL catalog in a temporary folder. The first sync of
-a table without files needs no Spark, so a handmade table is followed from its version 0 on.
+Also the dvsync parts to follow one, on a SQLite state database and a SQL catalog in a temporary folder. The first sync
+of a table without files needs no Spark, so a handmade table is followed from its version 0 on.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class _NoAdds:
     def where(self, condition: str) -> _NoAdds:
         return self
 
-    def toArrow(self) -> pa.Table:  # noqa: N802 - a DataFrame's method
+    def toArrow(self) -> pa.Table:
         return pa.table({})
 
 

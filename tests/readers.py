@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from datetime import UTC
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,16 @@ import duckdb_extension_iceberg
 import polars
 import pyarrow as pa
 from pyiceberg.table import Table
-from pyiceberg.types import FloatType, IcebergType, ListType, MapType, NestedField, StructType, TimestamptzType
+from pyiceberg.types import (
+    DoubleType,
+    FloatType,
+    IcebergType,
+    ListType,
+    MapType,
+    NestedField,
+    StructType,
+    TimestamptzType,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,6 +90,8 @@ READERS: Mapping[str, Reader] = {
     "Polars pyiceberg": read_polars_pyiceberg,
     "DuckDB": read_duckdb,
 }
+# PyIceberg 0.12 gives an empty list or map for a null one of structs, whoever wrote the table (iceberg-python#3833).
+EMPTY_FOR_NULL = {"PyIceberg", "Polars pyiceberg"}
 
 
 def read_delta(spark: SparkSession, location: str, table: Table) -> list[Row]:
@@ -92,37 +103,31 @@ def rows_of(found: pa.Table, fields: Sequence[NestedField]) -> list[Row]:
     """The rows of an Arrow table that has just these columns. AssertionError when it has others."""
     names = [field.name for field in fields]
     assert found.column_names == names, f"columns are {found.column_names}, not {names}"
-    columns = [
-        [_normal(value, field.field_type) for value in found.column(field.name).to_pylist()] for field in fields
-    ]
+    columns = [[_normal(value, field.field_type) for value in found.column(field.name).to_pylist()] for field in fields]
     return list(zip(*columns, strict=True))
 
 
 def _normal(value: Any, field_type: IcebergType) -> Any:
     if value is None:
         return None
+    normal: Any = value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
     match field_type:
         case StructType():
-            return tuple(_normal(value[field.name], field.field_type) for field in field_type.fields)
+            normal = tuple(_normal(value[field.name], field.field_type) for field in field_type.fields)
         case ListType():
-            return tuple(_normal(item, field_type.element_type) for item in value)
+            normal = tuple(_normal(item, field_type.element_type) for item in value)
         case MapType():
             # Polars has maps as lists of structs.
             pairs = ((pair["key"], pair["value"]) if isinstance(pair, dict) else pair for pair in value)
-            return tuple(
+            normal = tuple(
                 sorted((_normal(key, field_type.key_type), _normal(item, field_type.value_type)) for key, item in pairs)
             )
         case TimestamptzType():
-            return _in_utc(value)
-        case _ if isinstance(value, float):
-            return _float(value, field_type)
-    return value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
-
-
-def _in_utc(value: Any) -> datetime:
-    moment: datetime = value.to_pydatetime() if hasattr(value, "to_pydatetime") else value
-    assert moment.tzinfo is not None, f"{moment} has no zone"
-    return moment.astimezone(UTC)
+            assert normal.tzinfo is not None, f"{normal} has no zone"
+            normal = normal.astimezone(UTC)
+        case FloatType() | DoubleType():
+            normal = _float(value, field_type)
+    return normal
 
 
 def _float(value: float, field_type: IcebergType) -> float | str:
@@ -153,10 +158,27 @@ def _some(rows: Counter[Row]) -> str:
 
 
 def assert_readers_agree(
-    table: Table, spark: SparkSession | None, expected: Iterable[Row], where: str = ""
+    table: Table, spark: SparkSession | None, expected: Iterable[Row], where: str = "", *, without: Container[str] = ()
 ) -> None:
-    """Every reader gives the `expected` rows; Spark's is left out without a session."""
+    """Every reader gives the `expected` rows; Spark's is left out without a session, and those of `without`."""
     rows = list(expected)
+    as_pyiceberg = [_empty_for_null(row, table.schema().fields) for row in rows]
     for name, read in READERS.items():
-        if name != "Spark" or spark is not None:
-            assert_same_rows(read(table, spark), rows, name, where)
+        if name not in without and (name != "Spark" or spark is not None):
+            assert_same_rows(read(table, spark), as_pyiceberg if name in EMPTY_FOR_NULL else rows, name, where)
+
+
+def _empty_for_null(row: Row, fields: Sequence[NestedField]) -> Row:
+    return tuple(
+        () if value is None and _is_of_structs(field.field_type) else value
+        for value, field in zip(row, fields, strict=True)
+    )
+
+
+def _is_of_structs(field_type: IcebergType) -> bool:
+    match field_type:
+        case ListType():
+            return isinstance(field_type.element_type, StructType)
+        case MapType():
+            return isinstance(field_type.value_type, StructType)
+    return False

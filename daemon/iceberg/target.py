@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from uuid import uuid4
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
@@ -36,12 +35,10 @@ from pyiceberg.table.update import (
 )
 
 from daemon.clock import Clock
-from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError
+from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown
 from daemon.iceberg.manifests import write_manifest_list
 from daemon.iceberg.pyiceberg_ext import commit_updates, stage_table
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
-
-COMMIT_ATTEMPTS_MAX = 4
 
 
 @dataclass(frozen=True)
@@ -96,83 +93,75 @@ class Target:
         )
 
     def define(self, table: Table, definition: Definition) -> Table:
-        """Bring an existing table to `definition` without a snapshot; costs nothing when it is there already."""
+        """Bring an existing table to `definition` without a snapshot; costs nothing when it is there already.
+
+        Raises as `commit` does.
+        """
         updates = _definition_changes(table, definition)
         if not updates:
             return table
+        requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), _same_snapshot(table))
         try:
-            commit_updates(table, updates, (AssertTableUUID(uuid=table.metadata.table_uuid), _same_snapshot(table)))
+            commit_updates(table, updates, requirements)
         except CommitFailedException as error:
-            raise CommitConflict(
-                f"another writer committed to {self.identifier} first: {error}", hint="The table is looked at again."
-            ) from error
+            raise self._conflict(error) from error
         except Exception as error:
-            raise self._catalog_away(error) from error
+            raise self._unknown(error) from error
         return table
 
     def commit(
-        self,
-        table: Table,
-        definition: Definition,
-        prepared: PreparedSnapshot,
-        marker: Mapping[str, str],
-        announce: Callable[[Sequence[str]], None],
+        self, table: Table, definition: Definition, prepared: PreparedSnapshot, marker: Mapping[str, str]
     ) -> Table:
         """Make `prepared` the table's current snapshot, creating the table when it was only staged.
 
         Raises `CommitConflict` when someone else was first (ours certainly did not land) and `CommitOutcomeUnknown`
-        when it may have landed; the files stay where they are in both cases.
+        when it may have landed; the files stay where they are in both cases. Trying again is for the next cycle, which
+        looks at the table first: what the lost try left behind is found before something new is written.
         """
         creating = isinstance(table, StagedTable)
         parent = None if creating else table.current_snapshot()
-        list_path = prepared.manifest_list_path
-        for _ in range(COMMIT_ATTEMPTS_MAX):
-            sequence_number = 1 if creating else table.metadata.next_sequence_number()
-            write_manifest_list(
-                table.io,
-                list_path,
-                prepared.manifests,
-                snapshot_id=prepared.snapshot_id,
-                parent_snapshot_id=parent.snapshot_id if parent else None,
-                sequence_number=sequence_number,
-                format_version=table.metadata.format_version,
-            )
-            snapshot = Snapshot(
-                snapshot_id=prepared.snapshot_id,
-                parent_snapshot_id=parent.snapshot_id if parent else None,
-                sequence_number=sequence_number,
-                timestamp_ms=self._clock.now_ms(),
-                manifest_list=list_path,
-                summary=Summary(operation=prepared.operation, **prepared.summary, **marker),
-                schema_id=definition.schema.schema_id,
-            )
-            updates, requirements = _changes(table, definition, snapshot, creating=creating)
-            try:
-                commit_updates(table, updates, requirements)
-                return table
-            except (CommitFailedException, TableAlreadyExistsError) as error:
-                found = self.find_table()
-                if found is not None and found.snapshot_by_id(prepared.snapshot_id) is not None:
-                    return found
-                if creating or found is None or found.current_snapshot() != parent:
-                    raise CommitConflict(
-                        f"another writer committed to {self.identifier} first: {error}",
-                        hint="The table is looked at again; if that writer is not dvsync, the table will be parked.",
-                    ) from error
-                table = found
-                list_path = table.location_provider().new_metadata_location(
-                    f"snap-{snapshot.snapshot_id}-{uuid4()}.avro"
-                )
-                announce([list_path])
-            except SyncError:
-                raise
-            except Exception as error:
-                raise CommitOutcomeUnknown(
-                    f"the commit to {self.identifier} may or may not have landed: {type(error).__name__}: {error}",
-                    hint="dvsync looks for its marker in the table before it does anything else.",
-                ) from error
-        raise CommitConflict(
-            f"{self.identifier} changed {COMMIT_ATTEMPTS_MAX} times while committing", hint="dvsync tries again later."
+        sequence_number = 1 if creating else table.metadata.next_sequence_number()
+        write_manifest_list(
+            table.io,
+            prepared.manifest_list_path,
+            prepared.manifests,
+            snapshot_id=prepared.snapshot_id,
+            parent_snapshot_id=parent.snapshot_id if parent else None,
+            sequence_number=sequence_number,
+            format_version=table.metadata.format_version,
+        )
+        snapshot = Snapshot(
+            snapshot_id=prepared.snapshot_id,
+            parent_snapshot_id=parent.snapshot_id if parent else None,
+            sequence_number=sequence_number,
+            timestamp_ms=self._clock.now_ms(),
+            manifest_list=prepared.manifest_list_path,
+            summary=Summary(operation=prepared.operation, **prepared.summary, **marker),
+            schema_id=definition.schema.schema_id,
+        )
+        updates, requirements = _changes(table, definition, snapshot, creating=creating)
+        try:
+            commit_updates(table, updates, requirements)
+        except (CommitFailedException, TableAlreadyExistsError) as error:
+            # A catalog that repeats a request of its own accord can be in conflict with itself.
+            found = self.find_table()
+            if found is not None and found.snapshot_by_id(prepared.snapshot_id) is not None:
+                return found
+            raise self._conflict(error) from error
+        except Exception as error:
+            raise self._unknown(error) from error
+        return table
+
+    def _conflict(self, error: Exception) -> CommitConflict:
+        return CommitConflict(
+            f"another writer committed to {self.identifier} first: {error}",
+            hint="The table is looked at again; if that writer is not dvsync, the table will be parked.",
+        )
+
+    def _unknown(self, error: Exception) -> CommitOutcomeUnknown:
+        return CommitOutcomeUnknown(
+            f"the commit to {self.identifier} may or may not have landed: {type(error).__name__}: {error}",
+            hint="dvsync looks for its marker in the table before it does anything else.",
         )
 
 

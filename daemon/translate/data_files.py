@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 
 from daemon.delta.actions import AddFile
@@ -33,13 +35,21 @@ def check_cardinality(path: str, record_count: int, cardinality: int) -> None:
         )
 
 
+def partition_of(add: AddFile, path: str, table: TableSchema, spec_id: int) -> tuple[Any, ...]:
+    """The partition tuple of an add. Raises `CorruptInput` when a value is not of its column's type."""
+    try:
+        return partition_tuple(add.partition_values, table, spec_id)
+    except CorruptInput as error:
+        raise error.located(path=path) from error.__cause__
+
+
 def data_file_of(add: AddFile, path: str, table: TableSchema, metrics: Metrics, record_count: int) -> DataFile:
     """The data file as Iceberg registers it in place, under the table's present spec.
 
     `record_count` counts physical rows, from the statistics or from the file's footer.
     """
     data_file = data_file_record(
-        partition_tuple(add.partition_values, table, table.spec_id),
+        partition_of(add, path, table, table.spec_id),
         content=DataFileContent.DATA,
         file_path=path,
         file_format=FileFormat.PARQUET,

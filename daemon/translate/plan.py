@@ -18,9 +18,8 @@ from daemon.delta.actions import AddFile, DeletionVectorDescriptor
 from daemon.delta.replay import TableChange
 from daemon.iceberg.pyiceberg_ext import data_file_record
 from daemon.iceberg.row_delta import RowDelta
-from daemon.translate.data_files import check_cardinality, data_file_of, metrics_of
+from daemon.translate.data_files import check_cardinality, data_file_of, metrics_of, partition_of
 from daemon.translate.metrics import Metrics
-from daemon.translate.partition_values import partition_tuple
 from daemon.translate.schema import TableSchema
 from state import DeleteFileRecord, DeletionVectorRecord, LiveFile, OrphanReason
 
@@ -142,7 +141,7 @@ def _grouped(
             continue
         known = live.get(path)
         spec_id = known.spec_id if known else table.spec_id
-        partition = partition_tuple(add.partition_values, table, spec_id)
+        partition = partition_of(add, path, table, spec_id)
         work = DvWork(
             data_file=path,
             record_count=known.record_count if known else metrics[path].record_count,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -125,7 +125,7 @@ def translate_schema(
         schema=schema,
         specs={**specs, spec.spec_id: spec},
         spec_id=spec.spec_id,
-        name_mapping=NameMapping(new_mapping),
+        name_mapping=NameMapping(_with_dropped(new_mapping, list(mapping or ()), schema.field_ids)),
         replaced=(*translation.replaced, *renumbered),
     )
 
@@ -144,6 +144,36 @@ def _renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: 
         if known.field_id != field.field_id:
             yield parent + field.names[0]
         yield from _renumbered(known.fields, field.fields, f"{parent}{field.names[0]}.")
+
+
+def _with_dropped(
+    fields: list[MappedField], previous: Sequence[MappedField], ids: Container[int | None]
+) -> list[MappedField]:
+    """`fields`, and dropped columns that older files may still carry: PyIceberg refuses a file with an unmapped name.
+
+    Iceberg spec, "Column Projection": names of the mapping may lead to ids that the schema does not have any more.
+    """
+    before = {field.field_id: field.fields for field in previous}
+    names = {name for field in fields for name in field.names}
+    kept = [
+        MappedField(
+            field_id=field.field_id,
+            names=field.names,
+            fields=_with_dropped(field.fields, before.get(field.field_id, []), ids),
+        )
+        for field in fields
+    ]
+    return kept + [
+        field
+        for field in previous
+        if names.isdisjoint(field.names) and not any(field_id in ids for field_id in _mapped_ids(field))
+    ]
+
+
+def _mapped_ids(field: MappedField) -> Iterator[int | None]:
+    yield field.field_id
+    for inner in field.fields:
+        yield from _mapped_ids(inner)
 
 
 def _schema_id(struct: StructType, schemas: Mapping[int, Schema]) -> int:

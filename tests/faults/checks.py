@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import sqlite3
 from collections import Counter
@@ -14,15 +15,17 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from pyiceberg.manifest import DataFileContent
+from pyiceberg.manifest import DataFileContent, ManifestEntry
 from pyiceberg.table import Table
 
 from state import OrphanReason
 from tests.handmade import Bench, HandmadeTable
 
 Row = tuple[int, str, str]
-# Lists, manifests and delete files; (path of the data or delete file, path of its manifest).
+# The path of a data or delete file -> that of its manifest.
 Live = dict[str, str]
+# The path of a manifest -> its live entries.
+Entries = dict[str, list[ManifestEntry]]
 
 
 def check(bench: Bench, table: HandmadeTable, versions: Sequence[int], *others: Bench) -> None:
@@ -33,8 +36,19 @@ def check(bench: Bench, table: HandmadeTable, versions: Sequence[int], *others: 
     iceberg = bench.iceberg()
     assert rows_of(iceberg.scan().to_arrow()) == table.live_rows()
     assert shown_versions(iceberg) == list(versions), "each version that changes rows has one snapshot"
-    check_files([bench, *others], iceberg)
-    check_memory(bench, iceberg, table)
+    entries = read_entries(iceberg)
+    check_files([bench, *others], iceberg, entries)
+    check_memory(bench, iceberg, entries, table)
+
+
+def read_entries(iceberg: Table) -> Entries:
+    """The entries of every manifest of every snapshot, each manifest read once."""
+    entries: Entries = {}
+    for snapshot in iceberg.snapshots():
+        for manifest in snapshot.manifests(iceberg.io):
+            if manifest.manifest_path not in entries:
+                entries[manifest.manifest_path] = manifest.fetch_manifest_entry(iceberg.io, discard_deleted=True)
+    return entries
 
 
 def rows_of(found: pa.Table) -> list[Row]:
@@ -44,21 +58,16 @@ def rows_of(found: pa.Table) -> list[Row]:
 def shown_versions(iceberg: Table) -> list[int]:
     """The Delta version of each snapshot, the oldest first; all of them are the current one's ancestors."""
     snapshots = sorted(iceberg.snapshots(), key=lambda snapshot: snapshot.sequence_number or 0)
-    for parent, child in zip(snapshots, snapshots[1:], strict=False):
+    for parent, child in itertools.pairwise(snapshots):
         assert child.parent_snapshot_id == parent.snapshot_id
     assert iceberg.current_snapshot() == snapshots[-1]
     return [int(str(snapshot.summary["dvsync.delta.version"])) for snapshot in snapshots if snapshot.summary]
 
 
-def check_files(benches: Sequence[Bench], iceberg: Table) -> None:
+def check_files(benches: Sequence[Bench], iceberg: Table, entries: Entries) -> None:
     """Every file on disk is referenced or an orphan in a state store; every referenced file is there."""
-    referenced = metadata_files(iceberg)
-    for snapshot in iceberg.snapshots():
-        referenced.add(snapshot.manifest_list)
-        for manifest in snapshot.manifests(iceberg.io):
-            referenced.add(manifest.manifest_path)
-            entries = manifest.fetch_manifest_entry(iceberg.io, discard_deleted=True)
-            referenced |= {entry.data_file.file_path for entry in entries}
+    referenced = metadata_files(iceberg) | {snapshot.manifest_list for snapshot in iceberg.snapshots()} | set(entries)
+    referenced |= {entry.data_file.file_path for members in entries.values() for entry in members}
     gone = [path for path in referenced if not Path(path.removeprefix("file://")).is_file()]
     assert not gone, "referenced, but not there"
     orphans = [orphan for bench in benches for orphan in bench.store.list_orphans(table_id(bench))]
@@ -76,20 +85,20 @@ def table_id(bench: Bench) -> int:
     return bench.store.load_table(bench.name, bench.source, bench.target).id
 
 
-def live_entries(iceberg: Table) -> tuple[Live, Live]:
+def live_entries(iceberg: Table, entries: Entries) -> tuple[Live, Live]:
     """Data files and delete files of the current snapshot with the manifest that holds each."""
     found: dict[bool, Live] = {True: {}, False: {}}
     snapshot = iceberg.current_snapshot()
     assert snapshot is not None
     for manifest in snapshot.manifests(iceberg.io):
-        for entry in manifest.fetch_manifest_entry(iceberg.io, discard_deleted=True):
+        for entry in entries[manifest.manifest_path]:
             live = found[entry.data_file.content is DataFileContent.DATA]
             assert entry.data_file.file_path not in live, "one live entry a file"
             live[entry.data_file.file_path] = manifest.manifest_path
     return found[True], found[False]
 
 
-def check_memory(bench: Bench, iceberg: Table, table: HandmadeTable) -> None:
+def check_memory(bench: Bench, iceberg: Table, entries: Entries, table: HandmadeTable) -> None:
     """The state store's cursor, files, deletion vectors and manifests are Iceberg's and Delta's; no work is open."""
     record = bench.store.load_table(bench.name, bench.source, bench.target)
     snapshot = iceberg.current_snapshot()
@@ -98,7 +107,7 @@ def check_memory(bench: Bench, iceberg: Table, table: HandmadeTable) -> None:
     assert record.metadata_location == iceberg.metadata_location
     assert bench.store.find_open_intents(record.id) == []
     assert _pending(bench) == 0, "files that belong to no open intent are live or orphaned"
-    data_files, delete_files = live_entries(iceberg)
+    data_files, delete_files = live_entries(iceberg, entries)
     files = {file.path: file for file in bench.store.read_live_files(record.id)}
     assert {path: file.manifest_path for path, file in files.items()} == data_files
     assert {path: _dv_id(file.deletion_vector) for path, file in files.items()} == {

@@ -7,6 +7,7 @@ metadata holds absolute paths; `build` keeps copies of what it was before each s
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
@@ -170,8 +171,11 @@ class Trace:
     def _happened(self, event: str) -> None:
         if self._events is None:
             return
-        if len(self._events) == self._kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self._kill_at is not None:
+            if len(self._events) == self._kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._events.append(event)
+            return
         on_disk = [
             (str(path), status.st_size, status.st_mtime_ns)
             for path in sorted(self._folder.rglob("*"))
@@ -197,15 +201,17 @@ def kill(folder: Path, name: str, event: int) -> None:
     raise AssertionError(f"survived event {event} of {name}")
 
 
-def follow(folder: Path, name: str) -> None:
+def follow(folder: Path, name: str, *, ask_duckdb: bool) -> None:
     """A new start after the kill: all is well after one sync, and the next one has nothing to do."""
     case = _load(folder, name)
     bench = case.bench()
     bench.follower.sync()
     check(bench, case.table, case.versions)
-    assert duckdb_rows(bench.iceberg()) == case.table.live_rows()
+    if ask_duckdb:
+        assert duckdb_rows(bench.iceberg()) == case.table.live_rows()
+    shown = bench.iceberg().metadata_location
     assert bench.follower.sync().outcome == "unchanged"
-    check(bench, case.table, case.versions)
+    assert bench.iceberg().metadata_location == shown
     bench.close()
 
 
@@ -241,8 +247,9 @@ def main() -> None:
     orders: dict[str, Callable[..., object]] = {
         "build": lambda: build(folder, granularity),
         "kill": lambda name, event: kill(folder, name, event),
-        "follow": lambda name: follow(folder, name),
+        "follow": lambda name, ask_duckdb: follow(folder, name, ask_duckdb=ask_duckdb),
     }
+    gc.freeze()  # What is here already is never looked at again, and so not copied into each process.
     for line in sys.stdin:
         order, *arguments = json.loads(line)
         print(json.dumps(_in_a_process(lambda: orders[order](*arguments))), flush=True)  # noqa: B023

@@ -64,14 +64,14 @@ class Frame:
     def drop(self, column: str) -> Frame:
         return Frame(self.rows.drop_columns([column]))
 
-    def repartitionByRange(self, partitions: int, column: str) -> Frame:  # noqa: N802 - a DataFrame's method
+    def repartitionByRange(self, partitions: int, column: str) -> Frame:
         assert partitions == 1
         return self
 
-    def sortWithinPartitions(self, column: str) -> Frame:  # noqa: N802 - a DataFrame's method
+    def sortWithinPartitions(self, column: str) -> Frame:
         return Frame(self.rows.sort_by(column))
 
-    def toArrow(self) -> pa.Table:  # noqa: N802 - a DataFrame's method
+    def toArrow(self) -> pa.Table:
         return self.rows
 
 

@@ -1,7 +1,7 @@
 """SIGKILL, for real, at every moment of the main path that leaves something new on disk; then a new process.
 
 `kill_server.py` plays the cases and is killed in them. A failure names the case and the event; `FAULT_KILL` set to such
-an event (`dv growth:12`) makes these tests play that one alone.
+an event (`dv growth:12`) makes these tests play that one alone, and `FAULT_KILL=all` each event instead of a fair choice.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CASES = (
-    "empty first sync",
-    "append",
-    "dv growth",
-    "shrunk dv",
-    "schema only",
-    "removal",
-    "first sync",
-    "several pending",
-    "several folded",
-)
-# These cases are made of the others: of their events, every so many-th is played.
-EVERY = {"several pending": 5, "several folded": 2}
+# Each case, and the share of its events that is played: one of so many. The last two are made of the others.
+CASES = {
+    "empty first sync": 1,
+    "append": 1,
+    "dv growth": 1,
+    "shrunk dv": 1,
+    "schema only": 1,
+    "removal": 1,
+    "first sync": 1,
+    "several pending": 3,
+    "several folded": 2,
+}
+# Where it matters whether files share a delete file, and every other event does.
 WITH_DELETIONS = ("dv growth", "shrunk dv", "removal", "first sync")
 
 
@@ -84,15 +84,13 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Kill
 @pytest.mark.parametrize("case", CASES)
 def test_whatever_was_killed_the_next_start_ends_at_the_same(servers: dict[str, KillServer], case: str) -> None:
     """Killed at any event: no row lost or doubled, one snapshot a version, every file that is left behind is known."""
-    players = [servers["file"], *([servers["partition"]] if case in WITH_DELETIONS else [])]
-    orders = []
-    for server in players:
-        events = [(number, event) for number, event in enumerate(server.traces[case]) if event]
-        for number, event in events[:: EVERY.get(case, 1)]:
-            if os.environ.get("FAULT_KILL", f"{case}:{number}") == f"{case}:{number}":
-                server.order("kill", case, number)
-                server.order("follow", case)
-                orders.append((server, number, event))
+    orders = [(servers["file"], *event) for event in picked_events(servers["file"].traces[case], case, CASES[case])]
+    if case in WITH_DELETIONS:
+        events = picked_events(servers["partition"].traces[case], case, 2)
+        orders += [(servers["partition"], *event) for event in events]
+    for count, (server, number, _) in enumerate(orders):
+        server.order("kill", case, number)
+        server.order("follow", case, count % 8 == 0)
     failures = []
     for server, number, event in orders:
         killed, followed = server.answer(), server.answer()
@@ -100,3 +98,13 @@ def test_whatever_was_killed_the_next_start_ends_at_the_same(servers: dict[str, 
         if "error" in followed:
             failures.append(f"{case}:{number}, {event}, granularity {server.granularity}:\n{followed['error']}")
     assert not failures, f"{len(failures)} of {len(orders)}: " + "\n".join(failures)
+
+
+def picked_events(trace: list[str], case: str, share: int) -> list[tuple[int, str]]:
+    """The events to be killed at, with their numbers: of those of one name the first and the last, or just a share."""
+    events = [(number, event) for number, event in enumerate(trace) if event]
+    if only := os.environ.get("FAULT_KILL"):
+        return [(number, event) for number, event in events if only in ("all", f"{case}:{number}")]
+    firsts = {event: number for number, event in reversed(events)}
+    lasts = {event: number for number, event in events}
+    return [(number, event) for number, event in events if number in (firsts[event], lasts[event])][::share]

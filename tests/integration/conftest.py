@@ -1,4 +1,4 @@
-"""One Spark session for all integration tests: it writes the Delta tables, reads the Iceberg ones, and is dvsync's own."""
+"""One Spark session for all integration tests: it writes Delta, reads Iceberg, and is dvsync's own."""
 
 from __future__ import annotations
 

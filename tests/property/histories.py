@@ -124,7 +124,10 @@ def steps(*, changes_max: int) -> st.SearchStrategy[list[Step]]:
 
 @dataclass(frozen=True)
 class State:
-    """A version: the deleted positions of each live file, and the add actions as they were written."""
+    """A version: the deleted positions of each live file, and the add actions as they were written.
+
+    `only_moved` says that no action of it changes data.
+    """
 
     deleted: Mapping[str, frozenset[int]]
     actions: Mapping[str, dict[str, Any]]
@@ -155,7 +158,7 @@ class History:
             case Swap(file, bits, storage, remove):
                 self._swap(file, bits, storage, remove=remove)
             case Readd(files):
-                self._commit([self._readd(path) for path in self._pick(files)])
+                self._commit([self._readd(path) for path in self._pick(files)], only_moved=True)
             case Remove(files):
                 self._commit([self.table.remove(path) for path in self._pick(files)])
             case Optimize(files):
@@ -163,7 +166,7 @@ class History:
             case Restore(versions):
                 self._restore(self.states[max(0, self.table.version - versions)])
             case Comment():
-                self._commit([{"txn": {"appId": "a", "version": self.table.version}}])
+                self._commit([{"txn": {"appId": "a", "version": self.table.version}}], only_moved=True)
 
     def rows(self, version: int) -> list[Row]:
         """What every reader must show at `version`, sorted."""

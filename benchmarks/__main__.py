@@ -1,0 +1,29 @@
+"""`python -m benchmarks`: every benchmark, one after the other, each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAMS = (
+    "commit_latency",
+    "kernel_throughput",
+    "kernel_memory",
+    "table_size",
+    "first_sync",
+    "idle_daemon",
+)
+
+
+def main() -> int:
+    failed = False
+    for program in PROGRAMS:
+        print(f"\n== {program}", flush=True)
+        ended = subprocess.run([sys.executable, str(Path(__file__).with_name(f"{program}.py"))], check=False)
+        failed = failed or ended.returncode != 0
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

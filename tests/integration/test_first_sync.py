@@ -1,0 +1,254 @@
+"""The first sync of real Delta tables at a later version: every type, deletion vectors, checkpoints, many files."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars
+from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, LessThanOrEqual
+from pyspark.sql import SparkSession
+
+from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
+from daemon.pipeline.runner import DESCRIPTORS_PER_TASK
+from daemon.settings import PipelineSettings
+from tests.handmade import HandmadeTable
+from tests.integration.follow import Followed
+from tests.integration.images import DATA, Image, image_of
+from tests.readers import assert_same_rows, duckdb_connection, read_duckdb, read_polars_native, read_spark
+
+TYPES = """
+    CREATE TABLE {t} (id BIGINT, yes BOOLEAN, tiny TINYINT, small SMALLINT, num INT, f FLOAT, d DOUBLE,
+        money DECIMAL(5, 2), wide DECIMAL(18, 6), huge DECIMAL(38, 10), s STRING, vc VARCHAR(20), raw BINARY, day DATE,
+        at TIMESTAMP, local TIMESTAMP_NTZ,
+        place STRUCT<city: STRING, inner: STRUCT<x: INT, at: TIMESTAMP>>, list ARRAY<INT>,
+        structs ARRAY<STRUCT<a: INT, b: STRING>>, dict MAP<STRING, STRUCT<v: DOUBLE>>, lists MAP<INT, ARRAY<STRING>>)
+    USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true', 'delta.checkpointInterval' = '2')
+"""
+# Each sixth row is null but for its id.
+VALUES = """
+    SELECT id, if(n, NULL, id % 2 = 0), if(n, NULL, CAST(id % 100 - 50 AS TINYINT)),
+        if(n, NULL, CAST(id - 30000 AS SMALLINT)), if(n, NULL, CAST(id * 1000003 - 2000000000 AS INT)),
+        if(n, NULL, CASE id % 7 WHEN 1 THEN FLOAT('NaN') WHEN 2 THEN FLOAT('-Infinity') ELSE FLOAT(id / 3) END),
+        if(n, NULL, CASE id % 7 WHEN 3 THEN -0.0D WHEN 4 THEN DOUBLE('Infinity') ELSE -id / 7.0D END),
+        if(n, NULL, CAST(id - 20.25 AS DECIMAL(5, 2))), if(n, NULL, CAST(id * -123456.654321 AS DECIMAL(18, 6))),
+        if(n, NULL, CAST(concat('-1234567890123456789012345678.0000000', id + 100) AS DECIMAL(38, 10))),
+        if(n, NULL, concat('é\U0001f600 a very long string that statistics cut, number ', id)),
+        if(n, NULL, concat('v', id)), if(n, NULL, unhex(concat('00ff', id + 10))),
+        if(n, NULL, date_add(DATE'1950-06-01', CAST(id * 700 AS INT))),
+        if(n, NULL, timestamp_micros(id * 86400000000 * 1000 - 2000000000000000 + 999999 - id)),
+        if(n, NULL, CAST(timestamp_micros(id * 86400000000 * 1000 - 2000000000000001) AS TIMESTAMP_NTZ)),
+        if(n, NULL, named_struct('city', concat('c', id), 'inner',
+            if(id % 5 = 0, NULL, named_struct('x', CAST(id AS INT), 'at', timestamp_micros(id * 1001))))),
+        if(n, NULL, if(id % 4 = 0, array(), array(CAST(id AS INT), NULL))),
+        if(n, NULL, array(named_struct('a', CAST(id AS INT), 'b', NULL), NULL)),
+        if(n, NULL, map('k', named_struct('v', id / 2.0D), concat('l', id), NULL)),
+        if(n, NULL, map(CAST(id AS INT), array('x', NULL), -1, NULL))
+    FROM (SELECT *, id % 6 = 5 AS n FROM range({start}, {end}, 1, 2))
+"""
+FILTERED = ("num", "d", "s", "day", "at", "local", "wide", "money")
+SPARK_TYPES = ("TIMESTAMP", "TIMESTAMP_NTZ")
+DUCKDB_TYPES = ("TIMESTAMPTZ", "TIMESTAMP")
+POLARS_SIGNS = {"=": operator.eq, ">=": operator.ge, "<=": operator.le}
+PYICEBERG_SIGNS = {"=": EqualTo, ">=": GreaterThanOrEqual, "<=": LessThanOrEqual}
+AGGREGATED = ("num", "d", "s", "day", "at", "local", "wide", "money", "yes")
+
+
+def values(start: int, end: int) -> str:
+    return VALUES.format(start=start, end=end)
+
+
+@contextmanager
+def spark_conf(spark: SparkSession, key: str, value: str) -> Iterator[None]:
+    before = spark.conf.get(key)
+    spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(key, before)
+
+
+def contents(image: Image) -> dict[str, Any]:
+    """What two syncs of one table must have in common: all but names and ids."""
+    return {
+        "data": {path: (entry.records, entry.size, entry.partition) for path, entry in image.data_files.items()},
+        "deletes": sorted(tuple(rows) for rows in image.written.values()),
+        "sizes": sorted(entry.size for entry in image.delete_files.values()),
+        "operation": image.operation,
+    }
+
+
+def test_all_types_engines_and_filters(spark: SparkSession, tmp_path: Path) -> None:
+    """A first sync at a later version shows every type's values and deletions, whichever engine wrote the deletes."""
+    table = Followed(spark, tmp_path)
+    table.sql(TYPES)
+    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+        table.sql(f"INSERT INTO {{t}} {values(0, 30)}")
+    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):
+        table.sql(f"INSERT INTO {{t}} {values(30, 60)}")
+    check_aggregates(spark, table, name="undeleted")
+    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
+    table.sql("DELETE FROM {t} WHERE id % 7 = 1 AND id > 20")
+    assert list(table.log_folder.glob("*.checkpoint*.parquet")), "the table has checkpoints"
+    result = table.step(operation="overwrite")
+    assert (result.operation, result.positions_added) == ("first sync", sum(map(len, table.image.positions.values())))
+    check_filters(spark, table)
+
+    on_spark = table.new_bench("on_spark", PipelineSettings(engine="spark"))
+    on_spark.follower.sync()
+    assert contents(image_of(on_spark.iceberg())) == contents(table.image)
+    table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
+    on_spark.follower.sync()
+    assert contents(image_of(on_spark.iceberg())) == contents(table.image)
+    on_spark.close()
+
+
+def check_aggregates(spark: SparkSession, table: Followed, *, name: str) -> None:
+    """Counts, minima and maxima by Spark's Iceberg reader are Delta's, taken from metadata or not."""
+    bench = table.new_bench(name, table.pipeline)
+    bench.follower.sync()
+    columns = ", ".join(f"min({column}), max({column}), count({column})" for column in AGGREGATED)
+    delta = spark.sql(f"SELECT {columns}, count(*) FROM delta.`{table.source}`").toArrow().to_pylist()
+    spark.read.format("iceberg").load(bench.iceberg().metadata_location).createOrReplaceTempView("aggregated")
+    assert spark.sql(f"SELECT {columns}, count(*) FROM aggregated").toArrow().to_pylist() == delta
+    singly = [f"min({column}), max({column})" for column in AGGREGATED]
+    for aggregate in [*singly, f"{', '.join(f'count({column})' for column in AGGREGATED)}, count(*)"]:
+        delta = spark.sql(f"SELECT {aggregate} FROM delta.`{table.source}`").toArrow().to_pylist()
+        assert spark.sql(f"SELECT {aggregate} FROM aggregated").toArrow().to_pylist() == delta, aggregate
+    plan = spark.sql("SELECT min(num), max(num), count(*) FROM aggregated")._jdf.queryExecution().toString()
+    assert "LocalTableScan" in plan, "Spark answers from Iceberg's metadata here, or this test shows nothing"
+    bench.close()
+
+
+def check_filters(spark: SparkSession, table: Followed) -> None:
+    """A filter at any value of the data finds its rows: no bound prunes a file that holds them."""
+    iceberg = table.bench.iceberg()
+    names = [field.name for field in iceberg.schema().fields]
+    rows = [dict(zip(names, row, strict=True)) for row in table.truth(iceberg).rows]
+    expected = {}
+    for column in FILTERED:
+        found = sorted({row[column] for row in rows if row[column] is not None})
+        for value in (found[0], found[len(found) // 2], found[-1]):
+            for sign, holds in (("=", operator.eq), (">=", operator.ge), ("<=", operator.le)):
+                condition = (column, sign, value)
+                expected[condition] = sum(row[column] is not None and holds(row[column], value) for row in rows)
+    location = iceberg.metadata_location
+    spark.read.format("iceberg").load(location).createOrReplaceTempView("filtered")
+    counted = {
+        "Spark": counts_by_sql(expected, "filtered", SPARK_TYPES, lambda query: map(tuple, spark.sql(query).collect())),
+        "DuckDB": counts_by_sql(
+            expected,
+            f"iceberg_scan('{location}')",
+            DUCKDB_TYPES,
+            lambda query: duckdb_connection().execute(query).fetchall(),
+        ),
+        "Polars native": [
+            polars.scan_iceberg(iceberg, reader_override="native")
+            .filter(POLARS_SIGNS[sign](polars.col(column), value))
+            .select(polars.len())
+            .collect()
+            .item()
+            for column, sign, value in expected
+        ],
+        "PyIceberg": [
+            len(iceberg.scan(row_filter=PYICEBERG_SIGNS[sign](column, pyiceberg_value(value))).to_arrow())
+            for column, sign, value in expected
+        ],
+    }
+    for reader, counts in counted.items():
+        assert dict(zip(expected, counts, strict=True)) == expected, reader
+
+
+def counts_by_sql(
+    conditions: Iterable[tuple[str, str, Any]],
+    source: str,
+    types: tuple[str, str],
+    run: Callable[[str], Iterable[tuple[int, int]]],
+) -> list[int]:
+    scans = [
+        f"SELECT {number} AS n, count(*) AS found FROM {source} WHERE {column} {sign} {literal(value, *types)}"
+        for number, (column, sign, value) in enumerate(conditions)
+    ]
+    return [count for _, count in sorted(run(" UNION ALL ".join(scans)))]
+
+
+def literal(value: Any, zoned_type: str, plain_type: str) -> str:
+    match value:
+        case datetime():
+            return f"CAST('{value.isoformat(sep=' ')}' AS {zoned_type if value.tzinfo else plain_type})"
+        case date():
+            return f"DATE '{value}'"
+        case Decimal() | int():
+            return str(value)
+        case float():
+            return f"CAST('{value}' AS DOUBLE)"
+        case _:
+            return f"'{value}'"
+
+
+def pyiceberg_value(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def test_emptied_table(spark: SparkSession, tmp_path: Path) -> None:
+    """A table that has versions but no rows is shown with its columns and no rows, and then followed."""
+    table = Followed(spark, tmp_path)
+    table.sql(TYPES)
+    table.sql(f"INSERT INTO {{t}} {values(0, 6)}")
+    table.sql("DELETE FROM {t}")
+    table.step(operation="append")
+    assert not table.image.data_files
+    table.step(f"INSERT INTO {{t}} {values(0, 6)}", operation="append")
+
+
+def test_many_files_and_deletion_vectors(spark: SparkSession, tmp_path: Path) -> None:
+    """Thousands of files come in several manifests, their deletes by Spark, and one more delete rewrites nothing."""
+    files = MANIFEST_ENTRIES_MAX * 2 + 300
+    deleted = DESCRIPTORS_PER_TASK + 100
+    table = Followed(spark, tmp_path, pipeline=PipelineSettings(local_deletion_vectors_max=deleted - 1))
+    handmade = HandmadeTable(table.source)
+    handmade.create()
+    seed = handmade.write_file([(number, "a", f"value {number}") for number in range(3)])
+    paths = [f"part-{number:05d}.parquet" for number in range(files)]
+    for path in paths:
+        os.link(table.source / seed, table.source / path)
+        handmade.rows[path] = handmade.rows[seed]
+    positions = {path: {number % 3} for number, path in enumerate(paths[:deleted])}
+    descriptors = handmade.write_dvs(positions)
+    adds = [handmade.add(path) for path in paths]
+    for path, descriptor in descriptors.items():
+        handmade.live[path]["deletionVector"] = descriptor
+        handmade.deleted[path] = positions[path]
+    handmade.commit(adds)
+
+    table.bench.follower.sync()
+    check_many(spark, table, handmade)
+    assert sum(len(rows) for rows in table.image.written.values()) == deleted
+    before = data_manifests(table.image)
+    assert len(before) >= files / MANIFEST_ENTRIES_MAX
+    handmade.commit(handmade.delete({paths[-1]: [0]}))
+    result = table.bench.follower.sync()
+    check_many(spark, table, handmade)
+    assert (result.snapshots, result.delete_files_added, result.positions_added) == (1, 1, 1)
+    assert data_manifests(table.image) == before
+
+
+def data_manifests(image: Image) -> set[str]:
+    return {entry.manifest for entry in image.entries if entry.content == DATA}
+
+
+def check_many(spark: SparkSession, table: Followed, handmade: HandmadeTable) -> None:
+    """As `Followed.check`, without PyIceberg, which opens one file after the other."""
+    iceberg = table.bench.iceberg()
+    table.image = image_of(iceberg)
+    truth = table.truth(iceberg)
+    assert sorted(truth.rows) == handmade.live_rows()
+    assert table.image.positions == truth.deleted
+    for name, read in (("Spark", read_spark), ("DuckDB", read_duckdb), ("Polars native", read_polars_native)):
+        assert_same_rows(read(iceberg, spark), truth.rows, name)

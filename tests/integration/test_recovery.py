@@ -1,0 +1,274 @@
+"""Ways back: a lost or old state database, a cut log, a table made anew, a long lag, a foreign commit; and refusals."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.table import Table
+from pyspark.sql import SparkSession
+
+from daemon.errors import SyncError, TargetChanged, Unsupported
+from daemon.settings import LimitsSettings
+from tests.handmade import FEATURES, Bench, HandmadeTable
+from tests.integration.follow import Followed
+from tests.readers import assert_readers_agree
+
+CREATE = (
+    "CREATE TABLE {t} USING delta TBLPROPERTIES"
+    " ('delta.enableDeletionVectors' = 'true', 'delta.checkpointInterval' = '3')"
+    " AS SELECT id, concat('n', id) AS name, id / 4 AS score FROM range(0, {end}, 1, {files})"
+)
+
+
+def create(end: int = 40, files: int = 2) -> str:
+    return CREATE.format(t="{t}", end=end, files=files)
+
+
+def state_files(bench: Bench) -> list[Path]:
+    return sorted(bench.folder.glob("state.db*"))
+
+
+def snapshot_ids(bench: Bench) -> list[int]:
+    return [snapshot.snapshot_id for snapshot in bench.iceberg().snapshots()]
+
+
+@pytest.mark.parametrize("granularity", ["file", "partition"])
+def test_lost_state_database(spark: SparkSession, tmp_path: Path, granularity: str) -> None:
+    """Without its state database dvsync remembers everything again, without a snapshot, and goes on exactly."""
+    table = Followed(spark, tmp_path, granularity)
+    table.sql(create())
+    table.bench.follower.sync()
+    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
+    table.sql("UPDATE {t} SET name = 'new' WHERE id % 10 = 3")
+    table.bench.follower.sync()
+    before = snapshot_ids(table.bench)
+
+    table.bench.close()
+    for path in state_files(table.bench):
+        path.unlink()
+    table.bench.open()
+    result = table.sync_and_check("the rebuilt state")
+    assert (result.outcome, result.snapshots) == ("rebuilt", 0)
+    assert snapshot_ids(table.bench) == before
+    table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="delete")
+    table.step("RESTORE TABLE {t} TO VERSION AS OF 1")
+
+
+def test_old_state_database(spark: SparkSession, tmp_path: Path) -> None:
+    """A state database from before the last snapshots is brought up from the table, without a snapshot."""
+    table = Followed(spark, tmp_path)
+    table.sql(create())
+    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
+    table.bench.follower.sync()
+    table.bench.close()
+    saved = tmp_path / "saved.db"
+    assert [path.name for path in state_files(table.bench)] == ["state.db"]
+    shutil.copy(table.bench.folder / "state.db", saved)
+
+    table.bench.open()
+    table.sql("DELETE FROM {t} WHERE id % 7 = 1")
+    table.sql("UPDATE {t} SET name = 'new' WHERE id % 10 = 3")
+    table.bench.follower.sync()
+    before = snapshot_ids(table.bench)
+    table.bench.close()
+    shutil.copy(saved, table.bench.folder / "state.db")
+    table.bench.open()
+
+    result = table.sync_and_check("the old state")
+    assert (result.outcome, result.snapshots) == ("rebuilt", 0)
+    assert snapshot_ids(table.bench) == before
+    table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
+
+
+def test_cut_log(spark: SparkSession, tmp_path: Path) -> None:
+    """Commits that were cleaned up before they were synced are made up for in one snapshot with Delta's rows."""
+    table = Followed(spark, tmp_path)
+    table.sql(create())
+    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
+    table.bench.follower.sync()
+    table.sql("DELETE FROM {t} WHERE id % 7 = 1 OR id < 5")
+    table.sql("INSERT INTO {t} SELECT id, 'later', 0 FROM range(100, 110, 1, 1)")
+    table.sql("UPDATE {t} SET name = 'new' WHERE id % 10 = 3")
+    table.live_adds()
+    assert (table.log_folder / f"{3:020d}.checkpoint.parquet").exists()
+    for version in range(3):
+        (table.log_folder / f"{version:020d}.json").unlink()
+
+    before = snapshot_ids(table.bench)
+    result = table.sync_and_check("the cut log")
+    assert (result.snapshots, result.to_version) == (1, 4)
+    assert snapshot_ids(table.bench)[:-1] == before
+    table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
+
+
+def test_table_made_anew(spark: SparkSession, tmp_path: Path) -> None:
+    """A table made anew at the same path, shorter or longer, replaces the old one's rows in one snapshot."""
+    table = Followed(spark, tmp_path)
+    table.sql(create())
+    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
+    table.bench.follower.sync()
+
+    remake(table)
+    table.sql(create(end=10, files=1))
+    assert table.sync_and_check("the shorter table").snapshots == 1
+    remake(table)
+    table.sql(create(end=30, files=1))
+    table.sql("DELETE FROM {t} WHERE id % 3 = 0")
+    table.sql("INSERT INTO {t} SELECT id, 'later', 0 FROM range(100, 110, 1, 1)")
+    result = table.sync_and_check("the longer table")
+    assert (result.snapshots, result.to_version) == (1, 2)
+    table.step("DELETE FROM {t} WHERE id % 3 = 1")
+
+
+def remake(table: Followed) -> None:
+    shutil.rmtree(table.source)
+    table.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    table.forget()
+
+
+def test_folded_versions(spark: SparkSession, tmp_path: Path) -> None:
+    """A table far behind is brought up in one snapshot, whose marker tells the versions that it shows."""
+    table = Followed(spark, tmp_path, limits=LimitsSettings(fold_after_versions=3))
+    table.sql(create())
+    table.bench.follower.sync()
+    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
+    table.sql("DELETE FROM {t} WHERE id % 7 = 1")
+    table.sql("OPTIMIZE {t}")
+    table.sql("DELETE FROM {t} WHERE id % 7 = 2")
+    result = table.sync_and_check("the folded versions")
+    assert (result.snapshots, result.from_version, result.to_version) == (1, 1, 4)
+    marker = {key: table.image.summary[f"dvsync.delta.{key}"] for key in ("from-version", "version")}
+    assert marker == {"from-version": "1", "version": "4"}
+    table.step("DELETE FROM {t} WHERE id % 7 = 3", operation="delete")
+
+
+@pytest.fixture
+def handmade(tmp_path: Path) -> HandmadeTable:
+    """A table of two files, one with a deletion vector."""
+    table = HandmadeTable(tmp_path / "lake" / "t")
+    table.create()
+    return table
+
+
+@pytest.fixture
+def bench(tmp_path: Path, handmade: HandmadeTable) -> Bench:
+    """dvsync on the handmade table, which it shows at version 1."""
+    bench = Bench(tmp_path / "bench", handmade.location)
+    bench.first_sync_empty(handmade)
+    first = handmade.write_file([(number, "a", "first") for number in range(10)])
+    second = handmade.write_file([(number, "b", "second") for number in range(10, 20)])
+    handmade.commit([handmade.add(first, deleted=[1, 2]), handmade.add(second)])
+    bench.follower.sync()
+    return bench
+
+
+def synced_version(bench: Bench) -> int | None:
+    return bench.store.load_table("t", bench.source, bench.target).synced_version
+
+
+def assert_refused(bench: Bench, kind: type[SyncError], message: str) -> None:
+    """Each try is refused with the same word, and neither the cursor nor the Iceberg table moves."""
+    before = (synced_version(bench), snapshot_ids(bench))
+    for _ in range(2):
+        with pytest.raises(kind, match=message) as raised:
+            bench.follower.sync()
+        assert raised.value.table == "t" and raised.value.hint
+    assert (synced_version(bench), snapshot_ids(bench)) == before
+
+
+def test_foreign_commit(handmade: HandmadeTable, bench: Bench) -> None:
+    """Someone else's snapshot stops the table where it is; once it is rolled back, the table goes on."""
+    iceberg = bench.iceberg()
+    ours = iceberg.current_snapshot()
+    assert ours is not None
+    iceberg.append(pa.table({"id": [99], "part": ["x"], "value": ["foreign"]}))
+    handmade.commit(handmade.delete({next(iter(handmade.live)): [3]}))
+    assert_refused(bench, TargetChanged, "was not committed by dvsync")
+
+    roll_back(bench.iceberg(), ours.snapshot_id)
+    assert bench.follower.sync().snapshots == 1
+    assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
+
+
+def roll_back(table: Table, snapshot_id: int) -> None:
+    with table.manage_snapshots() as snapshots:
+        snapshots.rollback_to_snapshot(snapshot_id)
+
+
+def unknown_feature(table: HandmadeTable) -> dict[str, Any]:
+    return {"protocol": table.protocol([*FEATURES, "fancyFeature"])}
+
+
+def unknown_reader_version(table: HandmadeTable) -> dict[str, Any]:
+    return {"protocol": {"minReaderVersion": 4, "minWriterVersion": 7}}
+
+
+def column_of(kind: str) -> Callable[[HandmadeTable], dict[str, Any]]:
+    def action(table: HandmadeTable) -> dict[str, Any]:
+        columns = [("id", "long"), ("part", "string"), ("value", "string"), ("odd", kind)]
+        return {"metaData": table.metadata(columns)}
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (unknown_feature, "fancyFeature"),
+        (unknown_reader_version, "reader version 4"),
+        (column_of("void"), "column odd has the type void"),
+        (column_of("variant"), "column odd has the type variant"),
+        (column_of("interval day to second"), "column odd has the type interval day to second"),
+    ],
+    ids=["feature", "reader-version", "void", "variant", "interval"],
+)
+def test_refused_commits(
+    handmade: HandmadeTable, bench: Bench, action: Callable[[HandmadeTable], dict[str, Any]], message: str
+) -> None:
+    """A version that needs what Iceberg or dvsync does not have is refused by name, with the rows of its commit."""
+    path = handmade.write_file([(30, "c", "third")])
+    handmade.commit([action(handmade), handmade.add(path)])
+    assert_refused(bench, Unsupported, message)
+
+
+def test_refused_first_syncs(spark: SparkSession, tmp_path: Path) -> None:
+    """A first sync refuses unknown features and column types by name, and makes no Iceberg table."""
+    for number, (change, message) in enumerate(
+        [
+            (unknown_feature, "fancyFeature"),
+            (column_of("void"), "column odd has the type void"),
+            (column_of("interval day to second"), "column odd has the type interval day to second"),
+        ]
+    ):
+        table = HandmadeTable(tmp_path / f"lake{number}" / "t")
+        table.create()
+        table.commit([change(table), table.add(table.write_file([(1, "a", "first")]))])
+        assert_first_sync_refused(tmp_path / f"bench{number}", table.location, message)
+    source = tmp_path / "variants"
+    spark.sql(f"CREATE TABLE delta.`{source}` (id INT, odd VARIANT) USING delta")
+    assert_first_sync_refused(tmp_path / "bench", f"file://{source}", "variantType|column odd has the type variant")
+
+
+def assert_first_sync_refused(folder: Path, source: str, message: str) -> None:
+    bench = Bench(folder, source)
+    with pytest.raises(Unsupported, match=message) as raised:
+        bench.follower.sync()
+    assert raised.value.hint
+    assert not bench.catalogs.open("local").table_exists(bench.target)
+    assert synced_version(bench) is None
+    bench.close()
+
+
+def test_format_version_3_is_refused(tmp_path: Path, handmade: HandmadeTable) -> None:
+    """Format version 3 is refused in plain words before anything is read or written."""
+    bench = Bench(tmp_path / "bench", handmade.location, table_options={"format_version": 3})
+    with pytest.raises(Unsupported, match="format version 3 is not supported yet") as raised:
+        bench.follower.sync()
+    assert raised.value.table == "t" and "format_version: 2" in raised.value.hint
+    assert not (tmp_path / "bench" / "warehouse").exists()
+    bench.close()

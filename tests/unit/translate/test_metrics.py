@@ -1,0 +1,373 @@
+"""Metrics: bounds that hold every value, counts that are exact, and nothing from statistics that make no sense."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from daemon.delta.actions import AddFile, DeletionVectorDescriptor, Metadata
+from daemon.errors import CorruptInput
+from daemon.translate.data_files import data_file_of, metrics_of
+from daemon.translate.metrics import Metrics, metrics_properties, parse_stats
+from daemon.translate.schema import translate_schema
+
+ID = 7
+# Delta, StatisticsCollection.scala: strings are cut to this length, and an upper one ends with a greatest character.
+STRING_PREFIX = 32
+GREATEST_CHARACTER = "\U0010ffff"
+
+
+def metrics(field_type: IcebergType, minimum: Any, maximum: Any, **more: Any) -> Metrics:
+    """What becomes of the statistics of one column."""
+    stats = {"numRecords": 3, "minValues": {"c": minimum}, "maxValues": {"c": maximum}, **more}
+    return parse_stats(json.dumps(stats), {("c",): NestedField(ID, "c", field_type)})
+
+
+def decoded(field_type: IcebergType, value: bytes) -> Any:
+    """Iceberg spec, "Binary single-value serialization", written down once more."""
+    match field_type:
+        case StringType():
+            return value.decode()
+        case DecimalType():
+            return Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-field_type.scale)
+        case FloatType():
+            return struct.unpack("<f", value)[0]
+        case DoubleType():
+            return struct.unpack("<d", value)[0]
+        case IntegerType() | DateType():
+            return struct.unpack("<i", value)[0]
+    return struct.unpack("<q", value)[0]
+
+
+def bounds(field_type: IcebergType, minimum: Any, maximum: Any) -> tuple[Any, Any] | None:
+    found = metrics(field_type, minimum, maximum)
+    assert set(found.lower_bounds) == set(found.upper_bounds)
+    if not found.lower_bounds:
+        return None
+    return decoded(field_type, found.lower_bounds[ID]), decoded(field_type, found.upper_bounds[ID])
+
+
+# --- bounds hold every value, whatever Delta cut off ---
+
+_some = {"min_size": 1, "max_size": 5}
+
+
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), **_some))
+def test_bounds_of_whole_numbers(values: list[int]) -> None:
+    """Exact: the least and the greatest value."""
+    assert bounds(LongType(), min(values), max(values)) == (min(values), max(values))
+
+
+@pytest.mark.parametrize(("field_type", "width"), [(FloatType(), 32), (DoubleType(), 64)], ids=str)
+@given(data=st.data())
+def test_bounds_of_floats(field_type: IcebergType, width: int, data: st.DataObject) -> None:
+    """As wide as the values and no wider; zeros are signed outwards; NaN anywhere means no bounds."""
+    values = data.draw(st.lists(st.floats(width=width), **_some))
+    # Spark takes NaN for the greatest value, and spells what JSON lacks as a string.
+    has_nan = any(math.isnan(value) for value in values)
+    least = min((value for value in values if not math.isnan(value)), default=math.nan)
+    greatest = math.nan if has_nan else max(values)
+    found = bounds(field_type, _spelled(least, width), _spelled(greatest, width))
+    if has_nan:
+        assert found is None
+    else:
+        assert found is not None
+        assert found == (least, greatest)
+        assert all(math.copysign(1, bound) == sign for bound, sign in zip(found, (-1, 1), strict=True) if bound == 0)
+
+
+def _spelled(value: float, width: int) -> float | str:
+    if math.isnan(value) or math.isinf(value):
+        return str(value).replace("inf", "Infinity").replace("nan", "NaN")
+    # The shortest number that reads back as this float.
+    if width == 32:
+        return next(short for digits in range(1, 18) if _float32(short := float(f"{value:.{digits}g}")) == value)
+    return value
+
+
+def _float32(value: float) -> float:
+    try:
+        return struct.unpack("<f", struct.pack("<f", value))[0]
+    except OverflowError:
+        return math.inf
+
+
+@given(st.lists(st.decimals(-(10**19), 10**19, places=18), **_some))
+def test_bounds_of_decimals(values: list[Decimal]) -> None:
+    """Exact to all 38 digits: they are never read as floats."""
+    stats = f'{{"numRecords": 3, "minValues": {{"c": {min(values):f}}}, "maxValues": {{"c": {max(values):f}}}}}'
+    field_type = DecimalType(38, 18)
+    found = parse_stats(stats, {("c",): NestedField(ID, "c", field_type)})
+    assert found.lower_bounds[ID] == _decimal_bytes(min(values), 18)
+    assert found.upper_bounds[ID] == _decimal_bytes(max(values), 18)
+
+
+def _decimal_bytes(value: Decimal, scale: int) -> bytes:
+    """Iceberg spec: the unscaled value in two's complement, big-endian, in as few bytes as hold it."""
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    unscaled = int("".join(map(str, digits))) * 10 ** (exponent + scale) * (-1 if sign else 1)
+    size = next(size for size in range(1, 17) if -(1 << 8 * size - 1) <= unscaled < 1 << 8 * size - 1)
+    return unscaled.to_bytes(size, "big", signed=True)
+
+
+@given(st.lists(st.dates(), **_some))
+def test_bounds_of_dates(values: list[date]) -> None:
+    """Days since 1970, exact."""
+    days = [(value - date(1970, 1, 1)).days for value in values]
+    assert bounds(DateType(), min(values).isoformat(), max(values).isoformat()) == (min(days), max(days))
+
+
+@pytest.mark.parametrize("zone", [UTC, None], ids=["timestamp", "timestamp_ntz"])
+@given(values=st.lists(st.datetimes(), **_some))
+@example(values=[datetime(1969, 12, 31, 23, 59, 59, 999_999)])
+@example(values=[datetime(9999, 12, 31, 23, 59, 59, 999_999)])
+def test_bounds_of_timestamps(zone: Any, values: list[datetime]) -> None:
+    """Delta's statistics are cut to milliseconds: the upper bound is still not below any value, nor far above."""
+    field_type = TimestamptzType() if zone else TimestampType()
+    spelled = [value.isoformat(timespec="milliseconds") + ("Z" if zone else "") for value in (min(values), max(values))]
+    found = bounds(field_type, *spelled)
+    assert found is not None
+    micros = [(value - datetime(1970, 1, 1)) // timedelta(microseconds=1) for value in values]
+    assert min(micros) - 1000 < found[0] <= min(micros)
+    assert max(micros) <= found[1] < max(micros) + 1000
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), **_some))
+def test_bounds_of_strings(values: list[str]) -> None:
+    """Cut as Delta cuts them, the bounds still hold every value in the order of UTF-8."""
+    least, greatest = min(values, key=str.encode), max(values, key=str.encode)
+    upper = greatest if len(greatest) <= STRING_PREFIX else greatest[:STRING_PREFIX] + GREATEST_CHARACTER
+    found = bounds(StringType(), least[:STRING_PREFIX], upper)
+    assert found is not None
+    assert all(found[0].encode() <= value.encode() <= found[1].encode() for value in values)
+
+
+def test_the_upper_bound_of_a_timestamp_in_bytes() -> None:
+    """One millisecond as delta#7444 has it: the whole of it lies within the bounds."""
+    found = metrics(TimestamptzType(), "1970-01-01T00:00:00.001Z", "1970-01-01T00:00:00.001Z")
+    assert found.lower_bounds == {ID: (1000).to_bytes(8, "little")}
+    assert found.upper_bounds == {ID: (1999).to_bytes(8, "little")}
+    with_offset = metrics(TimestamptzType(), "1970-01-01T01:00:00.001+01:00", "1969-12-31T19:00:00.001-05:00")
+    assert with_offset == found
+
+
+# --- what cannot be trusted is left out ---
+
+
+@pytest.mark.parametrize(
+    ("field_type", "minimum", "maximum"),
+    [
+        (LongType(), "x", 3),
+        (LongType(), 1, 1 << 63),
+        (IntegerType(), -(1 << 31) - 1, 3),
+        (LongType(), 3, 1),
+        (LongType(), [1], [2]),
+        (LongType(), None, 3),
+        (LongType(), 3, None),
+        (DoubleType(), "NaN", "NaN"),
+        (DoubleType(), 1.5, "NaN"),
+        (FloatType(), 1, 1e300),
+        (FloatType(), "wide", 1),
+        (DecimalType(3, 0), 1, 12345),
+        (DecimalType(3, 1), 1, 1.25),
+        (DecimalType(3, 0), "NaN", "NaN"),
+        (DateType(), 5, 6),
+        (DateType(), "2020-01-01", "+10000-01-01"),
+        (TimestampType(), "2020-01-01T00:00:00", "+294247-01-10T04:00:54.775"),
+        (TimestampType(), 1, 2),
+        (StringType(), 1, 2),
+        (StringType(), "b", "a"),
+        (StringType(), "a\ud800", "b"),
+        (BooleanType(), False, True),
+        (BinaryType(), "a", "b"),
+    ],
+)
+def test_bounds_that_make_no_sense_are_left_out(field_type: IcebergType, minimum: Any, maximum: Any) -> None:
+    """A column without bounds is read in full; a wrong bound would hide rows. The counts are not touched by it."""
+    found = metrics(field_type, minimum, maximum, nullCount={"c": 1})
+    assert (found.lower_bounds, found.upper_bounds) == ({}, {})
+    assert (found.record_count, found.null_value_counts) == (3, {ID: 1})
+
+
+def test_whole_number_bounds_are_rounded_outwards() -> None:
+    """Statistics from before a column was widened, or of another writer's mind, do not cut the range."""
+    assert bounds(LongType(), -1.5, 1.5) == (-2, 2)
+
+
+@pytest.mark.parametrize(
+    "stats",
+    ["[]", "5", '"x"', "null", "{", "{'a': 1}", '{"numRecords": 1', "\x00", '{"numRecords": 1} trailing'],
+)
+def test_statistics_that_are_not_json_are_corrupt(stats: str) -> None:
+    """Only a JSON object can be statistics."""
+    with pytest.raises(CorruptInput, match="the statistics are not JSON"):
+        parse_stats(stats, {})
+
+
+@pytest.mark.parametrize("count", ['"3"', "1.5", "-1", "true", "NaN", "[3]", str(1 << 63)])
+def test_a_record_count_that_is_none_is_corrupt(count: str) -> None:
+    """Iceberg's record counts rest on numRecords: a value that cannot be one is refused, not guessed at."""
+    with pytest.raises(CorruptInput, match="the statistics have numRecords"):
+        parse_stats(f'{{"numRecords": {count}}}', {})
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["c", "s", "x"]), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(minimum=_json, maximum=_json, nulls=_json, tight=_json, rows=st.none() | st.integers(0, 5))
+def test_any_json_is_taken_or_left_out(minimum: Any, maximum: Any, nulls: Any, tight: Any, rows: int | None) -> None:
+    """Whatever stands in the statistics, the outcome is metrics that say less, never an exception or nonsense."""
+    types = [LongType(), StringType(), DoubleType(), DecimalType(5, 2), DateType(), TimestampType()]
+    leaves = {("c",): NestedField(1, "c", types[0])} | {
+        ("s", str(number)): NestedField(number, str(number), field_type) for number, field_type in enumerate(types, 2)
+    }
+    stats = {"numRecords": rows, "minValues": minimum, "maxValues": maximum, "nullCount": nulls, "tightBounds": tight}
+    found = parse_stats(json.dumps(stats), leaves)
+    assert found.record_count == rows
+    assert all(0 <= count <= (rows or 0) for count in found.null_value_counts.values())
+    assert set(found.lower_bounds) == set(found.upper_bounds)
+
+
+# --- counts ---
+
+
+@pytest.mark.parametrize(
+    ("tight", "nulls", "expected"),
+    [
+        (True, 0, 0),
+        (True, 1, 1),
+        (True, 3, 3),
+        (None, 1, 1),
+        (False, 0, 0),
+        (False, 1, None),
+        (False, 3, 3),
+        (True, 4, None),
+        (True, -1, None),
+        (True, "1", None),
+        (True, 1.0, None),
+    ],
+)
+def test_null_counts_are_given_when_they_are_exact(tight: bool | None, nulls: Any, expected: int | None) -> None:
+    """PROTOCOL.md: with wide bounds a null count is exact only at 0 and at numRecords."""
+    more = {} if tight is None else {"tightBounds": tight}
+    found = metrics(LongType(), 1, 2, nullCount={"c": nulls}, **more)
+    assert found.null_value_counts == ({} if expected is None else {ID: expected})
+    assert found.value_counts == ({} if expected is None else {ID: 3})
+    # Wide bounds still hold every live value.
+    assert found.lower_bounds
+
+
+def test_statistics_that_are_missing() -> None:
+    """No statistics, or none of the rows: nothing is said of counts, bounds are still good."""
+    for stats in (None, "", "{}"):
+        assert parse_stats(stats, {("c",): NestedField(ID, "c", LongType())}) == Metrics(None, {}, {}, {}, {})
+    found = metrics(LongType(), 1, 2, numRecords=None, nullCount={"c": 0})
+    assert (found.record_count, found.value_counts, found.null_value_counts) == (None, {}, {})
+    assert ID in found.lower_bounds
+
+
+def test_nested_columns_by_physical_path() -> None:
+    """Columns in structs have metrics under their path; a struct where a column is expected says nothing."""
+    leaves = {
+        ("s", "x"): NestedField(1, "x", LongType()),
+        ("s", "t", "y"): NestedField(2, "y", LongType()),
+        ("col.with.dots",): NestedField(3, "z", LongType()),
+    }
+    values = {"s": {"x": 1, "t": {"y": 2}, "other": 9}, "col.with.dots": 3, "unknown": 4}
+    stats = {"numRecords": 5, "minValues": values, "maxValues": values, "nullCount": {"s": {"x": 1, "t": {"y": 0}}}}
+    found = parse_stats(json.dumps(stats), leaves)
+    assert found.null_value_counts == {1: 1, 2: 0}
+    assert {number: int.from_bytes(bound, "little") for number, bound in found.upper_bounds.items()} == {
+        1: 1,
+        2: 2,
+        3: 3,
+    }
+    assert (
+        parse_stats(json.dumps({"numRecords": 5, "minValues": {"s": 1, "col.with.dots": {}}}), leaves).lower_bounds
+        == {}
+    )
+
+
+def _metadata(*columns: tuple[str, Any]) -> Metadata:
+    fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns]
+    return Metadata("t", json.dumps({"type": "struct", "fields": fields}), [])
+
+
+def test_no_engine_computes_min_or_max_of_timestamps() -> None:
+    """Timestamp bounds are not exact, so that their columns' metrics mode is `counts`, in structs too."""
+    nested = {"type": "struct", "fields": [{"name": "n", "type": "timestamp_ntz", "nullable": True, "metadata": {}}]}
+    table = translate_schema(_metadata(("a", "timestamp"), ("b", "long"), ("s", nested), ("d", "date")))
+    assert metrics_properties(table) == {
+        "write.metadata.metrics.column.a": "counts",
+        "write.metadata.metrics.column.s.n": "counts",
+    }
+
+
+# --- the data file's record ---
+
+
+def _add(stats: dict[str, Any] | None, cardinality: int | None = None) -> AddFile:
+    dv = None if cardinality is None else DeletionVectorDescriptor("u", "x" * 20, 40, cardinality, 1)
+    return AddFile("f", {}, 99, True, json.dumps(stats) if stats else None, dv)
+
+
+@pytest.mark.parametrize(("rows", "cardinality"), [(3, 3), (3, 0), (None, 9)])
+def test_a_cardinality_within_the_rows_passes(rows: int | None, cardinality: int) -> None:
+    """`numRecords` counts physical rows: all of them may be deleted; without it nothing can be told yet."""
+    table = translate_schema(_metadata(("c", "long")))
+    assert metrics_of(_add({"numRecords": rows}, cardinality), "f", table).record_count == rows
+
+
+def test_a_cardinality_above_the_rows_is_corrupt() -> None:
+    """A writer that counts live rows in numRecords (trino#30343) would make Iceberg's counts wrong."""
+    table = translate_schema(_metadata(("c", "long")))
+    with pytest.raises(CorruptInput, match="the deletion vector has 4 positions, the file 3 rows") as caught:
+        metrics_of(_add({"numRecords": 3}, 4), "file:///f", table)
+    assert caught.value.path == "file:///f"
+    with pytest.raises(CorruptInput, match="not JSON") as caught:
+        metrics_of(AddFile("f", {}, 1, True, "{"), "file:///f", table)
+    assert caught.value.path == "file:///f"
+
+
+def test_a_data_file_is_registered_in_place() -> None:
+    """Path, sizes and metrics as they are; what is not known is null, not empty."""
+    table = translate_schema(_metadata(("c", "long")))
+    add = _add({"numRecords": 3, "minValues": {"c": 1}, "maxValues": {"c": 2}, "nullCount": {"c": 0}})
+    record = data_file_of(add, "file:///t/a#b?%41", table, metrics_of(add, "f", table), 3)
+    assert (record.file_path, record.record_count, record.file_size_in_bytes) == ("file:///t/a#b?%41", 3, 99)
+    assert (record.value_counts, record.null_value_counts) == ({1: 3}, {1: 0})
+    assert (record.lower_bounds, record.upper_bounds) == ({1: b"\1" + bytes(7)}, {1: b"\2" + bytes(7)})
+    bare = _add(None)
+    record = data_file_of(bare, "f", table, metrics_of(bare, "f", table), 8)
+    found: Sequence[Any] = (record.value_counts, record.null_value_counts, record.lower_bounds, record.upper_bounds)
+    assert found == (None, None, None, None)
+    assert record.record_count == 8

@@ -1,0 +1,164 @@
+"""Partition values: every type that Delta spells, and what is not of its type."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from daemon.delta.actions import Metadata
+from daemon.errors import CorruptInput
+from daemon.translate.partition_values import parse_partition_value, partition_tuple, timestamp_micros
+from daemon.translate.schema import translate_schema
+
+EVERY_TYPE = [
+    BooleanType(),
+    IntegerType(),
+    LongType(),
+    FloatType(),
+    DoubleType(),
+    DecimalType(9, 2),
+    StringType(),
+    DateType(),
+    TimestampType(),
+    TimestamptzType(),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "field_type", "expected"),
+    [
+        ("true", BooleanType(), True),
+        ("FALSE", BooleanType(), False),
+        ("-2147483648", IntegerType(), -(1 << 31)),
+        ("2147483647", IntegerType(), (1 << 31) - 1),
+        ("-9223372036854775808", LongType(), -(1 << 63)),
+        ("1.5", FloatType(), 1.5),
+        ("-1.7976931348623157E308", DoubleType(), -1.7976931348623157e308),
+        ("Infinity", FloatType(), float("inf")),
+        ("-Infinity", DoubleType(), float("-inf")),
+        ("1.20", DecimalType(9, 2), Decimal("1.20")),
+        ("-7", DecimalType(9, 2), Decimal("-7.00")),
+        (
+            "12345678901234567890.123456789012345678",
+            DecimalType(38, 18),
+            Decimal("12345678901234567890.123456789012345678"),
+        ),
+        ("9" * 38, DecimalType(38, 0), Decimal("9" * 38)),
+        ("a b/c=d%é", StringType(), "a b/c=d%é"),
+        (" ", StringType(), " "),
+        ("null", StringType(), "null"),
+        ("__HIVE_DEFAULT_PARTITION__", StringType(), "__HIVE_DEFAULT_PARTITION__"),
+        ("1970-01-01", DateType(), 0),
+        ("1969-12-31", DateType(), -1),
+        ("0001-01-01", DateType(), -719162),
+        ("9999-12-31", DateType(), 2932896),
+        ("1970-01-01 00:00:01", TimestampType(), 1_000_000),
+        ("1970-01-01 00:00:00.5", TimestampType(), 500_000),
+        ("1969-12-31 23:59:59.999999", TimestampType(), -1),
+        ("1970-01-01 00:00:00.000001", TimestamptzType(), 1),
+        ("1970-01-01T00:00:00.000001Z", TimestamptzType(), 1),
+        ("1970-01-01T02:00:00+02:00", TimestamptzType(), 0),
+    ],
+)
+def test_a_value_of_each_type(text: str, field_type: IcebergType, expected: Any) -> None:
+    """Delta's spelling becomes what Iceberg keeps in a partition tuple, to the last digit."""
+    value = parse_partition_value(text, field_type, "p")
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize("field_type", EVERY_TYPE, ids=str)
+@pytest.mark.parametrize("text", [None, ""])
+def test_null_and_the_empty_string_are_null(text: str | None, field_type: IcebergType) -> None:
+    """PROTOCOL.md, "Partition Value Serialization": an empty string is null for every type, strings too."""
+    assert parse_partition_value(text, field_type, "p") is None
+
+
+def test_nan_and_negative_zero_are_kept() -> None:
+    """No number is exempt: NaN stays NaN, and zero keeps its sign."""
+    assert str(parse_partition_value("NaN", DoubleType(), "p")) == "nan"
+    assert str(parse_partition_value("-0.0", DoubleType(), "p")) == "-0.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "field_type"),
+    [
+        ("yes", BooleanType()),
+        ("1.5", IntegerType()),
+        ("2147483648", IntegerType()),
+        ("9223372036854775808", LongType()),
+        ("x", DoubleType()),
+        ("1.234", DecimalType(9, 2)),
+        ("12345678.00", DecimalType(9, 2)),
+        ("NaN", DecimalType(9, 2)),
+        ("x", DecimalType(9, 2)),
+        ("2020-13-01", DateType()),
+        ("18262", DateType()),
+        ("yesterday", TimestampType()),
+        ("\x01", BinaryType()),
+    ],
+)
+def test_a_value_that_is_not_of_its_type_is_corrupt(text: str, field_type: IcebergType) -> None:
+    """What does not fit is refused with value, column and type; nothing is rounded or cut."""
+    with pytest.raises(CorruptInput) as caught:
+        parse_partition_value(text, field_type, "p")
+    assert f"partition value {text!r} of column p is not a {field_type}" in caught.value.message
+
+
+@given(st.datetimes(timezones=st.none() | st.timezones()))
+def test_timestamps_as_delta_spells_them(moment: datetime) -> None:
+    """With a space or a T, a zone or none, whole seconds or fractions: microseconds since 1970, to the last one."""
+    utc = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    expected = (utc - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    plain = utc.replace(tzinfo=None)
+    for text in (plain.isoformat(" "), plain.isoformat() + "Z", plain.isoformat(" ", "microseconds")):
+        assert timestamp_micros(text) == expected
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=18, min_value=-(10**19), max_value=10**19))
+def test_decimals_keep_every_digit(number: Decimal) -> None:
+    """A decimal(38, 18) comes out as it went in, however many digits it has."""
+    assert parse_partition_value(str(number), DecimalType(38, 18), "p") == number
+
+
+@given(st.dates())
+def test_dates(day: date) -> None:
+    """Days since 1970, before and after."""
+    assert parse_partition_value(day.isoformat(), DateType(), "p") == (day - date(1970, 1, 1)).days
+
+
+def test_a_tuple_in_the_order_of_the_spec() -> None:
+    """One value a field, in the spec's order, by physical name; a value that is not given is null."""
+    names = {"a": "integer", "b": "string", "c": "date"}
+    fields = [
+        {
+            "name": name,
+            "type": kind,
+            "nullable": True,
+            "metadata": {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": f"phys-{name}"},
+        }
+        for number, (name, kind) in enumerate(names.items(), start=1)
+    ]
+    schema = json.dumps({"type": "struct", "fields": fields})
+    table = translate_schema(Metadata("t", schema, ["c", "a", "b"], {"delta.columnMapping.mode": "name"}))
+    assert partition_tuple({"phys-a": "5", "phys-c": "1970-01-02", "b": "logical"}, table, 0) == (1, 5, None)

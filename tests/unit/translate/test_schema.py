@@ -1,0 +1,433 @@
+"""Schemas: every type, ids that stay, and refusals that name the column."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.name_mapping import NameMapping
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from daemon.delta.actions import Metadata
+from daemon.errors import Unsupported
+from daemon.translate.schema import TableSchema, translate_schema
+
+Field = dict[str, Any]
+
+
+def column(name: str, kind: Any, *, nullable: bool = True, **metadata: Any) -> Field:
+    return {"name": name, "type": kind, "nullable": nullable, "metadata": metadata}
+
+
+def mapped(name: str, kind: Any, number: int, physical: str | None = None, **metadata: Any) -> Field:
+    ids = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": physical or f"col-{number}"}
+    return column(name, kind, **ids, **metadata)
+
+
+def struct(*fields: Field) -> dict[str, Any]:
+    return {"type": "struct", "fields": list(fields)}
+
+
+def array(element: Any, *, nullable: bool = True) -> dict[str, Any]:
+    return {"type": "array", "elementType": element, "containsNull": nullable}
+
+
+def mapping(key: Any, value: Any, *, nullable: bool = True) -> dict[str, Any]:
+    return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": nullable}
+
+
+def widened(before: str, after: str, **place: str) -> dict[str, Any]:
+    return {"delta.typeChanges": [{"fromType": before, "toType": after, **place}]}
+
+
+def metadata(*fields: Field, partition: tuple[str, ...] = (), mode: str = "none", highest: int = 0) -> Metadata:
+    configuration = {"delta.columnMapping.mode": mode, "delta.columnMapping.maxColumnId": str(highest)}
+    return Metadata("t", json.dumps(struct(*fields)), list(partition), configuration)
+
+
+def evolve(before: TableSchema, after: Metadata, *older: TableSchema) -> TableSchema:
+    """The schema that `after` makes of a table that has `before` now and had `older` once."""
+    schemas = {table.schema.schema_id: table.schema for table in (*older, before)}
+    return translate_schema(after, before.schema, mapping=before.name_mapping, schemas=schemas, specs=before.specs)
+
+
+def ids(table: TableSchema) -> dict[str, int]:
+    """Field ids by full name, elements, keys and values too."""
+    schema = table.schema
+    return {name: field.field_id for name in schema.column_names for field in [schema.find_field(name)]}
+
+
+def mapped_names(name_mapping: Any) -> dict[int, Any]:
+    """Names by id, nested ones inside."""
+    return {field.field_id: (*field.names, mapped_names(field.fields)) for field in name_mapping}
+
+
+@pytest.mark.parametrize(
+    ("delta", "iceberg"),
+    [
+        ("boolean", BooleanType()),
+        ("byte", IntegerType()),
+        ("short", IntegerType()),
+        ("integer", IntegerType()),
+        ("long", LongType()),
+        ("float", FloatType()),
+        ("double", DoubleType()),
+        ("decimal(38,18)", DecimalType(38, 18)),
+        ("decimal(5, 0)", DecimalType(5, 0)),
+        ("string", StringType()),
+        ("binary", BinaryType()),
+        ("date", DateType()),
+        ("timestamp", TimestamptzType()),
+        ("timestamp_ntz", TimestampType()),
+    ],
+)
+def test_every_primitive_type(delta: str, iceberg: IcebergType) -> None:
+    """Each of Delta's types has its counterpart, at the top and inside structs, lists and maps."""
+    nested = struct(column("s", delta), column("a", array(delta)), column("m", mapping(delta, delta)))
+    schema = translate_schema(metadata(column("c", delta), column("n", nested))).schema
+    assert schema.find_type("c") == iceberg
+    assert [schema.find_type(f"n.{name}") for name in ("s", "a.element", "m.key", "m.value")] == 4 * [iceberg]
+
+
+@pytest.mark.parametrize(
+    "delta", ["void", "interval day to second", "interval", "variant", "geometry(4326)", "time(6)"]
+)
+@pytest.mark.parametrize(
+    ("wrap", "place"),
+    [
+        (lambda delta: delta, "c"),
+        (lambda delta: struct(column("s", delta)), "c.s"),
+        (array, "c.element"),
+        (lambda delta: mapping("string", delta), "c.value"),
+        (lambda delta: array(struct(column("s", array(delta)))), "c.element.s.element"),
+    ],
+)
+def test_types_without_a_counterpart_are_refused_by_name(delta: str, wrap: Any, place: str) -> None:
+    """The refusal names the column, however deep it is, and the type as Delta calls it."""
+    with pytest.raises(Unsupported) as caught:
+        translate_schema(metadata(column("ok", "long"), column("c", wrap(delta))))
+    assert f"column {place} has the type {delta}, " in caught.value.message
+
+
+def test_an_unknown_complex_type_is_refused_by_name() -> None:
+    """A type that is a JSON object of a kind that nobody knows."""
+    with pytest.raises(Unsupported, match="column c has the type set"):
+        translate_schema(metadata(column("c", {"type": "set", "elementType": "long"})))
+
+
+def test_nullability_and_comments() -> None:
+    """What may not be null in Delta is required, in lists and maps too; comments become docs."""
+    schema = translate_schema(
+        metadata(
+            column("a", "long", nullable=False, comment="the key"),
+            column("b", array("long", nullable=False)),
+            column("c", mapping("string", "long", nullable=False)),
+            column("d", struct(column("e", "long", nullable=False)), nullable=False),
+        )
+    ).schema
+    assert schema.find_field("a") == NestedField(1, "a", LongType(), required=True, doc="the key")
+    types = [schema.find_type(name) for name in "bc"]
+    assert isinstance(types[0], ListType)
+    assert types[0].element_required
+    assert isinstance(types[1], MapType)
+    assert types[1].value_required
+    assert schema.find_field("d.e").required
+    assert not schema.find_field("b").required
+
+
+def test_ids_and_the_name_mapping_without_column_mapping() -> None:
+    """Ids are unique, a struct's before its fields'; the mapping leads to every one of them, list elements too."""
+    table = translate_schema(
+        metadata(
+            column("a", "long"),
+            column("s", struct(column("x", "long"), column("y", array("string")))),
+            column("m", mapping("string", struct(column("v", "long")))),
+        )
+    )
+    assert ids(table) == {
+        "a": 1,
+        "s": 2,
+        "s.x": 3,
+        "s.y": 4,
+        "s.y.element": 5,
+        "m": 6,
+        "m.key": 7,
+        "m.value": 8,
+        "m.value.v": 9,
+    }
+    assert mapped_names(table.name_mapping) == {
+        1: ("a", {}),
+        2: ("s", {3: ("x", {}), 4: ("y", {5: ("element", {})})}),
+        6: ("m", {7: ("key", {}), 8: ("value", {9: ("v", {})})}),
+    }
+    assert NameMapping.model_validate_json(table.name_mapping.model_dump_json()) == table.name_mapping
+
+
+def test_ids_stay_through_evolution() -> None:
+    """Added, reordered, relaxed and commented columns: those that were there keep their ids, new ones get new ids."""
+    first = translate_schema(
+        metadata(
+            column("a", "integer", nullable=False),
+            column("s", struct(column("x", "float"), column("y", array("integer")))),
+            column("d", "decimal(5,2)"),
+        )
+    )
+    second = evolve(
+        first,
+        metadata(
+            column("new", "string", nullable=False),
+            column("s", struct(column("z", "long"), column("y", array("integer")), column("x", "double")), comment="!"),
+            column("d", "decimal(9,2)"),
+            column("a", "long"),
+        ),
+    )
+    kept = {name: number for name, number in ids(second).items() if name in ids(first)}
+    assert kept == ids(first)
+    assert {name: number for name, number in ids(second).items() if name not in kept} == {"new": 7, "s.z": 8}
+    assert second.replaced == ()
+    assert (first.schema.schema_id, second.schema.schema_id) == (0, 1)
+    # Older files lack it: a column that joins later may be null, whatever Delta says.
+    assert not second.schema.find_field("new").required
+    assert not second.schema.find_field("a").required
+
+
+def test_a_nullable_column_does_not_become_required() -> None:
+    """Required in Iceberg must hold for every file, so it is only ever relaxed."""
+    first = translate_schema(metadata(column("a", "long")))
+    assert not evolve(first, metadata(column("a", "long", nullable=False))).schema.find_field("a").required
+
+
+def test_an_unchanged_schema_keeps_its_id() -> None:
+    """A metaData action that touches no column makes no schema; going back to an older schema takes its id."""
+    first = translate_schema(metadata(column("a", "long")))
+    assert evolve(first, metadata(column("a", "long"))).schema.schema_id == 0
+    second = evolve(first, metadata(column("a", "long"), column("b", "long")))
+    back = evolve(second, metadata(column("a", "long")), first)
+    assert (second.schema.schema_id, back.schema.schema_id) == (1, 0)
+
+
+def test_ids_are_never_used_twice() -> None:
+    """A dropped column's id stays spent: Iceberg's older snapshots still know it."""
+    first = translate_schema(metadata(column("a", "long"), column("b", "long")))
+    second = evolve(first, metadata(column("a", "long")))
+    third = evolve(second, metadata(column("a", "long"), column("c", "string")), first)
+    assert ids(third) == {"a": 1, "c": 3}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "replaced"),
+    [
+        ("long", "string", "c"),
+        ("long", "integer", "c"),
+        ("integer", "double", "c"),
+        ("date", "timestamp_ntz", "c"),
+        ("decimal(9,2)", "decimal(9,3)", "c"),
+        ("decimal(9,2)", "decimal(8,2)", "c"),
+        ("string", struct(column("x", "long")), "c"),
+        (array("integer"), array("string"), "c"),
+        (array(array("integer")), array(array("boolean")), "c"),
+        (mapping("string", "long"), mapping("string", "date"), "c"),
+        (mapping("string", "long"), mapping("date", "long"), "c"),
+        (struct(column("x", "long")), struct(column("x", "string")), "c.x"),
+        (array(struct(column("x", "long"))), array(struct(column("x", "string"))), "c.element.x"),
+    ],
+)
+def test_a_type_that_cannot_be_promoted_is_a_new_column(before: Any, after: Any, replaced: str) -> None:
+    """Overwritten with another type, a column is named as replaced, and no id of its old type leads to the new one."""
+    first = translate_schema(metadata(column("a", "long"), column("c", before)))
+    second = evolve(first, metadata(column("a", "long"), column("c", after)))
+    assert second.replaced == (replaced,)
+    old = {field_id: first.schema.find_type(field_id) for field_id in ids(first).values()}
+    for field_id in set(ids(second).values()) & set(old):
+        new = second.schema.find_type(field_id)
+        assert type(new) is type(old[field_id])
+        assert new == old[field_id] or not new.is_primitive
+    assert ids(second)["a"] == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("integer", "long"),
+        ("byte", "short"),
+        ("short", "long"),
+        ("float", "double"),
+        ("decimal(5,2)", "decimal(38,2)"),
+    ],
+)
+def test_widenings_that_iceberg_has(before: str, after: str) -> None:
+    """Promotions keep the id, in lists and maps too, told by Delta's type changes or not."""
+    for history in ({}, widened(before, after)):
+        first = translate_schema(metadata(column("c", before), column("a", array(before))))
+        second = evolve(first, metadata(column("c", after, **history), column("a", array(after))))
+        assert second.replaced == ()
+        assert ids(second) == ids(first)
+        assert second.schema.find_type("a.element") == second.schema.find_type("c")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("integer", "double", "from int to double"),
+        ("date", "timestamp_ntz", "from date to timestamp"),
+        ("long", "decimal(20,0)", r"from long to decimal\(20, 0\)"),
+        ("decimal(5,2)", "decimal(9,4)", r"from decimal\(5, 2\) to decimal\(9, 4\)"),
+    ],
+)
+def test_widenings_that_iceberg_lacks_are_refused(before: str, after: str, words: str) -> None:
+    """Older files have the old type: the refusal gives the column and both types, of elements too."""
+    with pytest.raises(Unsupported, match=f"column c was widened {words}"):
+        translate_schema(metadata(column("c", after, **widened(before, after))))
+    with pytest.raises(Unsupported, match=f"column s.c was widened {words}"):
+        translate_schema(metadata(column("s", struct(column("c", after, **widened(before, after))))))
+    with pytest.raises(Unsupported, match=f"column c was widened {words}"):
+        translate_schema(metadata(column("c", array(after), **widened(before, after, fieldPath="element"))))
+
+
+# --- column mapping ---
+
+
+def test_column_mapping_gives_ids_and_physical_names() -> None:
+    """With column mapping the ids are Delta's, and the name mapping has the names that the files carry."""
+    table = translate_schema(
+        metadata(
+            mapped("a b", "long", 4),
+            mapped("s", struct(mapped("x", "long", 9, "col-x")), 7, "phys"),
+            partition=("a b",),
+            mode="name",
+            highest=9,
+        )
+    )
+    assert ids(table) == {"a b": 4, "s": 7, "s.x": 9}
+    assert mapped_names(table.name_mapping) == {4: ("col-4", {}), 7: ("phys", {9: ("col-x", {})})}
+    assert table.physical_names == {4: "col-4", 7: "phys"}
+    assert list(table.leaves) == [("col-4",), ("phys", "col-x")]
+    assert table.spec.fields[0].source_id == 4
+
+
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_renames_and_drops_keep_ids(mode: str) -> None:
+    """A renamed column has its id and another name; a name that is free again may be another column's."""
+    first = translate_schema(metadata(mapped("a", "long", 1), mapped("b", "string", 2), mode=mode, highest=2))
+    second = evolve(first, metadata(mapped("b", "long", 1), mapped("a", "date", 3), mode=mode, highest=3))
+    assert ids(second) == {"b": 1, "a": 3}
+    assert second.replaced == ()
+    # The dropped one too: older files still carry it.
+    assert mapped_names(second.name_mapping) == {1: ("col-1", {}), 2: ("col-2", {}), 3: ("col-3", {})}
+
+
+def test_a_mapped_column_of_another_type_is_refused() -> None:
+    """One id cannot have two types, and with column mapping the ids are not ours to give."""
+    first = translate_schema(metadata(mapped("a", "long", 1), mode="name"))
+    with pytest.raises(Unsupported, match="column a changed from long to string"):
+        evolve(first, metadata(mapped("a", "string", 1), mode="name"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        (array("long"), "c"),
+        (mapping("string", "long"), "c"),
+        (struct(mapped("x", array("long"), 2)), "c.x"),
+    ],
+)
+def test_elements_without_ids_are_refused(kind: Any, place: str) -> None:
+    """With column mapping, files have ids for columns and none for elements: some readers would see nulls."""
+    with pytest.raises(Unsupported, match=f"column {place} is an array or map in a table with column mapping"):
+        translate_schema(metadata(mapped("c", kind, 1), mode="name"))
+
+
+def test_switching_column_mapping_on_keeps_equal_ids() -> None:
+    """Delta numbers the columns from 1 on, structs before their fields, as we do: nothing changes then."""
+    nested = struct(column("x", "long"), column("y", "long"))
+    first = translate_schema(metadata(column("a", "long"), column("s", nested), column("z", "long")))
+    renamed = struct(mapped("x", "long", 3, "x"), mapped("y", "long", 4, "y"))
+    fields = [mapped("a", "long", 1, "a"), mapped("s", renamed, 2, "s"), mapped("new name", "long", 5, "z")]
+    second = evolve(first, metadata(*fields, mode="name", highest=5))
+    assert second.replaced == ()
+    assert list(ids(second).values()) == list(ids(first).values())
+
+
+def test_switching_column_mapping_on_with_other_ids_is_told() -> None:
+    """Ids that Delta gives to other columns than we did: metrics of what is live would belong to the wrong ones."""
+    first = translate_schema(
+        metadata(column("a", "long"), column("b", "long"), column("s", struct(column("x", "long"))))
+    )
+    nested = struct(mapped("x", "long", 5, "x"))
+    fields = [mapped("b", "long", 1, "b"), mapped("a", "long", 2, "a"), mapped("s", nested, 3, "s")]
+    assert evolve(first, metadata(*fields, mode="name", highest=5)).replaced == ("b", "a", "s.x")
+
+
+# --- partition specs ---
+
+
+def test_a_partition_field_for_each_column() -> None:
+    """Identity of each partition column, in Delta's order, named as the column; none makes the spec without fields."""
+    table = translate_schema(metadata(column("a", "long"), column("b", "date"), partition=("b", "a")))
+    identity = IdentityTransform()
+    assert table.spec == PartitionSpec(
+        PartitionField(source_id=2, field_id=1000, transform=identity, name="b"),
+        PartitionField(source_id=1, field_id=1001, transform=identity, name="a"),
+        spec_id=0,
+    )
+    assert translate_schema(metadata(column("a", "long"))).spec == PartitionSpec(spec_id=0)
+
+
+def test_partition_specs_are_kept_and_reused() -> None:
+    """Other partition columns make a new spec with new field ids; going back takes the old spec."""
+    fields = (column("a", "long"), column("b", "date"))
+    first = translate_schema(metadata(*fields, partition=("a",)))
+    second = evolve(first, metadata(*fields, partition=("b",)))
+    third = evolve(second, metadata(*fields, partition=("a",)))
+    fourth = evolve(third, metadata(*fields))
+    assert [table.spec_id for table in (first, second, third, fourth)] == [0, 1, 0, 2]
+    assert second.spec.fields[0].field_id == 1001
+    assert set(fourth.specs) == {0, 1, 2}
+    assert fourth.spec.fields == ()
+
+
+def test_a_renamed_partition_column_keeps_its_spec() -> None:
+    """The spec goes by the id of the column, which a rename leaves alone."""
+    first = translate_schema(metadata(mapped("a", "long", 1), partition=("a",), mode="name"))
+    second = evolve(first, metadata(mapped("b", "long", 1), partition=("b",), mode="name"))
+    assert second.spec_id == first.spec_id
+
+
+def test_binary_partition_columns_are_refused() -> None:
+    """Delta writes binary partition values as text that does not hold every byte."""
+    with pytest.raises(Unsupported, match="partition column b is binary"):
+        translate_schema(metadata(column("b", "binary"), partition=("b",)))
+
+
+def test_leaves_are_the_columns_that_have_metrics() -> None:
+    """Primitive columns by physical path, also in structs; nothing inside lists and maps."""
+    nested = struct(column("x", "long"), column("t", struct(column("y", "date"))), column("l", array("long")))
+    table = translate_schema(metadata(column("a", "long"), column("s", nested), column("m", mapping("long", "long"))))
+    assert {path: field.name for path, field in table.leaves.items()} == {
+        ("a",): "a",
+        ("s", "x"): "x",
+        ("s", "t", "y"): "y",
+    }
+    assert isinstance(table.schema.find_type("s"), StructType)
+    assert isinstance(table.schema, Schema)
