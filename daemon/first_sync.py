@@ -41,7 +41,10 @@ def first_sync(context: TableContext, record: TableRecord) -> tuple[Shown, SyncR
     """
     with context.spark.session() as spark:
         state = read_table_state(spark, context.location)
-        return show_state(context, record, state)
+        try:
+            return show_state(context, record, state)
+        except SyncError as error:
+            raise error.located(version=state.version) from error.__cause__
 
 
 def show_state(context: TableContext, record: TableRecord, state: TableState) -> tuple[Shown, SyncResult]:

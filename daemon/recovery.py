@@ -15,7 +15,7 @@ from daemon.context import TableContext
 from daemon.delta.actions import Commit, RemoveFile, encode_path, resolve_path
 from daemon.delta.protocol import check_protocol
 from daemon.errors import CorruptInput, ObjectMissing, PipelineAway, TargetChanged
-from daemon.iceberg.manifests import read_entries, read_manifest_list, referenced_data_file
+from daemon.iceberg.manifests import read_entries, read_manifest_list, referenced_data_file, schema_with_sources
 from daemon.iceberg.marker import Marker, find_marker
 from daemon.pipeline.table_state import collect_adds, read_table_state, select_paths
 from daemon.storage import FileIOStorage
@@ -147,7 +147,8 @@ def _read_live(table: Table) -> tuple[dict[str, tuple[DataFile, str]], dict[str,
     found: dict[ManifestContent, dict[str, tuple[DataFile, str]]] = {content: {} for content in ManifestContent}
     for manifest in read_manifest_list(table.io, snapshot.manifest_list) if snapshot else ():
         spec = table.specs()[manifest.partition_spec_id]
-        for entry in read_entries(table.io, manifest, spec=spec, schema=table.schema()):
+        schema = schema_with_sources(spec, (table.schema(), *table.schemas().values()))
+        for entry in read_entries(table.io, manifest, spec=spec, schema=schema):
             found[manifest.content][entry.data_file.file_path] = (entry.data_file, manifest.manifest_path)
     return found[ManifestContent.DATA], found[ManifestContent.DELETES]
 

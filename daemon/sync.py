@@ -16,7 +16,7 @@ from daemon.context import TableContext
 from daemon.definition import check_format_version, check_location
 from daemon.delta.actions import Commit
 from daemon.delta.log import DeltaLog
-from daemon.errors import ObjectStoreAway, ResyncNeeded, StateStoreAway, SyncError, Unsupported
+from daemon.errors import CorruptInput, ObjectStoreAway, ResyncNeeded, StateStoreAway, SyncError, Unsupported
 from daemon.first_sync import first_sync
 from daemon.iceberg.target import Target
 from daemon.pipeline.progress import Progress
@@ -203,6 +203,6 @@ class Follower:
             return advance(self._context, shown, commits)
         except SyncError as error:
             version = commits[-1].version
-            # A feature or a schema that is refused stands in the commit file itself.
-            path = self._context.log.commit_path(version) if isinstance(error, Unsupported) else None
+            # What is refused and has no file of its own stands in the commit file itself.
+            path = self._context.log.commit_path(version) if isinstance(error, Unsupported | CorruptInput) else None
             raise error.located(version=version, path=path) from error.__cause__

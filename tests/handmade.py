@@ -220,6 +220,7 @@ class Bench:
     target: str = "lake.t"
     name: str = "t"
     state_name: str = "state.db"
+    catalog_uri: str | None = None
     clock: Clock = field(default_factory=SystemClock)
     table_options: dict[str, Any] = field(default_factory=dict)
     limits: LimitsSettings = field(default_factory=LimitsSettings)
@@ -239,7 +240,7 @@ class Bench:
             {
                 "local": {
                     "type": "sql",
-                    "uri": f"sqlite:///{self.folder}/catalog.db",
+                    "uri": self.catalog_uri or f"sqlite:///{self.folder}/catalog.db",
                     "warehouse": f"file://{self.folder}/warehouse",
                 }
             }

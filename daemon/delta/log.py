@@ -71,7 +71,7 @@ class DeltaLog:
                 actions.append(_decoder.decode(line))
             except msgspec.ValidationError as error:
                 raise _corrupt(f"line {number} is not a Delta action: {error}", version, path) from error
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 if number == len(lines):
                     raise self._unfinished(
                         "the commit file ends inside a line", version, len(data), modified_ms

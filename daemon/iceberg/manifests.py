@@ -45,6 +45,12 @@ def referenced_data_file(data_file: DataFile) -> str | None:
     return value
 
 
+def schema_with_sources(spec: PartitionSpec, schemas: Iterable[Schema]) -> Schema:
+    """The first of `schemas`, the current one leading, that has every column of `spec`: a table may drop them later."""
+    sources = {field.source_id for field in spec.fields}
+    return next(schema for schema in schemas if sources <= schema.field_ids)
+
+
 def _entry_schema(spec: PartitionSpec, schema: Schema, version: int) -> Schema:
     data_file = data_file_with_partition(spec.partition_type(schema), version)  # type: ignore[arg-type]
     if data_file.fields[-1].field_id < REFERENCED_DATA_FILE.field_id:

@@ -19,7 +19,13 @@ from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from daemon.errors import ResyncNeeded
-from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, read_entries, read_manifest_list, write_manifest
+from daemon.iceberg.manifests import (
+    MANIFEST_ENTRIES_MAX,
+    read_entries,
+    read_manifest_list,
+    schema_with_sources,
+    write_manifest,
+)
 from daemon.iceberg.pyiceberg_ext import entry_record
 
 TOTALS = (
@@ -34,11 +40,14 @@ TOTALS = (
 
 @dataclass(frozen=True)
 class TableView:
-    """What must be known of an Iceberg table to write a snapshot's files for it; of one not created yet, too."""
+    """What must be known of an Iceberg table to write a snapshot's files for it; of one not created yet, too.
+
+    `schemas` are all that it ever had, the one to be in force first.
+    """
 
     io: FileIO
     locations: LocationProvider
-    schema: Schema
+    schemas: Sequence[Schema]
     specs: Mapping[int, PartitionSpec]
     format_version: int
     parent: Snapshot | None
@@ -115,17 +124,21 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
     ]
     placements = {entry.data_file.file_path: draft.path for draft in drafts for entry in draft.entries}
     moved: dict[str, str] = {}
+    dropped: dict[str, _Draft] = {}
     carried: list[ManifestFile] = []
     removed = {ManifestContent.DATA: delta.removed_data_files, ManifestContent.DELETES: delta.removed_delete_files}
     for manifest in parent_manifests:
         gone = removed[manifest.content].get(manifest.manifest_path)
         if gone:
             draft = _draft_without(table, manifest, gone, next(names), delta.snapshot_id)
-            moved[manifest.manifest_path] = draft.path
-            drafts.append(draft)
+            if _may_stay(table, draft):
+                moved[manifest.manifest_path] = draft.path
+                drafts.append(draft)
+            else:
+                dropped[manifest.manifest_path] = draft
         elif manifest.has_added_files() or manifest.has_existing_files():
             carried.append(manifest)
-    _check_all_found(removed.values(), moved)
+    _check_all_found(removed.values(), {*moved, *dropped})
     manifest_list_path = table.locations.new_metadata_location(f"snap-{delta.snapshot_id}-{uuid4()}.avro")
     announce([*(draft.path for draft in drafts), manifest_list_path])
     written = [
@@ -135,13 +148,14 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
             draft.content,
             draft.entries,
             spec=table.specs[draft.spec_id],
-            schema=table.schema,
+            schema=schema_with_sources(table.specs[draft.spec_id], table.schemas),
             snapshot_id=delta.snapshot_id,
             format_version=table.format_version,
         )
         for draft in drafts
     ]
-    for draft in drafts:
+    changed = [*drafts, *dropped.values()]
+    for draft in changed:
         _count(counts, draft)
     for manifest in delta.written_manifests:
         counts["added-data-files"] += manifest.added_files_count or 0
@@ -150,7 +164,7 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
     counts["changed-partition-count"] = len(
         {
             (draft.spec_id, repr(entry.data_file.partition))
-            for draft in drafts
+            for draft in changed
             for entry in draft.entries
             if entry.status is not ManifestEntryStatus.EXISTING
         }
@@ -191,7 +205,8 @@ def _draft_without(table: TableView, manifest: ManifestFile, gone: Set[str], pat
     """The manifest again: entries of `gone` marked deleted by this snapshot, the others existing."""
     spec = table.specs[manifest.partition_spec_id]
     draft = _Draft(path, manifest.content, manifest.partition_spec_id, [])
-    for entry in read_entries(table.io, manifest, spec=spec, schema=table.schema):
+    schema = schema_with_sources(spec, table.schemas)
+    for entry in read_entries(table.io, manifest, spec=spec, schema=schema):
         leaves = entry.data_file.file_path in gone
         draft.entries.append(
             entry_record(
@@ -208,10 +223,21 @@ def _draft_without(table: TableView, manifest: ManifestFile, gone: Set[str], pat
     return draft
 
 
-def _check_all_found(removed: Iterable[Mapping[str, Set[str]]], moved: Mapping[str, str]) -> None:
+def _may_stay(table: TableView, draft: _Draft) -> bool:
+    """Whether the manifest has anything to tell: not when all of it left along with a partition column.
+
+    DuckDB 1.5.5 dies of a manifest whose partition field has no column in the current schema.
+    """
+    sources = {field.source_id for field in table.specs[draft.spec_id].fields}
+    return sources <= table.schemas[0].field_ids or any(
+        entry.status is not ManifestEntryStatus.DELETED for entry in draft.entries
+    )
+
+
+def _check_all_found(removed: Iterable[Mapping[str, Set[str]]], found: Set[str]) -> None:
     for by_manifest in removed:
         for manifest_path, files in by_manifest.items():
-            if manifest_path not in moved:
+            if manifest_path not in found:
                 raise _misplaced(sorted(files)[0], manifest_path)
 
 

@@ -165,12 +165,16 @@ class Target:
         )
 
 
+def _newest_first(table: Table) -> list[Schema]:
+    return [schema for _, schema in sorted(table.schemas().items(), reverse=True)]
+
+
 def view_of(table: Table, definition: Definition) -> TableView:
     """What a row delta needs to know of `table` once `definition` is in force."""
     return TableView(
         io=table.io,
         locations=load_location_provider(table.metadata.location, table.metadata.properties),
-        schema=definition.schema,
+        schemas=(definition.schema, *_newest_first(table)),
         specs={**table.specs(), definition.spec.spec_id: definition.spec},
         format_version=table.metadata.format_version,
         parent=table.current_snapshot(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from daemon.settings import SparkSettings
+from daemon.log import configure_logging
+from daemon.settings import LogSettings, SparkSettings
 
 DELTA_JAR = "io.delta:delta-spark_4.1_2.13:4.4.0"
 # Not needed by the daemon: the demo and the tests read the Iceberg tables with it.
@@ -15,6 +16,7 @@ def main() -> int:
     # Spark resolves its packages while a session starts and keeps them in the Ivy cache of the user.
     from daemon.pipeline.session import SparkPipeline  # noqa: PLC0415 - it imports DELTA_JAR from here
 
+    configure_logging(LogSettings(level="warning"), sys.stderr)
     pipeline = SparkPipeline(SparkSettings(master="local[1]", conf={"spark.jars.packages": ICEBERG_JAR}))
     try:
         with pipeline.session() as spark:

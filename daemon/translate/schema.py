@@ -40,7 +40,7 @@ from pyiceberg.types import (
 )
 
 from daemon.delta.actions import Metadata
-from daemon.errors import Unsupported
+from daemon.errors import CorruptInput, Unsupported
 
 PRIMITIVES: Mapping[str, PrimitiveType] = {
     "boolean": BooleanType(),
@@ -64,6 +64,7 @@ MAPPING_NAME = "delta.columnMapping.physicalName"
 TYPE_CHANGES = "delta.typeChanges"
 # Partition field ids start here (Iceberg spec, "Partition Specs").
 PARTITION_FIELD_ID_START = 1000
+HINT_METADATA = "Ask the writer of this metaData action; nothing of the commit is shown."
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,9 @@ def translate_schema(
     """Translate the schema of a Delta `metadata`.
 
     `previous` and `mapping` are the Iceberg table's current schema and name mapping, `schemas` and `specs` are all that
-    it ever had: ids are kept. Raises `Unsupported` naming the column and its type.
+    it ever had: ids are kept. Raises `Unsupported` naming the column and its type, `CorruptInput` for no schema at all.
     """
-    struct: dict[str, Any] = json.loads(metadata.schema_string)
+    struct = _parse_struct(metadata.schema_string)
     mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
     used = [previous, *schemas.values()] if previous else schemas.values()
     highest = max((schema.highest_field_id for schema in used), default=0)
@@ -128,6 +129,16 @@ def translate_schema(
         name_mapping=NameMapping(_with_dropped(new_mapping, list(mapping or ()), schema.field_ids)),
         replaced=(*translation.replaced, *renumbered),
     )
+
+
+def _parse_struct(schema_string: str) -> dict[str, Any]:
+    try:
+        struct = json.loads(schema_string)
+    except ValueError as error:
+        raise CorruptInput(f"the schema is not JSON: {error}", hint=HINT_METADATA) from error
+    if not isinstance(struct, dict) or not isinstance(struct.get("fields"), list):
+        raise CorruptInput("the schema is not a struct with fields", hint=HINT_METADATA)
+    return struct
 
 
 def _renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
@@ -353,6 +364,8 @@ def _may_become(old: IcebergType, new: IcebergType) -> bool:
 def _partition_spec(schema: Schema, columns: list[str], specs: Mapping[int, PartitionSpec]) -> PartitionSpec:
     """The spec with the identity of each column: one that the table has already, or a new one."""
     for column in columns:
+        if column not in schema.column_names:
+            raise CorruptInput(f"partition column {column} is not in the schema", hint=HINT_METADATA)
         if isinstance(schema.find_type(column), BinaryType):
             raise Unsupported(
                 f"partition column {column} is binary", hint="Partition the Delta table by another column."

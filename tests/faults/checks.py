@@ -1,4 +1,4 @@
-"""What holds after every fault once syncs succeed again, told from PyIceberg's readers, DuckDB and the files on disk."""
+"""What holds after every fault once a sync succeeds: told from PyIceberg's readers, DuckDB and the files on disk."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def check_files(benches: Sequence[Bench], iceberg: Table, entries: Entries) -> N
     gone = [path for path in referenced if not Path(path.removeprefix("file://")).is_file()]
     assert not gone, "referenced, but not there"
     orphans = [orphan for bench in benches for orphan in bench.store.list_orphans(table_id(bench))]
-    on_disk = {f"file://{path}" for path in (benches[0].folder / "warehouse").rglob("*") if path.is_file()}
+    folder = Path(iceberg.location().removeprefix("file://"))
+    on_disk = {f"file://{path}" for path in folder.rglob("*") if path.is_file()}
     assert sorted(on_disk - referenced - {path for path, _, _ in orphans}) == [], "on disk, but unknown"
     failed = {path for path, _, reason in orphans if reason is OrphanReason.COMMIT_FAILED}
     assert sorted(failed & referenced) == [], "referenced, but taken for the rest of a failed commit"

@@ -47,10 +47,11 @@ def _unavailable(name: str) -> Exception:
     return StateUnavailable(f"{name} failed by design")
 
 
+STORAGE_VERBS = ("exists", "stat", "read", "list_from", "open_input")
 # What fails, how, and whether it may fail after its effect too. A state store's verb that failed has changed nothing.
 TARGETS: dict[str, tuple[list[tuple[Any, str]], Callable[[str], Exception], bool]] = {
     "storage": (
-        [(FileIOStorage, name) for name in ("exists", "stat", "read", "list_from", "open_input")],
+        [(FileIOStorage, name) for name in STORAGE_VERBS],
         _away,
         False,
     ),

@@ -136,7 +136,7 @@ class Builder:
 
 
 class Trace:
-    """Sees what happens in `watch`: `before record_intent`, `after record_intent`, …; may end the process at one event."""
+    """Sees what happens in `watch`: `before record_intent`, `after record_intent`, …; may end the process at one."""
 
     def __init__(self, folder: Path, kill_at: int | None = None) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""A handmade table's state without a JVM: what `read_table_state` and Spark's tasks give, from a naive replay of the log.
+"""A handmade table's state without a JVM: what `read_table_state` and Spark's tasks give, by a naive replay of the log.
 
 First syncs, rebuilds and comparisons of whole states need Spark; the fault tests need hundreds of them.
 """

@@ -1,7 +1,7 @@
 """SIGKILL, for real, at every moment of the main path that leaves something new on disk; then a new process.
 
 `kill_server.py` plays the cases and is killed in them. A failure names the case and the event; `FAULT_KILL` set to such
-an event (`dv growth:12`) makes these tests play that one alone, and `FAULT_KILL=all` each event instead of a fair choice.
+an event (`dv growth:12`) plays that one alone, and `FAULT_KILL=all` each event, not just a fair choice.
 """
 
 from __future__ import annotations

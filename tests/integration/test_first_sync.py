@@ -26,7 +26,7 @@ from tests.readers import assert_same_rows, duckdb_connection, read_duckdb, read
 TYPES = """
     CREATE TABLE {t} (id BIGINT, yes BOOLEAN, tiny TINYINT, small SMALLINT, num INT, f FLOAT, d DOUBLE,
         money DECIMAL(5, 2), wide DECIMAL(18, 6), huge DECIMAL(38, 10), s STRING, vc VARCHAR(20), raw BINARY, day DATE,
-        at TIMESTAMP, local TIMESTAMP_NTZ,
+        moment TIMESTAMP, local TIMESTAMP_NTZ,
         place STRUCT<city: STRING, inner: STRUCT<x: INT, at: TIMESTAMP>>, list ARRAY<INT>,
         structs ARRAY<STRUCT<a: INT, b: STRING>>, dict MAP<STRING, STRUCT<v: DOUBLE>>, lists MAP<INT, ARRAY<STRING>>)
     USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true', 'delta.checkpointInterval' = '2')
@@ -52,12 +52,12 @@ VALUES = """
         if(n, NULL, map(CAST(id AS INT), array('x', NULL), -1, NULL))
     FROM (SELECT *, id % 6 = 5 AS n FROM range({start}, {end}, 1, 2))
 """
-FILTERED = ("num", "d", "s", "day", "at", "local", "wide", "money")
+FILTERED = ("num", "d", "s", "day", "moment", "local", "wide", "money")
 SPARK_TYPES = ("TIMESTAMP", "TIMESTAMP_NTZ")
 DUCKDB_TYPES = ("TIMESTAMPTZ", "TIMESTAMP")
 POLARS_SIGNS = {"=": operator.eq, ">=": operator.ge, "<=": operator.le}
 PYICEBERG_SIGNS = {"=": EqualTo, ">=": GreaterThanOrEqual, "<=": LessThanOrEqual}
-AGGREGATED = ("num", "d", "s", "day", "at", "local", "wide", "money", "yes")
+AGGREGATED = ("num", "d", "s", "day", "moment", "local", "wide", "money", "yes")
 
 
 def values(start: int, end: int) -> str:

@@ -1,0 +1,618 @@
+"""Input that is broken, missing or unknown: a clear error, nothing committed, other tables untouched, and a way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.delta import protocol
+from daemon.errors import (
+    CatalogAway,
+    CommitIncomplete,
+    CommitOutcomeUnknown,
+    CorruptInput,
+    ObjectMissing,
+    ObjectStoreAway,
+    StateStoreAway,
+    SyncError,
+    Unsupported,
+)
+from state import database
+from tests.faults import sparkless
+from tests.faults.checks import check, rows_of
+from tests.handmade import Bench, HandmadeTable
+
+INT_PART = (("id", "long"), ("part", "integer"), ("value", "string"))
+LONG_AGO_S = 1_000_000_000
+
+
+@dataclass
+class Pair:
+    """The table under test, synced at version 1 with one file of six rows, and another one of the same daemon."""
+
+    table: HandmadeTable
+    bench: Bench
+    other_table: HandmadeTable
+    other: Bench
+    path: str
+
+    def assert_refused(self, kind: type[SyncError], *, version: int | None, path: str | None, says: str) -> SyncError:
+        """Two syncs fail with the same error, and nothing has changed; the other table goes on."""
+        shown, synced = self.bench.iceberg().metadata_location, self.synced_version()
+        for _ in range(2):
+            with pytest.raises(SyncError) as caught:
+                self.bench.follower.sync()
+            error = caught.value
+            assert type(error) is kind, repr(error)
+            assert re.search(says, error.message), error.message
+            assert (error.table, error.version) == ("t", version)
+            assert (error.path or "").endswith(path or ""), error.path
+            assert bool(error.path) == (path is not None), error.path
+            assert error.hint.endswith(".")
+            assert (self.bench.iceberg().metadata_location, self.synced_version()) == (shown, synced)
+        self.assert_other_goes_on()
+        return error
+
+    def assert_other_goes_on(self) -> None:
+        append(self.other_table)
+        assert self.other.follower.sync().outcome == "advanced"
+        assert rows_of(self.other.iceberg().scan().to_arrow()) == self.other_table.live_rows()
+
+    def assert_goes_on(self, versions: Sequence[int]) -> None:
+        """The next sync succeeds by itself, and so does the one of the commit after it."""
+        self.bench.follower.sync()
+        check(self.bench, self.table, versions)
+        self.table.commit(self.table.delete({self.path: [5]}))
+        self.bench.follower.sync()
+        check(self.bench, self.table, [*versions, self.table.version])
+
+    def synced_version(self) -> int | None:
+        return self.bench.store.load_table("t", self.bench.source, self.bench.target).synced_version
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    sparkless.install(monkeypatch.setattr)
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, tuple[HandmadeTable, HandmadeTable]]:
+    """Both tables synced at version 1: the folder of the tests, a copy of it as it was, and the tables."""
+    folder, copy = (tmp_path_factory.mktemp(name) for name in ("case", "base"))
+    tables = tuple(HandmadeTable(folder / name, partitioned=True) for name in ("delta", "other"))
+    with pytest.MonkeyPatch.context() as patch:
+        sparkless.install(patch.setattr)
+        for table, bench in zip(tables, open_benches(folder), strict=True):
+            table.create()
+            bench.follower.sync()
+            append(table)
+            bench.follower.sync()
+            bench.close()
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    return folder, copy, (tables[0], tables[1])
+
+
+def open_benches(folder: Path) -> tuple[Bench, Bench]:
+    return (
+        Bench(folder / "dvsync", f"file://{folder}/delta"),
+        Bench(folder / "dvsync", f"file://{folder}/other", target="lake.u", name="u"),
+    )
+
+
+@pytest.fixture
+def pair(bases: tuple[Path, Path, tuple[HandmadeTable, HandmadeTable]]) -> Iterator[Pair]:
+    folder, copy, tables = bases
+    shutil.rmtree(folder)
+    shutil.copytree(copy, folder)
+    table, other_table = deepcopy(tables)
+    bench, other = open_benches(folder)
+    pair = Pair(table, bench, other_table, other, next(iter(table.live)))
+    yield pair
+    pair.bench.close()
+    pair.other.close()
+
+
+def append(table: HandmadeTable, part: str = "x", deleted: Sequence[int] = (0,)) -> str:
+    first = 10 * len(table.rows)
+    path = table.write_file([(first + n, part, f"v{n}") for n in range(6)])
+    table.commit([table.add(path, deleted=deleted)])
+    return path
+
+
+# --- deletion vectors ---
+
+
+def newest_dv_file(table: HandmadeTable) -> Path:
+    return max(table.folder.glob("deletion_vector_*.bin"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def changed_byte(at: int, value: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:at] + bytes([value]) + data[at + 1 :] if at >= 0 else data[:at] + bytes([value])
+
+
+def with_magic(magic: int) -> Callable[[bytes], bytes]:
+    """Another magic under a CRC that fits."""
+
+    def change(data: bytes) -> bytes:
+        payload = struct.pack("<i", magic) + data[9:-4]
+        return data[:5] + payload + struct.pack(">I", zlib.crc32(payload))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        pytest.param(changed_byte(0, 2), "version byte is 2", id="version byte"),
+        pytest.param(changed_byte(4, 1), "size is 1 in its file", id="size field"),
+        pytest.param(with_magic(77), "magic is 77", id="magic"),
+        pytest.param(changed_byte(-1, 0), "CRC-32", id="crc"),
+        pytest.param(changed_byte(12, 255), "CRC-32", id="flipped bitmap"),
+        pytest.param(lambda data: data[:-9], "ends", id="cut"),
+        pytest.param(lambda data: b"", "version byte is missing", id="empty"),
+    ],
+)
+def test_a_damaged_deletion_vector_is_refused(pair: Pair, change: Callable[[bytes], bytes], says: str) -> None:
+    """Each check of the file names it; nothing is committed; once the bytes are back the sync goes on."""
+    version = pair.table.commit(pair.table.delete({pair.path: [2, 3]}))
+    file = newest_dv_file(pair.table)
+    data = file.read_bytes()
+    file.write_bytes(change(data))
+    pair.assert_refused(CorruptInput, version=version, path=f"/delta/{file.name}", says=says)
+    file.write_bytes(data)
+    pair.assert_goes_on([0, 1, 2])
+
+
+def test_deletions_beyond_the_last_row_are_refused(pair: Pair) -> None:
+    """A deletion vector with more positions than the data file has rows, or with a later one, is `CorruptInput`."""
+    version = pair.table.commit(pair.table.delete({pair.path: [6]}))
+    pair.assert_refused(CorruptInput, version=version, path=f"/delta/{pair.path}", says="7 rows .* 6 rows")
+    pair.table.version -= 1
+    pair.table.commit(pair.table.delete({pair.path: range(1, 7)}))
+    pair.assert_refused(CorruptInput, version=version, path=f"/delta/{pair.path}", says="7 deleted positions.* 6 rows")
+    pair.table.version -= 1
+    pair.table.commit([pair.table.remove(pair.path), pair.table.add(pair.path, deleted=[0, 3])])
+    pair.assert_goes_on([0, 1, 2])
+
+
+def test_a_missing_deletion_vector_is_waited_for(pair: Pair) -> None:
+    """The `.bin` file is not there: `ObjectMissing`, tried again until it is."""
+    version = pair.table.commit(pair.table.delete({pair.path: [2, 3]}))
+    file = newest_dv_file(pair.table)
+    data = file.read_bytes()
+    file.unlink()
+    pair.assert_refused(ObjectMissing, version=version, path=f"/delta/{file.name}", says="not there")
+    file.write_bytes(data)
+    pair.assert_goes_on([0, 1, 2])
+
+
+# --- commit files ---
+
+Actions = list[dict[str, Any]]
+
+
+def add_of(actions: Actions) -> dict[str, Any]:
+    add: dict[str, Any] = next(action["add"] for action in actions if "add" in action)
+    return add
+
+
+def edited(pair: Pair, version: int, edit: Callable[[Actions], object]) -> Callable[[], None]:
+    """The commit with other actions; the result puts it back as it was."""
+    file = pair.table.commit_path(version)
+    text = file.read_text()
+    actions = [json.loads(line) for line in text.splitlines()]
+    edit(actions)
+    file.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    return lambda: file.write_text(text) and None
+
+
+def edit_dv(**fields: object) -> Callable[[Actions], None]:
+    return lambda actions: add_of(actions)["deletionVector"].update(fields)
+
+
+@pytest.mark.parametrize(
+    ("edit", "kind", "path", "says"),
+    [
+        pytest.param(
+            edit_dv(cardinality=4), CorruptInput, ".bin", "holds 3 positions, the log says 4", id="cardinality"
+        ),
+        pytest.param(edit_dv(offset=10_000), CorruptInput, ".bin", "ends 0 bytes after", id="offset beyond the end"),
+        pytest.param(edit_dv(offset=-1), CorruptInput, ".bin", "offset -1", id="negative offset"),
+        pytest.param(edit_dv(sizeInBytes=4), CorruptInput, ".bin", "4 in the log", id="size in the log"),
+        pytest.param(edit_dv(pathOrInlineDv="~" * 20), CorruptInput, "~", "Z85", id="no Z85"),
+        pytest.param(edit_dv(storageType="x"), Unsupported, "", "storage type 'x'", id="storage type"),
+        pytest.param(edit_dv(storageType="i"), CorruptInput, "", "inline DV has 16 bytes", id="inline size"),
+    ],
+)
+def test_a_wrong_descriptor_is_refused(
+    pair: Pair, edit: Callable[[Actions], None], kind: type[SyncError], path: str, says: str
+) -> None:
+    """What the log says of a deletion vector is checked against its bytes and its data file."""
+    version = pair.table.commit(pair.table.delete({pair.path: [2, 3]}))
+    repair = edited(pair, version, edit)
+    pair.assert_refused(kind, version=version, path=path, says=says)
+    repair()
+    pair.assert_goes_on([0, 1, 2])
+
+
+def edit_add(**fields: object) -> Callable[[Actions], None]:
+    return lambda actions: add_of(actions).update(fields)
+
+
+@pytest.mark.parametrize(
+    ("edit", "says"),
+    [
+        pytest.param(edit_add(stats='{"numRecords": 6'), "statistics are not JSON", id="cut"),
+        pytest.param(edit_add(stats="[6]"), "statistics", id="a list"),
+        pytest.param(edit_add(stats='{"numRecords": "six"}'), "numRecords six", id="a word"),
+        pytest.param(edit_add(stats='{"numRecords": -6}'), "numRecords -6", id="negative"),
+        pytest.param(edit_add(stats='{"numRecords": 1.5}'), "numRecords 1.5", id="a fraction"),
+        pytest.param(edit_add(stats='{"numRecords": 0}'), "positions, the file 0 rows", id="fewer rows than deleted"),
+        pytest.param(edit_add(size=3), "the Delta log says 3", id="another size"),
+    ],
+)
+def test_a_data_file_that_is_told_wrongly_is_refused(pair: Pair, edit: Callable[[Actions], None], says: str) -> None:
+    """Statistics without sense and a size that is not the file's: `CorruptInput` names the data file."""
+    path = append(pair.table)
+    repair = edited(pair, 2, edit)
+    pair.assert_refused(CorruptInput, version=2, path=f"/delta/{path}", says=says)
+    repair()
+    pair.assert_goes_on([0, 1, 2])
+
+
+def test_statistics_of_columns_without_sense_are_left_out(pair: Pair) -> None:
+    """Bounds and null counts that cannot be trusted are not taken over; the rows are right all the same."""
+    append(pair.table)
+    stats = {"numRecords": 6, "minValues": {"id": "a"}, "maxValues": [9], "nullCount": {"id": "no", "value": -1}}
+    edited(pair, 2, edit_add(stats=json.dumps(stats)))
+    pair.assert_goes_on([0, 1, 2])
+
+
+def test_a_missing_data_file_is_waited_for(pair: Pair) -> None:
+    """A data file that is not there is never registered: `ObjectMissing` until it is."""
+    path = append(pair.table)
+    file = pair.table.folder / path
+    file.rename(file.with_suffix(".away"))
+    pair.assert_refused(ObjectMissing, version=2, path=f"/delta/{path}", says="not there")
+    file.with_suffix(".away").rename(file)
+    pair.assert_goes_on([0, 1, 2])
+
+
+def test_a_data_file_of_another_size_is_refused(pair: Pair) -> None:
+    """A cut data file is `CorruptInput` with both sizes."""
+    path = append(pair.table)
+    file = pair.table.folder / path
+    data = file.read_bytes()
+    file.write_bytes(data[:-1])
+    says = f"{len(data) - 1} bytes, the Delta log says {len(data)}"
+    pair.assert_refused(CorruptInput, version=2, path=f"/delta/{path}", says=says)
+    file.write_bytes(data)
+    pair.assert_goes_on([0, 1, 2])
+
+
+def test_a_data_file_that_is_no_parquet_is_refused(pair: Pair) -> None:
+    """Without statistics the rows are counted by the footer; a file without one is `CorruptInput`."""
+    path = append(pair.table, deleted=())
+    edited(pair, 2, lambda actions: add_of(actions).pop("stats"))
+    file = pair.table.folder / path
+    data = file.read_bytes()
+    file.write_bytes(b"x" * len(data))
+    pair.assert_refused(CorruptInput, version=2, path=f"/delta/{path}", says="Parquet")
+    file.write_bytes(data)
+    pair.assert_goes_on([0, 1, 2])
+
+
+def cut_last_line(data: bytes) -> bytes:
+    return data[:-20]
+
+
+def cut_first_line(data: bytes) -> bytes:
+    first, rest = data.split(b"\n", 1)
+    return first[:-5] + b"\n" + rest
+
+
+def repeated(name: str) -> Callable[[bytes], bytes]:
+    def change(data: bytes) -> bytes:
+        (line,) = (line for line in data.splitlines() if line.startswith(f'{{"{name}"'.encode()))
+        return data + line + b"\n"
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(cut_last_line, id="cut"),
+        pytest.param(lambda data: b"", id="empty"),
+        pytest.param(lambda data: data[: data.index(b"part-") + 1] + b"\xc3", id="cut in a character"),
+    ],
+)
+def test_an_unfinished_commit_is_waited_for(pair: Pair, change: Callable[[bytes], bytes]) -> None:
+    """A fresh cut commit file is `CommitIncomplete`; its writer completes it, and the sync goes on."""
+    append(pair.table)
+    file = pair.table.commit_path(2)
+    data = file.read_bytes()
+    file.write_bytes(change(data))
+    pair.assert_refused(CommitIncomplete, version=2, path=f"/{file.name}", says="the commit file")
+    file.write_bytes(data)
+    pair.assert_goes_on([0, 1, 2])
+
+
+@pytest.mark.parametrize("change", [pytest.param(cut_last_line, id="cut"), pytest.param(lambda data: b"", id="empty")])
+def test_a_commit_that_nobody_finishes_is_corrupt(pair: Pair, change: Callable[[bytes], bytes]) -> None:
+    """A cut commit file that was not touched for long is `CorruptInput`; once it is restored the sync goes on."""
+    append(pair.table)
+    file = pair.table.commit_path(2)
+    data = file.read_bytes()
+    file.write_bytes(change(data))
+    os.utime(file, (LONG_AGO_S, LONG_AGO_S))
+    pair.assert_refused(CorruptInput, version=2, path=f"/{file.name}", says="the commit file")
+    file.write_bytes(data)
+    pair.assert_goes_on([0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        pytest.param(cut_first_line, "line 1 is not JSON", id="cut line"),
+        pytest.param(lambda data: b"\xff\n" + data, "line 1 is not JSON", id="no UTF-8"),
+        pytest.param(lambda data: data.replace(b"WRITE", b"\xff\xfe"), "line 1 is not", id="no UTF-8 in a text"),
+        pytest.param(lambda data: b"[1]\n" + data, "line 1 is not a Delta action", id="no object"),
+        pytest.param(lambda data: data.replace(b'"size": ', b'"size": -'), "-", id="negative size"),
+        pytest.param(lambda data: data.replace(b'"size": ', b'"size": "x", "s": '), "not a Delta action", id="type"),
+        pytest.param(lambda data: data.replace(b'"path"', b'"paht"'), "not a Delta action.*path", id="no path"),
+        pytest.param(repeated("add"), "2 adds for the one path", id="two adds"),
+        pytest.param(lambda data: data.replace(b'{"add"', b'{"remove"', 1) * 2, "", id="two removes of no file"),
+    ],
+)
+def test_a_commit_without_sense_is_corrupt(pair: Pair, change: Callable[[bytes], bytes], says: str) -> None:
+    """A commit that is not Delta's is refused whole, with the line or the path."""
+    path = append(pair.table)
+    file = pair.table.commit_path(2)
+    data = file.read_bytes()
+    file.write_bytes(change(data))
+    if not says:
+        # Tombstones of files that are not live mean nothing, however many.
+        del pair.table.live[path], pair.table.deleted[path]
+        pair.assert_goes_on([0, 1])
+        return
+    where = path if says == "-" else file.name
+    pair.assert_refused(CorruptInput, version=2, path=f"/{where}", says=says)
+    file.write_bytes(data)
+    pair.assert_goes_on([0, 1, 2])
+
+
+# --- protocol and metadata ---
+
+
+def test_an_unknown_reader_feature_in_the_middle_of_history_is_refused(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything before it is shown, then `Unsupported` names the feature; a dvsync that knows it goes on."""
+    append(pair.table)
+    pair.table.commit([{"protocol": pair.table.protocol(["deletionVectors", "timeTravel"])}])
+    append(pair.table)
+    pair.bench.limits = pair.bench.limits.model_copy()
+    with pytest.raises(Unsupported):
+        pair.bench.follower.sync()
+    assert pair.synced_version() == 2
+    file = pair.table.commit_path(3).name
+    pair.assert_refused(Unsupported, version=3, path=f"/{file}", says="timeTravel")
+    monkeypatch.setattr(protocol, "READER_FEATURES", protocol.READER_FEATURES | {"timeTravel"})
+    pair.assert_goes_on([0, 1, 2, 4])
+
+
+def test_a_feature_that_was_dropped_again_is_passed_by_comparing_states(pair: Pair) -> None:
+    """Following stops at the version with the feature; `--full` compares with the newest state, which has none."""
+    pair.table.commit([{"protocol": pair.table.protocol(["deletionVectors", "timeTravel"])}])
+    append(pair.table)
+    pair.table.commit([{"protocol": pair.table.protocol()}], operation="DROP FEATURE")
+    pair.assert_refused(Unsupported, version=2, path="2.json", says="timeTravel")
+    pair.bench.follower.sync(full=True)
+    pair.assert_goes_on([0, 1, 4])
+
+
+def test_a_newer_reader_version_is_refused(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reader version 4 is `Unsupported` until dvsync knows it."""
+    pair.table.commit([{"protocol": {**pair.table.protocol(), "minReaderVersion": 4}}])
+    pair.assert_refused(Unsupported, version=2, path="2.json", says="reader version 4")
+    monkeypatch.setattr(protocol, "READER_VERSION_MAX", 4)
+    pair.assert_goes_on([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "says"),
+    [
+        pytest.param({"schemaString": '{"type": "struct"'}, CorruptInput, "schema", id="schema cut"),
+        pytest.param({"schemaString": "[]"}, CorruptInput, "schema", id="schema of another shape"),
+        pytest.param({"partitionColumns": ["nowhere"]}, CorruptInput, "nowhere", id="partition column"),
+        pytest.param({"configuration": {"delta.columnMapping.mode": "x"}}, Unsupported, "mode x", id="column mapping"),
+    ],
+)
+def test_metadata_without_sense_is_refused(
+    pair: Pair, change: dict[str, object], kind: type[SyncError], says: str
+) -> None:
+    """A schema that cannot be read and a mapping mode that nobody knows are refused with version and file."""
+    pair.table.commit([{"metaData": pair.table.metadata()}])
+    repair = edited(pair, 2, lambda actions: actions[1]["metaData"].update(change))
+    pair.assert_refused(kind, version=2, path="2.json", says=says)
+    repair()
+    pair.assert_goes_on([0, 1])
+
+
+class IntParts(HandmadeTable):
+    """Partitioned by a whole number."""
+
+    def metadata(self, columns: Sequence[tuple[str, str]] = INT_PART) -> dict[str, Any]:
+        return super().metadata(columns)
+
+    def live_rows(self) -> list[Any]:
+        return [(row_id, int(part), value) for row_id, part, value in super().live_rows()]
+
+
+@pytest.mark.parametrize("value", ["seven", "7.5", str(1 << 31)])
+@pytest.mark.parametrize("deleted", [(), (1,)], ids=["plain", "with deletions"])
+def test_a_malformed_partition_value_is_refused(pair: Pair, tmp_path: Path, value: str, deleted: Sequence[int]) -> None:
+    """A value that is not of its column's type is `CorruptInput` with the data file and the column."""
+    pair.bench.close()
+    pair.table = IntParts(tmp_path / "numbered", partitioned=True)
+    pair.table.create()
+    pair.bench = Bench(tmp_path / "dvsync", pair.table.location)
+    pair.bench.follower.sync()
+    pair.path = append(pair.table, part="6")
+    pair.bench.follower.sync()
+    path = append(pair.table, part="7", deleted=deleted)
+    repair = edited(pair, 2, edit_add(partitionValues={"part": value}))
+    pair.assert_refused(CorruptInput, version=2, path=f"/numbered/{path}", says=f"'{value}' of column part")
+    repair()
+    pair.assert_goes_on([0, 1, 2])
+
+
+# --- first sync ---
+
+
+def test_a_first_sync_refuses_as_well(pair: Pair, tmp_path: Path) -> None:
+    """A damaged deletion vector and a missing data file stop a first sync: no table is created until they are back."""
+    table = HandmadeTable(tmp_path / "late")
+    table.create()
+    path = append(table, deleted=(1, 2))
+    bench = Bench(tmp_path / "dvsync", table.location, target="lake.late", name="late")
+    dv_file, data_file = newest_dv_file(table), table.folder / path
+    data = dv_file.read_bytes()
+    dv_file.write_bytes(changed_byte(-1, 0)(data))
+    data_file.rename(data_file.with_suffix(".away"))
+    for kind, file in ((ObjectMissing, data_file), (CorruptInput, dv_file)):
+        with pytest.raises(kind) as caught:
+            bench.follower.sync()
+        assert (caught.value.table, caught.value.version, caught.value.path) == ("late", 1, f"file://{file}")
+        assert not bench.catalogs.open("local").table_exists("lake.late")
+        pair.assert_other_goes_on()
+        if kind is ObjectMissing:
+            data_file.with_suffix(".away").rename(data_file)
+    dv_file.write_bytes(data)
+    bench.follower.sync()
+    check(bench, table, [1])
+    bench.close()
+
+
+# --- catalog, state and the source itself ---
+
+
+@pytest.fixture
+def apart(pair: Pair, tmp_path: Path) -> Iterator[Pair]:
+    """The table under test with a catalog of its own, in the folder `catalogs`, that does not wait for locks."""
+    (tmp_path / "catalogs").mkdir()
+    pair.bench.close()
+    pair.bench = Bench(
+        tmp_path / "apart",
+        pair.table.location,
+        catalog_uri=f"sqlite:///{tmp_path}/catalogs/catalog.db?timeout=0",
+    )
+    pair.bench.follower.sync()
+    return pair
+
+
+def test_a_catalog_that_is_not_there_is_waited_for(apart: Pair, tmp_path: Path) -> None:
+    """`CatalogAway` until it answers; then the sync goes on."""
+    append(apart.table)
+    (tmp_path / "catalogs").rename(tmp_path / "gone")
+    apart.bench.reopen()
+    for _ in range(2):
+        with pytest.raises(CatalogAway, match="unable to open database file") as caught:
+            apart.bench.follower.sync()
+        assert (caught.value.table, apart.synced_version()) == ("t", 1)
+    apart.assert_other_goes_on()
+    (tmp_path / "gone").rename(tmp_path / "catalogs")
+    apart.assert_goes_on([1, 2])
+
+
+def test_a_corrupt_catalog_is_waited_for(apart: Pair, tmp_path: Path) -> None:
+    """A catalog whose file is garbage is `CatalogAway` until it is restored."""
+    append(apart.table)
+    apart.bench.close()
+    file = tmp_path / "catalogs" / "catalog.db"
+    data = file.read_bytes()
+    file.write_bytes(b"no database" * 1000)
+    apart.bench.open()
+    for _ in range(2):
+        with pytest.raises(CatalogAway, match="not a database") as caught:
+            apart.bench.follower.sync()
+        assert (caught.value.table, apart.synced_version()) == ("t", 1)
+    apart.assert_other_goes_on()
+    file.write_bytes(data)
+    apart.assert_goes_on([1, 2])
+
+
+@pytest.mark.parametrize(("lock", "kind"), [("EXCLUSIVE", CatalogAway), ("IMMEDIATE", CommitOutcomeUnknown)])
+def test_a_locked_catalog_is_waited_for(apart: Pair, tmp_path: Path, lock: str, kind: type[SyncError]) -> None:
+    """A catalog that cannot be read is away; one that cannot be written leaves the outcome open until it can."""
+    append(apart.table)
+    shown = apart.bench.iceberg().metadata_location
+    with closing(sqlite3.connect(tmp_path / "catalogs" / "catalog.db", isolation_level=None)) as locking:
+        locking.execute(f"BEGIN {lock}")
+        for _ in range(2):
+            with pytest.raises(kind, match="database is locked") as caught:
+                apart.bench.follower.sync()
+            version = None if kind is CatalogAway else 2
+            assert (caught.value.table, caught.value.version, apart.synced_version()) == ("t", version, 1)
+        apart.assert_other_goes_on()
+        locking.execute("ROLLBACK")
+    assert apart.bench.iceberg().metadata_location == shown
+    apart.assert_goes_on([1, 2])
+
+
+def test_a_locked_state_database_is_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`StateStoreAway` while another process holds the database; then the sync goes on."""
+    monkeypatch.setattr(database, "SQLITE_BUSY_TIMEOUT_S", 0)
+    pair.bench.reopen()
+    append(pair.table)
+    shown = pair.bench.iceberg().metadata_location
+    with closing(sqlite3.connect(pair.bench.state_file, isolation_level=None)) as locking:
+        locking.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StateStoreAway, match="locked") as caught:
+            pair.bench.follower.sync()
+        assert caught.value.table == "t"
+        locking.execute("ROLLBACK")
+    assert (pair.bench.iceberg().metadata_location, pair.synced_version()) == (shown, 1)
+    pair.assert_goes_on([0, 1, 2])
+
+
+def test_a_missing_manifest_is_waited_for(pair: Pair) -> None:
+    """An Iceberg manifest that cannot be read: `ObjectStoreAway`, and nothing is committed until it is back."""
+    pair.table.commit([pair.table.remove(pair.path)])
+    current = pair.bench.iceberg().current_snapshot()
+    assert current is not None
+    file = Path(current.manifests(pair.bench.iceberg().io)[0].manifest_path.removeprefix("file://"))
+    file.rename(file.with_suffix(".away"))
+    for _ in range(2):
+        with pytest.raises(ObjectStoreAway) as caught:
+            pair.bench.follower.sync()
+        assert (caught.value.table, pair.synced_version()) == ("t", 1)
+    file.with_suffix(".away").rename(file)
+    pair.bench.follower.sync()
+    check(pair.bench, pair.table, [0, 1, 2])
+
+
+def test_a_delta_log_that_is_gone_is_an_error(pair: Pair) -> None:
+    """A table that was followed and whose log is not there any more is not called synced."""
+    log = pair.table.folder / "_delta_log"
+    shutil.move(log, log.with_name("away"))
+    with pytest.raises(SyncError) as caught:
+        pair.bench.follower.sync()
+    assert caught.value.table == "t"
+    shutil.move(log.with_name("away"), log)
+    append(pair.table)
+    pair.assert_goes_on([0, 1, 2])
