@@ -221,6 +221,7 @@ class Bench:
     name: str = "t"
     state_name: str = "state.db"
     catalog_uri: str | None = None
+    spark_settings: SparkSettings = field(default_factory=SparkSettings)
     clock: Clock = field(default_factory=SystemClock)
     table_options: dict[str, Any] = field(default_factory=dict)
     limits: LimitsSettings = field(default_factory=LimitsSettings)
@@ -253,7 +254,7 @@ class Bench:
             pipeline=self.pipeline,
             **self.table_options,
         )
-        self.spark = SparkPipeline(SparkSettings())
+        self.spark = SparkPipeline(self.spark_settings)
         self.follower = Follower(
             self.settings,
             properties={},

@@ -31,6 +31,8 @@ DEFAULTS = {
     # A table's state in 50 parts, Delta's default, costs a small machine seconds for the smallest table.
     "spark.databricks.delta.snapshotPartitions": "8",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+    # Spark takes the jars of its packages for Python archives, too; workers then read 33 of them before every task.
+    "spark.submit.pyFiles": "",
 }
 LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,20 +18,23 @@ from typing import Any
 
 import pytest
 
+from tests.handmade import HandmadeTable
+
 ROOT = Path(__file__).parents[2]
-# Each case, and the share of its events that is played: one of so many. The last two are made of the others.
+# Each case, and how many of its events are played: for each name its first and last event, or its last, or a third of
+# these. What comes first looks the same in all cases; the last two are made of the others.
 CASES = {
-    "empty first sync": 1,
-    "append": 1,
-    "dv growth": 1,
-    "shrunk dv": 1,
-    "schema only": 1,
-    "removal": 1,
-    "first sync": 1,
-    "several pending": 3,
-    "several folded": 2,
+    "empty first sync": "first and last",
+    "append": "first and last",
+    "dv growth": "first and last",
+    "shrunk dv": "last",
+    "schema only": "first and last",
+    "removal": "last",
+    "first sync": "last",
+    "several pending": "a third",
+    "several folded": "a third",
 }
-# Where it matters whether files share a delete file, and every other event does.
+# Where it matters whether files share a delete file: these are played with both granularities.
 WITH_DELETIONS = ("dv growth", "shrunk dv", "removal", "first sync")
 
 
@@ -86,7 +90,7 @@ def test_whatever_was_killed_the_next_start_ends_at_the_same(servers: dict[str, 
     """Killed at any event: no row lost or doubled, one snapshot a version, every file that is left behind is known."""
     orders = [(servers["file"], *event) for event in picked_events(servers["file"].traces[case], case, CASES[case])]
     if case in WITH_DELETIONS:
-        events = picked_events(servers["partition"].traces[case], case, 2)
+        events = picked_events(servers["partition"].traces[case], case, "a third")
         orders += [(servers["partition"], *event) for event in events]
     for count, (server, number, _) in enumerate(orders):
         server.order("kill", case, number)
@@ -100,11 +104,37 @@ def test_whatever_was_killed_the_next_start_ends_at_the_same(servers: dict[str, 
     assert not failures, f"{len(failures)} of {len(orders)}: " + "\n".join(failures)
 
 
-def picked_events(trace: list[str], case: str, share: int) -> list[tuple[int, str]]:
-    """The events to be killed at, with their numbers: of those of one name the first and the last, or just a share."""
+def picked_events(trace: list[str], case: str, share: str) -> list[tuple[int, str]]:
+    """The events of a case to be killed at, with their numbers."""
     events = [(number, event) for number, event in enumerate(trace) if event]
     if only := os.environ.get("FAULT_KILL"):
         return [(number, event) for number, event in events if only in ("all", f"{case}:{number}")]
-    firsts = {event: number for number, event in reversed(events)}
-    lasts = {event: number for number, event in events}
-    return [(number, event) for number, event in events if number in (firsts[event], lasts[event])][::share]
+    picked = sorted({event: number for number, event in events}.values())
+    if share == "first and last":
+        picked += {event: number for number, event in reversed(events)}.values()
+    elif share == "a third":
+        picked = picked[::-3]
+    return [(number, event) for number, event in events if number in picked]
+
+
+@pytest.mark.spark
+def test_a_first_sync_killed_after_its_commit_is_rebuilt_by_spark(tmp_path: Path) -> None:
+    """With a real session: what landed and was not recorded is read from Iceberg and Delta, and not committed again."""
+    table = HandmadeTable(tmp_path / "delta", partitioned=True)
+    table.create()
+    paths = [table.write_file([(10 * n + i, part, f"v{i}") for i in range(6)]) for n, part in enumerate("xxy")]
+    table.commit([table.add(path) for path in paths])
+    table.commit(table.delete({paths[0]: [0, 5], paths[2]: [1]}))
+    (tmp_path / "table").write_bytes(pickle.dumps(table))
+    python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    for verb, status in (("kill", -9), ("follow", 0)):
+        ended = subprocess.run(
+            [sys.executable, "-m", "tests.faults.kill_first_sync", str(tmp_path), verb],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": python_path},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert ended.returncode == status, ended.stderr

@@ -24,6 +24,7 @@ CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.databricks.delta.snapshotPartitions": "2",
     # RESTORE must find files that no test would call old, and VACUUM is not run.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from pyiceberg.expressions import EqualTo
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestEntry
+from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
@@ -69,13 +69,14 @@ class Watch:
         assert snapshot.summary.operation.value == _operation(
             expected, only_moved=after.only_moved and from_version == to_version
         )
-        found_rows = _scan(table, snapshot_id=snapshot.snapshot_id)
-        assert_same_rows(found_rows, self.history.rows(to_version), "PyIceberg", f"version {to_version}")
+        if not has_stale_positions(table, snapshot):
+            rows = _scan(table, snapshot_id=snapshot.snapshot_id)
+            assert_same_rows(rows, self.history.rows(to_version), "PyIceberg", f"version {to_version}")
 
     def _check_current(self, table: Table, table_id: int) -> None:
         state, location = self.history.states[self.synced], self.history.table.location
         deleted = {f"{location}/{path}": sorted(positions) for path, positions in state.deleted.items()}
-        data, deletes = _live_entries(table)
+        data, deletes = _live_entries(table, table.current_snapshot())
         assert set(data) == set(deleted), "live data files"
         for path, (data_file, _) in data.items():
             assert data_file.record_count == len(self.history.table.rows[path.removeprefix(f"{location}/")]), path
@@ -144,6 +145,9 @@ class Watch:
     def check_readers(self) -> None:
         """DuckDB and Polars show the model's rows too, and filters find them."""
         table, rows = self.bench.iceberg(), self.history.rows(self.synced)
+        snapshot = table.current_snapshot()
+        if snapshot is None or has_stale_positions(table, snapshot):
+            return
         # Polars' native reader refuses delete files that hold the positions of several data files.
         read_polars = read_polars_native if self.granularity == "file" else read_polars_pyiceberg
         for read in (read_duckdb, read_polars):
@@ -178,20 +182,29 @@ def _operation(expected: Mapping[str, int], *, only_moved: bool) -> str:
     return "overwrite" if expected["added-data-files"] else "delete"
 
 
-def _live_entries(table: Table) -> tuple[dict[str, SEQUENCED], dict[str, SEQUENCED]]:
+def has_stale_positions(table: Table, snapshot: Snapshot) -> bool:
+    """Whether a delete file that is shared still holds positions of a data file that was registered anew since.
+
+    By its sequence number it does not reach that data file, and Spark knows; PyIceberg, Polars and DuckDB do not look,
+    see test_shared_delete_files_after_a_restore.
+    """
+    data, deletes = _live_entries(table, snapshot)
+    return any(
+        data_path in data and data[data_path][1] > sequence_number
+        for path, (_, sequence_number) in deletes.items()
+        for data_path, _ in _read_positions(path)
+    )
+
+
+def _live_entries(table: Table, snapshot: Snapshot | None) -> tuple[dict[str, SEQUENCED], dict[str, SEQUENCED]]:
     found: dict[bool, dict[str, SEQUENCED]] = {True: {}, False: {}}
-    for entry in _entries(table):
-        is_data = entry.data_file.content is DataFileContent.DATA
-        assert entry.data_file.file_path not in found[is_data], "one live entry a file"
-        assert entry.sequence_number is not None
-        found[is_data][entry.data_file.file_path] = (entry.data_file, entry.sequence_number)
-    return found[True], found[False]
-
-
-def _entries(table: Table) -> Iterator[ManifestEntry]:
-    snapshot = table.current_snapshot()
     for manifest in snapshot.manifests(table.io) if snapshot else ():
-        yield from manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+            is_data = entry.data_file.content is DataFileContent.DATA
+            assert entry.data_file.file_path not in found[is_data], "one live entry a file"
+            assert entry.sequence_number is not None
+            found[is_data][entry.data_file.file_path] = (entry.data_file, entry.sequence_number)
+    return found[True], found[False]
 
 
 def _partition(data_file: DataFile) -> tuple[object, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +158,3 @@ def entries(path: str) -> dict[str, tuple[str, int | None, int | None, int | Non
         )
         for row in read_avro(path)
     }
-
-
-def grouped(manifest_path: str, paths: Iterable[str]) -> Mapping[str, set[str]]:
-    """Files to remove, in the form of a row delta."""
-    return {manifest_path: set(paths)}
-
-
-def some(files: Sequence[str]) -> list[DataFile]:
-    return [data_file(path) for path in files]

@@ -16,6 +16,8 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
+)
+from pyiceberg.manifest import (
     read_manifest_list as read_manifest_list_by_pyiceberg,
 )
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -324,7 +326,7 @@ def test_a_manifest_of_many_entries(tmp_path: Path) -> None:
 
 
 def test_the_schema_that_has_the_columns_of_a_spec() -> None:
-    """The current schema if it can, else an older one: a column may be dropped once no live file is partitioned by it."""
+    """The current one if it can, else an older one: a column may go once no live file is partitioned by it."""
     without = Schema(NestedField(1, "id", LongType()), schema_id=1)
     assert schema_with_sources(BY_PART, [without, SCHEMA]) is SCHEMA
     assert schema_with_sources(UNPARTITIONED, [without, SCHEMA]) is without
