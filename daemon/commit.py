@@ -146,7 +146,8 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
     # The intent of a commit that fails stays open: `end_intents` tells from the table what became of it, and finds the
     # metadata file that the catalog may have written in vain.
     if prepared is None:
-        table = context.target.define(shown.table, shape.definition)
+        stamp = marker_of(outcome).to_properties(shown.table.metadata.current_snapshot_id)
+        table = context.target.define(shown.table, shape.definition, stamp)
     else:
         summary = marker_of(outcome).to_summary(from_version=change.from_version, operation=change.operation)
         table = context.target.commit(shown.table, shape.definition, prepared, summary)

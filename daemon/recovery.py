@@ -16,7 +16,7 @@ from daemon.delta.actions import Commit, RemoveFile, encode_path, resolve_path
 from daemon.delta.protocol import check_protocol
 from daemon.errors import CorruptInput, ObjectMissing, PipelineAway, TargetChanged
 from daemon.iceberg.manifests import read_entries, read_manifest_list, referenced_data_file, schema_with_sources
-from daemon.iceberg.marker import Marker, find_marker
+from daemon.iceberg.marker import Marker, shown_by
 from daemon.pipeline.table_state import collect_adds, read_table_state, select_paths
 from daemon.storage import FileIOStorage
 from daemon.translate.plan import UNKNOWN_DV, descriptor_of, record_of
@@ -76,7 +76,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table) -> tupl
     snapshot is the current one.
     """
     current = table.current_snapshot()
-    marker = find_marker(current)
+    marker = shown_by(table)
     if current is None or marker is None:
         raise TargetChanged(
             f"the current snapshot of {context.settings.target} ({current.snapshot_id if current else 'none'}) was not "

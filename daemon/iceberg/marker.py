@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 TABLE_ID = "dvsync.delta.table-id"
@@ -12,6 +13,9 @@ TIMESTAMP_MS = "dvsync.delta.timestamp-ms"
 # Only where one snapshot shows several Delta versions at once: the first of them.
 FROM_VERSION = "dvsync.delta.from-version"
 OPERATION = "dvsync.delta.operation"
+# Table properties say this much when a version changed the schema and no rows: VERSION and TIMESTAMP_MS of it, and the
+# snapshot that was current then, for which alone they hold.
+DEFINED_ON = "dvsync.delta.defined-on-snapshot"
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,20 @@ class Marker:
         if operation:
             summary[OPERATION] = operation
         return summary
+
+
+    def to_properties(self, snapshot_id: int | None) -> dict[str, str]:
+        """The stamp of a change of the table's definition while `snapshot_id` is current."""
+        return {VERSION: str(self.version), TIMESTAMP_MS: str(self.timestamp_ms), DEFINED_ON: str(snapshot_id)}
+
+
+def shown_by(table: Table) -> Marker | None:
+    """The Delta version that the table shows: its current snapshot's, or a later one that changed only the schema."""
+    marker = find_marker(table.current_snapshot())
+    properties = table.properties
+    if marker is None or properties.get(DEFINED_ON) != str(table.metadata.current_snapshot_id):
+        return marker
+    return Marker(marker.delta_table_id, int(properties[VERSION]), int(properties[TIMESTAMP_MS]))
 
 
 def find_marker(snapshot: Snapshot | None) -> Marker | None:

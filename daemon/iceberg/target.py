@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
@@ -92,14 +93,16 @@ class Target:
             hint="Check the catalog's address, credentials and health; dvsync tries again.",
         )
 
-    def define(self, table: Table, definition: Definition) -> Table:
+    def define(self, table: Table, definition: Definition, stamp: Mapping[str, str] = MappingProxyType({})) -> Table:
         """Bring an existing table to `definition` without a snapshot; costs nothing when it is there already.
 
-        Raises as `commit` does.
+        `stamp` are properties to set along with a change. Raises as `commit` does.
         """
         updates = _definition_changes(table, definition)
         if not updates:
             return table
+        if stamp:
+            updates = (*updates, SetPropertiesUpdate(updates=dict(stamp)))
         requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), _same_snapshot(table))
         try:
             commit_updates(table, updates, requirements)

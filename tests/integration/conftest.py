@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,10 +57,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     yield session
-    session.stop()
-    gateway = SparkContext._gateway
-    if gateway is not None:
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        session.stop()
+        gateway = SparkContext._gateway
+        assert gateway is not None
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait(30)
         SparkContext._gateway = SparkContext._jvm = None
+        gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def sockets_collected(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What PySpark left behind goes while its warnings are passed over, and not in a test of something else."""
+    yield
+    if "spark" in request.fixturenames:
+        gc.collect()
