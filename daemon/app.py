@@ -210,9 +210,12 @@ def resume_table(settings: Settings, table: TableSettings) -> bool:
     Raises StateStoreAway.
     """
     with open_parts(settings) as parts:
-        record = parts.store.load_table(table.name, table.source, table.target)
+        known = {(record.name, record.source, record.target): record for record in parts.store.list_tables()}
+        record = known.get((table.name, table.source, table.target))
+        if record is None or record.error is None:
+            return False
         parts.store.record_resumed(record.id)
-        return record.error is not None
+        return True
 
 
 def find_tables(settings: Settings, names: Sequence[str]) -> list[TableSettings]:

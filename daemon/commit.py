@@ -22,13 +22,16 @@ from daemon.iceberg.marker import Marker
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView, prepare_snapshot
 from daemon.iceberg.target import view_of
 from daemon.pipeline.data_manifests import check_data_files, read_record_count
+from daemon.pipeline.rewrite import rewrite_delete_file
 from daemon.translate.plan import (
     CommitPlan,
     DeleteFileResult,
+    Rewrite,
     SyncPlan,
     complete_plan,
     descriptor_of,
     files_to_leave,
+    plan_rewrites,
     plan_sync,
     record_of,
 )
@@ -109,25 +112,30 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
     shape = _shape_after(context, shown, change)
     view = view_of(shown.table, shape.definition)
     intent = new_intent(context, record, change.from_version, change.to_version)
+    name = delete_file_namer(context, view, intent)
     plan = plan_sync(
         change,
         live,
         shape.table,
         granularity=shape.granularity,
-        name_delete_file=delete_file_namer(context, view, intent),
+        name_delete_file=name,
     )
     store.record_intent(intent)
     try:
         store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in plan.tasks])
         check_data_files(context.storage, {path: add.size for path, add in change.added.items()})
         plan, results = _translate(context, plan)
-        serving = store.find_delete_files(record.id, files_to_leave(plan, results))
+        leaving = files_to_leave(plan, results)
+        serving = store.find_delete_files(record.id, leaving)
+        still_serving = store.find_serving(record.id, [file.path for file in serving])
+        rewrites = plan_rewrites(serving, still_serving, leaving, lambda number: name(len(plan.tasks) + number))
         completed = complete_plan(
             plan,
             results,
             snapshot_id=intent.id,
             serving=serving,
-            still_serving=store.find_serving(record.id, [file.path for file in serving]),
+            still_serving=still_serving,
+            rewritten=_rewrite_shared(context, intent, rewrites),
             record_counts={
                 path: read_record_count(context.storage, path)
                 for path, metrics in plan.metrics.items()
@@ -187,6 +195,16 @@ def _translate(context: TableContext, plan: SyncPlan) -> tuple[SyncPlan, list[De
             raise
         plan = plan.without_before(lost)
         return plan, write(plan.tasks)
+
+
+def _rewrite_shared(
+    context: TableContext, intent: Intent, rewrites: Sequence[Rewrite]
+) -> list[tuple[Rewrite, DeleteFileResult]]:
+    context.store.record_pending(intent.id, FileKind.DELETE_FILE, [rewrite.output_path for rewrite in rewrites])
+    return [
+        (rewrite, rewrite_delete_file(rewrite, storage=context.storage, properties=context.properties))
+        for rewrite in rewrites
+    ]
 
 
 def _is_there(context: TableContext, record: DeletionVectorRecord) -> bool:
@@ -277,6 +295,17 @@ def delete_file_records(completed: CommitPlan) -> tuple[DeleteFileRecord, ...]:
                 ),
             )
         )
+    for rewrite, result in completed.rewritten:
+        records.append(
+            DeleteFileRecord(
+                path=result.path,
+                size_bytes=result.size_bytes or 0,
+                positions=result.positions,
+                spec_id=rewrite.old.spec_id,
+                manifest_path="",
+                mappings=tuple(mapping for mapping in rewrite.old.mappings if mapping.data_file in rewrite.kept),
+            )
+        )
     return tuple(records)
 
 
@@ -303,6 +332,7 @@ def remembered(record: TableRecord, outcome: Outcome) -> TableRecord:
         source_timestamp_ms=outcome.source_timestamp_ms,
         snapshot_id=outcome.snapshot_id,
         metadata_location=outcome.metadata_location,
+        must_compare=outcome.must_compare,
     )
 
 

@@ -98,6 +98,10 @@ class ResyncNeeded(SyncError):
     """The Delta log cannot be followed step by step from here: compare whole states."""
 
 
+class StateMismatch(ResyncNeeded):
+    """The state store is wrong about the Iceberg table: what is remembered is rebuilt first."""
+
+
 class TargetChanged(SyncError):
     """Someone else committed to the Iceberg table: the table is parked."""
 

@@ -85,7 +85,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table) -> tupl
             hint="Roll the Iceberg table back to dvsync's last snapshot, or drop it, then `dvsync resume` the table.",
         )
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
-        return Shown(with_fields(record, metadata_location=table.metadata_location), table), False
+        return Shown(with_fields(record, metadata_location=table.metadata_location), table), record.must_compare
     return rebuild(context, record, table, marker)
 
 
@@ -136,6 +136,7 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         source_timestamp_ms=marker.timestamp_ms,
         snapshot_id=current.snapshot_id,
         metadata_location=table.metadata_location,
+        must_compare=not known,
     )
     context.store.record_rebuilt(outcome, live.values(), deletes, at_ms=context.clock.now_ms())
     return Shown(remembered(record, outcome), table), not known
@@ -164,7 +165,8 @@ def _served(context: TableContext, delete_file: DataFile) -> dict[str, int]:
 
 def _find_dvs(context: TableContext, marker: Marker) -> dict[str, DeletionVectorRecord] | None:
     """The deletion vectors of the Delta version that Iceberg shows; None when Delta cannot go back to it."""
-    with suppress(CorruptInput, ObjectMissing, PipelineAway), context.spark.session() as spark:
+    # That Spark itself is away is raised by the session, outside of what is suppressed: it is no answer.
+    with context.spark.session() as spark, suppress(CorruptInput, ObjectMissing, PipelineAway):
         state = read_table_state(spark, context.location, marker.version)
         if state.metadata.id == marker.delta_table_id:
             return {

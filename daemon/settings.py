@@ -200,9 +200,7 @@ class Settings(BaseSettings):
     catalogs: dict[str, Properties] = Field(
         default_factory=dict, description="PyIceberg catalogs by name, each with its properties as they are."
     )
-    storage: Properties = Field(
-        default_factory=dict, description="PyIceberg FileIO properties for the sources."
-    )
+    storage: Properties = Field(default_factory=dict, description="PyIceberg FileIO properties for the sources.")
     pipeline: PipelineSettings = PipelineSettings()
     limits: LimitsSettings = LimitsSettings()
     defaults: DefaultsSettings = DefaultsSettings()

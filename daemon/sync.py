@@ -16,13 +16,22 @@ from daemon.context import TableContext
 from daemon.definition import check_format_version, check_location
 from daemon.delta.actions import Commit
 from daemon.delta.log import DeltaLog
-from daemon.errors import CorruptInput, ObjectStoreAway, ResyncNeeded, StateStoreAway, SyncError, Unsupported
+from daemon.errors import (
+    CorruptInput,
+    ObjectStoreAway,
+    ResyncNeeded,
+    StateMismatch,
+    StateStoreAway,
+    SyncError,
+    Unsupported,
+)
 from daemon.first_sync import first_sync
+from daemon.iceberg.marker import shown_by
 from daemon.iceberg.target import Target
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.runner import Runner
 from daemon.pipeline.session import SparkPipeline
-from daemon.recovery import commit_to_newest, end_intents, load_shown
+from daemon.recovery import commit_to_newest, end_intents, load_shown, rebuild
 from daemon.settings import LimitsSettings, TableSettings
 from daemon.storage import FileIOStorage
 from state import StateStore, StateUnavailable
@@ -79,13 +88,12 @@ class Follower:
 
     def source_version(self) -> int | None:
         """The newest Delta version, by existence checks only; None when it cannot be told without Spark."""
-        log = self._context.log
+        log, settings = self._context.log, self._context.settings
         known = self._synced_version
         if known is None:
-            record = self._context.store.load_table(
-                self._context.settings.name, self._context.settings.source, self._context.settings.target
-            )
-            known = record.synced_version
+            tables = {(row.name, row.source, row.target): row for row in self._context.store.list_tables()}
+            record = tables.get((settings.name, settings.source, settings.target))
+            known = record.synced_version if record else None
         if known is None:
             if not log.has_version(0):
                 return None
@@ -195,6 +203,10 @@ class Follower:
 
     def _resynchronise(self, shown: Shown, needed: ResyncNeeded) -> tuple[Shown, SyncResult]:
         context = self._context
+        if isinstance(needed, StateMismatch):
+            marker = shown_by(shown.table)
+            assert marker is not None, "what is shown is ours"
+            shown, _ = rebuild(context, shown.record, shown.table, marker)
         commit = commit_to_newest(context, shown)
         return self._advance(shown, [commit])
 

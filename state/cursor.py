@@ -16,6 +16,7 @@ def advance_cursor(table: TableRecord, outcome: Outcome, *, at_ms: int) -> Table
         source_timestamp_ms=outcome.source_timestamp_ms,
         snapshot_id=outcome.snapshot_id,
         metadata_location=outcome.metadata_location,
+        must_compare=outcome.must_compare,
         error=None,
     )
     return advanced if advanced == replace(table, error=None) else replace(advanced, last_synced_at_ms=at_ms)

@@ -88,6 +88,7 @@ class TableRow(Base):
     metadata_location: Mapped[str | None]
     last_synced_at_ms: Mapped[int | None]
     paused: Mapped[bool]
+    must_compare: Mapped[bool]
     # A `TableError` as JSON: it is written and cleared as a whole, and never searched.
     error: Mapped[bytes | None]
 

@@ -82,7 +82,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """What is remembered once a version is synced. Written down before the commit, applied after it.
 
     `added_files` replaces rows of the same path. `moved_manifests` maps a rewritten manifest to its successor: live
-    files and delete files that were in the old one and do not appear here are in the new one afterwards.
+    files and delete files that were in the old one and do not appear here are in the new one afterwards. `must_compare`
+    holds until the next outcome: what is remembered is not for sure before Delta's whole state was compared with it.
     """
 
     table_id: int
@@ -99,6 +100,7 @@ class Outcome(msgspec.Struct, frozen=True):
     removed_delete_files: tuple[tuple[str, OrphanReason], ...] = ()
     moved_manifests: tuple[tuple[str, str], ...] = ()
     unwritten_files: tuple[str, ...] = ()
+    must_compare: bool = False
 
 
 class SyncRun(msgspec.Struct, frozen=True):
@@ -144,6 +146,7 @@ class TableRecord(msgspec.Struct, frozen=True):
     metadata_location: str | None = None
     last_synced_at_ms: int | None = None
     paused: bool = False
+    must_compare: bool = False
     error: TableError | None = None
 
 

@@ -70,7 +70,8 @@ class SqlStateStore:
                 # All that belongs to the old row goes with it, by the foreign keys. Nothing of it becomes an orphan:
                 # whoever reads the old target still needs its files.
                 connection.execute(delete(TableRow).where(TableRow.name == name))
-                connection.execute(insert(TableRow).values(name=name, source=source, target=target, paused=False))
+                new = insert(TableRow).values(name=name, source=source, target=target, paused=False, must_compare=False)
+                connection.execute(new)
             return _table_record(connection.execute(named).one())
 
     def list_tables(self) -> list[TableRecord]:

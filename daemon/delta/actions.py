@@ -81,14 +81,6 @@ class Protocol(_Action, frozen=True, rename="camel"):
     writer_features: list[str] | None = None
 
 
-class CommitInfo(_Action, frozen=True, rename="camel"):
-    """PROTOCOL.md, "Commit Provenance Information": free-form and for people, but for the in-commit timestamp."""
-
-    operation: str | None = None
-    timestamp: int | None = None
-    in_commit_timestamp: int | None = None
-
-
 class Commit(msgspec.Struct, frozen=True):
     """One commit file, whole. `timestamp_ms` is the in-commit timestamp, else the file's modification time."""
 

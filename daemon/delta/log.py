@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from daemon.clock import Clock
-from daemon.delta.actions import AddFile, Commit, CommitInfo, Metadata, Protocol, RemoveFile, resolve_path
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, RemoveFile, resolve_path
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded
 from daemon.storage import Storage
 
@@ -29,7 +30,7 @@ class _Line(msgspec.Struct, frozen=True):
     remove: RemoveFile | None = None
     meta_data: Metadata | None = msgspec.field(name="metaData", default=None)
     protocol: Protocol | None = None
-    commit_info: CommitInfo | None = msgspec.field(name="commitInfo", default=None)
+    commit_info: Any = msgspec.field(name="commitInfo", default=None)
 
 
 _decoder = msgspec.json.Decoder(_Line)
@@ -92,19 +93,21 @@ class DeltaLog:
         removes = tuple(action.remove for action in actions if action.remove)
         metadata = [action.meta_data for action in actions if action.meta_data]
         protocols = [action.protocol for action in actions if action.protocol]
-        infos = [action.commit_info for action in actions if action.commit_info]
+        infos = [action.commit_info for action in actions if isinstance(action.commit_info, dict)]
         if len(metadata) > 1 or len(protocols) > 1:
             raise _corrupt("more than one metaData or protocol action in one commit", version, path)
         self._check_file_actions(version, path, adds, removes)
-        info = infos[0] if infos else CommitInfo()
+        # "Commit Provenance Information": any JSON that a writer likes, but for the in-commit timestamp.
+        info = infos[0] if infos else {}
+        in_commit_ms, operation = info.get("inCommitTimestamp"), info.get("operation")
         return Commit(
             version=version,
-            timestamp_ms=modified_ms if info.in_commit_timestamp is None else info.in_commit_timestamp,
+            timestamp_ms=in_commit_ms if isinstance(in_commit_ms, int) else modified_ms,
             adds=adds,
             removes=removes,
             metadata=metadata[0] if metadata else None,
             protocol=protocols[0] if protocols else None,
-            operation=info.operation,
+            operation=operation if isinstance(operation, str) else None,
         )
 
     def _check_file_actions(

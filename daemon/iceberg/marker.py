@@ -13,8 +13,8 @@ TIMESTAMP_MS = "dvsync.delta.timestamp-ms"
 # Only where one snapshot shows several Delta versions at once: the first of them.
 FROM_VERSION = "dvsync.delta.from-version"
 OPERATION = "dvsync.delta.operation"
-# Table properties say this much when a version changed the schema and no rows: VERSION and TIMESTAMP_MS of it, and the
-# snapshot that was current then, for which alone they hold.
+# When a version changed the schema and no rows, table properties hold its TABLE_ID, VERSION and TIMESTAMP_MS, and here
+# the snapshot that was current then, for which alone they are true.
 DEFINED_ON = "dvsync.delta.defined-on-snapshot"
 
 
@@ -38,10 +38,9 @@ class Marker:
             summary[OPERATION] = operation
         return summary
 
-
     def to_properties(self, snapshot_id: int | None) -> dict[str, str]:
         """The stamp of a change of the table's definition while `snapshot_id` is current."""
-        return {VERSION: str(self.version), TIMESTAMP_MS: str(self.timestamp_ms), DEFINED_ON: str(snapshot_id)}
+        return {**self.to_summary(), DEFINED_ON: str(snapshot_id)}
 
 
 def shown_by(table: Table) -> Marker | None:
@@ -50,7 +49,7 @@ def shown_by(table: Table) -> Marker | None:
     properties = table.properties
     if marker is None or properties.get(DEFINED_ON) != str(table.metadata.current_snapshot_id):
         return marker
-    return Marker(marker.delta_table_id, int(properties[VERSION]), int(properties[TIMESTAMP_MS]))
+    return Marker(properties[TABLE_ID], int(properties[VERSION]), int(properties[TIMESTAMP_MS]))
 
 
 def find_marker(snapshot: Snapshot | None) -> Marker | None:

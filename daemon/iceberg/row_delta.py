@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from daemon.errors import ResyncNeeded
+from daemon.errors import StateMismatch
 from daemon.iceberg.manifests import (
     MANIFEST_ENTRIES_MAX,
     read_entries,
@@ -28,6 +28,8 @@ from daemon.iceberg.manifests import (
 )
 from daemon.iceberg.pyiceberg_ext import entry_record
 
+# The place of `partition` among the fields of a data file record.
+PARTITION_FIELD = 3
 TOTALS = (
     ("total-data-files", "added-data-files", "deleted-data-files"),
     ("total-delete-files", "added-delete-files", "removed-delete-files"),
@@ -58,6 +60,7 @@ class RowDelta:
     """The file changes of one snapshot. Files to remove are grouped by the path of the manifest that holds them.
 
     A file both removed and added gets a new data sequence number: older position deletes no longer reach it.
+    `replacements` leads from removed delete files to those that take over what is left of them, and their partitions.
     `written_manifests` are data manifests that Spark tasks wrote for this very snapshot, `written_size_bytes` the sum
     of their files' sizes. `same_rows` says that rows were only moved between files.
     """
@@ -67,6 +70,7 @@ class RowDelta:
     removed_data_files: Mapping[str, Set[str]] = field(default_factory=dict)
     added_delete_files: Sequence[DataFile] = ()
     removed_delete_files: Mapping[str, Set[str]] = field(default_factory=dict)
+    replacements: Mapping[str, DataFile] = field(default_factory=dict)
     written_manifests: Sequence[ManifestFile] = ()
     written_size_bytes: int = 0
     same_rows: bool = False
@@ -75,7 +79,7 @@ class RowDelta:
     def operation(self) -> Operation:
         """Iceberg spec, "Snapshots", `operation`."""
         adds = bool(self.added_data_files or self.written_manifests)
-        deletes = bool(self.removed_data_files or self.added_delete_files)
+        deletes = bool(self.removed_data_files or self.added_delete_files or self.replacements)
         if not deletes:
             return Operation.APPEND
         if adds:
@@ -113,16 +117,12 @@ class _Draft:
 def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequence[str]], None]) -> PreparedSnapshot:
     """Write the manifests of `delta`; `announce` is told their paths, and the manifest list's, before they are written.
 
-    Raises `ResyncNeeded` when a file to remove is not where the state store said.
+    Raises `StateMismatch` when a file to remove is not where the state store said.
     """
     names = _names(table.locations, delta.snapshot_id)
     parent_manifests = read_manifest_list(table.io, table.parent.manifest_list) if table.parent else []
     counts: dict[str, int] = defaultdict(int)
-    drafts = [
-        *_draft_added(names, ManifestContent.DATA, delta.added_data_files, delta.snapshot_id),
-        *_draft_added(names, ManifestContent.DELETES, delta.added_delete_files, delta.snapshot_id),
-    ]
-    placements = {entry.data_file.file_path: draft.path for draft in drafts for entry in draft.entries}
+    drafts: list[_Draft] = []
     moved: dict[str, str] = {}
     dropped: dict[str, _Draft] = {}
     carried: list[ManifestFile] = []
@@ -139,6 +139,13 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         elif manifest.has_added_files() or manifest.has_existing_files():
             carried.append(manifest)
     _check_all_found(removed.values(), {*moved, *dropped})
+    replacements = list(_take_over(delta.replacements, [*drafts, *dropped.values()]))
+    added = [
+        *_draft_added(names, ManifestContent.DATA, delta.added_data_files, delta.snapshot_id),
+        *_draft_added(names, ManifestContent.DELETES, [*delta.added_delete_files, *replacements], delta.snapshot_id),
+    ]
+    placements = {entry.data_file.file_path: draft.path for draft in added for entry in draft.entries}
+    drafts = [*added, *drafts]
     manifest_list_path = table.locations.new_metadata_location(f"snap-{delta.snapshot_id}-{uuid4()}.avro")
     announce([*(draft.path for draft in drafts), manifest_list_path])
     written = [
@@ -161,13 +168,18 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         counts["added-data-files"] += manifest.added_files_count or 0
         counts["added-records"] += manifest.added_rows_count or 0
     counts["added-files-size"] += delta.written_size_bytes
-    counts["changed-partition-count"] = len(
-        {
-            (draft.spec_id, repr(entry.data_file.partition))
-            for draft in changed
-            for entry in draft.entries
-            if entry.status is not ManifestEntryStatus.EXISTING
-        }
+    # What Spark's tasks wrote is known by its sums only.
+    counts["changed-partition-count"] = (
+        0
+        if delta.written_manifests
+        else len(
+            {
+                (draft.spec_id, repr(entry.data_file.partition))
+                for draft in changed
+                for entry in draft.entries
+                if entry.status is not ManifestEntryStatus.EXISTING
+            }
+        )
     )
     return PreparedSnapshot(
         snapshot_id=delta.snapshot_id,
@@ -199,6 +211,18 @@ def _draft_added(
             chunk = members[start : start + MANIFEST_ENTRIES_MAX]
             entries = [entry_record(ManifestEntryStatus.ADDED, file, snapshot_id=snapshot_id) for file in chunk]
             yield _Draft(next(names), content, spec_id, entries)
+
+
+def _take_over(replacements: Mapping[str, DataFile], drafts: Iterable[_Draft]) -> Iterator[DataFile]:
+    """Each replacement with the partition of the delete file in whose place it comes."""
+    for draft in drafts:
+        for entry in draft.entries:
+            old = entry.data_file
+            if entry.status is ManifestEntryStatus.DELETED and old.file_path in replacements:
+                new = replacements[old.file_path]
+                new[PARTITION_FIELD] = old.partition
+                new.spec_id = old.spec_id
+                yield new
 
 
 def _draft_without(table: TableView, manifest: ManifestFile, gone: Set[str], path: str, snapshot_id: int) -> _Draft:
@@ -241,8 +265,8 @@ def _check_all_found(removed: Iterable[Mapping[str, Set[str]]], found: Set[str])
                 raise _misplaced(sorted(files)[0], manifest_path)
 
 
-def _misplaced(file_path: str, manifest_path: str) -> ResyncNeeded:
-    return ResyncNeeded(
+def _misplaced(file_path: str, manifest_path: str) -> StateMismatch:
+    return StateMismatch(
         f"the state store places {file_path} in a manifest that does not hold it",
         path=manifest_path,
         hint="The state is rebuilt from Iceberg's manifests and the Delta log.",

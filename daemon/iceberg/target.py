@@ -137,7 +137,8 @@ class Target:
             snapshot_id=prepared.snapshot_id,
             parent_snapshot_id=parent.snapshot_id if parent else None,
             sequence_number=sequence_number,
-            timestamp_ms=self._clock.now_ms(),
+            # Iceberg's JVM library refuses a table whose log goes back in time by more than a minute.
+            timestamp_ms=max(self._clock.now_ms(), 0 if creating else table.metadata.last_updated_ms + 1),
             manifest_list=prepared.manifest_list_path,
             summary=Summary(operation=prepared.operation, **prepared.summary, **marker),
             schema_id=definition.schema.schema_id,
@@ -148,7 +149,7 @@ class Target:
         except (CommitFailedException, TableAlreadyExistsError) as error:
             # A catalog that repeats a request of its own accord can be in conflict with itself.
             found = self.find_table()
-            if found is not None and found.snapshot_by_id(prepared.snapshot_id) is not None:
+            if found is not None and found.metadata.current_snapshot_id == prepared.snapshot_id:
                 return found
             raise self._conflict(error) from error
         except Exception as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from subprocess import TimeoutExpired
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -33,6 +34,8 @@ DEFAULTS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
     # Spark takes the jars of its packages for Python archives, too; workers then read 33 of them before every task.
     "spark.submit.pyFiles": "",
+    # A second attempt writes the same file as the first, which may be in use by then.
+    "spark.speculation": "false",
 }
 LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -80,6 +83,8 @@ class SparkPipeline:
         from py4j.protocol import Py4JNetworkError  # noqa: PLC0415
 
         with self._lock:
+            if self._session is not None and _is_stopped(self._session):
+                self._end()
             spark = self._session or self._start()
             self._users += 1
         try:
@@ -111,9 +116,13 @@ class SparkPipeline:
         for key, value in conf.items():
             builder = builder.config(key, value)
         output = JvmOutput()
+        interrupt = signal.getsignal(signal.SIGINT)
         try:
             _launch_jvm(conf, output)
             self._session, self._owned = builder.getOrCreate(), True
+            if threading.current_thread() is threading.main_thread():
+                # PySpark puts its own handler there, which cancels jobs and raises KeyboardInterrupt.
+                signal.signal(signal.SIGINT, interrupt)
         except Exception as error:
             _end_jvm()
             raise PipelineAway(
@@ -142,6 +151,15 @@ class SparkPipeline:
         with suppress(Exception):  # A JVM that is dead already cannot be stopped politely.
             session.stop()
         _end_jvm()
+
+
+def _is_stopped(session: SparkSession) -> bool:
+    """Whether its context ended by itself, as when a cluster kills the application: the JVM lives on then."""
+    context: Any = session.sparkContext._jsc
+    try:
+        return context is None or bool(context.sc().isStopped())
+    except Exception:  # Py4J has many ways to say that nobody answers.
+        return True
 
 
 class JvmOutput:

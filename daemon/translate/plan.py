@@ -192,11 +192,39 @@ class CommitPlan:
     written: tuple[tuple[DeleteFileTask, DeleteFileResult], ...]
     unwritten_files: tuple[str, ...]
     removed_delete_files: Mapping[str, OrphanReason]
+    rewritten: tuple[tuple[Rewrite, DeleteFileResult], ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether no entry is added or removed: such a version makes no snapshot."""
         return not (self.added_files or self.removed_files or self.written)
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A delete file that serves files which leave and files which stay: `kept` of it goes into a new one.
+
+    The sequence number keeps its positions from a file that comes back, but PyIceberg, Polars and DuckDB apply every
+    position of a delete file that they read for a neighbour's sake.
+    """
+
+    old: DeleteFileRecord
+    output_path: str
+    kept: frozenset[str]
+
+
+def plan_rewrites(
+    serving: Sequence[DeleteFileRecord],
+    still_serving: Mapping[str, set[str]],
+    leaving: Set[str],
+    name_delete_file: Callable[[int], str],
+) -> tuple[Rewrite, ...]:
+    """The rewrites that files which leave make necessary; none where each delete file serves one data file."""
+    shared = [(file, still_serving[file.path] - leaving) for file in serving]
+    return tuple(
+        Rewrite(file, name_delete_file(number), frozenset(kept))
+        for number, (file, kept) in enumerate(entry for entry in shared if entry[1])
+    )
 
 
 def files_to_leave(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> set[str]:
@@ -225,11 +253,13 @@ def complete_plan(
     serving: Sequence[DeleteFileRecord],
     still_serving: Mapping[str, set[str]],
     record_counts: Mapping[str, int],
+    rewritten: Sequence[tuple[Rewrite, DeleteFileResult]] = (),
 ) -> CommitPlan:
     """Decide every entry of the snapshot once the delete files are written.
 
     `serving` are the live delete files of the files to leave, `still_serving` the live data files that each of them
-    serves, `record_counts` the physical rows of added files whose statistics do not tell.
+    serves, `record_counts` the physical rows of added files whose statistics do not tell, `rewritten` what became of
+    `plan_rewrites`.
     """
     leaving = files_to_leave(plan, results)
     restored = _restored(plan, results)
@@ -244,7 +274,6 @@ def complete_plan(
             else OrphanReason.DV_SHRUNK
         )
         for delete_file in serving
-        if still_serving[delete_file.path] <= leaving
     }
     delta = RowDelta(
         snapshot_id=snapshot_id,
@@ -253,8 +282,9 @@ def complete_plan(
             for path, add in sorted(added.items())
         ],
         removed_data_files=_by_manifest((plan.live[path].manifest_path, path) for path in leaving),
-        added_delete_files=[_delete_file_record(task, result) for task, result in written],
-        removed_delete_files=_by_manifest((file.manifest_path, file.path) for file in serving if file.path in gone),
+        added_delete_files=[_delete_file_of(task, result) for task, result in written],
+        removed_delete_files=_by_manifest((file.manifest_path, file.path) for file in serving),
+        replacements={rewrite.old.path: _delete_file_record((), result) for rewrite, result in rewritten},
         same_rows=_moves_rows_only(plan, counts, positions=sum(result.positions for _, result in written)),
     )
     return CommitPlan(
@@ -271,6 +301,7 @@ def complete_plan(
         written=written,
         unwritten_files=tuple(result.path for result in results if not result.positions),
         removed_delete_files=gone,
+        rewritten=tuple(rewritten),
     )
 
 
@@ -311,15 +342,21 @@ def live_rows(file: LiveFile) -> int:
     return file.record_count - (file.deletion_vector.cardinality if file.deletion_vector else 0)
 
 
-def _delete_file_record(task: DeleteFileTask, result: DeleteFileResult) -> DataFile:
+def _delete_file_of(task: DeleteFileTask, result: DeleteFileResult) -> DataFile:
+    record = _delete_file_record(task.partition, result)
+    record.spec_id = task.spec_id
+    return record
+
+
+def _delete_file_record(partition: Sequence[object], result: DeleteFileResult) -> DataFile:
     """Iceberg spec, "Data File Fields", of a position-delete file.
 
     Bounds and counts are given for a file that serves one data file; engines take equal bounds of `file_path` for it.
     """
     served = [row.data_file for row in result.rows if row.positions]
     single = served[0] if len(served) == 1 else None
-    record = data_file_record(
-        task.partition,
+    return data_file_record(
+        partition,
         content=DataFileContent.POSITION_DELETES,
         file_path=result.path,
         file_format=FileFormat.PARQUET,
@@ -329,8 +366,6 @@ def _delete_file_record(task: DeleteFileTask, result: DeleteFileResult) -> DataF
         referenced_data_file=single,
         **(_file_scoped_metrics(single, result) if single else {}),
     )
-    record.spec_id = task.spec_id
-    return record
 
 
 def _file_scoped_metrics(data_file: str, result: DeleteFileResult) -> dict[str, dict[int, object]]:

@@ -96,13 +96,14 @@ _bits = st.integers(0, 63)
 _storage = st.sampled_from("upi")
 _picks = st.lists(st.tuples(st.integers(0, 5), _bits), min_size=1, max_size=3).map(tuple)
 _append = st.builds(
-    Append, st.lists(st.tuples(st.integers(1, 6), st.integers(0, 1)), min_size=1, max_size=3).map(tuple)
+    Append, st.lists(st.tuples(st.integers(2, 6), st.integers(0, 1)), min_size=1, max_size=3).map(tuple)
 )
 _changes: st.SearchStrategy[Step] = st.one_of(
     _append,
     st.builds(Delete, _picks, _storage),
     st.builds(Delete, _picks, _storage),
     st.builds(Delete, _picks, _storage, st.just(True)),
+    st.builds(Swap, st.integers(0, 5), _bits, _storage, st.booleans()),
     st.builds(Swap, st.integers(0, 5), _bits, _storage, st.booleans()),
     st.builds(Restore, st.integers(1, 4)),
     st.builds(Restore, st.integers(1, 4)),

@@ -117,7 +117,7 @@ def play(steps: list[Step], *, partitioned: bool, granularity: str, limits: Limi
     steps=steps(changes_max=12),
     fold_after=st.sampled_from([200, 200, 1, 2]),
     commits_max=st.sampled_from([100, 100, 2]),
-    big=st.sampled_from([False, False, False, True]),
+    big=st.sampled_from(7 * [False] + [True]),
 )
 @example(steps=TOUR, fold_after=200, commits_max=100, big=False)
 def test_iceberg_follows_any_history(
@@ -128,11 +128,26 @@ def test_iceberg_follows_any_history(
     play(steps, partitioned=partitioned, granularity=granularity, limits=limits, big=big)
 
 
-@pytest.mark.xfail(strict=True, reason="a shared delete file keeps the positions of a file that was registered anew")
+def test_positions_of_several_chunks() -> None:
+    """Deletion vectors of several containers, each a chunk of its own here, grow and shrink as small ones do."""
+    pairs = [Delete(((0, bits),)) for bits in (0b000011, 0b001100, 0b110000)]
+    steps = [step for delete in pairs for step in (delete, Sync())]
+    play(
+        [Append(((1, 0),)), Sync(), *steps, Restore(1)],
+        partitioned=False,
+        granularity="file",
+        limits=LimitsSettings(),
+        big=True,
+    )
+
+
 @pytest.mark.parametrize("remove_first", [False, True], ids=["shrunk", "removed"])
 @pytest.mark.parametrize("read", [read_pyiceberg, read_duckdb, read_polars_pyiceberg])
 def test_shared_delete_files_after_a_restore(tmp_path: Path, read: Reader, *, remove_first: bool) -> None:
-    """Rows that RESTORE brings back are there in every reader, also when other files share their delete file."""
+    """Rows that RESTORE brings back are there in every reader, also when other files share their delete file.
+
+    These readers apply a delete file that they read for one data file to all that it names, whatever their numbers.
+    """
     history = History(tmp_path / "delta", partitioned=False)
     bench = Bench(
         tmp_path / "iceberg",

@@ -23,6 +23,7 @@ def upgrade() -> None:
         sa.Column("metadata_location", sa.Text()),
         sa.Column("last_synced_at_ms", sa.BigInteger()),
         sa.Column("paused", sa.Boolean(), nullable=False),
+        sa.Column("must_compare", sa.Boolean(), nullable=False),
         sa.Column("error", sa.LargeBinary()),
         sa.PrimaryKeyConstraint("id", name="pk_tables"),
         sa.UniqueConstraint("name", name="uq_tables_name"),

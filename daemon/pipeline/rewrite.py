@@ -1,0 +1,51 @@
+"""Rewriting a delete file that several data files share, without those that leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from daemon.errors import CorruptInput
+from daemon.iceberg.position_deletes import PositionDeleteWriter
+from daemon.storage import FileIOStorage
+from daemon.translate.plan import DeleteFileResult, Rewrite, WrittenPositions
+
+
+def rewrite_delete_file(rewrite: Rewrite, *, storage: FileIOStorage, properties: Mapping[str, str]) -> DeleteFileResult:
+    """Write what `rewrite` keeps, one row group in memory at a time.
+
+    Raises `CorruptInput` when the old file does not hold what is remembered of it; nothing is referenced then.
+    """
+    with (
+        storage.open_input(rewrite.old.path) as source,
+        PositionDeleteWriter(PyArrowFileIO(dict(properties)), rewrite.output_path) as writer,
+    ):
+        parquet = pq.ParquetFile(source)
+        for group in range(parquet.num_row_groups):
+            rows = parquet.read_row_group(group, columns=["file_path", "pos"])
+            # Sorted by data file, so each one's rows are together and in order.
+            for path in pc.unique(rows["file_path"]).to_pylist():
+                if path in rewrite.kept:
+                    positions = rows.filter(pc.equal(rows["file_path"], path))["pos"]
+                    writer.write(path, positions.combine_chunks())
+        written = writer.finish()
+    expected = {mapping.data_file: mapping.positions for mapping in rewrite.old.mappings}
+    for path, positions in written.data_files:
+        if positions != expected[path]:
+            raise CorruptInput(
+                f"the delete file holds {positions} positions of {path}, {expected[path]} are remembered",
+                path=rewrite.old.path,
+                hint="Compare the whole table: dvsync sync --full.",
+            )
+    return DeleteFileResult(
+        path=written.path,
+        size_bytes=written.size_bytes,
+        positions=written.positions,
+        lower_pos=written.lower_pos,
+        upper_pos=written.upper_pos,
+        split_offsets=written.split_offsets,
+        rows=tuple(WrittenPositions(path, positions, restored=False) for path, positions in written.data_files),
+    )
