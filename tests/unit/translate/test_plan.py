@@ -26,6 +26,7 @@ from daemon.translate.plan import (
     complete_plan,
     descriptor_of,
     files_to_leave,
+    plan_rewrites,
     plan_sync,
     record_of,
 )
@@ -107,8 +108,18 @@ def completed(
     plan: SyncPlan, results: Sequence[DeleteFileResult] = (), serving: Sequence[DeleteFileRecord] = (), **counts: int
 ) -> CommitPlan:
     still = {file.path: {mapping.data_file for mapping in file.mappings} for file in serving}
+    rewrites = plan_rewrites(serving, still, files_to_leave(plan, results), lambda number: f"r{number}")
     return complete_plan(
-        plan, results, snapshot_id=SNAPSHOT, serving=serving, still_serving=still, record_counts=counts
+        plan,
+        results,
+        snapshot_id=SNAPSHOT,
+        serving=serving,
+        still_serving=still,
+        record_counts=counts,
+        rewritten=[
+            (rewrite, result(rewrite.output_path, *((path, 2) for path in sorted(rewrite.kept))))
+            for rewrite in rewrites
+        ],
     )
 
 
@@ -254,7 +265,7 @@ def test_a_rewritten_deletion_vector_of_the_same_positions_makes_no_snapshot() -
 
 
 def test_a_removed_file_takes_its_delete_files_along() -> None:
-    """Delete files that only served removed files leave; one that still serves another file stays."""
+    """Delete files that only served removed files leave; of one that serves another file, its share is written anew."""
     live = [live_file(path, record_of(dv("1")), manifest=f"m-{path}") for path in "ab"]
     serving = [delete_file("only", "a"), delete_file("both", "a", "b"), delete_file("two", "a", manifest="m8")]
     done = completed(planned(change(removed=["a"]), live), serving=serving)
@@ -263,10 +274,12 @@ def test_a_removed_file_takes_its_delete_files_along() -> None:
         "added": [],
         "removed": {"m-a": {"a"}},
         "deletes added": [],
-        "deletes removed": {"m9": {"only"}, "m8": {"two"}},
+        "deletes removed": {"m9": {"only", "both"}, "m8": {"two"}},
     }
     assert done.removed_files == ("a",)
-    assert done.removed_delete_files == {"only": OrphanReason.DATA_FILES_GONE, "two": OrphanReason.DATA_FILES_GONE}
+    assert done.removed_delete_files == dict.fromkeys(["only", "both", "two"], OrphanReason.DATA_FILES_GONE)
+    assert {old: new.record_count for old, new in done.delta.replacements.items()} == {"both": 2}
+    assert [(rewrite.old.path, rewrite.kept) for rewrite, _ in done.rewritten] == [("both", {"b"})]
 
 
 def test_all_served_files_leaving_takes_the_shared_delete_file_along() -> None:
@@ -305,11 +318,12 @@ def test_a_vanished_deletion_vector_registers_the_file_anew() -> None:
 
 
 def test_a_restored_file_leaves_a_shared_delete_file_to_the_others() -> None:
-    """The older positions do not reach the new entry; the file that holds them still serves its neighbour."""
+    """The older positions do not reach the new entry; its neighbour's share of their file is written anew."""
     live = [live_file(path, record_of(dv("1"))) for path in "ab"]
     plan = planned(change(dv_changed=[add("a")]), live)
     done = completed(plan, serving=[delete_file("both", "a", "b")])
-    assert done.removed_delete_files == {}
+    assert done.removed_delete_files == {"both": OrphanReason.DV_SHRUNK}
+    assert [(rewrite.old.path, rewrite.kept) for rewrite, _ in done.rewritten] == [("both", {"b"})]
     assert done.removed_files == ("a",)
 
 
