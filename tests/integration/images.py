@@ -162,21 +162,21 @@ def _check_delete_file(entry: Entry, rows: Sequence[tuple[str, int]]) -> None:
 def _applied(
     data_files: Mapping[str, Entry], delete_files: Mapping[str, Entry], written: Mapping[str, Sequence[tuple[str, int]]]
 ) -> dict[str, frozenset[int]]:
-    """Iceberg spec, "Scan Planning". AssertionError for a delete file that serves nothing and for doubled positions."""
+    """Iceberg spec, "Scan Planning". AssertionError for a position that serves no live file, and for doubled ones.
+
+    PyIceberg, Polars and DuckDB apply all that a delete file holds: stale positions would delete from returning files.
+    """
     applied: dict[str, list[int]] = defaultdict(list)
     for path, rows in written.items():
         delete_file = delete_files[path]
-        serves = False
         for data_path, position in rows:
             data_file = data_files.get(data_path)
-            if data_file is None or data_file.sequence_number > delete_file.sequence_number:
-                continue
+            assert data_file is not None, f"{path} dangles: {data_path} is not live"
+            assert data_file.sequence_number <= delete_file.sequence_number, f"{path} is older than {data_path}"
             assert (data_file.spec_id, data_file.partition) == (delete_file.spec_id, delete_file.partition), (
                 f"{path} is of another partition than {data_path}"
             )
-            serves = True
             applied[data_path].append(position)
-        assert serves, f"{path} dangles: it serves {sorted({data_path for data_path, _ in rows})}, none of them live"
     for data_path, positions in applied.items():
         doubled = [position for position, count in Counter(positions).items() if count > 1]
         assert not doubled, f"positions {doubled} of {data_path} are deleted twice"

@@ -73,9 +73,8 @@ class Watch:
             positions = found.pop("added-position-deletes") - int(summary.get("removed-position-deletes", 0))
             assert found == {name: count for name, count in expected.items() if name in found}, where
             assert positions == _positions(after) - _positions(before), where
-        assert snapshot.summary.operation.value == _operation(
-            expected, only_moved=after.only_moved and from_version == to_version
-        )
+        only_moved = all(state.only_moved for state in self.history.states[from_version : to_version + 1])
+        assert snapshot.summary.operation.value == _operation(expected, only_moved=only_moved), where
         rows = _scan(table, snapshot_id=snapshot.snapshot_id)
         assert_same_rows(rows, self.history.rows(to_version), "PyIceberg", f"version {to_version}")
 

@@ -34,7 +34,7 @@ from tests.property.histories import (
 from tests.property.invariants import Watch
 from tests.readers import Reader, assert_same_rows, read_duckdb, read_polars_pyiceberg, read_pyiceberg
 
-HISTORIES = int(os.environ.get("HISTORIES", "4"))
+HISTORIES = int(os.environ.get("HISTORIES", "3"))
 CHECK_READERS_EVERY = 5
 # A bit of everything, so that no run depends on its luck alone.
 TOUR: list[Step] = [
@@ -114,7 +114,7 @@ def play(steps: list[Step], *, partitioned: bool, granularity: str, limits: Limi
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(
-    steps=steps(changes_max=12),
+    steps=steps(changes_max=10),
     fold_after=st.sampled_from([200, 200, 1, 2]),
     commits_max=st.sampled_from([100, 100, 2]),
     big=st.sampled_from(7 * [False] + [True]),

@@ -247,6 +247,27 @@ def test_a_manifest_of_deleted_entries_goes_with_the_next_commit(made: MadeTable
     assert set(made.live()) == {"b"}
 
 
+def test_a_shared_delete_file_is_replaced_in_its_partition(partitioned: MadeTable) -> None:
+    """What is left of it goes into a new entry of the same partition, and is counted as removed and added."""
+    files = [data_file(name, part=part, spec=BY_PART) for name, part in (("a", "x"), ("b", "x"), ("c", "y"))]
+    shared = delete_file("both", 5, None, "x", spec=BY_PART)
+    partitioned.commit(added_data_files=files, added_delete_files=[shared])
+    data, deletes = (manifest.manifest_path for manifest in partitioned.manifests())
+    prepared = partitioned.commit(
+        removed_data_files={data: {"a"}},
+        removed_delete_files={deletes: {"both"}},
+        replacements={"both": delete_file("rest", 2, "b")},
+    )
+    assert set(partitioned.live()) == {"b", "c", "rest"}
+    assert partitioned.live()["rest"] == (prepared.placements["rest"], 2, 2)
+    (row,) = read_avro(prepared.placements["rest"])
+    assert row["data_file"]["partition"] == {"part": "x"}
+    assert row["data_file"]["referenced_data_file"] == "b"
+    summary = partitioned.summary()
+    assert (summary["added-position-deletes"], summary["removed-position-deletes"]) == ("2", "5")
+    assert (summary["total-delete-files"], summary["total-position-deletes"]) == ("1", "2")
+
+
 def test_an_emptied_table_has_zero_totals(made: MadeTable) -> None:
     """All rows deleted: totals are there, and zero."""
     made.commit(added_data_files=some("a"), added_delete_files=[delete_file("d")])
