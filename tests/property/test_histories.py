@@ -54,13 +54,18 @@ TOUR: list[Step] = [
     Swap(0, 0b100, remove=False),
     Readd((0, 1)),
     Sync(),
+    Swap(2, 0),
+    Sync(),
     Optimize((1, 2)),
     Sync(),
     Restore(1),
     Comment(),
     Sync(restart=True),
-    Delete(((0, 0b10), (1, 0b10)), update=True),
+    Delete(((0, 0b10), (1, 0b10), (2, 0b10)), update=True),
+    Remove((1,)),
 ]
+# The same with few syncs, each of which folds what came before it.
+FOLDED = [step for number, step in enumerate(TOUR) if number in (1, 15) or not isinstance(step, Sync)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -120,6 +125,7 @@ def play(steps: list[Step], *, partitioned: bool, granularity: str, limits: Limi
     big=st.sampled_from(7 * [False] + [True]),
 )
 @example(steps=TOUR, fold_after=200, commits_max=100, big=False)
+@example(steps=FOLDED, fold_after=1, commits_max=100, big=False)
 def test_iceberg_follows_any_history(
     *, partitioned: bool, granularity: str, steps: list[Step], fold_after: int, commits_max: int, big: bool
 ) -> None:
