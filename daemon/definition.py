@@ -12,6 +12,7 @@ from daemon.delta.actions import Metadata
 from daemon.delta.protocol import check_metadata
 from daemon.delta.vacuum import vacuum_cleans
 from daemon.errors import TargetChanged, Unsupported
+from daemon.iceberg.marker import shown_by
 from daemon.iceberg.target import Definition
 from daemon.settings import TableSettings
 from daemon.translate.metrics import metrics_properties
@@ -60,12 +61,19 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     mapping = table.properties.get(NAME_MAPPING)
     schema = translate_schema(
         metadata,
-        table.schema(),
+        None if _counts_anew(metadata, table) else table.schema(),
         mapping=parse_mapping_from_json(mapping) if mapping else None,
         schemas=table.schemas(),
         specs=table.specs(),
     )
     return _shape(schema, settings, table.properties)
+
+
+def _counts_anew(metadata: Metadata, table: Table) -> bool:
+    """Whether Delta's column ids began at 1 again, in a table made anew: they say nothing about the older columns."""
+    marker = shown_by(table)
+    mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
+    return mapped and marker is not None and marker.delta_table_id != metadata.id
 
 
 def _shape(schema: TableSchema, settings: TableSettings, properties: Mapping[str, str]) -> Shape:

@@ -131,3 +131,16 @@ def test_schema_evolution(spark: SparkSession, tmp_path: Path) -> None:
         operation="append",
     )
     table.step("DELETE FROM {t} WHERE id % 3 = 0", operation="delete")
+
+
+def test_replaced_table(spark: SparkSession, tmp_path: Path) -> None:
+    """A table replaced by one of other columns and partitions, and restored, shows Delta's rows and deletions."""
+    table = Followed(spark, tmp_path)
+    made = "TABLE {t} USING delta %s TBLPROPERTIES ('delta.enableDeletionVectors' = 'true') AS SELECT"
+    plain, partitioned = made % "", made % "PARTITIONED BY (part)"
+    table.step(f"CREATE {plain} id, concat('n', id) AS name, 'x' AS part, id AS number FROM range(0, 20, 1, 1)")
+    table.step("DELETE FROM {t} WHERE id % 5 = 0", operation="delete")
+    table.step(f"CREATE OR REPLACE {partitioned} concat('s', id) AS id, id % 2 AS part, id AS number FROM range(10)")
+    table.step("DELETE FROM {t} WHERE number > 6", operation="delete")
+    table.step("RESTORE TABLE {t} TO VERSION AS OF 1", operation="overwrite")
+    table.step("DELETE FROM {t} WHERE id % 5 = 1", operation="delete")
