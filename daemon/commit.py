@@ -21,7 +21,7 @@ from daemon.errors import ObjectMissing, SyncError, Unsupported
 from daemon.iceberg.marker import Marker
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView, prepare_snapshot
 from daemon.iceberg.target import view_of
-from daemon.pipeline.data_manifests import check_data_files, read_record_count
+from daemon.pipeline.inspection import Inspector
 from daemon.pipeline.rewrite import rewrite_delete_file
 from daemon.translate.plan import (
     CommitPlan,
@@ -110,6 +110,10 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
     change = fold_commits(commits, dv_ids, context.location)
 
     shape = _shape_after(context, shown, change)
+    inspection = Inspector(context.storage, shape.table, may_overflow=context.settings.may_overflow).inspect(
+        change.added
+    )
+    shape = shape.with_hidden(inspection.hidden)
     view = view_of(shown.table, shape.definition)
     intent = new_intent(context, record, change.from_version, change.to_version)
     name = delete_file_namer(context, view, intent)
@@ -117,13 +121,13 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
         change,
         live,
         shape.table,
+        inspection.metrics,
         granularity=shape.granularity,
         name_delete_file=name,
     )
     store.record_intent(intent)
     try:
         store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in plan.tasks])
-        check_data_files(context.storage, {path: add.size for path, add in change.added.items()})
         plan, results = _translate(context, plan)
         leaving = files_to_leave(plan, results)
         serving = store.find_delete_files(record.id, leaving)
@@ -136,11 +140,6 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
             serving=serving,
             still_serving=still_serving,
             rewritten=_rewrite_shared(context, intent, rewrites),
-            record_counts={
-                path: read_record_count(context.storage, path)
-                for path, metrics in plan.metrics.items()
-                if metrics.record_count is None
-            },
         )
         outcome = _outcome(record, change, completed, shape.table.spec_id)
         prepared = None
@@ -177,9 +176,10 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
     staying = context.store.count(shown.record.id).live_data_files - len(change.removed)
     if staying:
         raise Unsupported(
-            f"column {', '.join(shape.table.replaced)} got another type or id while {staying} older data files stay",
+            f"column {', '.join(shape.table.replaced)} changed while {staying} older data files stay",
             version=change.to_version,
-            hint="Iceberg widens int to long, float to double and the precision of decimals only; rewrite the table.",
+            hint="Iceberg widens int to long, float to double and the precision of decimals only: overwrite the older "
+            "files on the Delta side, then `dvsync sync --full` the table.",
         )
     return shape
 

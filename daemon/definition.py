@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from pyiceberg.table import Table
 from pyiceberg.table.name_mapping import parse_mapping_from_json
@@ -14,7 +14,9 @@ from daemon.delta.vacuum import vacuum_cleans
 from daemon.errors import TargetChanged, Unsupported
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.target import Definition
+from daemon.pipeline.inspection import check_path
 from daemon.settings import TableSettings
+from daemon.translate.file_schema import with_hidden
 from daemon.translate.metrics import metrics_properties
 from daemon.translate.schema import TableSchema, translate_schema
 
@@ -34,6 +36,17 @@ class Shape:
     table: TableSchema
     definition: Definition
     granularity: str
+
+    def with_hidden(self, hidden: Iterable[tuple[str, ...]]) -> Shape:
+        """The shape for files that have these columns, too."""
+        mapping = with_hidden(self.table.name_mapping, hidden)
+        return replace(
+            self,
+            table=replace(self.table, name_mapping=mapping),
+            definition=replace(
+                self.definition, properties={**self.definition.properties, NAME_MAPPING: mapping.model_dump_json()}
+            ),
+        )
 
 
 def shape_of(table: Table, settings: TableSettings) -> Shape:
@@ -77,6 +90,7 @@ def _counts_anew(metadata: Metadata, table: Table) -> bool:
 
 
 def _shape(schema: TableSchema, settings: TableSettings, properties: Mapping[str, str]) -> Shape:
+    schema = replace(schema, time_zone=settings.partition_time_zone)
     granularity = settings.delete_granularity or properties.get(DELETE_GRANULARITY, "file")
     defaults = {} if properties else METADATA_PROPERTIES
     definition = Definition(
@@ -105,7 +119,9 @@ def check_format_version(settings: TableSettings, table: Table | None) -> None:
 
 
 def check_location(location: str, source: str) -> None:
-    """Raise `Unsupported` when Delta's VACUUM would remove the Iceberg table's files."""
+    """Raise `Unsupported` when PyIceberg would cut a path, or Delta's VACUUM would remove the Iceberg table's files."""
+    check_path(source)
+    check_path(location)
     if vacuum_cleans(location, source):
         raise Unsupported(
             f"{location} lies inside the Delta table, where VACUUM removes every file that Delta does not know",

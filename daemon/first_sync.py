@@ -70,8 +70,10 @@ def show_state(context: TableContext, record: TableRecord, state: TableState) ->
             snapshot_id=intent.id,
             format_version=context.settings.format_version,
             properties=dict(context.properties),
+            may_overflow=context.settings.may_overflow,
         )
         written = write_data_manifests(context.spark, state, task, context.progress)
+        shape = shape.with_hidden(frozenset().union(*(manifest.hidden for manifest in written)))
         with_dv = {
             resolve_path(context.location, add.path): add
             for add in collect_adds(state.adds.where("dv_storage_type IS NOT NULL"))
@@ -83,6 +85,7 @@ def show_state(context: TableContext, record: TableRecord, state: TableState) ->
             change,
             files_with_dv,
             shape.table,
+            {},
             granularity=shape.granularity,
             name_delete_file=delete_file_namer(context, view, intent),
         )
@@ -90,7 +93,7 @@ def show_state(context: TableContext, record: TableRecord, state: TableState) ->
         results = context.runner.write_delete_files(
             plan.tasks, table_location=context.location, storage_properties=context.properties
         )
-        completed = complete_plan(plan, results, snapshot_id=intent.id, serving=(), still_serving={}, record_counts={})
+        completed = complete_plan(plan, results, snapshot_id=intent.id, serving=(), still_serving={})
         delta = replace(
             completed.delta,
             written_manifests=[manifest.manifest for manifest in written],

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from zoneinfo import available_timezones
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -49,6 +50,12 @@ def _identifier(value: str) -> str:
     if re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", value):
         return value
     raise ValueError(f"{value!r} is not an Iceberg identifier: write namespace and name joined by dots: sales.orders")
+
+
+def _time_zone(value: str) -> str:
+    if value in available_timezones():
+        return value
+    raise ValueError(f"{value!r} is not a time zone: write UTC, or a name like Europe/Paris")
 
 
 Duration = BeforeValidator(_duration_s)
@@ -142,6 +149,23 @@ class _TableOptions(_Frozen):
             " write.delete.granularity."
         ),
     )
+    int96_overflow: Literal["refuse", "follow"] = Field(
+        "refuse",
+        description=(
+            "What to do with INT96 timestamps before 1677 or after 2262: PyIceberg and Polars show them wrong, Spark"
+            " and DuckDB right."
+        ),
+    )
+    partition_time_zone: Annotated[str, AfterValidator(_time_zone)] = Field(
+        "UTC",
+        description=(
+            "The zone of timestamp partition values that name none: the session time zone of Spark at the time."
+        ),
+    )
+
+    @property
+    def may_overflow(self) -> bool:
+        return self.int96_overflow == "follow"
 
 
 class DefaultsSettings(_TableOptions):

@@ -19,6 +19,8 @@ from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncN
 from daemon.storage import Storage
 
 COMMIT_FILE = re.compile(r"(\d{20})\.json")
+# PROTOCOL.md, "Checkpoints": classic, multi-part and UUID-named ones.
+CHECKPOINT_FILE = re.compile(r"\d{20}\.checkpoint\..*(parquet|json)")
 # How long a cut commit file may be a writer's unfinished work before it counts as corrupt.
 UNFINISHED_COMMIT_MAX_MS = 60_000
 
@@ -52,8 +54,14 @@ class DeltaLog:
         return self._storage.exists(self.commit_path(version))
 
     def is_there(self) -> bool:
-        """Whether there is a table: its first commit, or the checkpoint that replaced it. Two requests at most."""
-        return self.has_version(0) or self._storage.exists(f"{self.location}/_delta_log/_last_checkpoint")
+        """Whether there is a table: its first commit, or a checkpoint that replaced it. One request or two.
+
+        `_last_checkpoint` is a hint only, which may be missing or wrong.
+        """
+        return self.has_version(0) or any(
+            CHECKPOINT_FILE.fullmatch(meta.path.rsplit("/", 1)[1])
+            for meta in self._storage.list_from(f"{self.location}/_delta_log", after="")
+        )
 
     def read_commit(self, version: int) -> Commit:
         """The whole commit, validated.

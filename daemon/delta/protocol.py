@@ -16,11 +16,15 @@ READER_FEATURES = frozenset(
         "typeWidening-preview",
         "v2Checkpoint",
         "vacuumProtocolCheck",
+        # A variant column is refused by its name, with the schema; a table that has none is like any other.
+        "variantShredding-preview",
+        "variantType",
+        "variantType-preview",
     }
 )
 HINTS = {
     "catalogManaged": "Its commits are ratified by a catalog and may not be read by path.",
-    "variantType": "Iceberg has variant columns from format version 3 on.",
+    "catalogOwned-preview": "Its commits are ratified by a catalog and may not be read by path.",
 }
 
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile, PartitionFieldSummary
 
 from daemon.delta.actions import AddFile, resolve_path
-from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, write_manifest
 from daemon.iceberg.pyiceberg_ext import entry_record, manifest_record
+from daemon.pipeline.inspection import Inspector
 from daemon.pipeline.progress import Progress, watched
 from daemon.pipeline.runner import run_on_spark
 from daemon.pipeline.session import SparkPipeline
 from daemon.pipeline.table_state import TableState, adds_from_batch
 from daemon.storage import FileIOStorage
-from daemon.translate.data_files import check_cardinality, data_file_of, metrics_of
+from daemon.translate.data_files import data_file_of
+from daemon.translate.file_schema import Path
 from daemon.translate.schema import TableSchema
-
-# Requests for file sizes wait on the store, not on the processor.
-LOOKS_AT_ONCE = 16
 
 MANIFESTS = pa.schema(
     [
@@ -48,16 +44,18 @@ MANIFESTS = pa.schema(
         pa.field("paths", pa.list_(pa.string())),
         pa.field("record_counts", pa.list_(pa.int64())),
         pa.field("sizes_bytes", pa.list_(pa.int64())),
+        pa.field("hidden", pa.list_(pa.list_(pa.string()))),
     ]
 )
 
 
 @dataclass(frozen=True)
 class WrittenManifest:
-    """A manifest and the (path, physical rows, bytes) of each of its data files."""
+    """A manifest, the (path, physical rows, bytes) of each of its data files, and their hidden columns."""
 
     manifest: ManifestFile
     files: Sequence[tuple[str, int, int]]
+    hidden: frozenset[Path]
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,7 @@ class ManifestTask:
     snapshot_id: int
     format_version: int
     properties: Mapping[str, str]
+    may_overflow: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext  # noqa: PLC0415
@@ -81,17 +80,12 @@ class ManifestTask:
 
     def _write(self, manifest_path: str, adds: Sequence[AddFile]) -> pa.RecordBatch:
         paths = [resolve_path(self.table_location, add.path) for add in adds]
-        storage = FileIOStorage(self.properties)
-        check_data_files(storage, {path: add.size for path, add in zip(paths, adds, strict=True)})
+        by_path = dict(zip(paths, adds, strict=True))
+        inspector = Inspector(FileIOStorage(self.properties), self.table, may_overflow=self.may_overflow)
+        inspection = inspector.inspect(by_path)
         entries = []
-        counts = []
-        for path, add in zip(paths, adds, strict=True):
-            metrics = metrics_of(add, path, self.table)
-            count = read_record_count(storage, path) if metrics.record_count is None else metrics.record_count
-            if add.deletion_vector:
-                check_cardinality(path, count, add.deletion_vector.cardinality)
-            counts.append(count)
-            data_file = data_file_of(add, path, self.table, metrics, count)
+        for path, add in by_path.items():
+            data_file = data_file_of(add, path, self.table, inspection.metrics[path])
             entries.append(entry_record(ManifestEntryStatus.ADDED, data_file, snapshot_id=self.snapshot_id))
         manifest = write_manifest(
             PyArrowFileIO(dict(self.properties)),
@@ -117,8 +111,9 @@ class ManifestTask:
                 for summary in manifest.partitions or ()
             ],
             "paths": paths,
-            "record_counts": counts,
+            "record_counts": [inspection.metrics[path].record_count for path in paths],
             "sizes_bytes": [add.size for add in adds],
+            "hidden": [list(column) for column in sorted(inspection.hidden)],
         }
         return pa.RecordBatch.from_pylist([row], schema=MANIFESTS)
 
@@ -158,43 +153,8 @@ def _written(row: Mapping[str, Any], task: ManifestTask) -> WrittenManifest:
         deleted_rows_count=0,
         partitions=[PartitionFieldSummary.from_args(**summary) for summary in row["partitions"]],
     )
-    return WrittenManifest(manifest, list(zip(row["paths"], row["record_counts"], row["sizes_bytes"], strict=True)))
-
-
-def check_data_files(storage: FileIOStorage, sizes: Mapping[str, int]) -> None:
-    """Look at each data file: a missing or cut one must not be registered, every reader of the table would fail.
-
-    Raises `ObjectMissing`, or `CorruptInput` with both sizes.
-    """
-
-    def look(path: str) -> None:
-        found = storage.stat(path).size
-        if found != sizes[path]:
-            raise CorruptInput(
-                f"the data file has {found} bytes, the Delta log says {sizes[path]}",
-                path=path,
-                hint="Restore the file, or remove it from the Delta table (FSCK REPAIR, or a delete that covers it).",
-            )
-
-    _at_once(look, sizes)
-
-
-def _at_once(look: Callable[[str], None], paths: Iterable[str]) -> None:
-    todo = list(paths)
-    if len(todo) < LOOKS_AT_ONCE:
-        for path in todo:
-            look(path)
-        return
-    with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
-        list(pool.map(look, todo))
-
-
-def read_record_count(storage: FileIOStorage, path: str) -> int:
-    """Physical rows by the Parquet footer. Raises `CorruptInput` when the file is not Parquet."""
-    try:
-        with storage.open_input(path) as file:
-            return int(pq.read_metadata(file).num_rows)
-    except pa.ArrowInvalid as error:
-        raise CorruptInput(
-            f"the file has no Parquet footer: {error}", path=path, hint="Restore the file on the Delta side."
-        ) from error
+    return WrittenManifest(
+        manifest,
+        list(zip(row["paths"], row["record_counts"], row["sizes_bytes"], strict=True)),
+        frozenset(tuple(column) for column in row["hidden"]),
+    )

@@ -14,25 +14,18 @@ from daemon.translate.partition_values import partition_tuple
 from daemon.translate.schema import TableSchema
 
 
-def metrics_of(add: AddFile, path: str, table: TableSchema) -> Metrics:
-    """The metrics of an add. Raises `CorruptInput` when more rows are deleted than the file has."""
-    try:
-        metrics = parse_stats(add.stats, table.leaves)
-    except CorruptInput as error:
-        raise error.located(path=path) from error
-    if add.deletion_vector and metrics.record_count is not None:
-        check_cardinality(path, metrics.record_count, add.deletion_vector.cardinality)
-    return metrics
-
-
-def check_cardinality(path: str, record_count: int, cardinality: int) -> None:
-    """`numRecords` counts physical rows; some writers put live ones there (trinodb/trino#30343)."""
-    if cardinality > record_count:
+def metrics_of(add: AddFile, path: str, table: TableSchema, record_count: int) -> Metrics:
+    """The metrics of an add whose file has `record_count` rows. Raises `CorruptInput` when more are deleted."""
+    if add.deletion_vector and add.deletion_vector.cardinality > record_count:
         raise CorruptInput(
-            f"the deletion vector has {cardinality} positions, the file {record_count} rows",
+            f"the deletion vector has {add.deletion_vector.cardinality} positions, the file {record_count} rows",
             path=path,
-            hint="Recompute the file's statistics on the Delta side (numRecords must count deleted rows too).",
+            hint="The log names another file, or another deletion vector, than it means: restore the Delta table.",
         )
+    try:
+        return parse_stats(add.stats, table.leaves, record_count, has_dv=add.deletion_vector is not None)
+    except CorruptInput as error:
+        raise error.located(path=path) from error.__cause__
 
 
 def partition_of(add: AddFile, path: str, table: TableSchema, spec_id: int) -> tuple[Any, ...]:
@@ -43,17 +36,14 @@ def partition_of(add: AddFile, path: str, table: TableSchema, spec_id: int) -> t
         raise error.located(path=path) from error.__cause__
 
 
-def data_file_of(add: AddFile, path: str, table: TableSchema, metrics: Metrics, record_count: int) -> DataFile:
-    """The data file as Iceberg registers it in place, under the table's present spec.
-
-    `record_count` counts physical rows, from the statistics or from the file's footer.
-    """
+def data_file_of(add: AddFile, path: str, table: TableSchema, metrics: Metrics) -> DataFile:
+    """The data file as Iceberg registers it in place, under the table's present spec."""
     data_file = data_file_record(
         partition_of(add, path, table, table.spec_id),
         content=DataFileContent.DATA,
         file_path=path,
         file_format=FileFormat.PARQUET,
-        record_count=record_count,
+        record_count=metrics.record_count,
         file_size_in_bytes=add.size,
         value_counts=metrics.value_counts or None,
         null_value_counts=metrics.null_value_counts or None,

@@ -1,9 +1,9 @@
 """Delta's per-file statistics -> Iceberg metrics. Delta PROTOCOL.md, "Per-file Statistics"; Iceberg spec, "Manifests".
 
 Bounds must be safe for pruning: lower ones never above, upper ones never below any value. Timestamps are cut to
-milliseconds in Delta's statistics, so the upper bound is moved up to the end of its millisecond; as such a bound is not
-exact, the table's metrics mode for timestamp columns is `counts` (see `metrics_properties`), which keeps engines from
-answering MIN or MAX with it.
+milliseconds in Delta's statistics, so the upper bound is moved up to the end of its millisecond. Columns whose bounds
+are not exact have the metrics mode `counts` (see `metrics_properties`), which keeps engines from answering MIN or MAX
+with them.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from daemon.translate.schema import TableSchema
 
 # The part of a timestamp that Delta's statistics do not carry.
 MILLISECOND_REST_US = 999
-ROWS_LIMIT = 1 << 63
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """A data file's metrics by Iceberg field id. `record_count` counts physical rows; None when Delta has none."""
+    """A data file's metrics by Iceberg field id. `record_count` counts physical rows, deleted ones too."""
 
-    record_count: int | None
+    record_count: int
     value_counts: dict[int, int]
     null_value_counts: dict[int, int]
     lower_bounds: dict[int, bytes]
     upper_bounds: dict[int, bytes]
 
 
-NO_METRICS = Metrics(None, {}, {}, {}, {})
-
-
-def parse_stats(stats: str | None, leaves: Mapping[tuple[str, ...], NestedField]) -> Metrics:
+def parse_stats(
+    stats: str | None, leaves: Mapping[tuple[str, ...], NestedField], record_count: int, *, has_dv: bool
+) -> Metrics:
     """Translate an add's `stats` JSON; anything that cannot be trusted for a column is left out for that column.
 
-    Raises `CorruptInput` when the statistics are not JSON of the protocol's shape.
+    `record_count` is the footer's. Where `numRecords` says otherwise (live rows, as some writers put there,
+    trinodb/trino#30343), the null counts are not trusted. Raises `CorruptInput` when the statistics are not JSON of the
+    protocol's shape.
     """
     if not stats:
-        return NO_METRICS
+        return Metrics(record_count, {}, {}, {}, {})
     try:
         parsed = json.loads(stats, parse_float=Decimal)
-        record_count = parsed.get("numRecords")
+        counted = parsed.get("numRecords") == record_count
         tight = parsed.get("tightBounds", True)
         minima, maxima = parsed.get("minValues") or {}, parsed.get("maxValues") or {}
         nulls = parsed.get("nullCount") or {}
@@ -72,19 +72,17 @@ def parse_stats(stats: str | None, leaves: Mapping[tuple[str, ...], NestedField]
         raise CorruptInput(
             f"the statistics are not JSON: {error}", hint="Recompute them on the Delta table."
         ) from error
-    if record_count is not None and not (type(record_count) is int and 0 <= record_count < ROWS_LIMIT):
-        raise CorruptInput(f"the statistics have numRecords {record_count}", hint="Recompute them on the Delta table.")
     null_counts = {
         leaves[path].field_id: count
         for path, count in _walk(nulls, leaves)
-        if record_count is not None
-        and type(count) is int
-        and (0 <= count <= record_count if tight else count in (0, record_count))
+        if counted and type(count) is int and (0 <= count <= record_count if tight else count in (0, record_count))
     }
     lower: dict[int, bytes] = {}
     upper: dict[int, bytes] = {}
     upper_values = dict(_walk(maxima, leaves))
-    for path, minimum in _walk(minima, leaves):
+    # Wide bounds without deletions would be taken for exact ones by engines that answer MIN and MAX from metadata; with
+    # deletions they read the file.
+    for path, minimum in _walk(minima, leaves) if tight or has_dv else ():
         field, maximum = leaves[path], upper_values.get(path)
         if maximum is None or minimum is None:
             continue
@@ -93,7 +91,7 @@ def parse_stats(stats: str | None, leaves: Mapping[tuple[str, ...], NestedField]
             lower[field.field_id], upper[field.field_id] = bounds
     return Metrics(
         record_count=record_count,
-        value_counts={} if record_count is None else {field_id: record_count for field_id in null_counts},
+        value_counts={field_id: record_count for field_id in null_counts},
         null_value_counts=null_counts,
         lower_bounds=lower,
         upper_bounds=upper,
@@ -154,9 +152,12 @@ def _days(text: str) -> int:
 
 
 def metrics_properties(table: TableSchema) -> dict[str, str]:
-    """Iceberg table properties that keep engines from computing MIN and MAX from inexact bounds."""
+    """Iceberg table properties that keep engines from computing MIN and MAX from inexact bounds.
+
+    Inexact are cut strings, timestamps cut to milliseconds, signed zeros, and NaN, of which bounds say nothing.
+    """
     return {
         f"write.metadata.metrics.column.{table.schema.find_column_name(field.field_id)}": "counts"
         for field in table.leaves.values()
-        if isinstance(field.field_type, TimestampType | TimestamptzType)
+        if isinstance(field.field_type, StringType | TimestampType | TimestamptzType | FloatType | DoubleType)
     }

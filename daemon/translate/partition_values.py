@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from pyiceberg.types import (
     BooleanType,
@@ -35,15 +36,15 @@ INT_RANGE: Mapping[type[IcebergType], int] = {IntegerType: 1 << 31, LongType: 1 
 BOOLEANS = {"true": True, "false": False}
 
 
-def parse_partition_value(text: str | None, field_type: IcebergType, column: str) -> Any:
-    """The value as Iceberg keeps it in a partition tuple; None for null.
+def parse_partition_value(text: str | None, field_type: IcebergType, column: str, time_zone: str = "UTC") -> Any:
+    """The value as Iceberg keeps it in a partition tuple; None for null. `time_zone` is for timestamps that name none.
 
     Raises `CorruptInput` naming the column when the text is not of the type.
     """
     if text is None or text == "":
         return None
     try:
-        return _parse(text, field_type)
+        return _parse(text, field_type, time_zone)
     except (ValueError, ArithmeticError) as error:
         raise CorruptInput(
             f"partition value {text!r} of column {column} is not a {field_type}",
@@ -51,7 +52,7 @@ def parse_partition_value(text: str | None, field_type: IcebergType, column: str
         ) from error
 
 
-def _parse(text: str, field_type: IcebergType) -> Any:
+def _parse(text: str, field_type: IcebergType, time_zone: str) -> Any:
     value: Any
     match field_type:
         case StringType():
@@ -66,8 +67,10 @@ def _parse(text: str, field_type: IcebergType) -> Any:
             value = exact_decimal(Decimal(text), field_type)
         case DateType():
             value = (date.fromisoformat(text) - EPOCH_DAY).days
-        case TimestampType() | TimestamptzType():
+        case TimestampType():
             value = timestamp_micros(text)
+        case TimestamptzType():
+            value = timestamp_micros(text, time_zone)
         case _:
             raise ValueError(f"{text!r} is no {field_type}")
     return value
@@ -92,11 +95,11 @@ def exact_decimal(number: Decimal, field_type: DecimalType) -> Decimal:
     return number.quantize(Decimal((0, (1,), -field_type.scale)), context=context)
 
 
-def timestamp_micros(text: str) -> int:
-    """Microseconds since 1970 of `2020-01-01 00:00:00.123456`, also with `T` and a zone; UTC when there is no zone."""
+def timestamp_micros(text: str, time_zone: str = "UTC") -> int:
+    """Microseconds since 1970 of `2020-01-01 00:00:00.123456`, also with `T` and a zone; in `time_zone` without one."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
+        moment = moment.replace(tzinfo=ZoneInfo(time_zone))
     return (moment - EPOCH) // MICROSECOND
 
 
@@ -104,7 +107,10 @@ def partition_tuple(values: Mapping[str, str | None], table: TableSchema, spec_i
     """One value for each field of the spec, in its order, from an action's `partitionValues` (physical names)."""
     return tuple(
         parse_partition_value(
-            values.get(table.physical_names[field.source_id]), table.schema.find_type(field.source_id), field.name
+            values.get(table.physical_names[field.source_id]),
+            table.schema.find_type(field.source_id),
+            field.name,
+            table.time_zone,
         )
         for field in table.specs[spec_id].fields
     )

@@ -18,7 +18,7 @@ from daemon.delta.actions import AddFile, DeletionVectorDescriptor
 from daemon.delta.replay import TableChange
 from daemon.iceberg.pyiceberg_ext import data_file_record
 from daemon.iceberg.row_delta import RowDelta
-from daemon.translate.data_files import check_cardinality, data_file_of, metrics_of, partition_of
+from daemon.translate.data_files import data_file_of, metrics_of, partition_of
 from daemon.translate.metrics import Metrics
 from daemon.translate.schema import TableSchema
 from state import DeleteFileRecord, DeletionVectorRecord, LiveFile, OrphanReason
@@ -34,10 +34,10 @@ UNKNOWN_DV = DeletionVectorRecord("?", "?", "", 0, 0)
 
 @dataclass(frozen=True)
 class DvWork:
-    """One data file whose deleted positions go from `before` to `after`. `record_count` None: not known."""
+    """One data file whose deleted positions go from `before` to `after`."""
 
     data_file: str
-    record_count: int | None
+    record_count: int
     before: DeletionVectorRecord | None
     after: DeletionVectorRecord
 
@@ -108,13 +108,13 @@ def plan_sync(
     change: TableChange,
     live: Mapping[str, LiveFile],
     table: TableSchema,
+    metrics: Mapping[str, Metrics],
     *,
     granularity: str,
     name_delete_file: Callable[[int], str],
 ) -> SyncPlan:
-    """Plan what to translate. `live` holds the files of `change` that Iceberg shows now, `granularity` is `file` or
-    `partition`, `name_delete_file` names the nth delete file."""
-    metrics = {path: metrics_of(add, path, table) for path, add in change.added.items()}
+    """Plan what to translate. `live` holds the files of `change` that Iceberg shows now, `metrics` those of the added
+    ones, `granularity` is `file` or `partition`, `name_delete_file` names the nth delete file."""
     return SyncPlan(
         change=change,
         live=live,
@@ -252,19 +252,18 @@ def complete_plan(
     snapshot_id: int,
     serving: Sequence[DeleteFileRecord],
     still_serving: Mapping[str, set[str]],
-    record_counts: Mapping[str, int],
     rewritten: Sequence[tuple[Rewrite, DeleteFileResult]] = (),
 ) -> CommitPlan:
     """Decide every entry of the snapshot once the delete files are written.
 
     `serving` are the live delete files of the files to leave, `still_serving` the live data files that each of them
-    serves, `record_counts` the physical rows of added files whose statistics do not tell, `rewritten` what became of
-    `plan_rewrites`.
+    serves, `rewritten` what became of `plan_rewrites`.
     """
     leaving = files_to_leave(plan, results)
     restored = _restored(plan, results)
     added = {**plan.change.added, **{path: plan.change.dv_changed[path] for path in restored}}
-    counts = {path: _record_count(plan, path, record_counts) for path in added}
+    metrics = {path: _metrics(plan, path) for path in added}
+    counts = {path: of_file.record_count for path, of_file in metrics.items()}
     by_path = {result.path: result for result in results}
     written = tuple((task, by_path[task.output_path]) for task in plan.tasks if by_path[task.output_path].positions)
     gone = {
@@ -277,10 +276,7 @@ def complete_plan(
     }
     delta = RowDelta(
         snapshot_id=snapshot_id,
-        added_data_files=[
-            data_file_of(add, path, plan.table, _metrics(plan, path), counts[path])
-            for path, add in sorted(added.items())
-        ],
+        added_data_files=[data_file_of(add, path, plan.table, metrics[path]) for path, add in sorted(added.items())],
         removed_data_files=_by_manifest((plan.live[path].manifest_path, path) for path in leaving),
         added_delete_files=[_delete_file_of(task, result) for task, result in written],
         removed_delete_files=_by_manifest((file.manifest_path, file.path) for file in serving),
@@ -306,19 +302,9 @@ def complete_plan(
 
 
 def _metrics(plan: SyncPlan, path: str) -> Metrics:
-    return plan.metrics.get(path) or metrics_of(plan.change.dv_changed[path], path, plan.table)
-
-
-def _record_count(plan: SyncPlan, path: str, record_counts: Mapping[str, int]) -> int:
-    if path in plan.live:
-        return plan.live[path].record_count
-    known = plan.metrics[path].record_count
-    if known is not None:
-        return known
-    add = plan.change.added[path]
-    if add.deletion_vector:
-        check_cardinality(path, record_counts[path], add.deletion_vector.cardinality)
-    return record_counts[path]
+    if path in plan.metrics:
+        return plan.metrics[path]
+    return metrics_of(plan.change.dv_changed[path], path, plan.table, plan.live[path].record_count)
 
 
 def _by_manifest(placed: Iterator[tuple[str, str]]) -> dict[str, set[str]]:

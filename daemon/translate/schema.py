@@ -60,8 +60,8 @@ DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 # PROTOCOL.md, "Column Mapping": the ids and names in a field's metadata.
 MAPPING_ID = "delta.columnMapping.id"
 MAPPING_NAME = "delta.columnMapping.physicalName"
-# PROTOCOL.md, "Type Widening": the types a column had before.
-TYPE_CHANGES = "delta.typeChanges"
+# PROTOCOL.md, "IcebergCompatV2": ids of list elements, map keys and map values, by the path of physical names.
+NESTED_IDS = "delta.columnMapping.nested.ids"
 # Partition field ids start here (Iceberg spec, "Partition Specs").
 PARTITION_FIELD_ID_START = 1000
 HINT_METADATA = "Ask the writer of this metaData action; nothing of the commit is shown."
@@ -71,8 +71,8 @@ HINT_METADATA = "Ask the writer of this metaData action; nothing of the commit i
 class TableSchema:
     """The Iceberg side of one Delta metadata.
 
-    `replaced` names columns whose type or id changed so that they are new columns in Iceberg's eyes: no older file may
-    stay live then.
+    `replaced` tells columns whose type or id changed so that they are new columns in Iceberg's eyes: no older file may
+    stay live then. `time_zone` is that of timestamp partition values that name none.
     """
 
     schema: Schema
@@ -80,6 +80,7 @@ class TableSchema:
     spec_id: int
     name_mapping: NameMapping
     replaced: tuple[str, ...] = ()
+    time_zone: str = "UTC"
 
     @property
     def spec(self) -> PartitionSpec:
@@ -142,7 +143,7 @@ def _parse_struct(schema_string: str) -> dict[str, Any]:
 
 
 def _renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
-    """Physical names of columns that have another id than before.
+    """Columns, by physical name, that have another id than before.
 
     Switching column mapping on numbers the columns of the files that are there anew, as Delta likes. Metrics and
     partition values of what is live would then belong to other columns.
@@ -153,7 +154,7 @@ def _renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: 
         if known is None:
             continue
         if known.field_id != field.field_id:
-            yield parent + field.names[0]
+            yield f"{parent}{field.names[0]} (from id {known.field_id} to {field.field_id})"
         yield from _renumbered(known.fields, field.fields, f"{parent}{field.names[0]}.")
 
 
@@ -199,6 +200,34 @@ def _physical_name(field: dict[str, Any]) -> str:
     return str(field["metadata"].get(MAPPING_NAME, field["name"]))
 
 
+@dataclass(frozen=True)
+class _NestedIds:
+    """The ids that a field's metadata gives to what is inside of its lists and maps; `place` is where the walk is."""
+
+    ids: Mapping[str, int]
+    place: str
+
+    @classmethod
+    def of(cls, field: dict[str, Any]) -> _NestedIds:
+        return cls(field["metadata"].get(NESTED_IDS, {}), _physical_name(field))
+
+    @property
+    def id(self) -> int | None:
+        return self.ids.get(self.place)
+
+    @property
+    def of_element(self) -> _NestedIds:
+        return _NestedIds(self.ids, f"{self.place}.element")
+
+    @property
+    def of_key(self) -> _NestedIds:
+        return _NestedIds(self.ids, f"{self.place}.key")
+
+    @property
+    def of_value(self) -> _NestedIds:
+        return _NestedIds(self.ids, f"{self.place}.value")
+
+
 class _Translation:
     """One walk over a Spark schema; carries the next free field id."""
 
@@ -229,21 +258,20 @@ class _Translation:
         path = (*parent, field["name"])
         column = ".".join(path)
         old = by_id.get(field["metadata"][MAPPING_ID]) if self.mapped else by_name.get(field["name"])
-        _check_type_changes(field, column)
         # A struct's id comes before those of its fields, as where Delta numbers columns (DeltaColumnMapping.scala).
         kept_id = int(field["metadata"][MAPPING_ID]) if self.mapped else old.field_id if old else None
         field_id = self._new_id() if kept_id is None else kept_id
         old_type = old.field_type if old else None
-        field_type = self._type(field["type"], old_type, path)
+        field_type = self._type(field["type"], old_type, path, _NestedIds.of(field))
         if old_type is not None and not _may_become(old_type, field_type):
             if self.mapped:
                 raise Unsupported(
                     f"column {column} changed from {old_type} to {field_type}, which Iceberg cannot express",
                     hint="Iceberg widens int to long, float to double and the precision of decimals only.",
                 )
-            self.replaced.append(column)
+            self.replaced.append(f"{column} (from {old_type} to {field_type})")
             old, field_id = None, self._new_id()
-            field_type = self._type(field["type"], None, path)
+            field_type = self._type(field["type"], None, path, _NestedIds.of(field))
         # A column that joins later is missing from older files, so readers must be allowed a null.
         required = not field["nullable"] and (old.required if old else not evolving)
         return NestedField(
@@ -254,44 +282,55 @@ class _Translation:
             doc=field["metadata"].get("comment"),
         )
 
-    def _type(self, delta_type: Any, old: IcebergType | None, path: tuple[str, ...]) -> IcebergType:
+    def _type(self, delta_type: Any, old: IcebergType | None, path: tuple[str, ...], nested: _NestedIds) -> IcebergType:
         if isinstance(delta_type, str):
             return _primitive(delta_type, ".".join(path))
         match delta_type["type"]:
             case "struct":
                 return StructType(*self.struct_fields(delta_type, old if isinstance(old, StructType) else None, path))
             case "array":
-                self._check_nested_ids(path)
                 old_list = old if isinstance(old, ListType) else None
                 return ListType(
-                    element_id=old_list.element_id if old_list else self._new_id(),
+                    element_id=self._inner_id(old_list.element_id if old_list else None, path, nested.of_element),
                     element=self._type(
-                        delta_type["elementType"], old_list.element_type if old_list else None, (*path, "element")
+                        delta_type["elementType"],
+                        old_list.element_type if old_list else None,
+                        (*path, "element"),
+                        nested.of_element,
                     ),
                     element_required=not delta_type["containsNull"],
                 )
             case "map":
-                self._check_nested_ids(path)
                 old_map = old if isinstance(old, MapType) else None
                 return MapType(
-                    key_id=old_map.key_id if old_map else self._new_id(),
-                    key_type=self._type(delta_type["keyType"], old_map.key_type if old_map else None, (*path, "key")),
-                    value_id=old_map.value_id if old_map else self._new_id(),
+                    key_id=self._inner_id(old_map.key_id if old_map else None, path, nested.of_key),
+                    key_type=self._type(
+                        delta_type["keyType"], old_map.key_type if old_map else None, (*path, "key"), nested.of_key
+                    ),
+                    value_id=self._inner_id(old_map.value_id if old_map else None, path, nested.of_value),
                     value_type=self._type(
-                        delta_type["valueType"], old_map.value_type if old_map else None, (*path, "value")
+                        delta_type["valueType"],
+                        old_map.value_type if old_map else None,
+                        (*path, "value"),
+                        nested.of_value,
                     ),
                     value_required=not delta_type["valueContainsNull"],
                 )
             case other:
                 raise _unsupported_type(str(other), ".".join(path))
 
-    def _check_nested_ids(self, path: tuple[str, ...]) -> None:
-        # Files with ids for columns but none for elements read as null in engines that go by id: refuse, never serve.
+    def _inner_id(self, kept_id: int | None, path: tuple[str, ...], nested: _NestedIds) -> int:
+        """The id of an element, key or value. Files that have ids for columns but none for these read as null, or not
+        at all, in engines that go by id: refused, never served."""
         if self.mapped:
-            raise Unsupported(
-                f"column {'.'.join(path)} is an array or map in a table with column mapping: its elements have no ids",
-                hint="Tables without column mapping may hold arrays and maps.",
-            )
+            if nested.id is None:
+                raise Unsupported(
+                    f"column {'.'.join(path)} is an array or map, and column mapping gives no id to what is in it",
+                    hint="Drop it, or have the files rewritten with such ids (REORG TABLE … APPLY (UPGRADE UNIFORM "
+                    "(ICEBERG_COMPAT_VERSION = 2))). Tables without column mapping may hold arrays and maps.",
+                )
+            return nested.id
+        return self._new_id() if kept_id is None else kept_id
 
     def mapped_fields(self, struct: dict[str, Any], fields: tuple[NestedField, ...]) -> list[MappedField]:
         return [
@@ -330,18 +369,8 @@ def _primitive(delta_type: str, column: str) -> PrimitiveType:
 def _unsupported_type(delta_type: str, column: str) -> Unsupported:
     return Unsupported(
         f"column {column} has the type {delta_type}, which Iceberg format version 2 does not have",
-        hint="Drop or cast the column in the Delta table.",
+        hint="Drop the column in the Delta table, or store it as another type.",
     )
-
-
-def _check_type_changes(field: dict[str, Any], column: str) -> None:
-    for change in field["metadata"].get(TYPE_CHANGES, []):
-        before, after = _primitive(change["fromType"], column), _primitive(change["toType"], column)
-        if not _may_become(before, after):
-            raise Unsupported(
-                f"column {column} was widened from {before} to {after}, which Iceberg cannot express",
-                hint="Iceberg widens int to long, float to double and the precision of decimals only.",
-            )
 
 
 def _may_become(old: IcebergType, new: IcebergType) -> bool:

@@ -312,8 +312,17 @@ def test_a_log_without_commits_is_gone(names: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("names", "expected"),
-    [((), False), ((name(1),), False), ((name(0),), True), (("_last_checkpoint", name(12)), True)],
+    [
+        ((), False),
+        ((name(1),), False),
+        ((name(0),), True),
+        (("_last_checkpoint", name(12)), False),
+        (("00000000000000000012.checkpoint.parquet",), True),
+        (("00000000000000000012.checkpoint.0000000001.0000000002.parquet", name(12)), True),
+        (("00000000000000000012.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json", name(13)), True),
+        (("00000000000000000012.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json.tmp",), False),
+    ],
 )
 def test_a_table_is_there_from_its_first_commit_on(names: tuple[str, ...], expected: bool) -> None:
-    """Version 0 makes a table; once it is cleaned away, the last checkpoint stands for it."""
+    """Version 0 makes a table; once it is cleaned away, a checkpoint of any kind stands for it."""
     assert log_with(*names).is_there() is expected

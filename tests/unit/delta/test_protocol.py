@@ -29,8 +29,8 @@ def test_known_protocols_pass(protocol: Protocol) -> None:
     [
         (["deletionVectors", "zebra", "apple"], "reader feature apple, zebra is not supported", "DROP FEATURE"),
         (["catalogManaged"], "reader feature catalogManaged ", "ratified by a catalog"),
-        (["variantType"], "reader feature variantType ", "format version 3"),
-        (["variantType", "catalogManaged"], "reader feature catalogManaged, variantType ", "format version 3"),
+        (["variantType", "catalogOwned-preview"], "reader feature catalogOwned-preview ", "ratified by a catalog"),
+        (["zebra", "catalogManaged"], "reader feature catalogManaged, zebra ", "ratified by a catalog"),
         (["DeletionVectors"], "reader feature DeletionVectors ", "DROP FEATURE"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from daemon.delta.replay import TableChange
 from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import referenced_data_file
 from daemon.translate import plan as plan_module
+from daemon.translate.data_files import metrics_of
 from daemon.translate.plan import (
     FILE_PATH_ID,
     POS_ID,
@@ -83,12 +85,20 @@ def change(
 
 
 def planned(
-    what: TableChange, live: Iterable[LiveFile] = (), *, granularity: str = "file", table: TableSchema | None = None
+    what: TableChange,
+    live: Iterable[LiveFile] = (),
+    *,
+    granularity: str = "file",
+    table: TableSchema | None = None,
+    rows: Mapping[str, int] = MappingProxyType({}),
 ) -> SyncPlan:
+    """`rows` are those of footers which say otherwise than ROWS."""
+    table = table or table_schema()
     return plan_sync(
         what,
         {file.path: file for file in live},
-        table or table_schema(),
+        table,
+        {path: metrics_of(add, path, table, rows.get(path, ROWS)) for path, add in what.added.items()},
         granularity=granularity,
         name_delete_file=lambda number: f"d{number}",
     )
@@ -105,7 +115,7 @@ def result(path: str, *rows: tuple[str, int] | tuple[str, int, bool]) -> DeleteF
 
 
 def completed(
-    plan: SyncPlan, results: Sequence[DeleteFileResult] = (), serving: Sequence[DeleteFileRecord] = (), **counts: int
+    plan: SyncPlan, results: Sequence[DeleteFileResult] = (), serving: Sequence[DeleteFileRecord] = ()
 ) -> CommitPlan:
     still = {file.path: {mapping.data_file for mapping in file.mappings} for file in serving}
     rewrites = plan_rewrites(serving, still, files_to_leave(plan, results), lambda number: f"r{number}")
@@ -115,7 +125,6 @@ def completed(
         snapshot_id=SNAPSHOT,
         serving=serving,
         still_serving=still,
-        record_counts=counts,
         rewritten=[
             (rewrite, result(rewrite.output_path, *((path, 2) for path in sorted(rewrite.kept))))
             for rewrite in rewrites
@@ -185,14 +194,14 @@ def _schema_of(table: TableSchema) -> str:
 
 
 def test_the_kernel_is_told_both_deletion_vectors_and_the_rows() -> None:
-    """What Iceberg shows now goes with what shall be shown; physical rows come from memory or from the statistics."""
+    """What Iceberg shows now goes with what shall be shown; physical rows come from memory or from the footer."""
     before = record_of(dv("0", 1))
     what = change([add("new", dv("1")), add("bare", dv("2"), rows=None)], dv_changed=[add("old", dv("3"), rows=None)])
-    plan = planned(what, [live_file("old", before)])
+    plan = planned(what, [live_file("old", before)], rows={"bare": 4})
     found = {work.data_file: (work.record_count, work.before, work.after) for task in plan.tasks for work in task.works}
     assert found == {
         "new": (ROWS, None, record_of(dv("1"))),
-        "bare": (None, None, record_of(dv("2"))),
+        "bare": (4, None, record_of(dv("2"))),
         "old": (ROWS, before, record_of(dv("3"))),
     }
     assert descriptor_of(before) == dv("0", 1)
@@ -227,7 +236,7 @@ def summary(done: CommitPlan) -> dict[str, Any]:
 
 def test_an_append() -> None:
     """New files join; their rows are remembered."""
-    done = completed(planned(change([add("b"), add("a", rows=None)])), a=7)
+    done = completed(planned(change([add("b"), add("a", rows=None)]), rows={"a": 7}))
     assert summary(done) == {
         "operation": Operation.APPEND,
         "added": ["a", "b"],
@@ -366,8 +375,9 @@ def test_rows_that_only_move_are_a_replace(
 ) -> None:
     """OPTIMIZE: Delta says that no data changed, and as many rows are live in the new files as were in the old ones."""
     live = [live_file(path, record_of(dv(name)) if name else None) for path, name in removed.items()]
-    files = [add(f"n{number}", rows=rows) for number, rows in enumerate(added)]
-    done = completed(planned(change(files, removed, data_change=data_change), live))
+    rows = {f"n{number}": count for number, count in enumerate(added)}
+    files = [add(path, rows=count) for path, count in rows.items()]
+    done = completed(planned(change(files, removed, data_change=data_change), live, rows=rows))
     assert done.delta.operation is expected
 
 

@@ -1,0 +1,194 @@
+"""Whether every reader finds Delta's columns in a Parquet file: its fields held against the Iceberg schema. Pure.
+
+Readers find a column by the field id in the file, or by the name mapping where a file has none (Iceberg spec, "Column
+Projection"); Delta finds it by its physical name. Where the two would differ, a reader shows nulls or another column:
+such a file is refused, with column and reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyiceberg.table.name_mapping import MappedField, NameMapping
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from daemon.errors import Unsupported
+from daemon.translate.schema import TableSchema
+
+FIELD_ID = b"PARQUET:field_id"
+# Ids of columns that files have and no schema: far above those that Delta counts up to, below Iceberg's reserved ones
+# (Iceberg spec, "Reserved Field IDs").
+HIDDEN_ID_START = 2_147_000_000
+# Parquet types that Iceberg reads as a type (Iceberg spec, "Parquet", and the promotions of "Schema Evolution").
+STORED_AS: Mapping[type[IcebergType], frozenset[pa.DataType]] = {
+    BooleanType: frozenset({pa.bool_()}),
+    IntegerType: frozenset({pa.int8(), pa.int16(), pa.int32()}),
+    LongType: frozenset({pa.int8(), pa.int16(), pa.int32(), pa.int64()}),
+    FloatType: frozenset({pa.float32()}),
+    DoubleType: frozenset({pa.float32(), pa.float64()}),
+    DateType: frozenset({pa.date32()}),
+    StringType: frozenset({pa.string(), pa.large_string(), pa.binary()}),
+    BinaryType: frozenset({pa.binary(), pa.large_binary(), pa.string()}),
+    TimestampType: frozenset({pa.timestamp("us"), pa.timestamp("ms")}),
+    # Arrow shows INT96 as nanoseconds without a zone.
+    TimestamptzType: frozenset({pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC"), pa.timestamp("ns")}),
+}
+INT96 = pa.timestamp("ns")
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FileSchema:
+    """What is worth knowing of a file whose columns all readers find.
+
+    `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking; `int96` are the
+    field ids of timestamps stored as INT96.
+    """
+
+    hidden: frozenset[Path]
+    int96: frozenset[int]
+
+
+def check_file_schema(schema: pa.Schema, table: TableSchema) -> FileSchema:
+    """Hold a file's Arrow `schema` against the table's.
+
+    Raises `Unsupported` naming a column that some reader would not find, take for another, or read as another type.
+    """
+    walk = _Walk(has_ids=any(_id(field) is not None for field in _flat(schema)), ids=frozenset(table.schema.field_ids))
+    walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, ())
+    return FileSchema(frozenset(walk.hidden), frozenset(walk.int96))
+
+
+def _flat(fields: Iterable[pa.Field]) -> Iterator[pa.Field]:
+    for field in fields:
+        yield field
+        yield from _flat(_inner(field.type))
+
+
+def _inner(kind: pa.DataType) -> Sequence[pa.Field]:
+    if pa.types.is_struct(kind):
+        return list(kind)
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    return [kind.value_field] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
+
+
+def _id(field: pa.Field) -> int | None:
+    text = (field.metadata or {}).get(FIELD_ID)
+    return int(text) if text is not None and int(text) >= 0 else None
+
+
+class _Walk:
+    """One walk over a file's fields beside the name mapping; collects what `FileSchema` tells."""
+
+    def __init__(self, *, has_ids: bool, ids: frozenset[int]) -> None:
+        self.hidden: set[Path] = set()
+        self.int96: set[int] = set()
+        self._has_ids = has_ids
+        self._ids = ids
+
+    def struct(
+        self, fields: Iterable[pa.Field], struct: StructType, mapping: Sequence[MappedField], parent: Path
+    ) -> None:
+        by_name = {name: mapped for mapped in mapping for name in mapped.names}
+        found = {field.name for field in fields}
+        # Delta compares names without regard to case, a name mapping does not.
+        missing = {name.casefold(): name for name in by_name if name not in found}
+        columns = {field.field_id: field for field in struct.fields}
+        for field in fields:
+            path = (*parent, field.name)
+            mapped = by_name.get(field.name)
+            if mapped is None:
+                self._check_hidden(field, path, missing)
+                self.hidden.add(path)
+            elif mapped.field_id in columns:
+                self._found(field, columns[mapped.field_id], mapped.fields, path)
+
+    def _check_hidden(self, field: pa.Field, path: Path, missing: Mapping[str, str]) -> None:
+        if field.name.casefold() in missing:
+            raise _unreadable(path, f"is spelled {missing[field.name.casefold()]} in the table's schema")
+        if _id(field) in self._ids:
+            raise _unreadable(path, f"carries the field id {_id(field)} of another column")
+
+    def _found(self, field: pa.Field, column: NestedField, mapping: Sequence[MappedField], path: Path) -> None:
+        if self._has_ids and _id(field) != column.field_id:
+            carried = "no field id" if _id(field) is None else f"the field id {_id(field)}"
+            raise _unreadable(path, f"carries {carried}, and the column's is {column.field_id}")
+        kind, wanted = field.type, column.field_type
+        inner = _inner(kind)
+        if isinstance(wanted, StructType) and pa.types.is_struct(kind):
+            self.struct(inner, wanted, mapping, path)
+        elif isinstance(wanted, ListType) and len(inner) == 1:
+            self._found(inner[0], wanted.element_field, mapping[0].fields, (*path, "element"))
+        elif isinstance(wanted, MapType) and len(inner) == 2:
+            self._found(inner[0], wanted.key_field, mapping[0].fields, (*path, "key"))
+            self._found(inner[1], wanted.value_field, mapping[1].fields, (*path, "value"))
+        elif not _is_stored_as(kind, wanted):
+            raise _unreadable(path, f"is stored as {kind}, and the column's type is {wanted}")
+        elif kind == INT96:
+            self.int96.add(column.field_id)
+
+
+def _is_stored_as(kind: pa.DataType, wanted: IcebergType) -> bool:
+    if pa.types.is_null(kind):
+        return True
+    if isinstance(wanted, DecimalType):
+        return bool(pa.types.is_decimal(kind) and kind.scale == wanted.scale and kind.precision <= wanted.precision)
+    return kind in STORED_AS.get(type(wanted), ())
+
+
+def _unreadable(path: Path, why: str) -> Unsupported:
+    return Unsupported(
+        f"column {'.'.join(path)} of the file {why}: readers of the Iceberg table would not show what Delta shows",
+        hint="Have Delta write the file anew, for example with REORG TABLE or an UPDATE of its rows.",
+    )
+
+
+def with_hidden(mapping: NameMapping, hidden: Iterable[Path]) -> NameMapping:
+    """The mapping with ids for columns that only files have: PyIceberg refuses a file with an unmapped name."""
+    paths = sorted(hidden)
+    if not paths:
+        return mapping
+    used = [mapped.field_id or 0 for mapped in _flat_mapping(mapping.root)]
+    next_id = max(HIDDEN_ID_START, *used) + 1
+    fields = list(mapping.root)
+    for number, path in enumerate(paths):
+        fields = _with_field(fields, path, next_id + number)
+    return NameMapping(fields)
+
+
+def _flat_mapping(fields: Iterable[MappedField]) -> Iterator[MappedField]:
+    for field in fields:
+        yield field
+        yield from _flat_mapping(field.fields)
+
+
+def _with_field(fields: Sequence[MappedField], path: Path, field_id: int) -> list[MappedField]:
+    name, rest = path[0], path[1:]
+    if not rest:
+        return [*fields, MappedField(field_id=field_id, names=[name], fields=[])]
+    return [
+        MappedField(field_id=field.field_id, names=field.names, fields=_with_field(field.fields, rest, field_id))
+        if name in field.names
+        else field
+        for field in fields
+    ]

@@ -1,0 +1,159 @@
+"""A file's own schema: what every reader finds in it, and what would be shown otherwise than Delta shows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.table.name_mapping import MappedField, NameMapping
+
+from daemon.delta.actions import Metadata
+from daemon.errors import Unsupported
+from daemon.translate.file_schema import HIDDEN_ID_START, check_file_schema, with_hidden
+from daemon.translate.schema import TableSchema, translate_schema
+
+INNER = {"type": "struct", "fields": [{"name": "x", "type": "long", "nullable": True, "metadata": {}}]}
+DICT = {"type": "map", "keyType": "string", "valueType": INNER, "valueContainsNull": True}
+
+
+def table_of(*columns: tuple[str, Any], ids: bool = False) -> TableSchema:
+    fields = []
+    for number, (name, kind) in enumerate(columns, start=1):
+        mapping = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": name} if ids else {}
+        fields.append({"name": name, "type": kind, "nullable": True, "metadata": mapping})
+    configuration = {"delta.columnMapping.mode": "name"} if ids else {}
+    return translate_schema(Metadata("t", json.dumps({"type": "struct", "fields": fields}), [], configuration))
+
+
+def ids_of(mapping: Iterable[MappedField], parent: str = "") -> dict[str, int | None]:
+    found = {}
+    for mapped in mapping:
+        found[parent + mapped.names[0]] = mapped.field_id
+        found |= ids_of(mapped.fields, f"{parent}{mapped.names[0]}.")
+    return found
+
+
+def field(name: str, kind: pa.DataType, number: int | None = None) -> pa.Field:
+    return pa.field(name, kind, metadata=None if number is None else {"PARQUET:field_id": str(number)})
+
+
+@pytest.mark.parametrize(
+    ("delta", "stored"),
+    [
+        ("integer", pa.int16()),
+        ("long", pa.int32()),
+        ("double", pa.float32()),
+        ("decimal(20,2)", pa.decimal128(9, 2)),
+        ("string", pa.binary()),
+        ("date", pa.date32()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestamp", pa.timestamp("ms", "UTC")),
+        ("timestamp_ntz", pa.timestamp("us")),
+        ("boolean", pa.null()),
+        (INNER, pa.struct([("x", pa.int64())])),
+        (DICT, pa.map_(pa.string(), pa.struct([("x", pa.int64())]))),
+        ({"type": "array", "elementType": "long", "containsNull": True}, pa.list_(pa.int32())),
+    ],
+)
+def test_types_that_readers_take(delta: Any, stored: pa.DataType) -> None:
+    """A narrower type than the table's is what files from before a widening have."""
+    found = check_file_schema(pa.schema([field("c", stored)]), table_of(("c", delta)))
+    assert (found.hidden, found.int96) == (frozenset(), frozenset())
+
+
+def test_int96_is_told() -> None:
+    """INT96 timestamps have their field ids told, nested ones too."""
+    table = table_of(("a", "timestamp"), ("l", {"type": "array", "elementType": "timestamp", "containsNull": True}))
+    stored = pa.schema([field("a", pa.timestamp("ns")), field("l", pa.list_(pa.timestamp("ns")))])
+    assert check_file_schema(stored, table).int96 == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("delta", "stored", "place"),
+    [
+        ("integer", pa.int64(), "c"),
+        ("double", pa.int32(), "c"),
+        ("timestamp", pa.timestamp("us"), "c"),
+        ("timestamp", pa.timestamp("ns", "UTC"), "c"),
+        ("timestamp_ntz", pa.timestamp("us", "UTC"), "c"),
+        ("timestamp_ntz", pa.timestamp("ns"), "c"),
+        ("timestamp_ntz", pa.date32(), "c"),
+        ("decimal(5,2)", pa.decimal128(6, 2), "c"),
+        ("decimal(5,2)", pa.decimal128(5, 3), "c"),
+        ("string", pa.int32(), "c"),
+        (INNER, pa.struct([("x", pa.string())]), "c.x"),
+        (INNER, pa.list_(pa.int64()), "c"),
+        (DICT, pa.map_(pa.int32(), pa.struct([("x", pa.int64())])), "c.key"),
+        (DICT, pa.map_(pa.string(), pa.struct([("x", pa.float64())])), "c.value.x"),
+    ],
+)
+def test_types_that_no_promotion_reaches_are_refused(delta: Any, stored: pa.DataType, place: str) -> None:
+    """The refusal names the column and both types."""
+    with pytest.raises(
+        Unsupported, match=rf"^column {place} of the file is stored as .+, and the column's type is .+:"
+    ):
+        check_file_schema(pa.schema([field("c", stored)]), table_of(("c", delta)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            [field("a", pa.int64(), 1), field("b", pa.int64())],
+            "column b of the file carries no field id, and the column's is 2",
+        ),
+        ([field("a", pa.int64(), 2), field("b", pa.int64(), 1)], "column a of the file carries the field id 2, and"),
+        ([field("a", pa.int64()), field("other", pa.int64(), 2)], "column a of the file carries no field id"),
+        ([field("other", pa.int64(), 2)], "column other of the file carries the field id 2 of another column"),
+    ],
+)
+@pytest.mark.parametrize("ids", [False, True])
+def test_ids_that_lead_elsewhere_are_refused(fields: list[pa.Field], says: str, ids: bool) -> None:
+    """Readers go by ids as soon as a file has some: nulls, or another column's values, would be shown."""
+    with pytest.raises(Unsupported, match=says):
+        check_file_schema(pa.schema(fields), table_of(("a", "long"), ("b", "long"), ids=ids))
+
+
+def test_ids_of_elements_are_needed_with_others() -> None:
+    """A list without an id for its elements reads as null where columns have ids."""
+    kind = {"type": "array", "elementType": "long", "containsNull": True}
+    table = table_of(("l", kind))
+    assert not check_file_schema(pa.schema([field("l", pa.list_(pa.int64()))]), table).hidden
+    with pytest.raises(Unsupported, match=r"column l\.element of the file carries no field id, and the column's is 2"):
+        check_file_schema(pa.schema([field("l", pa.list_(pa.int64()), 1)]), table)
+    check_file_schema(pa.schema([field("l", pa.list_(field("element", pa.int64(), 2)), 1)]), table)
+
+
+def test_another_spelling_is_refused() -> None:
+    """Delta finds `ID` where it looks for `id`; a name mapping does not."""
+    with pytest.raises(Unsupported, match="column ID of the file is spelled id in the table's schema"):
+        check_file_schema(pa.schema([field("ID", pa.int64())]), table_of(("id", "long")))
+
+
+def test_columns_that_only_files_have() -> None:
+    """They are told, and mapped to ids that no column will ever have."""
+    table = table_of(("a", "long"), ("s", INNER))
+    stored = pa.schema(
+        [
+            field("a", pa.int64()),
+            field("_row-id", pa.int64()),
+            field("s", pa.struct([("x", pa.int64()), ("y", pa.int8())])),
+        ]
+    )
+    hidden = check_file_schema(stored, table).hidden
+    assert hidden == {("_row-id",), ("s", "y")}
+    mapping = with_hidden(table.name_mapping, hidden)
+    assert ids_of(mapping) == {"a": 1, "s": 2, "s.x": 3, "_row-id": HIDDEN_ID_START + 1, "s.y": HIDDEN_ID_START + 2}
+    assert ids_of(with_hidden(mapping, {("more",)})) == ids_of(mapping) | {"more": HIDDEN_ID_START + 3}
+    assert with_hidden(mapping, ()) is mapping
+
+
+def test_columns_that_were_dropped_are_known() -> None:
+    """A column that the mapping still has and the schema not is nobody's news."""
+    table = table_of(("a", "long"))
+    old = MappedField(field_id=9, names=["old"], fields=[])
+    table = TableSchema(table.schema, table.specs, 0, NameMapping([*table.name_mapping, old]))
+    assert not check_file_schema(pa.schema([field("a", pa.int64()), field("old", pa.string())]), table).hidden
