@@ -3,7 +3,7 @@ crash repairable. `sync.py` decides what to advance by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
@@ -18,16 +18,19 @@ from daemon.delta.deletion_vector import find_place
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
 from daemon.errors import ObjectMissing, SyncError, Unsupported
+from daemon.iceberg.account import Account, account_of, check_account, find_account
 from daemon.iceberg.marker import Marker
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView, prepare_snapshot
 from daemon.iceberg.target import view_of
 from daemon.pipeline.inspection import Inspector
 from daemon.pipeline.rewrite import rewrite_delete_file
 from daemon.translate.plan import (
+    UNKNOWN_DV,
     CommitPlan,
     DeleteFileResult,
     Rewrite,
     SyncPlan,
+    account_change,
     complete_plan,
     descriptor_of,
     files_to_leave,
@@ -142,9 +145,13 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
             rewritten=_rewrite_shared(context, intent, rewrites),
         )
         outcome = _outcome(record, change, completed, shape.table.spec_id)
+        account = _account_before(context, shown, live) + account_change(plan)
         prepared = None
-        if not completed.is_empty:
+        if completed.is_empty:
+            check_account(account, _account_before(context, shown, live))
+        else:
             prepared = prepare_snapshot(view, completed.delta, partial(announce_metadata, context, intent))
+            check_account(account, account_of(prepared.manifests))
             outcome = placed(outcome, prepared)
             store.record_prepared(intent.id, outcome)
     except (SyncError, OSError):
@@ -156,11 +163,23 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
         stamp = marker_of(outcome).to_properties(shown.table.metadata.current_snapshot_id)
         table = context.target.define(shown.table, shape.definition, stamp)
     else:
-        summary = marker_of(outcome).to_summary(from_version=change.from_version, operation=change.operation)
+        marker = marker_of(outcome).to_summary(from_version=change.from_version, operation=change.operation)
+        summary = {**marker, **account.to_summary()}
         table = context.target.commit(shown.table, shape.definition, prepared, summary)
     outcome = with_fields(outcome, metadata_location=table.metadata_location)
     store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
     return Shown(remembered(record, outcome), table), _result(change, completed, outcome)
+
+
+def _account_before(context: TableContext, shown: Shown, live: Mapping[str, LiveFile]) -> Account:
+    """The account so far: the snapshot's own, or what is remembered where it has none or a file's deletions are in
+    doubt."""
+    account = find_account(shown.table.current_snapshot())
+    if account is None or any(file.deletion_vector == UNKNOWN_DV for file in live.values()):
+        counts = context.store.count(shown.record.id)
+        physical_rows = counts.live_rows + counts.deleted_positions
+        account = Account(counts.live_data_files, physical_rows, counts.deleted_positions)
+    return account
 
 
 def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Shape:

@@ -17,10 +17,11 @@ from msgspec.structs import replace
 
 from daemon import log as events
 from daemon.clock import Clock
+from daemon.errors import AccountMismatch
 from daemon.failures import Failures
 from daemon.settings import TableSettings
 from daemon.slots import Slots
-from daemon.status import Board, Observation
+from daemon.status import AccountCounts, Board, Observation
 from daemon.sync import SyncResult
 from state import StateStore, StateUnavailable, SyncRun, TableError, TableRecord
 
@@ -159,6 +160,7 @@ class TableCycle:
     def _synced(self, result: SyncResult, started_ms: int, duration_ms: int) -> None:
         progressed = result.outcome in ("advanced", "rebuilt")
         _log_result(result, duration_ms, progressed=progressed)
+        self._count_accounts(checked=result.snapshots)
         self._recover()
         if progressed:
             self._record_run(_run_of(self._record.id, result, started_ms, duration_ms))
@@ -199,6 +201,8 @@ class TableCycle:
         failure = self._failures.add(raised, synced_version=self._record.synced_version)
         self._record = replace(self._record, error=failure.error)
         self._record_failure(failure.error)
+        if isinstance(raised, AccountMismatch):
+            self._count_accounts(checked=1, mismatches=1)
         if failure.is_news:
             self._record_run(_failed_run(self._record, failure.error, started_ms, self._clock.now_ms() - started_ms))
         self._look_at_lag()
@@ -219,6 +223,11 @@ class TableCycle:
             _log.warning(events.STATE_UNRECORDED, table=self.name, reason=str(unavailable))
 
     # --- what operators see ---
+
+    def _count_accounts(self, *, checked: int, mismatches: int = 0) -> None:
+        so_far = self._seen.accounts
+        counts = AccountCounts(so_far.checked + checked, so_far.mismatches + mismatches)
+        self._seen = replace(self._seen, accounts=counts)
 
     def _show(self, *, syncing: bool = False) -> None:
         self._seen = replace(self._seen, record=self._record, syncing=syncing)

@@ -110,6 +110,10 @@ class CorruptInput(SyncError):
     """A length, checksum, cardinality or action does not hold: the table is parked."""
 
 
+class AccountMismatch(SyncError):
+    """What a snapshot would show does not add up to what Delta says: nothing is committed, the table is parked."""
+
+
 class Unsupported(SyncError):
     """A Delta feature or an Iceberg format version that is not handled: the table is parked."""
 

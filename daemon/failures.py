@@ -10,11 +10,19 @@ import structlog
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.errors import ConfigInvalid, CorruptInput, StateStoreAway, SyncError, TargetChanged, Unsupported
+from daemon.errors import (
+    AccountMismatch,
+    ConfigInvalid,
+    CorruptInput,
+    StateStoreAway,
+    SyncError,
+    TargetChanged,
+    Unsupported,
+)
 from state import StateUnavailable, TableError
 
 # Trying these again changes nothing until a person has acted. Every other kind is tried again.
-PARKING = (Unsupported, CorruptInput, TargetChanged, ConfigInvalid)
+PARKING = (AccountMismatch, Unsupported, CorruptInput, TargetChanged, ConfigInvalid)
 
 BACKOFF_FIRST_MAX_S = 5.0
 BACKOFF_MAX_S = 300.0

@@ -26,6 +26,7 @@ from daemon.delta.actions import AddFile, resolve_path
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange
 from daemon.errors import SyncError
+from daemon.iceberg.account import Account, account_of, check_account
 from daemon.iceberg.row_delta import prepare_snapshot
 from daemon.iceberg.target import view_of
 from daemon.pipeline.data_manifests import ManifestTask, WrittenManifest, manifests_needed, write_data_manifests
@@ -100,6 +101,12 @@ def show_state(context: TableContext, record: TableRecord, state: TableState) ->
             written_size_bytes=sum(size for manifest in written for _, _, size in manifest.files),
         )
         prepared = prepare_snapshot(view, delta, partial(announce_metadata, context, intent))
+        account = Account(
+            data_files=state.files,
+            physical_rows=sum(rows for manifest in written for _, rows, _ in manifest.files),
+            deleted_rows=sum(dv.cardinality for dv in dvs.values()),
+        )
+        check_account(account, account_of(prepared.manifests))
         outcome = placed(
             Outcome(
                 table_id=record.id,
@@ -115,7 +122,8 @@ def show_state(context: TableContext, record: TableRecord, state: TableState) ->
         store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
         raise
     # As in `advance`, the intent of a commit that fails stays open.
-    table = context.target.commit(staged, shape.definition, prepared, marker_of(outcome).to_summary())
+    summary = {**marker_of(outcome).to_summary(), **account.to_summary()}
+    table = context.target.commit(staged, shape.definition, prepared, summary)
     outcome = with_fields(outcome, metadata_location=table.metadata_location)
     store.record_rebuilt(
         with_fields(outcome, added_delete_files=()),

@@ -63,6 +63,13 @@ class TableStatus(msgspec.Struct, frozen=True):
     orphans_waiting: int | None
 
 
+class AccountCounts(msgspec.Struct, frozen=True):
+    """How often a table's account was held against Delta's since the process started, and did not add up."""
+
+    checked: int = 0
+    mismatches: int = 0
+
+
 class Observation(msgspec.Struct, frozen=True):
     """What is known of a table at a moment. `behind_since_ms` is the time of the oldest version not synced."""
 
@@ -71,6 +78,7 @@ class Observation(msgspec.Struct, frozen=True):
     source_version: int | None = None
     behind_since_ms: int | None = None
     syncing: bool = False
+    accounts: AccountCounts = AccountCounts()
     # When source and target were last seen, on the monotonic clock; None before the first look.
     looked_at_s: float | None = None
 
@@ -170,6 +178,10 @@ class Board:
         """All tables, in the order of the configuration."""
         now_ms = self._clock.now_ms()
         return [table_status(table, seen, now_ms) for table, seen in self._observed()]
+
+    def accounts(self) -> dict[str, AccountCounts]:
+        """The account counts of each table, by name."""
+        return {table.name: seen.accounts for table, seen in self._observed()}
 
     def find_unready(self) -> list[Unready]:
         """Why not all is well; empty when it is. A paused table and one whose source is not there yet are no reason."""

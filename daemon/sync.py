@@ -18,6 +18,7 @@ from daemon.delta.actions import Commit
 from daemon.delta.log import DeltaLog
 from daemon.errors import (
     CorruptInput,
+    ObjectMissing,
     ObjectStoreAway,
     ResyncNeeded,
     StateMismatch,
@@ -151,8 +152,10 @@ class Follower:
         rebuilt = shown.record.snapshot_id != record.snapshot_id
         start = SyncResult("rebuilt" if rebuilt else "unchanged", None, shown.record.synced_version)
         try:
-            if full or must_compare:
-                raise ResyncNeeded("a comparison was asked for", hint="Delta's newest state is compared whole.")
+            if full:
+                raise StateMismatch("a comparison was asked for", hint="What is remembered is rebuilt, then compared.")
+            if must_compare:
+                raise ResyncNeeded("what is remembered is in doubt", hint="Delta's newest state is compared whole.")
             self._check_continuity(shown)
             for commits in self._read_news(shown, stop):
                 shown, step = self._advance(shown, commits)
@@ -211,10 +214,19 @@ class Follower:
         return self._advance(shown, [commit])
 
     def _advance(self, shown: Shown, commits: list[Commit]) -> tuple[Shown, SyncResult]:
+        version = commits[-1].version
         try:
             return advance(self._context, shown, commits)
+        except ObjectMissing as missing:
+            if not self._context.log.has_version(version + 1):
+                raise missing.located(version=version) from missing.__cause__
+            raise ResyncNeeded(
+                f"version {version} cannot be read any more ({missing.message}), and newer ones are there",
+                version=version,
+                path=missing.path,
+                hint="VACUUM was faster than dvsync; the states are compared and the difference is committed.",
+            ) from missing
         except SyncError as error:
-            version = commits[-1].version
             # What is refused and has no file of its own stands in the commit file itself.
             path = self._context.log.commit_path(version) if isinstance(error, Unsupported | CorruptInput) else None
             raise error.located(version=version, path=path) from error.__cause__

@@ -16,6 +16,7 @@ from pyiceberg.types import LongType, StringType
 
 from daemon.delta.actions import AddFile, DeletionVectorDescriptor
 from daemon.delta.replay import TableChange
+from daemon.iceberg.account import NOTHING, Account
 from daemon.iceberg.pyiceberg_ext import data_file_record
 from daemon.iceberg.row_delta import RowDelta
 from daemon.translate.data_files import data_file_of, metrics_of, partition_of
@@ -320,12 +321,24 @@ def _moves_rows_only(plan: SyncPlan, counts: Mapping[str, int], *, positions: in
     if change.data_change or change.dv_changed or positions:
         return False
     added = sum(counts[path] for path in change.added)
-    removed = sum(live_rows(plan.live[path]) for path in change.removed)
+    removed = sum(_account_of(plan.live[path]).live_rows for path in change.removed)
     return added == removed
 
 
-def live_rows(file: LiveFile) -> int:
-    return file.record_count - (file.deletion_vector.cardinality if file.deletion_vector else 0)
+def account_change(plan: SyncPlan) -> Account:
+    """What the plan's change adds to the table's account, by Delta's actions alone."""
+    change = plan.change
+    account = NOTHING
+    for path, add in {**change.added, **change.dv_changed}.items():
+        rows = plan.metrics[path].record_count if path in change.added else plan.live[path].record_count
+        account += Account(1, rows, add.deletion_vector.cardinality if add.deletion_vector else 0)
+    for path in {*change.removed, *change.dv_changed}:
+        account -= _account_of(plan.live[path])
+    return account
+
+
+def _account_of(file: LiveFile) -> Account:
+    return Account(1, file.record_count, file.deletion_vector.cardinality if file.deletion_vector else 0)
 
 
 def _delete_file_of(task: DeleteFileTask, result: DeleteFileResult) -> DataFile:

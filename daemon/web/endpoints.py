@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from daemon.status import Board, Unready
+from daemon.web.metrics import make_metrics
 
 # Three of the scheduler's heartbeats. A wall clock that jumps back stops APScheduler's timer: this shows it.
 SILENT_MAX_S = 15.0
@@ -25,7 +27,8 @@ class Readiness(msgspec.Struct, frozen=True):
 
 
 def make_app(board: Board) -> Starlette:
-    """`/livez`, `/readyz` and `/api/tables`."""
+    """`/livez`, `/readyz`, `/api/tables` and `/metrics`."""
+    read_metrics = make_metrics(board)
 
     async def livez(_: Request) -> Response:
         silent_s = board.silent_s()
@@ -39,7 +42,17 @@ def make_app(board: Board) -> Starlette:
     async def tables(_: Request) -> Response:
         return _json(board.statuses(), ok=True)
 
-    return Starlette(routes=[Route("/livez", livez), Route("/readyz", readyz), Route("/api/tables", tables)])
+    async def metrics(_: Request) -> Response:
+        return Response(read_metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    return Starlette(
+        routes=[
+            Route("/livez", livez),
+            Route("/readyz", readyz),
+            Route("/api/tables", tables),
+            Route("/metrics", metrics),
+        ]
+    )
 
 
 def _json(body: object, *, ok: bool) -> Response:

@@ -20,6 +20,7 @@ import pytest
 
 from daemon.delta import protocol
 from daemon.errors import (
+    AccountMismatch,
     CatalogAway,
     CommitIncomplete,
     CommitOutcomeUnknown,
@@ -612,3 +613,18 @@ def test_a_delta_log_that_is_gone_is_an_error(pair: Pair) -> None:
     shutil.move(log.with_name("away"), log)
     append(pair.table)
     pair.assert_goes_on([0, 1, 2])
+
+
+@pytest.mark.parametrize("column", ["record_count", "dv_cardinality"])
+def test_a_memory_that_does_not_add_up_is_noticed(pair: Pair, column: str) -> None:
+    """What would be shown is held against Delta's sums before each commit; `--full` starts from what is there."""
+    pair.table.commit(pair.table.delete({pair.path: [2]}))
+    pair.bench.follower.sync()
+    with closing(sqlite3.connect(pair.bench.state_file)) as database, database:
+        database.execute(f"UPDATE data_files SET {column} = {column} + 1")
+    pair.table.commit([pair.table.remove(pair.path)])
+    error = pair.assert_refused(AccountMismatch, version=3, path=None, says="Delta comes to .* would show")
+    assert "sync --full" in error.hint
+    result = pair.bench.follower.sync(full=True)
+    assert (result.outcome, result.data_files_removed) == ("advanced", 1)
+    assert pair.bench.iceberg().scan().to_arrow().num_rows == 0

@@ -31,6 +31,7 @@ EXCLUSIVE = {
     "sqlalchemy": ("state/",),
     "alembic": ("state/",),
     "apscheduler": ("daemon/scheduler.py",),
+    "prometheus_client": ("daemon/web/",),
     "starlette": ("daemon/web/",),
     "uvicorn": ("daemon/web/",),
     "typer": ("daemon/cli.py",),

@@ -9,10 +9,11 @@ from urllib.request import urlopen
 
 import pytest
 from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.errors import ConfigInvalid
 from daemon.settings import HealthSettings, TableSettings
-from daemon.status import Board, Observation
+from daemon.status import AccountCounts, Board, Observation
 from daemon.web.endpoints import SILENT_MAX_S, make_app
 from daemon.web.server import WebServer
 from state import TableCounts, TableError, TableRecord
@@ -106,6 +107,31 @@ def test_tables_are_the_list_of_status_json(server):
             }
         ],
     )
+
+
+def read_metrics(server):
+    """The samples by name and labels, parsed by Prometheus' own library."""
+    with urlopen(server.web.url + "/metrics", timeout=10) as response:
+        assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = text_string_to_metric_families(response.read().decode())
+        return {
+            (sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples
+        }
+
+
+def test_metrics_are_the_boards(server):
+    """What is not known has no series; accounts and their mismatches are counted from nought on."""
+    samples = read_metrics(server)
+    assert samples["dvsync_account_mismatches_total", "orders"] == 0
+    assert ("dvsync_live_rows", "orders") not in samples
+    server.board.show("orders", replace(IN_STEP, accounts=AccountCounts(5, 1)))
+    samples = read_metrics(server)
+    assert samples["dvsync_accounts_checked_total", "orders"] == 5
+    assert samples["dvsync_account_mismatches_total", "orders"] == 1
+    assert samples["dvsync_live_rows", "orders"] == 90
+    assert samples["dvsync_lag_versions", "orders"] == 0
+    assert samples["dvsync_table_state", "synced", "orders"] == 1
+    assert samples["dvsync_table_state", "parked", "orders"] == 0
 
 
 def test_a_table_in_step_is_ready(server):

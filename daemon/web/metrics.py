@@ -1,0 +1,68 @@
+"""The board for Prometheus: what `/metrics` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from daemon.status import Board, TableState, TableStatus
+
+Value = float | None
+# Name -> what it counts, and where it stands. A value that is not known leaves its series out.
+GAUGES: dict[str, tuple[str, Callable[[TableStatus], Value]]] = {
+    "dvsync_lag_versions": ("Delta versions that Iceberg does not show yet.", lambda table: table.lag_versions),
+    "dvsync_lag_seconds": ("Age of the oldest Delta version not shown yet.", lambda table: table.lag_seconds),
+    "dvsync_synced_version": ("Newest Delta version that Iceberg shows.", lambda table: table.synced_version),
+    "dvsync_live_data_files": ("Data files that are live in Iceberg.", lambda table: table.live_data_files),
+    "dvsync_live_rows": ("Physical rows minus deleted ones.", lambda table: table.live_rows),
+    "dvsync_live_delete_files": ("Delete files that are live in Iceberg.", lambda table: table.live_delete_files),
+    "dvsync_deleted_positions": ("Positions that live delete files hold.", lambda table: table.deleted_positions),
+    "dvsync_orphans_waiting": ("Files that dvsync wrote and nothing references.", lambda table: table.orphans_waiting),
+}
+
+
+class BoardCollector(Collector):
+    """Reads the board when Prometheus asks; nothing is counted twice and no probe does I/O."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def collect(self) -> Iterator[Metric]:
+        statuses = self._board.statuses()
+        for name, (text, read) in GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=["table"])
+            for table in statuses:
+                value = read(table)
+                if value is not None:
+                    gauge.add_metric([table.name], value)
+            yield gauge
+        state = GaugeMetricFamily(
+            "dvsync_table_state", "1 for the state that a table is in.", labels=["table", "state"]
+        )
+        for table in statuses:
+            for name in TableState:
+                state.add_metric([table.name, name], float(table.state is name))
+        yield state
+        accounts = CounterMetricFamily(
+            "dvsync_accounts_checked",
+            "Snapshots whose files, rows and deletions were held against Delta's before the commit.",
+            labels=["table"],
+        )
+        mismatches = CounterMetricFamily(
+            "dvsync_account_mismatches", "Snapshots that did not add up and were not committed.", labels=["table"]
+        )
+        for name, counted in self._board.accounts().items():
+            accounts.add_metric([name], counted.checked)
+            mismatches.add_metric([name], counted.mismatches)
+        yield accounts
+        yield mismatches
+
+
+def make_metrics(board: Board) -> Callable[[], bytes]:
+    """The text that Prometheus reads, anew with each call."""
+    registry = CollectorRegistry()
+    registry.register(BoardCollector(board))
+    return lambda: generate_latest(registry)
