@@ -16,6 +16,7 @@ from daemon import log as events
 from daemon.clock import Clock, SystemClock
 from daemon.cycle import TableCycle, Verdict
 from daemon.delta.log import DeltaLog
+from daemon.doctor import Diagnosis, diagnose
 from daemon.errors import ConfigInvalid, ObjectMissing, StateStoreAway, SyncError
 from daemon.iceberg.catalogs import Catalogs
 from daemon.lock import hold_state
@@ -25,7 +26,7 @@ from daemon.progress import LogProgress
 from daemon.settings import SQLITE_FILE, Settings, TableSettings
 from daemon.signals import StopSignals
 from daemon.status import Board, Observation, TableStatus, table_status
-from daemon.storage import FileIOStorage
+from daemon.storage import FileIOStorage, normalize_location
 from daemon.sync import Follower
 from state import StateStore, StateUnavailable
 from state.sql_store import SqlStateStore
@@ -202,6 +203,27 @@ def read_statuses(settings: Settings) -> list[TableStatus]:
                 _log.warning(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
             statuses.append(table_status(table, seen, parts.clock.now_ms()))
         return statuses
+
+
+def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
+    """What following a table would be like: one of the configuration by its name, or any Delta table by path or URI.
+
+    Raises ObjectMissing where there is no table, PipelineAway, ObjectStoreAway.
+    """
+    known = {table.name: table for table in settings.tables}
+    table = known.get(name_or_path) or TableSettings(
+        source=normalize_location(name_or_path), target="doctor.table", **settings.defaults.model_dump(by_alias=True)
+    )
+    properties = {**settings.catalogs.get(table.catalog, {}), **settings.storage}
+    clock = SystemClock()
+    if not DeltaLog(FileIOStorage(properties), table.source, clock).is_there():
+        hint = f"Give the path of a Delta table, or one of the names {', '.join(known) or 'of a configuration'}."
+        raise ObjectMissing("there is no Delta table", path=table.source, hint=hint)
+    spark = SparkPipeline(settings.spark, clock)
+    try:
+        return diagnose(table, spark, properties)
+    finally:
+        spark.close()
 
 
 def resume_table(settings: Settings, table: TableSettings) -> bool:

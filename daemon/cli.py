@@ -123,6 +123,30 @@ def status(
 
 
 @app.command()
+def doctor(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(metavar="TABLE|PATH", help="A table of the configuration, or a path or URI.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Tell what of a Delta table will be followed, refused, or troublesome to readers; syncs nothing."""
+    from daemon.app import examine_table  # noqa: PLC0415
+    from daemon.doctor import as_lines  # noqa: PLC0415
+
+    with _told():
+        # A path alone needs no configuration.
+        named = config or context.find_root().obj or _path(context, config).exists()
+        settings = _load_for_people(context, config) if named else Settings()
+        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+        diagnosis = examine_table(settings, table)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(diagnosis), indent=2))
+    else:
+        typer.echo("\n".join(as_lines(diagnosis)))
+    raise typer.Exit(0 if diagnosis.is_followed else 1)
+
+
+@app.command()
 def resume(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
     """Let a parked table be tried again; a running daemon sees it within seconds."""
     from daemon.app import find_tables, resume_table  # noqa: PLC0415

@@ -22,7 +22,6 @@ from daemon.iceberg.account import Account, account_of, check_account, find_acco
 from daemon.iceberg.marker import Marker
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView, prepare_snapshot
 from daemon.iceberg.target import view_of
-from daemon.pipeline.inspection import Inspector
 from daemon.pipeline.rewrite import rewrite_delete_file
 from daemon.translate.plan import (
     UNKNOWN_DV,
@@ -113,9 +112,7 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
     change = fold_commits(commits, dv_ids, context.location)
 
     shape = _shape_after(context, shown, change)
-    inspection = Inspector(context.storage, shape.table, may_overflow=context.settings.may_overflow).inspect(
-        change.added
-    )
+    inspection = context.runner.inspect_data_files(change.added, shape.table, context.storage, context.properties)
     shape = shape.with_hidden(inspection.hidden)
     view = view_of(shown.table, shape.definition)
     intent = new_intent(context, record, change.from_version, change.to_version)

@@ -100,7 +100,8 @@ class PipelineSettings(_Frozen):
     engine: Literal["auto", "spark", "local"] = Field(
         "auto",
         description=(
-            "Where deletion vectors are translated: in the daemon's process (local), on Spark, or by size (auto)."
+            "Where deletion vectors are translated and footers are read: in the daemon's process (local), on Spark, or"
+            " by size (auto)."
         ),
     )
     local_bytes_max: ByteSize = Field(
@@ -114,6 +115,12 @@ class PipelineSettings(_Frozen):
         ge=0,
         le=1_000_000,
         description="With auto, a change of more deletion vectors than this goes to Spark.",
+    )
+    local_data_files_max: int = Field(
+        5_000,
+        ge=0,
+        le=1_000_000,
+        description="With auto, the footers of more added data files than this are read on Spark.",
     )
 
 

@@ -66,7 +66,7 @@ class Follower:
             target=Target(open_catalog, table.target, table.location, clock),
             store=store,
             spark=spark,
-            runner=Runner(spark, table.pipeline),
+            runner=Runner(spark, table.pipeline, table.may_overflow),
             storage=storage,
             properties=properties,
             clock=clock,

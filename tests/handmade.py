@@ -283,7 +283,7 @@ class Bench:
             target=Target(lambda: self.catalogs.open("local"), self.target, self.settings.location, self.clock),
             store=self.store,
             spark=self.spark,
-            runner=Runner(self.spark, self.settings.pipeline),
+            runner=Runner(self.spark, self.settings.pipeline, self.settings.may_overflow),
             storage=storage,
             properties={},
             clock=self.clock,

@@ -5,18 +5,20 @@ Runs in the daemon for what a commit adds and in Spark tasks for a first sync.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.types import StringType
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.storage import FileIOStorage
-from daemon.translate.calendar import check_calendar, check_int96
-from daemon.translate.data_files import metrics_of
+from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
+from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, Path, check_file_schema
 from daemon.translate.metrics import Metrics
 from daemon.translate.schema import TableSchema
@@ -44,16 +46,17 @@ class Inspector:
         some reader would show otherwise than Delta does.
         """
         if len(adds) < LOOKS_AT_ONCE:
-            looked = [self._look(path, add) for path, add in adds.items()]
+            looked = [self.look(path, add) for path, add in adds.items()]
         else:
             with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
-                looked = list(pool.map(self._look, adds, adds.values()))
+                looked = list(pool.map(self.look, adds, adds.values()))
         return Inspection(
             metrics={path: metrics for path, (metrics, _) in zip(adds, looked, strict=True)},
             hidden=frozenset().union(*(file.hidden for _, file in looked)),
         )
 
-    def _look(self, path: str, add: AddFile) -> tuple[Metrics, FileSchema]:
+    def look(self, path: str, add: AddFile) -> tuple[Metrics, FileSchema]:
+        """One file's metrics, and what its schema tells. Raises as `inspect`."""
         check_path(path)
         with self.storage.open_input(path) as file:
             if file.size() != add.size:
@@ -75,12 +78,33 @@ class Inspector:
             found = self._checked.get(key)
             if found is None:
                 found = self._checked[key] = check_file_schema(schema, self.table)
+            self._check_partition(footer, add, path, found)
             check_calendar(footer.metadata or {}, found, metrics, self.table)
             if not self.may_overflow:
                 check_int96(found, metrics, self.table)
         except SyncError as error:
             raise error.located(path=path) from error.__cause__
         return metrics, found
+
+    def _check_partition(self, footer: pq.FileMetaData, add: AddFile, path: str, file: FileSchema) -> None:
+        """Where files have ids, some readers take a partition column from the file, and Delta never does."""
+        values = partition_of(add, path, self.table, self.table.spec_id)
+        columns = {footer.schema.column(number).path: number for number in range(footer.num_columns)}
+        for partition, value in zip(self.table.spec.fields, values, strict=True):
+            name = self.table.physical_names[partition.source_id]
+            if name not in columns or (name,) in file.hidden:
+                continue
+            if partition.source_id in file.int96 and value is not None and not self.may_overflow:
+                check_int96_micros(value, value, name)
+            if value is None and isinstance(self.table.schema.find_type(partition.source_id), StringType):
+                chunks = [footer.row_group(number).column(columns[name]) for number in range(footer.num_row_groups)]
+                if any(chunk.statistics is None or chunk.statistics.null_count != chunk.num_values for chunk in chunks):
+                    raise Unsupported(
+                        f"the value of partition column {name} is null in the Delta log and may not be so in the file, "
+                        "where readers that go by field ids take it from",
+                        path=path,
+                        hint="Write null instead of an empty string (or of __HIVE_DEFAULT_PARTITION__) there.",
+                    )
 
 
 @dataclass(frozen=True)
@@ -89,6 +113,52 @@ class Inspection:
 
     metrics: Mapping[str, Metrics]
     hidden: frozenset[Path]
+
+
+# An add action as it stands in the log, and the plain path of its file; and what is to be known of it.
+ADDS = pa.schema([pa.field("path", pa.string()), pa.field("add", pa.binary())])
+INSPECTED = pa.schema(
+    [
+        pa.field("path", pa.string()),
+        pa.field("record_count", pa.int64()),
+        pa.field("hidden", pa.list_(pa.list_(pa.string()))),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class InspectionTask:
+    """What a Spark task must know to look at files."""
+
+    properties: Mapping[str, str]
+    table: TableSchema
+    may_overflow: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        inspector = Inspector(FileIOStorage(self.properties), self.table, self.may_overflow)
+        for batch in batches:
+            adds = {row["path"]: msgspec.json.decode(row["add"], type=AddFile) for row in batch.to_pylist()}
+            seen = inspector.inspect(adds)
+            hidden = [list(column) for column in seen.hidden]
+            rows = [
+                {"path": path, "record_count": metrics.record_count, "hidden": hidden}
+                for path, metrics in seen.metrics.items()
+            ]
+            yield pa.RecordBatch.from_pylist(rows, schema=INSPECTED)
+
+
+def adds_table(adds: Mapping[str, AddFile]) -> pa.Table:
+    """`adds` for `InspectionTask`."""
+    return pa.table([list(adds), [msgspec.json.encode(add) for add in adds.values()]], schema=ADDS)
+
+
+def gathered(batches: Iterable[pa.RecordBatch], adds: Mapping[str, AddFile], table: TableSchema) -> Inspection:
+    """What the tasks of `adds` saw, as one."""
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    return Inspection(
+        metrics={row["path"]: metrics_of(adds[row["path"]], row["path"], table, row["record_count"]) for row in rows},
+        hidden=frozenset(tuple(column) for row in rows for column in row["hidden"]),
+    )
 
 
 def check_path(path: str) -> None:

@@ -12,11 +12,15 @@ from zipimport import zipimporter
 
 import pyarrow as pa
 
+from daemon.delta.actions import AddFile
 from daemon.errors import PipelineAway, SyncError
+from daemon.pipeline.inspection import INSPECTED, Inspection, InspectionTask, Inspector, adds_table, gathered
 from daemon.pipeline.kernel import DELETE_FILES, DESCRIPTORS, translate
 from daemon.pipeline.session import SparkPipeline
 from daemon.settings import PipelineSettings
+from daemon.storage import FileIOStorage
 from daemon.translate.plan import DeleteFileResult, DeleteFileTask, WrittenPositions
+from daemon.translate.schema import TableSchema
 from state import DeletionVectorRecord
 
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 
 # Rows of descriptors that one Spark task takes; a task of this size runs for seconds, not minutes.
 DESCRIPTORS_PER_TASK = 500
+# Footers that one Spark task reads.
+DATA_FILES_PER_TASK = 1_000
 # Spark reports an exception of a worker as text only: our errors travel in a column of their own.
 ERROR_FIELD = pa.field("error", pa.binary())
 
@@ -32,10 +38,14 @@ ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class Runner:
-    """Translates DV descriptors into delete files for tables that share one Spark session."""
+    """Translates DV descriptors into delete files, and looks at data files, for tables that share one Spark session.
+
+    `may_overflow` lets INT96 timestamps pass that some readers cannot show.
+    """
 
     spark: SparkPipeline
     settings: PipelineSettings
+    may_overflow: bool = False
 
     def write_delete_files(
         self, tasks: Sequence[DeleteFileTask], *, table_location: str, storage_properties: Mapping[str, str]
@@ -57,6 +67,22 @@ class Runner:
                 )
                 batches = iter(run_on_spark(frame, kernel, DELETE_FILES))
         return [_result(row) for batch in batches for row in batch.to_pylist()]
+
+    def inspect_data_files(
+        self, adds: Mapping[str, AddFile], table: TableSchema, storage: FileIOStorage, properties: Mapping[str, str]
+    ) -> Inspection:
+        """Look at each data file of `adds`, which go by plain path; raises as `Inspector.inspect` does."""
+        if not adds or self._reads_here(len(adds)):
+            return Inspector(storage, table, self.may_overflow).inspect(adds)
+        with self.spark.session() as spark:
+            frame = spark.createDataFrame(adds_table(adds)).repartition(-(-len(adds) // DATA_FILES_PER_TASK))
+            task = InspectionTask(dict(properties), table, self.may_overflow)
+            return gathered(run_on_spark(frame, task, INSPECTED), adds, table)
+
+    def _reads_here(self, files: int) -> bool:
+        if self.settings.engine != "auto":
+            return self.settings.engine == "local"
+        return files <= self.settings.local_data_files_max
 
     def _fits_here(self, tasks: Sequence[DeleteFileTask]) -> bool:
         if self.settings.engine != "auto":

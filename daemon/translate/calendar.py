@@ -72,13 +72,18 @@ def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema) -> None:
     """Raise `Unsupported` naming an INT96 column whose statistics go beyond what PyIceberg and Polars can show."""
     for field_id in sorted(file.int96 & metrics.lower_bounds.keys()):
         lower, upper = _number(metrics.lower_bounds[field_id]), _number(metrics.upper_bounds[field_id])
-        if lower < -INT96_MICROS_MAX or upper > INT96_MICROS_MAX:
-            raise Unsupported(
-                f"column {table.schema.find_column_name(field_id)} of the file has INT96 timestamps before 1677 or "
-                "after 2262, which PyIceberg and Polars show as other times without a word",
-                hint="Write them with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or set int96_overflow: "
-                "follow for this table if only Spark, DuckDB and their like read it.",
-            )
+        check_int96_micros(lower, upper, str(table.schema.find_column_name(field_id)))
+
+
+def check_int96_micros(lower: int, upper: int, column: str) -> None:
+    """Raise `Unsupported` when INT96 timestamps of `column` go beyond 64-bit nanoseconds."""
+    if lower < -INT96_MICROS_MAX or upper > INT96_MICROS_MAX:
+        raise Unsupported(
+            f"column {column} of the file has INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars "
+            "show as other times without a word",
+            hint="Write them with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or set int96_overflow: "
+            "follow for this table if only Spark, DuckDB and their like read it.",
+        )
 
 
 def _number(bound: bytes) -> int:

@@ -94,8 +94,9 @@ class TableSchema:
 
     @cached_property
     def physical_names(self) -> Mapping[int, str]:
-        """Field id -> physical name of the top-level columns."""
-        return {mapped.field_id: mapped.names[0] for mapped in self.name_mapping if mapped.field_id is not None}
+        """Field id -> physical name of the top-level columns; the column's own name where the mapping has none."""
+        mapped = {field.field_id: field.names for field in self.name_mapping}
+        return {field.field_id: (mapped[field.field_id] or [field.name])[0] for field in self.schema.fields}
 
 
 def translate_schema(
@@ -121,8 +122,12 @@ def translate_schema(
     fields = translation.struct_fields(struct, previous.as_struct() if previous else None, ())
     schema = Schema(*fields, schema_id=_schema_id(StructType(*fields), schemas))
     spec = _partition_spec(schema, metadata.partition_columns, specs)
-    new_mapping = translation.mapped_fields(struct, fields)
-    renumbered = _renumbered(mapping, new_mapping) if mapped and mapping else ()
+    # Without ids in the files their partition columns are left without a name to be found by: readers then take the
+    # manifests' values, which are Delta's, where a file says otherwise ('' is null in Delta).
+    unnamed = () if mapped else metadata.partition_columns
+    new_mapping = translation.mapped_fields(struct, fields, unnamed)
+    names = {field.field_id: field.name for field in previous.fields} if previous else {}
+    renumbered = _renumbered(mapping, new_mapping, names) if mapped and mapping else ()
     return TableSchema(
         schema=schema,
         specs={**specs, spec.spec_id: spec},
@@ -142,20 +147,25 @@ def _parse_struct(schema_string: str) -> dict[str, Any]:
     return struct
 
 
-def _renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
-    """Columns, by physical name, that have another id than before.
+def _renumbered(
+    old: Iterable[MappedField],
+    new: Iterable[MappedField],
+    names: Mapping[int, str] = MappingProxyType({}),
+    parent: str = "",
+) -> Iterator[str]:
+    """Columns, by physical name, that have another id than before; `names` are those that the mapping leaves out.
 
     Switching column mapping on numbers the columns of the files that are there anew, as Delta likes. Metrics and
     partition values of what is live would then belong to other columns.
     """
-    before = {field.names[0]: field for field in old}
+    before = {name: field for field in old for name in (*field.names, names.get(field.field_id or 0, ""))[:1]}
     for field in new:
         known = before.get(field.names[0])
         if known is None:
             continue
         if known.field_id != field.field_id:
             yield f"{parent}{field.names[0]} (from id {known.field_id} to {field.field_id})"
-        yield from _renumbered(known.fields, field.fields, f"{parent}{field.names[0]}.")
+        yield from _renumbered(known.fields, field.fields, parent=f"{parent}{field.names[0]}.")
 
 
 def _with_dropped(
@@ -332,11 +342,13 @@ class _Translation:
             return nested.id
         return self._new_id() if kept_id is None else kept_id
 
-    def mapped_fields(self, struct: dict[str, Any], fields: tuple[NestedField, ...]) -> list[MappedField]:
+    def mapped_fields(
+        self, struct: dict[str, Any], fields: tuple[NestedField, ...], unnamed: Container[str] = ()
+    ) -> list[MappedField]:
         return [
             MappedField(
                 field_id=field.field_id,
-                names=[_physical_name(delta_field)],
+                names=[] if field.name in unnamed else [_physical_name(delta_field)],
                 fields=self._mapped_type(delta_field["type"], field.field_type),
             )
             for delta_field, field in zip(struct["fields"], fields, strict=True)
@@ -406,7 +418,13 @@ def _partition_spec(schema: Schema, columns: list[str], specs: Mapping[int, Part
     used = [field.field_id for spec in specs.values() for field in spec.fields]
     next_id = max(used, default=PARTITION_FIELD_ID_START - 1) + 1
     fields = [
-        PartitionField(source_id=source, field_id=next_id + index, transform=IdentityTransform(), name=column)
+        PartitionField(
+            source_id=source,
+            field_id=next_id + index,
+            transform=IdentityTransform(),
+            # DuckDB 1.5.5 cannot read manifests that have other names in them.
+            name=column if column.isascii() else f"partition_{next_id + index}",
+        )
         for index, (source, column) in enumerate(zip(sources, columns, strict=True))
     ]
     return PartitionSpec(*fields, spec_id=max(specs, default=-1) + 1)
@@ -418,7 +436,7 @@ def _leaves(
     mapped_by_id = {mapped.field_id: mapped for mapped in mapping}
     for field in fields:
         mapped = mapped_by_id[field.field_id]
-        path = (*parent, mapped.names[0])
+        path = (*parent, (mapped.names or [field.name])[0])
         if isinstance(field.field_type, StructType):
             yield from _leaves(field.field_type.fields, mapped.fields, path)
         elif field.field_type.is_primitive:

@@ -126,7 +126,11 @@ def _entries(manifest: Mapping[str, Any]) -> list[Entry]:
                 path=file["file_path"],
                 records=file["record_count"],
                 size=file["file_size_in_bytes"],
-                partition=tuple((file.get("partition") or {}).values()),
+                # NaN does not equal itself.
+                partition=tuple(
+                    "NaN" if value != value else value  # noqa: PLR0124
+                    for value in (file.get("partition") or {}).values()
+                ),
                 referenced=file["referenced_data_file"],
                 lower_path=(file["lower_bounds"] or {}).get(FILE_PATH_ID),
                 upper_path=(file["upper_bounds"] or {}).get(FILE_PATH_ID),

@@ -22,10 +22,8 @@ from tests.handmade import HandmadeTable
 from tests.integration.follow import Followed
 from tests.integration.images import DATA, Image, image_of
 from tests.readers import (
-    READERS,
     assert_same_rows,
     duckdb_connection,
-    read_delta,
     read_duckdb,
     read_polars_native,
     read_spark,
@@ -202,24 +200,6 @@ def literal(value: Any, zoned_type: str, plain_type: str) -> str:
 
 def pyiceberg_value(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value
-
-
-def test_timestamps_beyond_nanoseconds(spark: SparkSession, tmp_path: Path) -> None:
-    """Years before 1677 and after 2262 are right in all readers from microseconds, from INT96 in Spark and DuckDB."""
-    moments = "(1, TIMESTAMP'9999-12-31 23:59:59.999999'), (2, TIMESTAMP'1600-01-01 00:00:00.000001')"
-    shown = {}
-    for kind in ("TIMESTAMP_MICROS", "INT96"):
-        table = Followed(spark, tmp_path / kind)
-        table.sql("CREATE TABLE {t} (id INT, moment TIMESTAMP) USING delta")
-        with spark_conf(spark, "spark.sql.parquet.outputTimestampType", kind):
-            table.sql(f"INSERT INTO {{t}} VALUES {moments}")
-        table.bench.follower.sync()
-        iceberg = table.bench.iceberg()
-        expected = sorted(read_delta(spark, str(table.source), iceberg))
-        shown[kind] = {name for name, read in READERS.items() if sorted(read(iceberg, spark)) == expected}
-        table.bench.close()
-    # The others read INT96 as nanoseconds in 64 bits, whoever wrote the table.
-    assert shown == {"TIMESTAMP_MICROS": set(READERS), "INT96": {"Spark", "DuckDB"}}
 
 
 def test_emptied_table(spark: SparkSession, tmp_path: Path) -> None:

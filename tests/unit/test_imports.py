@@ -16,7 +16,7 @@ ROWS: list[dict[str, tuple[str, ...]]] = [
     {"delta": ("delta",), "iceberg": ("iceberg",)},
     {"translate": ("translate",)},
     {"pipeline": ("pipeline",)},
-    {"sync": ("context", "definition", "commit", "first_sync", "recovery", "sync")},
+    {"sync": ("context", "definition", "commit", "first_sync", "recovery", "sync", "doctor")},
     {"cycle": ("status", "failures", "slots", "progress", "cycle", "config", "lock", "signals")},
     {"scheduler": ("scheduler",), "web": ("web",)},
     {"app": ("app", "demo")},

@@ -1,0 +1,84 @@
+"""`dvsync doctor` says before the first sync what the first sync then does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from daemon.cli import app
+from daemon.errors import Unsupported
+from tests.integration.follow import Followed
+from tests.integration.test_first_sync import spark_conf
+
+GOOD = """
+    CREATE TABLE {t} (id INT, name CHAR(3), moment TIMESTAMP, structs ARRAY<STRUCT<x: INT>>) USING delta
+    TBLPROPERTIES ('delta.enableDeletionVectors' = 'true', 'delta.enableRowTracking' = 'true')
+"""
+ODD = "CREATE TABLE {t} (id INT, v VARIANT, n VOID, s STRUCT<x: INT, y: VARIANT>, moment TIMESTAMP) USING delta"
+
+
+def doctor(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["doctor", *arguments])
+    return result.exit_code, result.output
+
+
+def test_a_table_that_can_be_followed(spark: SparkSession, tmp_path: Path) -> None:
+    """Features, columns, files, deletions and what readers will stumble over are told; nothing is written."""
+    table = Followed(spark, tmp_path)
+    table.sql(GOOD)
+    row = "CAST(id AS INT), 'ab', TIMESTAMP'2020-01-01 00:00:00', array(named_struct('x', 1))"
+    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+        table.sql(f"INSERT INTO {{t}} SELECT {row} FROM range(0, 10, 1, 1)")
+        table.sql("UPDATE {t} SET name = 'x' WHERE id = 3")
+    table.sql("DELETE FROM {t} WHERE id = 5")
+    before = {path for path in table.folder.rglob("*") if path.is_file()}
+    code, output = doctor(str(table.source))
+    assert code == 0, output
+    assert {path for path in table.folder.rglob("*") if path.is_file()} == before
+    for told in (
+        f"file://{table.source} at version 3: can be followed",
+        "feature deletionVectors: become position-delete files",
+        "feature rowTracking: its hidden columns stay hidden",
+        "columns: 4 of 4",
+        "data files: 2 of 2, 11 rows",
+        "deletion vectors: 2 rows of 1 files",
+        "note      column name: Spark pads CHAR values",
+        "note      hidden columns: _row-",
+        "reader    Daft: ",
+        "reader    PyIceberg, Polars: moment: wrong before 1677",
+        "reader    PyIceberg: structs: a null list",
+    ):
+        assert told in output, f"{told!r} is not in\n{output}"
+    with spark_conf(spark, "spark.sql.readSideCharPadding", "false"):
+        table.sync_and_check("what the doctor looked at")
+
+
+def test_a_table_that_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """All columns, features and files that stand in the way are named at once, and the sync refuses the table, too."""
+    table = Followed(spark, tmp_path)
+    table.sql(ODD)
+    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+        table.sql("INSERT INTO {t}(id, moment) SELECT CAST(id AS INT), TIMESTAMP'9999-12-31 00:00:00' FROM range(2)")
+    code, output = doctor(str(table.source), "--json")
+    assert code == 1, output
+    diagnosis = json.loads(output)
+    refused = {finding["subject"]: finding for finding in diagnosis["findings"] if finding["verdict"] == "refused"}
+    columns = {subject: finding["text"] for subject, finding in refused.items() if subject.startswith("column")}
+    assert columns.keys() == {"column v", "column n", "column s"}
+    assert columns["column s"].startswith("column s.y has the type variant")
+    (of_files,) = (finding for subject, finding in refused.items() if subject.startswith("file"))
+    assert of_files["text"].startswith("column moment of the file has INT96 timestamps")
+    assert all(finding["hint"] for finding in refused.values())
+    with pytest.raises(Unsupported):
+        table.bench.follower.sync()
+
+
+def test_where_there_is_no_table(spark: SparkSession, tmp_path: Path) -> None:
+    """A wrong path is told as such."""
+    code, output = doctor(str(tmp_path / "nothing"))
+    assert code == 1
+    assert "there is no Delta table" in output and str(tmp_path / "nothing") in output

@@ -1,0 +1,223 @@
+"""Types and column mapping as Spark writes them: shown as Delta shows them by every reader, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from daemon.errors import Unsupported
+from tests.integration.follow import Followed
+from tests.integration.test_first_sync import spark_conf
+from tests.readers import READERS, read_delta
+
+NESTED = """
+    CREATE TABLE {t} (id INT, lists ARRAY<ARRAY<STRUCT<x: INT NOT NULL, m: MAP<STRING, ARRAY<DATE>>>>>,
+        dict MAP<STRUCT<k: INT, d: DATE>, STRUCT<v: ARRAY<MAP<INT, TIMESTAMP>>>>,
+        deep STRUCT<a: STRUCT<b: STRUCT<tiny: DECIMAL(38, 38), big: DECIMAL(38, 0), one: DECIMAL(1, 0)>>>,
+        dicts MAP<INT, MAP<INT, BINARY>>)
+    USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')
+"""
+NESTED_ROWS = """
+    INSERT INTO {t} SELECT CAST(id AS INT),
+        array(array(named_struct('x', CAST(id AS INT), 'm', map('k', array(DATE'1500-02-28', NULL))), NULL), NULL),
+        map(named_struct('k', CAST(id AS INT), 'd', DATE'0001-01-01'),
+            named_struct('v', array(map(1, TIMESTAMP'1969-12-31 23:59:59.999999'), NULL))),
+        if(id % 3 = 0, named_struct('a', NULL), named_struct('a', named_struct('b', named_struct(
+            'tiny', 0.5, 'big', CAST('12345678901234567890123456789012345678' AS DECIMAL(38, 0)), 'one', 7)))),
+        map(1, map(2, unhex('00ff')), 2, NULL)
+    FROM range({start}, {end}, 1, 1)
+"""
+
+
+def nested_rows(start: int, end: int) -> str:
+    return NESTED_ROWS.format(t="{t}", start=start, end=end)
+
+
+def assert_refused(table: Followed, message: str) -> None:
+    """Twice the same refusal; what Iceberg shows stays what it was."""
+    before = table.bench.iceberg().metadata_location
+    for _ in range(2):
+        with pytest.raises(Unsupported, match=message):
+            table.bench.follower.sync()
+    assert table.bench.iceberg().metadata_location == before
+
+
+def test_nested_types(spark: SparkSession, tmp_path: Path) -> None:
+    """Lists, maps and structs in each other, decimals of every size, days before 1582."""
+    table = Followed(spark, tmp_path)
+    table.step(NESTED)
+    table.step(nested_rows(0, 10))
+    table.step("DELETE FROM {t} WHERE id % 4 = 1", operation="delete")
+    table.step("ALTER TABLE {t} ADD COLUMNS (lists.element.element.y STRING, deep.a.c INT)", snapshots=0)
+    table.step("UPDATE {t} SET deep.a.c = id WHERE id = 4", operation="overwrite")
+
+
+@pytest.mark.parametrize("mode", ["name", "id"])
+def test_column_mapping_from_the_start(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+    """Columns renamed, dropped, added again under an old name and moved, at the top and inside of a struct."""
+    table = Followed(spark, tmp_path)
+    table.step(
+        "CREATE TABLE {t} (id INT, `a b,c` STRING, s STRUCT<x: INT, y: STRING>, part STRING) USING delta"
+        " PARTITIONED BY (part) TBLPROPERTIES"
+        f" ('delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = '{mode}')"
+    )
+    rows = "CAST(id AS INT), concat('n', id), named_struct('x', CAST(id AS INT), 'y', 'why'), concat('p é=', id % 2)"
+    table.step(f"INSERT INTO {{t}} SELECT {rows} FROM range(0, 12, 1, 1)", operation="append")
+    table.step("DELETE FROM {t} WHERE id % 4 = 0", operation="delete")
+    table.step("ALTER TABLE {t} RENAME COLUMN part TO `kind of`", snapshots=0)
+    table.step("ALTER TABLE {t} RENAME COLUMN s.x TO z", snapshots=0)
+    table.step("ALTER TABLE {t} DROP COLUMNS (`a b,c`, s.y)", snapshots=0)
+    table.step("ALTER TABLE {t} ADD COLUMNS (`a b,c` INT FIRST, s.x STRING)", snapshots=0)
+    table.step("UPDATE {t} SET `a b,c` = id, s.x = 'new' WHERE id % 3 = 0", operation="overwrite")
+    table.step("ALTER TABLE {t} ALTER COLUMN id COMMENT 'the key'", snapshots=0)
+    table.step("DELETE FROM {t} WHERE `kind of` = 'p é=1' AND id > 6", operation="delete")
+    table.step("RESTORE TABLE {t} TO VERSION AS OF 2")
+    table.step("DELETE FROM {t} WHERE id % 4 = 1", operation="delete")
+
+
+def test_schema_and_rows_in_one_commit(spark: SparkSession, tmp_path: Path) -> None:
+    """A column that comes with the rows that have it is one Iceberg snapshot; so is a nullability that is relaxed."""
+    table = Followed(spark, tmp_path)
+    table.step(
+        "CREATE TABLE {t} (id INT NOT NULL, name STRING) USING delta"
+        " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    )
+    table.step("INSERT INTO {t} SELECT CAST(id AS INT), 'x' FROM range(0, 10, 1, 1)", operation="append")
+    with spark_conf(spark, "spark.databricks.delta.schema.autoMerge.enabled", "true"):
+        table.step(
+            "MERGE INTO {t} t USING (SELECT 3 AS id, 'y' AS name, 1.5D AS score) s ON t.id = s.id"
+            " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *",
+            operation="overwrite",
+        )
+    table.step("ALTER TABLE {t} ALTER COLUMN id DROP NOT NULL", snapshots=0)
+    table.step("INSERT INTO {t} VALUES (NULL, 'z', NULL)", operation="append")
+    table.step("COMMENT ON TABLE {t} IS 'about it'", snapshots=0)
+
+
+def test_lists_under_column_mapping_need_ids(spark: SparkSession, tmp_path: Path) -> None:
+    """Without ids of elements readers see nulls: refused by name. With IcebergCompat's ids they are followed."""
+    table = Followed(spark, tmp_path / "without")
+    table.step(NESTED)
+    table.step(nested_rows(0, 6))
+    table.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    assert_refused(table, "column lists is an array or map, and column mapping gives no id")
+
+    table = Followed(spark, tmp_path / "with")
+    properties = "'delta.columnMapping.mode' = 'name', 'delta.enableIcebergCompatV2' = 'true'"
+    table.step(NESTED.replace("'delta.enableDeletionVectors' = 'true'", properties))
+    table.step(nested_rows(0, 6), operation="append")
+    table.step("DELETE FROM {t} WHERE id = 2", operation="overwrite")
+    table.step("ALTER TABLE {t} RENAME COLUMN lists TO listen", snapshots=0)
+    table.step(nested_rows(6, 9), operation="append")
+
+
+def test_files_with_foreign_ids_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """Parquet files that another system gave field ids: Delta goes by names, Iceberg's readers would go by the ids."""
+    source = tmp_path / "lake" / "t"
+    frame = spark.range(3).selectExpr("id AS a", "id + 10 AS b")
+    schema = frame.schema
+    for field, number in zip(schema.fields, (2, 1), strict=True):
+        field.metadata = {"parquet.field.id": number}
+    spark.createDataFrame(frame.toArrow(), schema).write.parquet(str(source))
+    spark.sql(f"CONVERT TO DELTA parquet.`{source}`")
+    table = Followed(spark, tmp_path)
+    with pytest.raises(Unsupported, match="column a of the file carries the field id 2, and the column's is 1"):
+        table.bench.follower.sync()
+
+
+def test_widenings(spark: SparkSession, tmp_path: Path) -> None:
+    """Widenings that Iceberg has are followed in place; another one is refused with both types."""
+    table = Followed(spark, tmp_path)
+    table.step(
+        "CREATE TABLE {t} (a TINYINT, b SMALLINT, c INT, d FLOAT, e DECIMAL(5, 2), f INT, s STRUCT<x: INT>) USING delta"
+        " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true', 'delta.enableTypeWidening' = 'true')"
+    )
+    table.step("INSERT INTO {t} SELECT id, id, id, id / 3, id / 7, id, named_struct('x', id) FROM range(0, 9, 1, 1)")
+    for column, kind in (("a", "INT"), ("b", "BIGINT"), ("c", "BIGINT"), ("d", "DOUBLE"), ("e", "DECIMAL(38, 2)")):
+        table.step(f"ALTER TABLE {{t}} ALTER COLUMN {column} TYPE {kind}", snapshots=0)
+    table.step("ALTER TABLE {t} ALTER COLUMN s.x TYPE BIGINT", snapshots=0)
+    table.step(
+        "INSERT INTO {t} SELECT id, 5000000000 + id, 5000000000 + id, id / 3.0D, 123456789 + id, id,"
+        " named_struct('x', 5000000000 + id) FROM range(20, 25, 1, 1)"
+    )
+    table.step("DELETE FROM {t} WHERE c % 3 = 0", operation="delete")
+    table.sql("ALTER TABLE {t} ALTER COLUMN f TYPE DOUBLE")
+    assert_refused(table, r"column f \(from int to double\) changed while 2 older data files stay")
+    again = table.new_bench("again", table.pipeline)
+    with pytest.raises(Unsupported, match="column f of the file is stored as int32, and the column's type is double"):
+        again.follower.sync()
+    again.close()
+    # Once no file of the old type is left, nothing stands in the way.
+    table.sql("INSERT OVERWRITE {t} SELECT * FROM {t}")
+    table.bench.follower.sync(full=True)
+    table.sync_and_check("rewritten with the new type")
+
+
+@pytest.mark.parametrize("kind", ["TIMESTAMP_MILLIS", "TIMESTAMP_MICROS", "INT96"])
+def test_timestamp_encodings(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+    """Each encoding of timestamps is shown as it is, nested ones too, before 1970 and at the ends of INT96's range."""
+    table = Followed(spark, tmp_path)
+    table.step("CREATE TABLE {t} (id INT, moment TIMESTAMP, moments ARRAY<TIMESTAMP>, local TIMESTAMP_NTZ) USING delta")
+    moments = ("1677-09-22 00:00:00.001", "1899-12-31 23:59:59.999", "1969-12-31 23:59:59.999", "2262-04-10 00:00:00")
+    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", kind):
+        for number, moment in enumerate(moments):
+            table.sql(
+                f"INSERT INTO {{t}} SELECT {number}, TIMESTAMP'{moment}', array(TIMESTAMP'{moment}', NULL),"
+                f" TIMESTAMP_NTZ'{moment}'"
+            )
+    table.sync_and_check(kind)
+
+
+def test_int96_beyond_its_range(spark: SparkSession, tmp_path: Path) -> None:
+    """Years that PyIceberg and Polars show wrong from INT96 are refused by column, or followed when asked to."""
+    table = Followed(spark, tmp_path)
+    table.step("CREATE TABLE {t} (id INT, moment TIMESTAMP) USING delta")
+    insert = "INSERT INTO {t} VALUES (1, TIMESTAMP'9999-12-31 23:59:59.999999'), (2, TIMESTAMP'1600-01-01 00:00:00')"
+    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):
+        table.step(insert)
+    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+        table.sql(insert)
+    assert_refused(table, "column moment of the file has INT96 timestamps before 1677 or after 2262")
+
+    willing = table.new_bench("willing", table.pipeline, int96_overflow="follow")
+    willing.follower.sync()
+    iceberg = willing.iceberg()
+    expected = sorted(read_delta(spark, str(table.source), iceberg))
+    shown = {name for name, read in READERS.items() if sorted(read(iceberg, spark)) == expected}
+    # The day this fails, the refusal has had its time.
+    assert shown == {"Spark", "DuckDB"}
+    willing.close()
+
+
+@pytest.mark.parametrize(
+    ("key", "encoding", "column"),
+    [
+        ("datetimeRebaseModeInWrite", "TIMESTAMP_MICROS", "day"),
+        ("int96RebaseModeInWrite", "INT96", "moment"),
+    ],
+)
+def test_the_old_calendar_is_refused(spark: SparkSession, tmp_path: Path, key: str, encoding: str, column: str) -> None:
+    """Days that Spark stored by the Julian calendar would be shown some days off; recent ones are the same in both."""
+    table = Followed(spark, tmp_path)
+    table.step("CREATE TABLE {t} (id INT, day DATE, moment TIMESTAMP) USING delta")
+    with (
+        spark_conf(spark, f"spark.sql.parquet.{key}", "LEGACY"),
+        spark_conf(spark, "spark.sql.parquet.outputTimestampType", encoding),
+    ):
+        table.step("INSERT INTO {t} VALUES (1, DATE'1582-10-15', TIMESTAMP'1900-01-01 00:00:00'), (2, NULL, NULL)")
+        table.sql("INSERT INTO {t} VALUES (3, DATE'1400-01-01', TIMESTAMP'1800-01-01 00:00:00')")
+    assert_refused(
+        table, f"column {column} of the file has or may have values before .*, stored by the Julian calendar"
+    )
+
+
+def test_char_values_are_shown_as_stored(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark pads CHAR with spaces when it reads Delta; Delta's protocol has strings, and all readers show these."""
+    table = Followed(spark, tmp_path)
+    table.sql("CREATE TABLE {t} (id INT, c CHAR(4), v VARCHAR(4)) USING delta")
+    table.sql("INSERT INTO {t} VALUES (1, 'ab', 'cd'), (2, 'abcd', NULL)")
+    with spark_conf(spark, "spark.sql.readSideCharPadding", "false"):
+        table.sync_and_check("strings as they are stored")
+        table.step("DELETE FROM {t} WHERE id = 1")
