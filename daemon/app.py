@@ -212,7 +212,9 @@ def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
     """
     known = {table.name: table for table in settings.tables}
     table = known.get(name_or_path) or TableSettings(
-        source=normalize_location(name_or_path), target="doctor.table", **settings.defaults.model_dump(by_alias=True)
+        source=normalize_location(name_or_path),
+        target="doctor.table",
+        **settings.defaults.model_dump(exclude={"poll_interval_s"}),
     )
     properties = {**settings.catalogs.get(table.catalog, {}), **settings.storage}
     clock = SystemClock()

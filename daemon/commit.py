@@ -142,10 +142,11 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
             rewritten=_rewrite_shared(context, intent, rewrites),
         )
         outcome = _outcome(record, change, completed, shape.table.spec_id)
-        account = _account_before(context, shown, live) + account_change(plan)
+        before = _account_before(context, shown, live)
+        account = before + account_change(change, live, inspection.metrics)
         prepared = None
         if completed.is_empty:
-            check_account(account, _account_before(context, shown, live))
+            check_account(account, before)
         else:
             prepared = prepare_snapshot(view, completed.delta, partial(announce_metadata, context, intent))
             check_account(account, account_of(prepared.manifests))

@@ -26,9 +26,9 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.types import NestedField, StringType, StructType
+from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 
-from daemon.iceberg.pyiceberg_ext import RECORD_VERSION, manifest_record
+from daemon.iceberg.pyiceberg_ext import RECORD_VERSION, PreciseAvroFile, manifest_record
 
 # A manifest is rewritten whole when one of its files leaves, so its size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000
@@ -121,7 +121,9 @@ def write_manifest(
 
 def read_entries(io: FileIO, manifest: ManifestFile, *, spec: PartitionSpec, schema: Schema) -> list[ManifestEntry]:
     """The live entries of a manifest, with snapshot id and sequence numbers inherited where they are null."""
-    with AvroFile[ManifestEntry](
+    doubles = any(isinstance(schema.find_type(field.source_id), DoubleType) for field in spec.fields)
+    file_type: type[AvroFile[ManifestEntry]] = PreciseAvroFile if doubles else AvroFile
+    with file_type(
         io.new_input(manifest.manifest_path),
         _entry_schema(spec, schema, RECORD_VERSION),
         read_types={-1: ManifestEntry, 2: DataFile},

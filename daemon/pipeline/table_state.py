@@ -92,6 +92,12 @@ def delta_error(error: Exception, location: str, version: int | None) -> SyncErr
     """Delta's exception as one of our kinds; its own message names the feature or the file."""
     message = str(error).strip().split("\n\tat ")[0][:1000]
     place: dict[str, Any] = {"path": location, "version": version}
+    if "CATALOG_MANAGED" in message:
+        return Unsupported(
+            f"reader feature catalogManaged is not supported: {message}",
+            hint="Its commits are ratified by a catalog and may not be read by path.",
+            **place,
+        )
     if "UNSUPPORTED_FEATURES" in message or "INVALID_PROTOCOL_VERSION" in message:
         return Unsupported(
             f"Delta cannot read the table: {message}", hint="Use a newer dvsync, or drop the feature.", **place

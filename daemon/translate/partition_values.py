@@ -62,7 +62,8 @@ def _parse(text: str, field_type: IcebergType, time_zone: str) -> Any:
         case BooleanType() if text.lower() in BOOLEANS:
             value = BOOLEANS[text.lower()]
         case FloatType() | DoubleType():
-            value = float(text)
+            # Zeros are one value in SQL, and two to engines that pass over files by their partitions.
+            value = float(text) + 0.0
         case DecimalType():
             value = exact_decimal(Decimal(text), field_type)
         case DateType():

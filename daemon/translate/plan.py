@@ -325,15 +325,14 @@ def _moves_rows_only(plan: SyncPlan, counts: Mapping[str, int], *, positions: in
     return added == removed
 
 
-def account_change(plan: SyncPlan) -> Account:
-    """What the plan's change adds to the table's account, by Delta's actions alone."""
-    change = plan.change
+def account_change(change: TableChange, live: Mapping[str, LiveFile], metrics: Mapping[str, Metrics]) -> Account:
+    """What `change` adds to the table's account, by Delta's actions alone."""
     account = NOTHING
     for path, add in {**change.added, **change.dv_changed}.items():
-        rows = plan.metrics[path].record_count if path in change.added else plan.live[path].record_count
+        rows = metrics[path].record_count if path in change.added else live[path].record_count
         account += Account(1, rows, add.deletion_vector.cardinality if add.deletion_vector else 0)
     for path in {*change.removed, *change.dv_changed}:
-        account -= _account_of(plan.live[path])
+        account -= _account_of(live[path])
     return account
 
 

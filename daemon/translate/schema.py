@@ -123,8 +123,13 @@ def translate_schema(
     schema = Schema(*fields, schema_id=_schema_id(StructType(*fields), schemas))
     spec = _partition_spec(schema, metadata.partition_columns, specs)
     # Without ids in the files their partition columns are left without a name to be found by: readers then take the
-    # manifests' values, which are Delta's, where a file says otherwise ('' is null in Delta).
-    unnamed = () if mapped else metadata.partition_columns
+    # manifests' values, which are Delta's, where a file says otherwise ('' is null in Delta). PyIceberg 0.12 reads
+    # doubles of manifests as floats: those are better taken from the file.
+    unnamed = [
+        column
+        for column in metadata.partition_columns
+        if not mapped and not isinstance(schema.find_type(column), DoubleType)
+    ]
     new_mapping = translation.mapped_fields(struct, fields, unnamed)
     names = {field.field_id: field.name for field in previous.fields} if previous else {}
     renumbered = _renumbered(mapping, new_mapping, names) if mapped and mapping else ()
@@ -238,6 +243,24 @@ class _NestedIds:
         return _NestedIds(self.ids, f"{self.place}.value")
 
 
+def _hides_renamed(element: Any) -> bool:
+    """Whether a list's element is a list or map with structs in it whose fields have other names in the files.
+
+    PyIceberg 0.12 casts such a list as a whole, by names (ArrowProjectionVisitor.list).
+    """
+    return isinstance(element, dict) and element["type"] in ("array", "map") and _has_renamed(element)
+
+
+def _has_renamed(kind: Any) -> bool:
+    if not isinstance(kind, dict):
+        return False
+    inner = [kind[name] for name in ("elementType", "keyType", "valueType") if name in kind]
+    fields = kind.get("fields", [])
+    return any(_physical_name(field) != field["name"] or _has_renamed(field["type"]) for field in fields) or any(
+        _has_renamed(each) for each in inner
+    )
+
+
 class _Translation:
     """One walk over a Spark schema; carries the next free field id."""
 
@@ -299,6 +322,12 @@ class _Translation:
             case "struct":
                 return StructType(*self.struct_fields(delta_type, old if isinstance(old, StructType) else None, path))
             case "array":
+                if self.mapped and _hides_renamed(delta_type["elementType"]):
+                    raise Unsupported(
+                        f"column {'.'.join(path)} holds lists or maps of structs in a list, whose fields column "
+                        "mapping calls by other names: PyIceberg shows them as null",
+                        hint="Drop the column. Tables without column mapping may hold such columns.",
+                    )
                 old_list = old if isinstance(old, ListType) else None
                 return ListType(
                     element_id=self._inner_id(old_list.element_id if old_list else None, path, nested.of_element),

@@ -28,7 +28,7 @@ CONF = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.databricks.delta.snapshotPartitions": "2",
-    # RESTORE must find files that no test would call old, and VACUUM is not run.
+    # RESTORE must find files that no test would call old, and VACUUM must not.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
 }
 # PySpark leaves the sockets of collected results to the garbage collector.

@@ -12,6 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import lit
 
 from daemon.delta.log import COMMIT_FILE
 from daemon.settings import LimitsSettings, PipelineSettings
@@ -119,10 +120,12 @@ class Followed:
     def truth(self, table: Table) -> DeltaTruth:
         """One read of the Delta table: its rows, and from which position of which file each of them comes."""
         frame = self.spark.read.format("delta").load(str(self.source))
+        # Delta tells positions only of tables that may have deletion vectors.
+        has_positions = "row_index" in frame.select("_metadata.*").columns
         found = frame.select(
             "*",
             frame["_metadata.file_path"].alias(FILE_COLUMN),
-            frame["_metadata.row_index"].alias(POSITION_COLUMN),
+            (frame["_metadata.row_index"] if has_positions else lit(None)).alias(POSITION_COLUMN),
         ).toArrow()
         adds = self.live_adds()
         live: dict[str, set[int]] = {path: set() for path in adds}
@@ -136,16 +139,23 @@ class Followed:
             adds=adds,
             deleted={
                 path: frozenset(range(json.loads(add["stats"])["numRecords"])) - live[path]
+                if has_positions
+                else frozenset()
                 for path, add in adds.items()
             },
         )
 
-    def step(self, statement: str | None = None, *, snapshots: int = 1, operation: str | None = None) -> SyncResult:
-        """Run `statement` (one Delta version), sync it, and check everything that must hold after one version."""
+    def step(
+        self, statement: str | None = None, *, snapshots: int = 1, operation: str | None = None, versions: int = 1
+    ) -> SyncResult:
+        """Run `statement`, sync it, and check everything that must hold after one version.
+
+        Only a statement without a snapshot may make several `versions`.
+        """
         if statement is not None:
             before = self.version if self.log_folder.exists() else -1
             self.sql(statement)
-            assert self.version == before + 1, f"{statement} made versions up to {self.version}, from {before}"
+            assert self.version == before + versions, f"{statement} made versions up to {self.version}, from {before}"
         where = f"version {self.version} ({' '.join((statement or 'by hand').split())[:70]})"
         files_before = self._files()
         result = self.bench.follower.sync()
@@ -216,10 +226,13 @@ class Followed:
 
     def _check_marker(self, image: Image, table: Table, truth: DeltaTruth) -> None:
         summary = image.summary
-        modified_ms = (self.log_folder / f"{truth.version:020d}.json").stat().st_mtime_ns // 1_000_000
+        commit = self.log_folder / f"{truth.version:020d}.json"
+        # Delta PROTOCOL.md, "In-Commit Timestamps": commitInfo is the first action then.
+        info = json.loads(commit.read_text().split("\n", 1)[0]).get("commitInfo", {})
+        committed_ms = info.get("inCommitTimestamp", commit.stat().st_mtime_ns // 1_000_000)
         assert summary["dvsync.delta.table-id"] == truth.table_id
         assert summary["dvsync.delta.version"] == str(truth.version)
-        assert summary["dvsync.delta.timestamp-ms"] == str(modified_ms)
+        assert summary["dvsync.delta.timestamp-ms"] == str(committed_ms)
         assert "dvsync.delta.from-version" not in summary
         snapshot = table.current_snapshot()
         assert snapshot is not None

@@ -21,6 +21,11 @@ GOOD = """
 ODD = "CREATE TABLE {t} (id INT, v VARIANT, n VOID, s STRUCT<x: INT, y: VARIANT>, moment TIMESTAMP) USING delta"
 
 
+@pytest.fixture(autouse=True)
+def without_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def doctor(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["doctor", *arguments])
     return result.exit_code, result.output
@@ -31,7 +36,10 @@ def test_a_table_that_can_be_followed(spark: SparkSession, tmp_path: Path) -> No
     table = Followed(spark, tmp_path)
     table.sql(GOOD)
     row = "CAST(id AS INT), 'ab', TIMESTAMP'2020-01-01 00:00:00', array(named_struct('x', 1))"
-    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+    with (
+        spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"),
+        spark_conf(spark, "spark.sql.readSideCharPadding", "false"),
+    ):
         table.sql(f"INSERT INTO {{t}} SELECT {row} FROM range(0, 10, 1, 1)")
         table.sql("UPDATE {t} SET name = 'x' WHERE id = 3")
     table.sql("DELETE FROM {t} WHERE id = 5")

@@ -13,7 +13,7 @@ from tests.integration.test_first_sync import spark_conf
 from tests.readers import READERS, read_delta
 
 NESTED = """
-    CREATE TABLE {t} (id INT, lists ARRAY<ARRAY<STRUCT<x: INT NOT NULL, m: MAP<STRING, ARRAY<DATE>>>>>,
+    CREATE TABLE {t} (id INT, lists ARRAY<ARRAY<STRUCT<x: INT, m: MAP<STRING, ARRAY<DATE>>>>>,
         dict MAP<STRUCT<k: INT, d: DATE>, STRUCT<v: ARRAY<MAP<INT, TIMESTAMP>>>>,
         deep STRUCT<a: STRUCT<b: STRUCT<tiny: DECIMAL(38, 38), big: DECIMAL(38, 0), one: DECIMAL(1, 0)>>>,
         dicts MAP<INT, MAP<INT, BINARY>>)
@@ -96,6 +96,22 @@ def test_schema_and_rows_in_one_commit(spark: SparkSession, tmp_path: Path) -> N
     table.step("COMMENT ON TABLE {t} IS 'about it'", snapshots=0)
 
 
+COMPAT = """
+    CREATE TABLE {t} (id INT, list ARRAY<STRUCT<x: INT, inner: ARRAY<STRING>>>,
+        dict MAP<STRUCT<k: INT>, STRUCT<v: DATE>>, lists ARRAY<ARRAY<MAP<INT, INT>>>,
+        deep STRUCT<a: ARRAY<STRUCT<b: TIMESTAMP>>>)
+    USING delta
+    TBLPROPERTIES ('delta.columnMapping.mode' = 'name', 'delta.enableIcebergCompatV2' = 'true')
+"""
+COMPAT_ROWS = """
+    INSERT INTO {t} SELECT CAST(id AS INT), array(named_struct('x', CAST(id AS INT), 'inner', array('a', NULL)), NULL),
+        map(named_struct('k', CAST(id AS INT)), named_struct('v', DATE'1500-02-28')),
+        array(array(map(1, 2), NULL), NULL),
+        named_struct('a', array(named_struct('b', TIMESTAMP'1969-12-31 23:59:59.999999')))
+    FROM range({start}, {end}, 1, 1)
+"""
+
+
 def test_lists_under_column_mapping_need_ids(spark: SparkSession, tmp_path: Path) -> None:
     """Without ids of elements readers see nulls: refused by name. With IcebergCompat's ids they are followed."""
     table = Followed(spark, tmp_path / "without")
@@ -105,12 +121,14 @@ def test_lists_under_column_mapping_need_ids(spark: SparkSession, tmp_path: Path
     assert_refused(table, "column lists is an array or map, and column mapping gives no id")
 
     table = Followed(spark, tmp_path / "with")
-    properties = "'delta.columnMapping.mode' = 'name', 'delta.enableIcebergCompatV2' = 'true'"
-    table.step(NESTED.replace("'delta.enableDeletionVectors' = 'true'", properties))
-    table.step(nested_rows(0, 6), operation="append")
+    table.step(COMPAT)
+    table.step(COMPAT_ROWS.format(t="{t}", start=0, end=6), operation="append")
     table.step("DELETE FROM {t} WHERE id = 2", operation="overwrite")
-    table.step("ALTER TABLE {t} RENAME COLUMN lists TO listen", snapshots=0)
-    table.step(nested_rows(6, 9), operation="append")
+    table.step("ALTER TABLE {t} RENAME COLUMN list TO listing", snapshots=0)
+    table.step("ALTER TABLE {t} RENAME COLUMN deep.a TO z", snapshots=0)
+    table.step(COMPAT_ROWS.format(t="{t}", start=6, end=9), operation="append")
+    table.sql("ALTER TABLE {t} ADD COLUMN odd ARRAY<ARRAY<STRUCT<x: INT>>>")
+    assert_refused(table, "column odd holds lists or maps of structs in a list, .* PyIceberg shows them as null")
 
 
 def test_files_with_foreign_ids_are_refused(spark: SparkSession, tmp_path: Path) -> None:
