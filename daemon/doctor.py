@@ -167,7 +167,8 @@ def _of_files(files: Examination, settings: TableSettings) -> Iterator[Finding]:
 def _readers(
     state: TableState, schema: TableSchema, files: Examination, settings: TableSettings
 ) -> Iterator[ReaderTrouble]:
-    if state.metadata.configuration.get("delta.columnMapping.mode", "none") == "none":
+    mode = state.metadata.configuration.get("delta.columnMapping.mode", "none")
+    if mode == "none":
         yield ReaderTrouble("Daft", "does not read files without field ids, which these are")
     if settings.delete_granularity == "partition":
         yield ReaderTrouble("Polars (native)", "refuses delete files that serve several data files")
@@ -175,6 +176,9 @@ def _readers(
         text = f"{', '.join(files.int96_columns)}: wrong before 1677 and after 2262, as INT96; "
         text += "shown as they are (int96_overflow)" if settings.may_overflow else "refused where statistics tell"
         yield ReaderTrouble("PyIceberg, Polars", text)
+    keyed = [field.name for field in schema.schema.fields if _has_struct_keys(field.field_type)]
+    if keyed and mode != "none":
+        yield ReaderTrouble("Polars (native)", f"{', '.join(keyed)}: fails on maps whose keys are structs")
     structs = [field.name for field in schema.schema.fields if _holds_structs(field.field_type)]
     if structs:
         yield ReaderTrouble(
@@ -183,14 +187,28 @@ def _readers(
 
 
 def _holds_structs(kind: IcebergType) -> bool:
+    return any(isinstance(inner, StructType) for outer in _flat(kind) for inner in _values(outer))
+
+
+def _has_struct_keys(kind: IcebergType) -> bool:
+    return any(isinstance(inner, MapType) and isinstance(inner.key_type, StructType) for inner in _flat(kind))
+
+
+def _values(kind: IcebergType) -> Sequence[IcebergType]:
     match kind:
         case ListType():
-            return isinstance(kind.element_type, StructType) or _holds_structs(kind.element_type)
+            return (kind.element_type,)
         case MapType():
-            return isinstance(kind.value_type, StructType) or _holds_structs(kind.value_type)
-        case StructType():
-            return any(_holds_structs(field.field_type) for field in kind.fields)
-    return False
+            return (kind.value_type,)
+    return ()
+
+
+def _flat(kind: IcebergType) -> Iterator[IcebergType]:
+    """The type itself and every type inside of it, keys of maps left out."""
+    yield kind
+    inner = [field.field_type for field in kind.fields] if isinstance(kind, StructType) else _values(kind)
+    for each in inner:
+        yield from _flat(each)
 
 
 def as_lines(diagnosis: Diagnosis) -> Sequence[str]:

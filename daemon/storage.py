@@ -91,7 +91,7 @@ class FileIOStorage:
         try:
             return fs.get_file_info(name)
         except OSError as error:
-            raise _away(path, error) from error
+            raise store_away(path, error) from error
 
     def read(self, path: str, span: Span | None = None) -> bytes:
         fs, name = self._open_fs(path)
@@ -106,7 +106,7 @@ class FileIOStorage:
         except ArrowInvalid:
             return b""  # Arrow refuses to start reading past the end; a short answer is this verb's contract.
         except OSError as error:
-            raise _away(path, error) from error
+            raise store_away(path, error) from error
 
     def open_input(self, path: str) -> NativeFile:
         """The file for random access, as Arrow's readers want it."""
@@ -116,14 +116,14 @@ class FileIOStorage:
         except FileNotFoundError as error:
             raise _missing(path) from error
         except OSError as error:
-            raise _away(path, error) from error
+            raise store_away(path, error) from error
 
     def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
         fs, name = self._open_fs(directory)
         try:
             infos = fs.get_file_info(FileSelector(name, allow_not_found=True))
         except OSError as error:
-            raise _away(directory, error) from error
+            raise store_away(directory, error) from error
         files = sorted((info for info in infos if info.type is FileType.File), key=lambda info: info.base_name)
         return (_file_meta(f"{directory}/{info.base_name}", info) for info in files if info.base_name > after)
 
@@ -138,7 +138,7 @@ def _missing(path: str) -> ObjectMissing:
     )
 
 
-def _away(path: str, error: OSError) -> ObjectStoreAway:
+def store_away(path: str, error: OSError) -> ObjectStoreAway:
     return ObjectStoreAway(
         f"the store does not answer: {error}", path=path, hint="Check the store, the network and the credentials."
     )

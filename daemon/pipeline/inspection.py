@@ -16,7 +16,7 @@ from pyiceberg.types import StringType
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, SyncError, Unsupported
-from daemon.storage import FileIOStorage
+from daemon.storage import FileIOStorage, store_away
 from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
 from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, Path, check_file_schema
@@ -68,10 +68,13 @@ class Inspector:
             try:
                 footer = pq.read_metadata(file)
                 schema = footer.schema.to_arrow_schema().remove_metadata()
-            except (pa.ArrowInvalid, OSError) as error:
-                raise CorruptInput(
-                    f"the file has no Parquet footer: {error}", path=path, hint="Restore the file on the Delta side."
-                ) from error
+            except pa.ArrowException as error:
+                raise _no_footer(path, error) from error
+            except OSError as error:
+                # Arrow has this kind for broken footers and for stores that do not answer.
+                if "thrift" in str(error).lower():
+                    raise _no_footer(path, error) from error
+                raise store_away(path, error) from error
         metrics = metrics_of(add, path, self.table, footer.num_rows)
         try:
             key = schema.serialize().to_pybytes()
@@ -94,17 +97,26 @@ class Inspector:
             name = self.table.physical_names[partition.source_id]
             if name not in columns or (name,) in file.hidden:
                 continue
+            column = str(self.table.schema.find_column_name(partition.source_id))
             if partition.source_id in file.int96 and value is not None and not self.may_overflow:
-                check_int96_micros(value, value, name)
+                check_int96_micros(value, value, column)
             if value is None and isinstance(self.table.schema.find_type(partition.source_id), StringType):
                 chunks = [footer.row_group(number).column(columns[name]) for number in range(footer.num_row_groups)]
                 if any(chunk.statistics is None or chunk.statistics.null_count != chunk.num_values for chunk in chunks):
                     raise Unsupported(
-                        f"the value of partition column {name} is null in the Delta log and may not be so in the file, "
-                        "where readers that go by field ids take it from",
+                        f"the value of partition column {column} is null in the Delta log and may not be so in the "
+                        "file, where readers that go by field ids take it from",
                         path=path,
                         hint="Write null instead of an empty string (or of __HIVE_DEFAULT_PARTITION__) there.",
                     )
+
+
+def _no_footer(path: str, error: Exception) -> CorruptInput:
+    return CorruptInput(
+        f"the file has no Parquet footer that can be read: {error}",
+        path=path,
+        hint="Restore the file on the Delta side.",
+    )
 
 
 @dataclass(frozen=True)

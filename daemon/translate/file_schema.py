@@ -46,13 +46,14 @@ STORED_AS: Mapping[type[IcebergType], frozenset[pa.DataType]] = {
     FloatType: frozenset({pa.float32()}),
     DoubleType: frozenset({pa.float32(), pa.float64()}),
     DateType: frozenset({pa.date32()}),
-    StringType: frozenset({pa.string(), pa.large_string(), pa.binary()}),
-    BinaryType: frozenset({pa.binary(), pa.large_binary(), pa.string()}),
+    StringType: frozenset({pa.string(), pa.binary()}),
+    BinaryType: frozenset({pa.binary(), pa.string()}),
     TimestampType: frozenset({pa.timestamp("us"), pa.timestamp("ms")}),
     # Arrow shows INT96 as nanoseconds without a zone.
     TimestamptzType: frozenset({pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC"), pa.timestamp("ns")}),
 }
 INT96 = pa.timestamp("ns")
+LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view)
 Path = tuple[str, ...]
 
 
@@ -74,7 +75,7 @@ def check_file_schema(schema: pa.Schema, table: TableSchema) -> FileSchema:
     Raises `Unsupported` naming a column that some reader would not find, take for another, or read as another type.
     """
     walk = _Walk(has_ids=any(_id(field) is not None for field in _flat(schema)), ids=frozenset(table.schema.field_ids))
-    walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, ())
+    walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
     return FileSchema(frozenset(walk.hidden), frozenset(walk.int96))
 
 
@@ -89,7 +90,7 @@ def _inner(kind: pa.DataType) -> Sequence[pa.Field]:
         return list(kind)
     if pa.types.is_map(kind):
         return [kind.key_field, kind.item_field]
-    return [kind.value_field] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
+    return [kind.value_field] if any(is_list(kind) for is_list in LISTS) else []
 
 
 def _id(field: pa.Field) -> int | None:
@@ -107,8 +108,9 @@ class _Walk:
         self._ids = ids
 
     def struct(
-        self, fields: Iterable[pa.Field], struct: StructType, mapping: Sequence[MappedField], parent: Path
+        self, fields: Iterable[pa.Field], struct: StructType, mapping: Sequence[MappedField], parent: Path, named: Path
     ) -> None:
+        """`parent` is the path by the names in the file, `named` the same by the table's."""
         by_name = {name: mapped for mapped in mapping for name in mapped.names}
         found = {field.name for field in fields}
         # Delta compares names without regard to case, a name mapping does not.
@@ -118,34 +120,57 @@ class _Walk:
             path = (*parent, field.name)
             mapped = by_name.get(field.name)
             if mapped is None:
-                self._check_hidden(field, path, missing)
+                self._check_hidden(field, (*named, field.name), missing)
                 self.hidden.add(path)
             elif mapped.field_id in columns:
-                self._found(field, columns[mapped.field_id], mapped.fields, path)
+                column = columns[mapped.field_id]
+                self._found(field, column, mapped.fields, path, (*named, column.name))
 
-    def _check_hidden(self, field: pa.Field, path: Path, missing: Mapping[str, str]) -> None:
+    def _check_hidden(self, field: pa.Field, named: Path, missing: Mapping[str, str]) -> None:
         if field.name.casefold() in missing:
-            raise _unreadable(path, f"is spelled {missing[field.name.casefold()]} in the table's schema")
+            raise _unreadable(named, f"is spelled {missing[field.name.casefold()]} in the table's schema")
         if _id(field) in self._ids:
-            raise _unreadable(path, f"carries the field id {_id(field)} of another column")
+            raise _unreadable(named, f"carries the field id {_id(field)} of another column")
 
-    def _found(self, field: pa.Field, column: NestedField, mapping: Sequence[MappedField], path: Path) -> None:
+    def _found(
+        self, field: pa.Field, column: NestedField, mapping: Sequence[MappedField], path: Path, named: Path
+    ) -> None:
         if self._has_ids and _id(field) != column.field_id:
             carried = "no field id" if _id(field) is None else f"the field id {_id(field)}"
-            raise _unreadable(path, f"carries {carried}, and the column's is {column.field_id}")
-        kind, wanted = field.type, column.field_type
+            raise _unreadable(named, f"carries {carried}, and the column's is {column.field_id}")
+        kind, wanted = _in_parquet(field.type), column.field_type
         inner = _inner(kind)
         if isinstance(wanted, StructType) and pa.types.is_struct(kind):
-            self.struct(inner, wanted, mapping, path)
+            self.struct(inner, wanted, mapping, path, named)
         elif isinstance(wanted, ListType) and len(inner) == 1:
-            self._found(inner[0], wanted.element_field, mapping[0].fields, (*path, "element"))
+            self._inside(inner[0], wanted.element_field, mapping[0], path, named)
         elif isinstance(wanted, MapType) and len(inner) == 2:
-            self._found(inner[0], wanted.key_field, mapping[0].fields, (*path, "key"))
-            self._found(inner[1], wanted.value_field, mapping[1].fields, (*path, "value"))
+            self._inside(inner[0], wanted.key_field, mapping[0], path, named)
+            self._inside(inner[1], wanted.value_field, mapping[1], path, named)
         elif not _is_stored_as(kind, wanted):
-            raise _unreadable(path, f"is stored as {kind}, and the column's type is {wanted}")
+            raise _unreadable(named, f"is stored as {kind}, and the column's type is {wanted}")
         elif kind == INT96:
             self.int96.add(column.field_id)
+
+    def _inside(self, field: pa.Field, part: NestedField, mapped: MappedField, path: Path, named: Path) -> None:
+        """An element, key or value; Iceberg calls them so whatever the file does."""
+        self._found(field, part, mapped.fields, (*path, part.name), (*named, part.name))
+
+
+def _in_parquet(kind: pa.DataType) -> pa.DataType:
+    """The type as Parquet has it: files of Arrow's writers tell which Arrow type a column had before as well."""
+    plain = kind
+    if pa.types.is_dictionary(kind):
+        plain = _in_parquet(kind.value_type)
+    elif pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        plain = pa.string()
+    elif pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        plain = pa.binary()
+    elif pa.types.is_date64(kind):
+        plain = pa.date32()
+    elif pa.types.is_timestamp(kind):
+        plain = pa.timestamp("ms" if kind.unit == "s" else kind.unit, kind.tz and "UTC")
+    return plain
 
 
 def _is_stored_as(kind: pa.DataType, wanted: IcebergType) -> bool:

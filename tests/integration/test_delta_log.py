@@ -196,7 +196,7 @@ def cut_table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
         emptied,
         dangling,
         older,
-        pytest.param(Path.unlink, marks=pytest.mark.xfail(strict=True, reason="stays waiting: /tmp/x/s2/bugs.md D1")),
+        Path.unlink,
     ],
     ids=["whole", "garbage", "empty", "dangling", "older", "missing"],
 )

@@ -98,14 +98,14 @@ def test_schema_and_rows_in_one_commit(spark: SparkSession, tmp_path: Path) -> N
 
 COMPAT = """
     CREATE TABLE {t} (id INT, list ARRAY<STRUCT<x: INT, inner: ARRAY<STRING>>>,
-        dict MAP<STRUCT<k: INT>, STRUCT<v: DATE>>, lists ARRAY<ARRAY<MAP<INT, INT>>>,
+        dict MAP<STRING, DATE>, lists ARRAY<ARRAY<MAP<INT, INT>>>,
         deep STRUCT<a: ARRAY<STRUCT<b: TIMESTAMP>>>)
     USING delta
     TBLPROPERTIES ('delta.columnMapping.mode' = 'name', 'delta.enableIcebergCompatV2' = 'true')
 """
 COMPAT_ROWS = """
     INSERT INTO {t} SELECT CAST(id AS INT), array(named_struct('x', CAST(id AS INT), 'inner', array('a', NULL)), NULL),
-        map(named_struct('k', CAST(id AS INT)), named_struct('v', DATE'1500-02-28')),
+        map('k', DATE'1500-02-28', 'l', NULL),
         array(array(map(1, 2), NULL), NULL),
         named_struct('a', array(named_struct('b', TIMESTAMP'1969-12-31 23:59:59.999999')))
     FROM range({start}, {end}, 1, 1)

@@ -53,9 +53,17 @@ def field(name: str, kind: pa.DataType, number: int | None = None) -> pa.Field:
         ("timestamp", pa.timestamp("ms", "UTC")),
         ("timestamp_ntz", pa.timestamp("us")),
         ("boolean", pa.null()),
+        ("string", pa.dictionary(pa.int8(), pa.large_string())),
+        ("string", pa.string_view()),
+        ("binary", pa.binary(16)),
+        ("date", pa.date64()),
+        ("timestamp", pa.timestamp("us", "Europe/Paris")),
+        ("timestamp_ntz", pa.timestamp("s")),
         (INNER, pa.struct([("x", pa.int64())])),
         (DICT, pa.map_(pa.string(), pa.struct([("x", pa.int64())]))),
         ({"type": "array", "elementType": "long", "containsNull": True}, pa.list_(pa.int32())),
+        ({"type": "array", "elementType": "long", "containsNull": True}, pa.large_list(pa.int64())),
+        ({"type": "array", "elementType": "long", "containsNull": True}, pa.list_(pa.int64(), 3)),
     ],
 )
 def test_types_that_readers_take(delta: Any, stored: pa.DataType) -> None:
