@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -17,7 +17,7 @@ from daemon.pipeline.examination import Examination, ExaminationTask, examine_fi
 from daemon.pipeline.session import SparkPipeline
 from daemon.pipeline.table_state import TableState, read_table_state
 from daemon.settings import TableSettings
-from daemon.translate.schema import TableSchema, translate_schema
+from daemon.translate.schema import TableSchema, physical_name, translate_schema
 
 # What each table feature comes to. Those that are not here and only in the writers' list do not concern readers.
 FEATURES = {
@@ -32,6 +32,10 @@ FEATURES = {
     "timestampNtz": "timestamps without a zone",
     "typeWidening": "int to long, float to double and wider decimals are followed, files of other widenings refused",
     "v2Checkpoint": "read by Delta itself",
+    "vacuumProtocolCheck": "changes no rows",
+    "variantShredding-preview": "variant columns are refused by name",
+    "variantType": "variant columns are refused by name",
+    "variantType-preview": "variant columns are refused by name",
 }
 FOR_WRITERS = "concerns writers only"
 CHAR_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
@@ -87,7 +91,9 @@ def diagnose(settings: TableSettings, pipeline: SparkPipeline, properties: Mappi
         findings += of_columns
         task = ExaminationTask(schema, settings.source, properties, settings.may_overflow)
         files = examine_files(state, task)
-    findings += _of_files(files, settings)
+    findings += _of_files(
+        files, settings, refused=_physical_names(state.metadata) - set(schema.physical_names.values())
+    )
     return Diagnosis(settings.source, state.version, tuple(findings), tuple(_readers(state, schema, files, settings)))
 
 
@@ -142,11 +148,13 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
     return shape_for(rest, None, settings).table, findings
 
 
-def _of_files(files: Examination, settings: TableSettings) -> Iterator[Finding]:
-    refused = sum(refusal.files for refusal in files.refusals)
-    yield Finding(
-        Verdict.FOLLOWED, "data files", f"{files.files - refused} of {files.files}, {files.physical_rows} rows"
-    )
+def _physical_names(metadata: Metadata) -> set[str]:
+    return {physical_name(field) for field in json.loads(metadata.schema_string)["fields"]}
+
+
+def _of_files(files: Examination, settings: TableSettings, *, refused: Container[str]) -> Iterator[Finding]:
+    followed = files.files - sum(refusal.files for refusal in files.refusals)
+    yield Finding(Verdict.FOLLOWED, "data files", f"{followed} of {files.files}, {files.physical_rows} rows")
     if files.files_with_deletions:
         text = f"{files.deleted_rows} rows of {files.files_with_deletions} files"
         yield Finding(Verdict.FOLLOWED, "deletion vectors", text)
@@ -159,8 +167,9 @@ def _of_files(files: Examination, settings: TableSettings) -> Iterator[Finding]:
     for column in files.partitions_without_zone:
         text = f"values without a zone are taken as {settings.partition_time_zone} (partition_time_zone)"
         yield Finding(Verdict.NOTE, f"partition column {column}", text)
-    if files.hidden_columns:
-        text = f"{', '.join(files.hidden_columns)}: in files, not in Delta's schema; shown to nobody"
+    hidden = [column for column in files.hidden_columns if column.split(".")[0] not in refused]
+    if hidden:
+        text = f"{', '.join(hidden)}: in files, not in Delta's schema; shown to nobody"
         yield Finding(Verdict.NOTE, "hidden columns", text)
 
 

@@ -37,7 +37,7 @@ class Inspector:
     table: TableSchema
     may_overflow: bool = False
     # Files of one writer have one schema: each is checked once. By their bytes, as Arrow compares without field ids.
-    _checked: dict[bytes, FileSchema] = field(default_factory=dict)
+    _checked: dict[tuple[bytes, tuple[str, ...]], FileSchema] = field(default_factory=dict)
 
     def inspect(self, adds: Mapping[str, AddFile]) -> Inspection:
         """The metrics of every file. `adds` goes by plain absolute path.
@@ -77,10 +77,11 @@ class Inspector:
                 raise store_away(path, error) from error
         metrics = metrics_of(add, path, self.table, footer.num_rows)
         try:
-            key = schema.serialize().to_pybytes()
+            leaf_paths = tuple(footer.schema.column(number).path for number in range(footer.num_columns))
+            key = (schema.serialize().to_pybytes(), leaf_paths)
             found = self._checked.get(key)
             if found is None:
-                found = self._checked[key] = check_file_schema(schema, self.table)
+                found = self._checked[key] = check_file_schema(schema, self.table, leaf_paths)
             self._check_partition(footer, add, path, found)
             check_calendar(footer.metadata or {}, found, metrics, self.table)
             if not self.may_overflow:
@@ -91,11 +92,13 @@ class Inspector:
 
     def _check_partition(self, footer: pq.FileMetaData, add: AddFile, path: str, file: FileSchema) -> None:
         """Where files have ids, some readers take a partition column from the file, and Delta never does."""
+        if not file.has_ids:
+            return
         values = partition_of(add, path, self.table, self.table.spec_id)
         columns = {footer.schema.column(number).path: number for number in range(footer.num_columns)}
         for partition, value in zip(self.table.spec.fields, values, strict=True):
             name = self.table.physical_names[partition.source_id]
-            if name not in columns or (name,) in file.hidden:
+            if name not in columns:
                 continue
             column = str(self.table.schema.find_column_name(partition.source_id))
             if partition.source_id in file.int96 and value is not None and not self.may_overflow:

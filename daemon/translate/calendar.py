@@ -6,9 +6,10 @@ INT96 timestamps are turned into 64-bit nanoseconds by Arrow, which wrap around 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from pyiceberg.types import DateType, NestedField, TimestamptzType
+from pyiceberg.types import DateType, NestedField
 
 from daemon.errors import Unsupported
 from daemon.translate.file_schema import FileSchema
@@ -19,6 +20,7 @@ from daemon.translate.schema import TableSchema
 SPARK_VERSION = b"org.apache.spark.version"
 LEGACY_DATETIME = b"org.apache.spark.legacyDateTime"
 LEGACY_INT96 = b"org.apache.spark.legacyINT96"
+SPARK_VERSION_NUMBERS = re.compile(rb"(\d+)\.(\d+)")
 # Spark writes the calendar of today since these versions.
 DATETIME_SINCE, INT96_SINCE = (3, 0), (3, 1)
 # 1582-10-15 in days, and 1900-01-01 in microseconds: before it, old time zone offsets differ too.
@@ -30,19 +32,18 @@ INT96_MICROS_MAX = (1 << 63) // 1000
 
 def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Metrics, table: TableSchema) -> None:
     """Raise `Unsupported` naming a column that holds days of the old calendar, or may hold such."""
-    by_legacy = {False: _is_legacy(footer, LEGACY_DATETIME, DATETIME_SINCE)}
-    by_legacy[True] = _is_legacy(footer, LEGACY_INT96, INT96_SINCE)
-    if not any(by_legacy.values()):
+    legacy: set[int] = set()
+    if _is_legacy(footer, LEGACY_DATETIME, DATETIME_SINCE):
+        legacy |= file.days
+    if _is_legacy(footer, LEGACY_INT96, INT96_SINCE):
+        legacy |= file.int96
+    if not legacy:
         return
     leaves = {field.field_id for field in table.leaves.values()}
     partitions = {field.source_id for field in table.spec.fields}
-    for field_id in sorted(table.schema.field_ids):
+    for field_id in sorted(legacy - partitions):
         field = table.schema.find_field(field_id)
-        if field_id in partitions or not by_legacy[field_id in file.int96]:
-            continue
-        if isinstance(field.field_type, DateType | TimestamptzType) and not (
-            field_id in leaves and _is_modern(field, metrics)
-        ):
+        if not (field_id in leaves and _is_modern(field, metrics)):
             raise Unsupported(
                 f"column {table.schema.find_column_name(field_id)} of the file has or may have values before "
                 f"{'1582-10-15' if isinstance(field.field_type, DateType) else '1900'}, stored by the Julian calendar: "
@@ -53,11 +54,8 @@ def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Met
 
 
 def _is_legacy(footer: Mapping[bytes, bytes], key: bytes, since: tuple[int, int]) -> bool:
-    version = footer.get(SPARK_VERSION)
-    if version is None:
-        return False
-    major, minor = (int(part) for part in version.decode().split(".")[:2])
-    return key in footer or (major, minor) < since
+    version = SPARK_VERSION_NUMBERS.match(footer.get(SPARK_VERSION, b""))
+    return version is not None and (key in footer or (int(version[1]), int(version[2])) < since)
 
 
 def _is_modern(field: NestedField, metrics: Metrics) -> bool:
@@ -70,20 +68,28 @@ def _is_modern(field: NestedField, metrics: Metrics) -> bool:
 
 def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema) -> None:
     """Raise `Unsupported` naming an INT96 column whose statistics go beyond what PyIceberg and Polars can show."""
-    for field_id in sorted(file.int96 & metrics.lower_bounds.keys()):
-        lower, upper = _number(metrics.lower_bounds[field_id]), _number(metrics.upper_bounds[field_id])
-        check_int96_micros(lower, upper, str(table.schema.find_column_name(field_id)))
+    for field_id in sorted(file.int96):
+        column = str(table.schema.find_column_name(field_id))
+        if field_id in metrics.lower_bounds:
+            lower, upper = _number(metrics.lower_bounds[field_id]), _number(metrics.upper_bounds[field_id])
+            check_int96_micros(lower, upper, column)
+        elif field_id in metrics.beyond:
+            raise _beyond_int96(column)
 
 
 def check_int96_micros(lower: int, upper: int, column: str) -> None:
     """Raise `Unsupported` when INT96 timestamps of `column` go beyond 64-bit nanoseconds."""
     if lower < -INT96_MICROS_MAX or upper > INT96_MICROS_MAX:
-        raise Unsupported(
-            f"column {column} of the file has INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars "
-            "show as other times without a word",
-            hint="Write them with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or set int96_overflow: "
-            "follow for this table if only Spark, DuckDB and their like read it.",
-        )
+        raise _beyond_int96(column)
+
+
+def _beyond_int96(column: str) -> Unsupported:
+    return Unsupported(
+        f"column {column} of the file has INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars show "
+        "as other times without a word",
+        hint="Write them with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or set int96_overflow: follow "
+        "for this table if only Spark, DuckDB and their like read it.",
+    )
 
 
 def _number(bound: bytes) -> int:

@@ -7,10 +7,12 @@ such a file is refused, with column and reason.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.types import (
     BinaryType,
@@ -32,12 +34,9 @@ from pyiceberg.types import (
 )
 
 from daemon.errors import Unsupported
-from daemon.translate.schema import TableSchema
+from daemon.translate.schema import HIDDEN_ID_START, SHADOW_ID_START, TableSchema, is_shadow
 
 FIELD_ID = b"PARQUET:field_id"
-# Ids of columns that files have and no schema: far above those that Delta counts up to, below Iceberg's reserved ones
-# (Iceberg spec, "Reserved Field IDs").
-HIDDEN_ID_START = 2_147_000_000
 # Parquet types that Iceberg reads as a type (Iceberg spec, "Parquet", and the promotions of "Schema Evolution").
 STORED_AS: Mapping[type[IcebergType], frozenset[pa.DataType]] = {
     BooleanType: frozenset({pa.bool_()}),
@@ -46,8 +45,8 @@ STORED_AS: Mapping[type[IcebergType], frozenset[pa.DataType]] = {
     FloatType: frozenset({pa.float32()}),
     DoubleType: frozenset({pa.float32(), pa.float64()}),
     DateType: frozenset({pa.date32()}),
-    StringType: frozenset({pa.string(), pa.binary()}),
-    BinaryType: frozenset({pa.binary(), pa.string()}),
+    StringType: frozenset({pa.string()}),
+    BinaryType: frozenset({pa.binary()}),
     TimestampType: frozenset({pa.timestamp("us"), pa.timestamp("ms")}),
     # Arrow shows INT96 as nanoseconds without a zone.
     TimestamptzType: frozenset({pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC"), pa.timestamp("ns")}),
@@ -61,22 +60,64 @@ Path = tuple[str, ...]
 class FileSchema:
     """What is worth knowing of a file whose columns all readers find.
 
-    `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking; `int96` are the
-    field ids of timestamps stored as INT96.
+    `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking. `int96` are the
+    field ids of timestamps stored as INT96, `days` those of other timestamps with a zone and of dates.
     """
 
     hidden: frozenset[Path]
     int96: frozenset[int]
+    days: frozenset[int]
+    has_ids: bool
 
 
-def check_file_schema(schema: pa.Schema, table: TableSchema) -> FileSchema:
-    """Hold a file's Arrow `schema` against the table's.
+def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str]) -> FileSchema:
+    """Hold a file's Arrow `schema` against the table's; `leaf_paths` are its columns as Parquet spells them.
 
     Raises `Unsupported` naming a column that some reader would not find, take for another, or read as another type.
     """
-    walk = _Walk(has_ids=any(_id(field) is not None for field in _flat(schema)), ids=frozenset(table.schema.field_ids))
+    has_ids = any(_id(field) is not None for field in _flat(schema))
+    walk = _Walk(has_ids=has_ids, ids=frozenset(table.schema.field_ids))
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
-    return FileSchema(frozenset(walk.hidden), frozenset(walk.int96))
+    _check_pyiceberg(schema, with_hidden(table.name_mapping, walk.hidden))
+    _check_lists(schema, leaf_paths)
+    return FileSchema(frozenset(walk.hidden), frozenset(walk.int96), frozenset(walk.days), has_ids)
+
+
+def _check_lists(schema: pa.Schema, leaf_paths: Sequence[str]) -> None:
+    """Older layouts of lists and maps are read as null by DuckDB. Parquet's LogicalTypes.md, "Nested Types"."""
+    patterns = [pattern for field in schema for pattern in _leaf_patterns(field, re.escape(field.name))]
+    for pattern, path in zip(patterns, leaf_paths, strict=True):
+        if not re.fullmatch(pattern, path):
+            raise Unsupported(
+                f"column {path} of the file is laid out as lists or maps were in older Parquet files: some readers "
+                "show nulls",
+                hint="Have Spark write the file anew with spark.sql.parquet.writeLegacyFormat=false.",
+            )
+
+
+def _leaf_patterns(field: pa.Field, parent: str) -> Iterator[str]:
+    inner = _inner(field.type)
+    if pa.types.is_struct(field.type):
+        for each in inner:
+            yield from _leaf_patterns(each, rf"{parent}\.{re.escape(each.name)}")
+    elif pa.types.is_map(field.type):
+        for each, name in zip(inner, ("key", "value"), strict=True):
+            yield from _leaf_patterns(each, rf"{parent}\.key_value\.{name}")
+    elif inner:
+        yield from _leaf_patterns(inner[0], rf"{parent}\.list\.(element|item)")
+    else:
+        yield parent
+
+
+def _check_pyiceberg(schema: pa.Schema, mapping: NameMapping) -> None:
+    """PyIceberg takes a file whole or not at all, by the Arrow types of every column that its writer told."""
+    try:
+        pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
+    except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
+        raise Unsupported(
+            f"PyIceberg and Polars cannot read the file: {error}",
+            hint="Have Delta write the file anew, for example with REORG TABLE or an UPDATE of its rows.",
+        ) from error
 
 
 def _flat(fields: Iterable[pa.Field]) -> Iterator[pa.Field]:
@@ -93,6 +134,17 @@ def _inner(kind: pa.DataType) -> Sequence[pa.Field]:
     return [kind.value_field] if any(is_list(kind) for is_list in LISTS) else []
 
 
+def _paths(field: pa.Field, path: Path) -> Iterator[Path]:
+    """The path of a field and of everything in it, with Iceberg's names for elements, keys and values."""
+    yield path
+    inner = _inner(field.type)
+    names = ["key", "value"] if len(inner) == 2 and pa.types.is_map(field.type) else ["element"]
+    if pa.types.is_struct(field.type):
+        names = [each.name for each in inner]
+    for each, name in zip(inner, names, strict=False):
+        yield from _paths(each, (*path, name))
+
+
 def _id(field: pa.Field) -> int | None:
     text = (field.metadata or {}).get(FIELD_ID)
     return int(text) if text is not None and int(text) >= 0 else None
@@ -104,6 +156,7 @@ class _Walk:
     def __init__(self, *, has_ids: bool, ids: frozenset[int]) -> None:
         self.hidden: set[Path] = set()
         self.int96: set[int] = set()
+        self.days: set[int] = set()
         self._has_ids = has_ids
         self._ids = ids
 
@@ -121,9 +174,10 @@ class _Walk:
             mapped = by_name.get(field.name)
             if mapped is None:
                 self._check_hidden(field, (*named, field.name), missing)
-                self.hidden.add(path)
-            elif mapped.field_id in columns:
-                column = columns[mapped.field_id]
+                self.hidden.update(_paths(field, path))
+                continue
+            column = columns.get((mapped.field_id or 0) % SHADOW_ID_START)
+            if column is not None and (self._has_ids or not is_shadow(mapped)):
                 self._found(field, column, mapped.fields, path, (*named, column.name))
 
     def _check_hidden(self, field: pa.Field, named: Path, missing: Mapping[str, str]) -> None:
@@ -151,6 +205,8 @@ class _Walk:
             raise _unreadable(named, f"is stored as {kind}, and the column's type is {wanted}")
         elif kind == INT96:
             self.int96.add(column.field_id)
+        elif isinstance(wanted, DateType | TimestamptzType):
+            self.days.add(column.field_id)
 
     def _inside(self, field: pa.Field, part: NestedField, mapped: MappedField, path: Path, named: Path) -> None:
         """An element, key or value; Iceberg calls them so whatever the file does."""
@@ -174,8 +230,6 @@ def _in_parquet(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_stored_as(kind: pa.DataType, wanted: IcebergType) -> bool:
-    if pa.types.is_null(kind):
-        return True
     if isinstance(wanted, DecimalType):
         return bool(pa.types.is_decimal(kind) and kind.scale == wanted.scale and kind.precision <= wanted.precision)
     return kind in STORED_AS.get(type(wanted), ())

@@ -42,13 +42,17 @@ MILLISECOND_REST_US = 999
 
 @dataclass(frozen=True)
 class Metrics:
-    """A data file's metrics by Iceberg field id. `record_count` counts physical rows, deleted ones too."""
+    """A data file's metrics by Iceberg field id. `record_count` counts physical rows, deleted ones too.
+
+    `beyond` are columns whose statistics tell values that bounds cannot, such as years of five digits.
+    """
 
     record_count: int
     value_counts: dict[int, int]
     null_value_counts: dict[int, int]
     lower_bounds: dict[int, bytes]
     upper_bounds: dict[int, bytes]
+    beyond: frozenset[int] = frozenset()
 
 
 def parse_stats(
@@ -79,6 +83,7 @@ def parse_stats(
     }
     lower: dict[int, bytes] = {}
     upper: dict[int, bytes] = {}
+    beyond: set[int] = set()
     upper_values = dict(_walk(maxima, leaves))
     # Wide bounds without deletions would be taken for exact ones by engines that answer MIN and MAX from metadata; with
     # deletions they read the file.
@@ -87,7 +92,9 @@ def parse_stats(
         if maximum is None or minimum is None:
             continue
         bounds = _encoded_bounds(minimum, maximum, field.field_type)
-        if bounds is not None:
+        if bounds is None:
+            beyond.add(field.field_id)
+        else:
             lower[field.field_id], upper[field.field_id] = bounds
     return Metrics(
         record_count=record_count,
@@ -95,6 +102,7 @@ def parse_stats(
         null_value_counts=null_counts,
         lower_bounds=lower,
         upper_bounds=upper,
+        beyond=frozenset(beyond),
     )
 
 

@@ -64,6 +64,10 @@ MAPPING_NAME = "delta.columnMapping.physicalName"
 NESTED_IDS = "delta.columnMapping.nested.ids"
 # Partition field ids start here (Iceberg spec, "Partition Specs").
 PARTITION_FIELD_ID_START = 1000
+# Ids in the name mapping that no schema has: far above those that Delta counts up to, below Iceberg's reserved ones
+# (Iceberg spec, "Reserved Field IDs"). Shadows are of partition columns, hidden are columns that only files have.
+SHADOW_ID_START = 2_146_000_000
+HIDDEN_ID_START = 2_147_000_000
 HINT_METADATA = "Ask the writer of this metaData action; nothing of the commit is shown."
 
 
@@ -90,13 +94,12 @@ class TableSchema:
     @cached_property
     def leaves(self) -> Mapping[tuple[str, ...], NestedField]:
         """Physical path -> field of each primitive column outside lists and maps: the columns that have metrics."""
-        return dict(_leaves(self.schema.fields, self.name_mapping, ()))
+        return dict(_leaves(self.schema.fields, self.name_mapping.root, ()))
 
     @cached_property
     def physical_names(self) -> Mapping[int, str]:
-        """Field id -> physical name of the top-level columns; the column's own name where the mapping has none."""
-        mapped = {field.field_id: field.names for field in self.name_mapping}
-        return {field.field_id: (mapped[field.field_id] or [field.name])[0] for field in self.schema.fields}
+        """Field id -> physical name of the top-level columns."""
+        return _physical_names(self.name_mapping)
 
 
 def translate_schema(
@@ -120,19 +123,16 @@ def translate_schema(
         highest = max(highest, int(metadata.configuration.get("delta.columnMapping.maxColumnId", "0")))
     translation = _Translation(mapped=mapped, next_id=highest + 1)
     fields = translation.struct_fields(struct, previous.as_struct() if previous else None, ())
-    schema = Schema(*fields, schema_id=_schema_id(StructType(*fields), schemas))
+    try:
+        schema = Schema(*fields, schema_id=_schema_id(StructType(*fields), schemas))
+    except ValueError as error:
+        # A column `a.b` beside a struct `a` with a field `b`.
+        raise Unsupported(
+            f"two columns have one full name in Iceberg: {error}", hint="Rename one of them in the Delta table."
+        ) from error
     spec = _partition_spec(schema, metadata.partition_columns, specs)
-    # Without ids in the files their partition columns are left without a name to be found by: readers then take the
-    # manifests' values, which are Delta's, where a file says otherwise ('' is null in Delta). PyIceberg 0.12 reads
-    # doubles of manifests as floats: those are better taken from the file.
-    unnamed = [
-        column
-        for column in metadata.partition_columns
-        if not mapped and not isinstance(schema.find_type(column), DoubleType)
-    ]
-    new_mapping = translation.mapped_fields(struct, fields, unnamed)
-    names = {field.field_id: field.name for field in previous.fields} if previous else {}
-    renumbered = _renumbered(mapping, new_mapping, names) if mapped and mapping else ()
+    new_mapping = _unnamed(translation.mapped_fields(struct, fields), spec, schema)
+    renumbered = _renumbered(mapping, new_mapping) if mapped and mapping else ()
     return TableSchema(
         schema=schema,
         specs={**specs, spec.spec_id: spec},
@@ -152,25 +152,53 @@ def _parse_struct(schema_string: str) -> dict[str, Any]:
     return struct
 
 
-def _renumbered(
-    old: Iterable[MappedField],
-    new: Iterable[MappedField],
-    names: Mapping[int, str] = MappingProxyType({}),
-    parent: str = "",
-) -> Iterator[str]:
-    """Columns, by physical name, that have another id than before; `names` are those that the mapping leaves out.
+def _unnamed(fields: list[MappedField], spec: PartitionSpec, schema: Schema) -> list[MappedField]:
+    """The mapping with partition columns that readers do not find in files without ids, if these have them at all.
+
+    They take the manifests' values then, which are Delta's, where a file says otherwise ('' is null in Delta). The name
+    goes to a shadow of the column's id. PyIceberg 0.12 reads doubles of manifests as floats: those are better taken
+    from the file.
+    """
+    sources = {field.source_id for field in spec.fields}
+    hidden = [
+        field
+        for field in fields
+        if field.field_id in sources and not isinstance(schema.find_type(field.field_id), DoubleType)
+    ]
+    shadows = [MappedField(field_id=SHADOW_ID_START + (field.field_id or 0), names=field.names) for field in hidden]
+    return [MappedField(field_id=field.field_id, names=[]) if field in hidden else field for field in fields] + shadows
+
+
+def _physical_names(mapping: Iterable[MappedField]) -> dict[int, str]:
+    """Field id -> the name that files have for it, of one level of the mapping."""
+    return {
+        field.field_id - SHADOW_ID_START if is_shadow(field) else field.field_id: field.names[0]
+        for field in mapping
+        if field.field_id is not None and field.field_id < HIDDEN_ID_START and field.names
+    }
+
+
+def is_shadow(field: MappedField) -> bool:
+    """Whether the entry only keeps the name of a partition column away from readers."""
+    return field.field_id is not None and SHADOW_ID_START <= field.field_id < HIDDEN_ID_START
+
+
+def _renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
+    """Columns, by physical name, that have another id than before.
 
     Switching column mapping on numbers the columns of the files that are there anew, as Delta likes. Metrics and
     partition values of what is live would then belong to other columns.
     """
-    before = {name: field for field in old for name in (*field.names, names.get(field.field_id or 0, ""))[:1]}
+    ids = {name: field_id for field_id, name in _physical_names(old).items()}
+    inner = {field.field_id: field.fields for field in old}
+    names = _physical_names(new)
     for field in new:
-        known = before.get(field.names[0])
-        if known is None:
+        name = names.get(field.field_id or 0)
+        if name is None or name not in ids:
             continue
-        if known.field_id != field.field_id:
-            yield f"{parent}{field.names[0]} (from id {known.field_id} to {field.field_id})"
-        yield from _renumbered(known.fields, field.fields, parent=f"{parent}{field.names[0]}.")
+        if ids[name] != field.field_id:
+            yield f"{parent}{name} (from id {ids[name]} to {field.field_id})"
+        yield from _renumbered(inner[ids[name]], field.fields, f"{parent}{name}.")
 
 
 def _with_dropped(
@@ -211,8 +239,13 @@ def _schema_id(struct: StructType, schemas: Mapping[int, Schema]) -> int:
     return max(schemas, default=-1) + 1
 
 
-def _physical_name(field: dict[str, Any]) -> str:
-    return str(field["metadata"].get(MAPPING_NAME, field["name"]))
+def _metadata(field: dict[str, Any]) -> dict[str, Any]:
+    return field.get("metadata") or {}
+
+
+def physical_name(field: dict[str, Any]) -> str:
+    """The name of a Delta field in the files. PROTOCOL.md, "Column Mapping"."""
+    return str(_metadata(field).get(MAPPING_NAME, field["name"]))
 
 
 @dataclass(frozen=True)
@@ -224,7 +257,7 @@ class _NestedIds:
 
     @classmethod
     def of(cls, field: dict[str, Any]) -> _NestedIds:
-        return cls(field["metadata"].get(NESTED_IDS, {}), _physical_name(field))
+        return cls(_metadata(field).get(NESTED_IDS, {}), physical_name(field))
 
     @property
     def id(self) -> int | None:
@@ -256,7 +289,7 @@ def _has_renamed(kind: Any) -> bool:
         return False
     inner = [kind[name] for name in ("elementType", "keyType", "valueType") if name in kind]
     fields = kind.get("fields", [])
-    return any(_physical_name(field) != field["name"] or _has_renamed(field["type"]) for field in fields) or any(
+    return any(physical_name(field) != field["name"] or _has_renamed(field["type"]) for field in fields) or any(
         _has_renamed(each) for each in inner
     )
 
@@ -290,9 +323,9 @@ class _Translation:
     ) -> NestedField:
         path = (*parent, field["name"])
         column = ".".join(path)
-        old = by_id.get(field["metadata"][MAPPING_ID]) if self.mapped else by_name.get(field["name"])
+        old = by_id.get(_metadata(field)[MAPPING_ID]) if self.mapped else by_name.get(field["name"])
         # A struct's id comes before those of its fields, as where Delta numbers columns (DeltaColumnMapping.scala).
-        kept_id = int(field["metadata"][MAPPING_ID]) if self.mapped else old.field_id if old else None
+        kept_id = int(_metadata(field)[MAPPING_ID]) if self.mapped else old.field_id if old else None
         field_id = self._new_id() if kept_id is None else kept_id
         old_type = old.field_type if old else None
         field_type = self._type(field["type"], old_type, path, _NestedIds.of(field))
@@ -312,7 +345,7 @@ class _Translation:
             name=field["name"],
             field_type=field_type,
             required=required,
-            doc=field["metadata"].get("comment"),
+            doc=_metadata(field).get("comment"),
         )
 
     def _type(self, delta_type: Any, old: IcebergType | None, path: tuple[str, ...], nested: _NestedIds) -> IcebergType:
@@ -371,13 +404,11 @@ class _Translation:
             return nested.id
         return self._new_id() if kept_id is None else kept_id
 
-    def mapped_fields(
-        self, struct: dict[str, Any], fields: tuple[NestedField, ...], unnamed: Container[str] = ()
-    ) -> list[MappedField]:
+    def mapped_fields(self, struct: dict[str, Any], fields: tuple[NestedField, ...]) -> list[MappedField]:
         return [
             MappedField(
                 field_id=field.field_id,
-                names=[] if field.name in unnamed else [_physical_name(delta_field)],
+                names=[physical_name(delta_field)],
                 fields=self._mapped_type(delta_field["type"], field.field_type),
             )
             for delta_field, field in zip(struct["fields"], fields, strict=True)
@@ -460,13 +491,13 @@ def _partition_spec(schema: Schema, columns: list[str], specs: Mapping[int, Part
 
 
 def _leaves(
-    fields: Iterable[NestedField], mapping: Iterable[MappedField], parent: tuple[str, ...]
+    fields: Iterable[NestedField], mapping: Sequence[MappedField], parent: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], NestedField]]:
-    mapped_by_id = {mapped.field_id: mapped for mapped in mapping}
+    names = _physical_names(mapping)
+    inner = {mapped.field_id: mapped.fields for mapped in mapping}
     for field in fields:
-        mapped = mapped_by_id[field.field_id]
-        path = (*parent, (mapped.names or [field.name])[0])
+        path = (*parent, names[field.field_id])
         if isinstance(field.field_type, StructType):
-            yield from _leaves(field.field_type.fields, mapped.fields, path)
+            yield from _leaves(field.field_type.fields, inner[field.field_id], path)
         elif field.field_type.is_primitive:
             yield path, field

@@ -17,7 +17,10 @@ from daemon.translate.schema import TableSchema, translate_schema
 
 LEGACY = {b"org.apache.spark.version": b"3.5.1", b"org.apache.spark.legacyDateTime": b""}
 LEGACY_INT96 = {b"org.apache.spark.version": b"3.5.1", b"org.apache.spark.legacyINT96": b""}
-PLAIN, ALL_INT96 = FileSchema(frozenset(), frozenset()), FileSchema(frozenset(), frozenset({2}))
+PLAIN = FileSchema(frozenset(), int96=frozenset(), days=frozenset({1, 2}), has_ids=False)
+ALL_INT96 = FileSchema(frozenset(), int96=frozenset({2}), days=frozenset({1}), has_ids=False)
+# A file from before these columns were added.
+WITHOUT = FileSchema(frozenset(), int96=frozenset(), days=frozenset(), has_ids=False)
 TIMES = {"type": "array", "elementType": "timestamp", "containsNull": True}
 
 
@@ -58,6 +61,8 @@ def test_days_of_the_old_calendar_are_refused(
     ("footer", "file", "found"),
     [
         ({}, PLAIN, metrics("0001-01-01")),
+        ({b"org.apache.spark.version": b"what"}, PLAIN, metrics("0001-01-01")),
+        ({b"org.apache.spark.version": b"2.4.8"}, WITHOUT, metrics(day=None, time=None)),
         ({b"org.apache.spark.version": b"3.5.1"}, ALL_INT96, metrics("0001-01-01", "0001-01-01T00:00:00Z")),
         ({b"org.apache.spark.version": b"3.0.0"}, PLAIN, metrics("0001-01-01", "0001-01-01T00:00:00Z")),
         (LEGACY, PLAIN, metrics("1582-10-15", "1900-01-01T00:00:00.000Z")),
@@ -74,13 +79,15 @@ def test_days_of_the_present_calendar_pass(footer: dict[bytes, bytes], file: Fil
 def test_the_old_calendar_in_lists_and_partitions() -> None:
     """What lists hold has no statistics, so it is refused; partition values are not in the file at all."""
     bare = Metrics(1, {}, {}, {}, {})
+    only_elements = FileSchema(frozenset(), frozenset(), frozenset({2}), has_ids=False)
     with pytest.raises(Unsupported, match=r"column l\.element of"):
-        check_calendar(LEGACY, PLAIN, bare, table_of(("l", TIMES)))
-    check_calendar(LEGACY, PLAIN, bare, table_of(("d", "date"), ("x", "long"), partition=("d",)))
+        check_calendar(LEGACY, only_elements, bare, table_of(("l", TIMES)))
+    only_day = FileSchema(frozenset(), frozenset(), frozenset({1}), has_ids=True)
+    check_calendar(LEGACY, only_day, bare, table_of(("d", "date"), ("x", "long"), partition=("d",)))
 
 
-@pytest.mark.parametrize("year", [1600, 2300, 9999])
-def test_int96_beyond_nanoseconds_is_refused(year: int) -> None:
+@pytest.mark.parametrize("year", ["1600", "2300", "9999", "+11476", "-0027"])
+def test_int96_beyond_nanoseconds_is_refused(year: str) -> None:
     """64-bit nanoseconds end in 1677 and 2262; the same timestamps in another encoding pass."""
     found = metrics(time=f"{year}-01-01T00:00:00.000Z")
     with pytest.raises(Unsupported, match=r"^column t of the file has INT96 timestamps before 1677 or after 2262"):

@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
 from daemon.delta.actions import Metadata
 from daemon.errors import Unsupported
-from daemon.translate.file_schema import HIDDEN_ID_START, check_file_schema, with_hidden
-from daemon.translate.schema import TableSchema, translate_schema
+from daemon.translate import file_schema
+from daemon.translate.file_schema import FileSchema, with_hidden
+from daemon.translate.schema import HIDDEN_ID_START, SHADOW_ID_START, TableSchema, translate_schema
 
 INNER = {"type": "struct", "fields": [{"name": "x", "type": "long", "nullable": True, "metadata": {}}]}
 DICT = {"type": "map", "keyType": "string", "valueType": INNER, "valueContainsNull": True}
 
 
-def table_of(*columns: tuple[str, Any], ids: bool = False) -> TableSchema:
+def table_of(*columns: tuple[str, Any], ids: bool = False, partition: str | None = None) -> TableSchema:
     fields = []
     for number, (name, kind) in enumerate(columns, start=1):
         mapping = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": name} if ids else {}
         fields.append({"name": name, "type": kind, "nullable": True, "metadata": mapping})
     configuration = {"delta.columnMapping.mode": "name"} if ids else {}
-    return translate_schema(Metadata("t", json.dumps({"type": "struct", "fields": fields}), [], configuration))
+    schema = json.dumps({"type": "struct", "fields": fields})
+    return translate_schema(Metadata("t", schema, [partition] if partition else [], configuration))
+
+
+def check_file_schema(schema: pa.Schema, table: TableSchema) -> FileSchema:
+    """With the columns as Parquet spells them today."""
+    return file_schema.check_file_schema(
+        schema, table, [path for each in schema for path in leaves(each.type, each.name)]
+    )
+
+
+def leaves(kind: pa.DataType, parent: str) -> Iterator[str]:
+    if pa.types.is_struct(kind):
+        for each in kind:
+            yield from leaves(each.type, f"{parent}.{each.name}")
+    elif pa.types.is_map(kind):
+        yield from leaves(kind.key_type, f"{parent}.key_value.key")
+        yield from leaves(kind.item_type, f"{parent}.key_value.value")
+    elif hasattr(kind, "value_type") and not pa.types.is_dictionary(kind):
+        yield from leaves(kind.value_type, f"{parent}.list.{'item' if kind.value_field.name == 'item' else 'element'}")
+    else:
+        yield parent
 
 
 def ids_of(mapping: Iterable[MappedField], parent: str = "") -> dict[str, int | None]:
@@ -47,17 +70,12 @@ def field(name: str, kind: pa.DataType, number: int | None = None) -> pa.Field:
         ("long", pa.int32()),
         ("double", pa.float32()),
         ("decimal(20,2)", pa.decimal128(9, 2)),
-        ("string", pa.binary()),
         ("date", pa.date32()),
         ("timestamp", pa.timestamp("us", "UTC")),
         ("timestamp", pa.timestamp("ms", "UTC")),
         ("timestamp_ntz", pa.timestamp("us")),
-        ("boolean", pa.null()),
         ("string", pa.dictionary(pa.int8(), pa.large_string())),
-        ("string", pa.string_view()),
         ("binary", pa.binary(16)),
-        ("date", pa.date64()),
-        ("timestamp", pa.timestamp("us", "Europe/Paris")),
         ("timestamp_ntz", pa.timestamp("s")),
         (INNER, pa.struct([("x", pa.int64())])),
         (DICT, pa.map_(pa.string(), pa.struct([("x", pa.int64())]))),
@@ -92,6 +110,9 @@ def test_int96_is_told() -> None:
         ("decimal(5,2)", pa.decimal128(6, 2), "c"),
         ("decimal(5,2)", pa.decimal128(5, 3), "c"),
         ("string", pa.int32(), "c"),
+        ("string", pa.binary(), "c"),
+        ("binary", pa.string(), "c"),
+        ("boolean", pa.null(), "c"),
         (INNER, pa.struct([("x", pa.string())]), "c.x"),
         (INNER, pa.list_(pa.int64()), "c"),
         (DICT, pa.map_(pa.int32(), pa.struct([("x", pa.int64())])), "c.key"),
@@ -157,6 +178,52 @@ def test_columns_that_only_files_have() -> None:
     assert ids_of(mapping) == {"a": 1, "s": 2, "s.x": 3, "_row-id": HIDDEN_ID_START + 1, "s.y": HIDDEN_ID_START + 2}
     assert ids_of(with_hidden(mapping, {("more",)})) == ids_of(mapping) | {"more": HIDDEN_ID_START + 3}
     assert with_hidden(mapping, ()) is mapping
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.struct([("x", pa.list_(pa.struct([("y", pa.int32())])))]),
+        pa.map_(pa.string(), pa.struct([("x", pa.int32())])),
+        pa.list_(pa.field("item", pa.list_(pa.int32()))),
+    ],
+)
+def test_what_is_in_hidden_columns_is_mapped_too(kind: pa.DataType) -> None:
+    """PyIceberg refuses a file with any unmapped name in it."""
+    table = table_of(("a", "long"))
+    stored = pa.schema([field("a", pa.int64()), field("h", kind)])
+    mapping = with_hidden(table.name_mapping, check_file_schema(stored, table).hidden)
+    assert pyarrow_to_schema(stored, mapping).find_field("h").field_id > HIDDEN_ID_START
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.duration("us"), pa.time64("ns"), pa.timestamp("us", "Europe/Paris")])
+def test_what_pyiceberg_cannot_take_is_refused(kind: pa.DataType) -> None:
+    """It refuses a file for the Arrow type of any column, one that nobody asks for as well."""
+    with pytest.raises(Unsupported, match="PyIceberg and Polars cannot read the file"):
+        check_file_schema(pa.schema([field("a", pa.int64()), field("h", kind)]), table_of(("a", "long")))
+
+
+@pytest.mark.parametrize("path", ["l.bag.array", "l.array", "l.list.array", "l.list.element.x"])
+def test_older_layouts_of_lists_are_refused(path: str) -> None:
+    """Spark's and Hive's older ways are lists to Arrow all the same, and nulls to DuckDB."""
+    kind = {"type": "array", "elementType": "integer", "containsNull": True}
+    with pytest.raises(Unsupported, match=f"column {path} of the file is laid out as"):
+        file_schema.check_file_schema(pa.schema([field("l", pa.list_(pa.int32()))]), table_of(("l", kind)), [path])
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_partition_columns_in_files(ids: bool) -> None:
+    """Without ids they are known and not found; with ids they must be the right ones."""
+    table = table_of(("a", "long"), ("p", "timestamp"), ids=ids, partition="p")
+    assert ids_of(table.name_mapping.root[2:]) == {"p": SHADOW_ID_START + 2}
+    assert (table.name_mapping.root[1].field_id, table.name_mapping.root[1].names) == (2, [])
+    assert table.physical_names == {1: "a", 2: "p"}
+    stored = [field("a", pa.int64()), field("p", pa.timestamp("ns"))]
+    assert check_file_schema(pa.schema(stored), table) == FileSchema(frozenset(), frozenset(), frozenset(), False)
+    stored = [field("a", pa.int64(), 1), field("p", pa.timestamp("ns"), 2)]
+    assert check_file_schema(pa.schema(stored), table).int96 == {2}
+    with pytest.raises(Unsupported, match="column p of the file carries the field id 3, and the column's is 2"):
+        check_file_schema(pa.schema([stored[0], field("p", pa.timestamp("ns"), 3)]), table)
 
 
 def test_columns_that_were_dropped_are_known() -> None:

@@ -94,10 +94,10 @@ def test_null_and_the_empty_string_are_null(text: str | None, field_type: Iceber
     assert parse_partition_value(text, field_type, "p") is None
 
 
-def test_nan_and_negative_zero_are_kept() -> None:
-    """No number is exempt: NaN stays NaN, and zero keeps its sign."""
+def test_nan_is_kept_and_zero_is_one() -> None:
+    """NaN stays NaN; zeros of both signs are one value in SQL, and must be one to engines that pass over files."""
     assert str(parse_partition_value("NaN", DoubleType(), "p")) == "nan"
-    assert str(parse_partition_value("-0.0", DoubleType(), "p")) == "-0.0"
+    assert str(parse_partition_value("-0.0", DoubleType(), "p")) == "0.0"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import Unsupported
-from daemon.translate.schema import NESTED_IDS, TableSchema, translate_schema
+from daemon.translate.schema import NESTED_IDS, SHADOW_ID_START, TableSchema, translate_schema
 
 Field = dict[str, Any]
 
@@ -316,7 +316,12 @@ def test_column_mapping_gives_ids_and_physical_names() -> None:
         )
     )
     assert ids(table) == {"a b": 4, "s": 7, "s.x": 9}
-    assert mapped_names(table.name_mapping) == {4: ("col-4", {}), 7: ("phys", {9: ("col-x", {})})}
+    # Readers shall not find a partition column in files: its name leads to another id.
+    assert mapped_names(table.name_mapping) == {
+        4: ({},),
+        7: ("phys", {9: ("col-x", {})}),
+        SHADOW_ID_START + 4: ("col-4", {}),
+    }
     assert table.physical_names == {4: "col-4", 7: "phys"}
     assert list(table.leaves) == [("col-4",), ("phys", "col-x")]
     assert table.spec.fields[0].source_id == 4
@@ -354,6 +359,12 @@ def test_elements_without_ids_are_refused(kind: Any, place: str) -> None:
         translate_schema(metadata(mapped("c", kind, 1), mode="name"))
 
 
+def test_two_columns_of_one_full_name_are_refused() -> None:
+    """Iceberg tells columns by their full names: `a.b` and the field `b` of `a` are one."""
+    with pytest.raises(Unsupported, match=r"two columns have one full name in Iceberg: .*a\.b"):
+        translate_schema(metadata(column("a.b", "long"), column("a", struct(column("b", "long")))))
+
+
 def test_elements_with_ids_of_iceberg_compat_are_taken() -> None:
     """IcebergCompat tables give ids to elements, keys and values, which the files carry."""
     inner = struct(mapped("x", array("long"), 4, **{NESTED_IDS: {"col-4.element": 9}}))
@@ -379,6 +390,22 @@ def test_switching_column_mapping_on_keeps_equal_ids() -> None:
     second = evolve(first, metadata(*fields, mode="name", highest=5))
     assert second.replaced == ()
     assert list(ids(second).values()) == list(ids(first).values())
+
+
+def test_switching_column_mapping_on_keeps_partition_columns() -> None:
+    """A partition column is known by its shadow's name; as a data column it has its own name again."""
+    fields = (column("a", "long"), column("p", "string"))
+    first = translate_schema(metadata(*fields, partition=("p",)))
+    second = evolve(
+        first, metadata(mapped("a", "long", 1, "a"), mapped("p", "string", 2, "p"), partition=("p",), mode="name")
+    )
+    assert second.replaced == ()
+    assert mapped_names(second.name_mapping) == {1: ("a", {}), 2: ({},), SHADOW_ID_START + 2: ("p", {})}
+    other = evolve(
+        first, metadata(mapped("a", "long", 1, "a"), mapped("p", "string", 3, "p"), partition=("p",), mode="name")
+    )
+    assert other.replaced == ("p (from id 2 to 3)",)
+    assert mapped_names(evolve(first, metadata(*fields)).name_mapping) == {1: ("a", {}), 2: ("p", {})}
 
 
 def test_switching_column_mapping_on_with_other_ids_is_told() -> None:
