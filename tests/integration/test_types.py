@@ -131,6 +131,30 @@ def test_lists_under_column_mapping_need_ids(spark: SparkSession, tmp_path: Path
     assert_refused(table, "column odd holds lists or maps of structs in a list, .* PyIceberg shows them as null")
 
 
+def test_lists_in_the_older_layout_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """With Spark's legacy format DuckDB would show nulls for the elements of lists."""
+    table = Followed(spark, tmp_path)
+    table.step("CREATE TABLE {t} (id INT, l ARRAY<INT>) USING delta")
+    with spark_conf(spark, "spark.sql.parquet.writeLegacyFormat", "true"):
+        table.sql("INSERT INTO {t} VALUES (1, array(1, 2))")
+    assert_refused(table, r"column l\..* of the file is laid out as lists or maps were in older Parquet files")
+
+
+def test_column_mapping_on_a_partitioned_table(spark: SparkSession, tmp_path: Path) -> None:
+    """Switched on midway: partition values stay the log's, where files of either kind say otherwise."""
+    table = Followed(spark, tmp_path)
+    table.step(
+        "CREATE TABLE {t} (id INT, p STRING, q DOUBLE) USING delta PARTITIONED BY (p, q)"
+        " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    )
+    table.step("INSERT INTO {t} SELECT id, if(id % 2 = 0, '', 'x y'), id % 3 / 10.0D FROM range(0, 12, 1, 1)")
+    table.step("ALTER TABLE {t} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')", snapshots=0)
+    table.step("ALTER TABLE {t} RENAME COLUMN p TO part", snapshots=0)
+    table.step("DELETE FROM {t} WHERE id % 4 = 1", operation="delete")
+    table.step("INSERT INTO {t} SELECT id, if(id % 2 = 0, NULL, 'x y'), id % 3 / 10.0D FROM range(12, 20, 1, 1)")
+    table.step("DELETE FROM {t} WHERE part IS NULL AND id % 3 = 0")
+
+
 def test_files_with_foreign_ids_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Parquet files that another system gave field ids: Delta goes by names, Iceberg's readers would go by the ids."""
     source = tmp_path / "lake" / "t"
@@ -198,6 +222,11 @@ def test_int96_beyond_its_range(spark: SparkSession, tmp_path: Path) -> None:
     with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
         table.sql(insert)
     assert_refused(table, "column moment of the file has INT96 timestamps before 1677 or after 2262")
+    again = Followed(spark, tmp_path / "five digits")
+    again.step("CREATE TABLE {t} (id INT, moment TIMESTAMP) USING delta")
+    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+        again.sql("INSERT INTO {t} VALUES (1, timestamp_micros(300000000000000000))")
+    assert_refused(again, "column moment of the file has INT96 timestamps before 1677 or after 2262")
 
     willing = table.new_bench("willing", table.pipeline, int96_overflow="follow")
     willing.follower.sync()
