@@ -183,7 +183,7 @@ def _readers(
         yield ReaderTrouble("Polars (native)", "refuses delete files that serve several data files")
     if files.int96_columns:
         text = f"{', '.join(files.int96_columns)}: wrong before 1677 and after 2262, as INT96; "
-        text += "shown as they are (int96_overflow)" if settings.may_overflow else "refused where statistics tell"
+        text += "shown as they are (int96_overflow)" if settings.may_overflow else "such files are refused"
         yield ReaderTrouble("PyIceberg, Polars", text)
     keyed = [field.name for field in schema.schema.fields if _has_struct_keys(field.field_type)]
     if keyed and mode != "none":

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.types import StringType
 
@@ -85,10 +86,23 @@ class Inspector:
             self._check_partition(footer, add, path, found)
             check_calendar(footer.metadata or {}, found, metrics, self.table)
             if not self.may_overflow:
-                check_int96(found, metrics, self.table)
+                for column in sorted(check_int96(found, metrics, self.table)):
+                    self._check_moments(path, column)
         except SyncError as error:
             raise error.located(path=path) from error.__cause__
         return metrics, found
+
+    def _check_moments(self, path: str, column: str) -> None:
+        """Read the timestamps of a column of which no statistics tell: in lists and maps, or not indexed by Delta."""
+        ids = {name: field_id for field_id, name in self.table.physical_names.items()}
+        with self.storage.open_input(path) as file:
+            parquet = pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
+            for batch in parquet.iter_batches(columns=[column]):
+                for moments in _timestamps(batch.column(0)):
+                    ends = pc.min_max(moments.cast(pa.int64())).as_py()
+                    if ends["min"] is not None:
+                        named = str(self.table.schema.find_column_name(ids[column]))
+                        check_int96_micros(ends["min"], ends["max"], named)
 
     def _check_partition(self, footer: pq.FileMetaData, add: AddFile, path: str, file: FileSchema) -> None:
         """Where files have ids, some readers take a partition column from the file, and Delta never does."""
@@ -112,6 +126,21 @@ class Inspector:
                         path=path,
                         hint="Write null instead of an empty string (or of __HIVE_DEFAULT_PARTITION__) there.",
                     )
+
+
+def _timestamps(array: pa.Array) -> Iterator[pa.Array]:
+    """The arrays of timestamps in an array, however deep."""
+    kind = array.type
+    if pa.types.is_timestamp(kind):
+        yield array
+    elif pa.types.is_struct(kind):
+        for part in array.flatten():
+            yield from _timestamps(part)
+    elif pa.types.is_map(kind):
+        yield from _timestamps(array.keys)
+        yield from _timestamps(array.items)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _timestamps(array.flatten())
 
 
 def _no_footer(path: str, error: Exception) -> CorruptInput:

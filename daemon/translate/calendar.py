@@ -36,7 +36,7 @@ def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Met
     if _is_legacy(footer, LEGACY_DATETIME, DATETIME_SINCE):
         legacy |= file.days
     if _is_legacy(footer, LEGACY_INT96, INT96_SINCE):
-        legacy |= file.int96
+        legacy |= file.int96.keys()
     if not legacy:
         return
     leaves = {field.field_id for field in table.leaves.values()}
@@ -66,15 +66,23 @@ def _is_modern(field: NestedField, metrics: Metrics) -> bool:
     return lower is not None and _number(lower) >= first
 
 
-def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema) -> None:
-    """Raise `Unsupported` naming an INT96 column whose statistics go beyond what PyIceberg and Polars can show."""
-    for field_id in sorted(file.int96):
+def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema) -> set[str]:
+    """Raise `Unsupported` naming an INT96 column whose statistics go beyond what PyIceberg and Polars can show.
+
+    Returns the top-level columns, as the file names them, of which the statistics do not tell.
+    """
+    partitions = {field.source_id for field in table.spec.fields}
+    untold = set()
+    for field_id, top_level in file.int96.items():
         column = str(table.schema.find_column_name(field_id))
         if field_id in metrics.lower_bounds:
             lower, upper = _number(metrics.lower_bounds[field_id]), _number(metrics.upper_bounds[field_id])
             check_int96_micros(lower, upper, column)
         elif field_id in metrics.beyond:
             raise _beyond_int96(column)
+        elif field_id not in partitions and metrics.null_value_counts.get(field_id) != metrics.record_count:
+            untold.add(top_level)
+    return untold
 
 
 def check_int96_micros(lower: int, upper: int, column: str) -> None:

@@ -60,12 +60,13 @@ Path = tuple[str, ...]
 class FileSchema:
     """What is worth knowing of a file whose columns all readers find.
 
-    `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking. `int96` are the
-    field ids of timestamps stored as INT96, `days` those of other timestamps with a zone and of dates.
+    `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking. `int96` leads from
+    field ids of timestamps stored as INT96 to the file's top-level columns that hold them; `days` are the field ids of
+    other timestamps with a zone and of dates.
     """
 
     hidden: frozenset[Path]
-    int96: frozenset[int]
+    int96: Mapping[int, str]
     days: frozenset[int]
     has_ids: bool
 
@@ -80,7 +81,7 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
     _check_pyiceberg(schema, with_hidden(table.name_mapping, walk.hidden))
     _check_lists(schema, leaf_paths)
-    return FileSchema(frozenset(walk.hidden), frozenset(walk.int96), frozenset(walk.days), has_ids)
+    return FileSchema(frozenset(walk.hidden), walk.int96, frozenset(walk.days), has_ids)
 
 
 def _check_lists(schema: pa.Schema, leaf_paths: Sequence[str]) -> None:
@@ -155,7 +156,7 @@ class _Walk:
 
     def __init__(self, *, has_ids: bool, ids: frozenset[int]) -> None:
         self.hidden: set[Path] = set()
-        self.int96: set[int] = set()
+        self.int96: dict[int, str] = {}
         self.days: set[int] = set()
         self._has_ids = has_ids
         self._ids = ids
@@ -204,7 +205,7 @@ class _Walk:
         elif not _is_stored_as(kind, wanted):
             raise _unreadable(named, f"is stored as {kind}, and the column's type is {wanted}")
         elif kind == INT96:
-            self.int96.add(column.field_id)
+            self.int96[column.field_id] = path[0]
         elif isinstance(wanted, DateType | TimestamptzType):
             self.days.add(column.field_id)
 

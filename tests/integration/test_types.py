@@ -227,6 +227,12 @@ def test_int96_beyond_its_range(spark: SparkSession, tmp_path: Path) -> None:
     with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
         again.sql("INSERT INTO {t} VALUES (1, timestamp_micros(300000000000000000))")
     assert_refused(again, "column moment of the file has INT96 timestamps before 1677 or after 2262")
+    nested = Followed(spark, tmp_path / "nested")
+    nested.step("CREATE TABLE {t} (id INT, moments MAP<STRING, ARRAY<STRUCT<at: TIMESTAMP>>>) USING delta")
+    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+        nested.step("INSERT INTO {t} VALUES (1, map('k', array(named_struct('at', TIMESTAMP'2020-01-01'), NULL)))")
+        nested.sql("INSERT INTO {t} VALUES (1, map('k', array(named_struct('at', TIMESTAMP'1600-01-01'), NULL)))")
+    assert_refused(nested, "column moments of the file has INT96 timestamps before 1677 or after 2262")
 
     willing = table.new_bench("willing", table.pipeline, int96_overflow="follow")
     willing.follower.sync()
