@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
-from pyiceberg.types import IcebergType, ListType, MapType, StructType
+from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructType
 
 from daemon.definition import check_format_version, check_location, shape_for
 from daemon.delta.actions import Metadata, Protocol
@@ -89,6 +89,8 @@ def diagnose(settings: TableSettings, pipeline: SparkPipeline, properties: Mappi
         findings = [*_of_settings(settings), *_of_protocol(state.protocol)]
         schema, of_columns = _of_columns(state.metadata, settings)
         findings += of_columns
+        if schema is None:
+            return Diagnosis(settings.source, state.version, tuple(findings))
         task = ExaminationTask(schema, settings.source, properties, settings.may_overflow)
         files = examine_files(state, task)
     findings += _of_files(
@@ -119,8 +121,8 @@ def _of_protocol(protocol: Protocol) -> Iterator[Finding]:
             yield Finding(Verdict.FOLLOWED, f"feature {feature}", FEATURES.get(feature, FOR_WRITERS))
 
 
-def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema, list[Finding]]:
-    """The schema of the columns that can be shown, and what is refused of the others, each by itself."""
+def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema | None, list[Finding]]:
+    """The schema of the columns that can be shown together, and what is refused of the others, each by itself."""
     struct = json.loads(metadata.schema_string)
     shown, findings = [], []
     for field in struct["fields"]:
@@ -141,11 +143,15 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
         partition_columns=[name for name in metadata.partition_columns if name in names],
     )
     findings.append(Finding(Verdict.FOLLOWED, "columns", f"{len(shown)} of {len(struct['fields'])}"))
+    try:
+        table = shape_for(rest, None, settings).table
+    except SyncError as error:
+        return None, [*findings, _refused("columns", error)]
     chars = [field["name"] for field in shown if field["metadata"].get(CHAR_TYPE, "").startswith("char(")]
     if chars:
         text = "Spark pads CHAR values with spaces when it reads Delta; Iceberg shows them as they are stored"
         findings.append(Finding(Verdict.NOTE, f"column {', '.join(chars)}", text))
-    return shape_for(rest, None, settings).table, findings
+    return table, findings
 
 
 def _physical_names(metadata: Metadata) -> set[str]:
@@ -185,6 +191,18 @@ def _readers(
         text = f"{', '.join(files.int96_columns)}: wrong before 1677 and after 2262, as INT96; "
         text += "shown as they are (int96_overflow)" if settings.may_overflow else "such files are refused"
         yield ReaderTrouble("PyIceberg, Polars", text)
+    doubles = [
+        field.name for field in schema.spec.fields if isinstance(schema.schema.find_type(field.source_id), DoubleType)
+    ]
+    if doubles:
+        text = f"{', '.join(doubles)}: filters on double partition columns are taken for floats"
+        yield ReaderTrouble("PyIceberg, Polars", text)
+    if schema.spec.fields:
+        text = "filters on partition columns that are not selected find wrong rows in files without these columns"
+        yield ReaderTrouble("PyIceberg", text)
+    dotted = [field.name for field in schema.schema.fields if "." in field.name]
+    if dotted:
+        yield ReaderTrouble("PyIceberg", f"{', '.join(dotted)}: filters on a column with a dot in its name fail")
     keyed = [field.name for field in schema.schema.fields if _has_struct_keys(field.field_type)]
     if keyed and mode != "none":
         yield ReaderTrouble("Polars (native)", f"{', '.join(keyed)}: fails on maps whose keys are structs")

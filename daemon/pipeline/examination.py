@@ -16,7 +16,6 @@ from daemon.pipeline.inspection import Inspector
 from daemon.pipeline.runner import run_on_spark
 from daemon.pipeline.table_state import TableState, adds_from_batch
 from daemon.storage import FileIOStorage
-from daemon.translate.partition_values import partition_tuple
 from daemon.translate.schema import TableSchema
 
 FACTS = pa.schema(
@@ -99,7 +98,6 @@ class ExaminationTask:
             yield WITHOUT_STATS, "", 1
         try:
             metrics, file = inspector.look(path, add)
-            partition_tuple(add.partition_values, self.table, self.table.spec_id)
         except SyncError as error:
             yield REFUSED, error.message + SEPARATOR + error.hint, 1
             return

@@ -5,15 +5,18 @@ Runs in the daemon for what a commit adds and in Spark tasks for a first sync.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.types import StringType
+from pyiceberg.types import DoubleType, IntegerType, LongType, StringType
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, SyncError, Unsupported
@@ -28,6 +31,7 @@ from daemon.translate.schema import TableSchema
 LOOKS_AT_ONCE = 16
 # PyIceberg 0.12 takes these for the end of a path, and reads another file.
 CUT_AT = "#?"
+STATISTICS_STRING_MAX = 32
 
 
 @dataclass
@@ -83,7 +87,7 @@ class Inspector:
             found = self._checked.get(key)
             if found is None:
                 found = self._checked[key] = check_file_schema(schema, self.table, leaf_paths)
-            self._check_partition(footer, add, path, found)
+            self._check_partition(footer, add, path)
             check_calendar(footer.metadata or {}, found, metrics, self.table)
             if not self.may_overflow:
                 for column in sorted(check_int96(found, metrics, self.table)):
@@ -104,28 +108,54 @@ class Inspector:
                         named = str(self.table.schema.find_column_name(ids[column]))
                         check_int96_micros(ends["min"], ends["max"], named)
 
-    def _check_partition(self, footer: pq.FileMetaData, add: AddFile, path: str, file: FileSchema) -> None:
-        """Where files have ids, some readers take a partition column from the file, and Delta never does."""
-        if not file.has_ids:
+    def _check_partition(self, footer: pq.FileMetaData, add: AddFile, path: str) -> None:
+        """Some readers take a partition column from the file, where it is there; Delta goes by the log."""
+        if not self.table.spec.fields:
             return
         values = partition_of(add, path, self.table, self.table.spec_id)
-        columns = {footer.schema.column(number).path: number for number in range(footer.num_columns)}
+        places = {footer.schema.column(number).path: number for number in range(footer.num_columns)}
         for partition, value in zip(self.table.spec.fields, values, strict=True):
-            name = self.table.physical_names[partition.source_id]
-            if name not in columns:
-                continue
+            place = places.get(self.table.physical_names[partition.source_id])
             column = str(self.table.schema.find_column_name(partition.source_id))
-            if partition.source_id in file.int96 and value is not None and not self.may_overflow:
-                check_int96_micros(value, value, column)
-            if value is None and isinstance(self.table.schema.find_type(partition.source_id), StringType):
-                chunks = [footer.row_group(number).column(columns[name]) for number in range(footer.num_row_groups)]
-                if any(chunk.statistics is None or chunk.statistics.null_count != chunk.num_values for chunk in chunks):
+            kind = self.table.schema.find_type(partition.source_id)
+            if place is None:
+                if isinstance(kind, DoubleType) and value is not None and not _is_float(value):
                     raise Unsupported(
-                        f"the value of partition column {column} is null in the Delta log and may not be so in the "
-                        "file, where readers that go by field ids take it from",
-                        path=path,
-                        hint="Write null instead of an empty string (or of __HIVE_DEFAULT_PARTITION__) there.",
+                        f"partition column {column} has the value {value}, which PyIceberg 0.12 and Polars take for a "
+                        "float where the file does not hold it",
+                        hint="Have Delta write the file anew, or partition the table by another column.",
                     )
+                continue
+            if footer.schema.column(place).physical_type == "INT96" and value is not None and not self.may_overflow:
+                check_int96_micros(value, value, column)
+            chunks = [footer.row_group(number).column(place) for number in range(footer.num_row_groups)]
+            if isinstance(kind, StringType | IntegerType | LongType) and any(
+                _differs(chunk, value) for chunk in chunks
+            ):
+                raise Unsupported(
+                    f"partition column {column} is {'null' if value is None else value} in the Delta log, and may be "
+                    "something else in the file, where some readers take it from",
+                    hint="Write null instead of an empty string or __HIVE_DEFAULT_PARTITION__ there.",
+                )
+
+
+def _is_float(value: float) -> bool:
+    """Whether 32 bits hold the number as it is."""
+    try:
+        return math.isnan(value) or struct.unpack("<f", struct.pack("<f", value))[0] == value
+    except OverflowError:
+        return False
+
+
+def _differs(chunk: pq.ColumnChunkMetaData, value: Any) -> bool:
+    """Whether a column chunk may hold something else than `value`, by its statistics."""
+    statistics = chunk.statistics
+    if value is None:
+        return statistics is None or statistics.null_count != chunk.num_values
+    # Some writers cut the statistics of long strings.
+    if statistics is None or not statistics.has_min_max or len(str(value)) > STATISTICS_STRING_MAX:
+        return False
+    return bool(statistics.min != value or statistics.max != value)
 
 
 def _timestamps(array: pa.Array) -> Iterator[pa.Array]:

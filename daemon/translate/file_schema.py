@@ -34,7 +34,7 @@ from pyiceberg.types import (
 )
 
 from daemon.errors import Unsupported
-from daemon.translate.schema import HIDDEN_ID_START, SHADOW_ID_START, TableSchema, is_shadow
+from daemon.translate.schema import HIDDEN_ID_START, TableSchema
 
 FIELD_ID = b"PARQUET:field_id"
 # Parquet types that Iceberg reads as a type (Iceberg spec, "Parquet", and the promotions of "Schema Evolution").
@@ -52,6 +52,8 @@ STORED_AS: Mapping[type[IcebergType], frozenset[pa.DataType]] = {
     TimestamptzType: frozenset({pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC"), pa.timestamp("ns")}),
 }
 INT96 = pa.timestamp("ns")
+# Other names of zones, "Z" among them, stop PyIceberg or Polars.
+UTC_NAMES = ("UTC", "Etc/UTC", "+00:00")
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view)
 Path = tuple[str, ...]
 
@@ -60,15 +62,14 @@ Path = tuple[str, ...]
 class FileSchema:
     """What is worth knowing of a file whose columns all readers find.
 
-    `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking. `int96` leads from
-    field ids of timestamps stored as INT96 to the file's top-level columns that hold them; `days` are the field ids of
-    other timestamps with a zone and of dates.
+    `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking. `int96` leads
+    from field ids of timestamps stored as INT96 to the file's top-level columns that hold them; `days` are the field
+    ids of other timestamps with a zone and of dates.
     """
 
     hidden: frozenset[Path]
     int96: Mapping[int, str]
     days: frozenset[int]
-    has_ids: bool
 
 
 def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str]) -> FileSchema:
@@ -81,7 +82,7 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
     _check_pyiceberg(schema, with_hidden(table.name_mapping, walk.hidden))
     _check_lists(schema, leaf_paths)
-    return FileSchema(frozenset(walk.hidden), walk.int96, frozenset(walk.days), has_ids)
+    return FileSchema(frozenset(walk.hidden), walk.int96, frozenset(walk.days))
 
 
 def _check_lists(schema: pa.Schema, leaf_paths: Sequence[str]) -> None:
@@ -105,7 +106,7 @@ def _leaf_patterns(field: pa.Field, parent: str) -> Iterator[str]:
         for each, name in zip(inner, ("key", "value"), strict=True):
             yield from _leaf_patterns(each, rf"{parent}\.key_value\.{name}")
     elif inner:
-        yield from _leaf_patterns(inner[0], rf"{parent}\.list\.(element|item)")
+        yield from _leaf_patterns(inner[0], rf"{parent}\.list\.[^.]+")
     else:
         yield parent
 
@@ -177,13 +178,18 @@ class _Walk:
                 self._check_hidden(field, (*named, field.name), missing)
                 self.hidden.update(_paths(field, path))
                 continue
-            column = columns.get((mapped.field_id or 0) % SHADOW_ID_START)
-            if column is not None and (self._has_ids or not is_shadow(mapped)):
+            column = columns.get(mapped.field_id or 0)
+            if column is None:
+                self._check_id(field, (*named, field.name))
+            else:
                 self._found(field, column, mapped.fields, path, (*named, column.name))
 
     def _check_hidden(self, field: pa.Field, named: Path, missing: Mapping[str, str]) -> None:
         if field.name.casefold() in missing:
             raise _unreadable(named, f"is spelled {missing[field.name.casefold()]} in the table's schema")
+        self._check_id(field, named)
+
+    def _check_id(self, field: pa.Field, named: Path) -> None:
         if _id(field) in self._ids:
             raise _unreadable(named, f"carries the field id {_id(field)} of another column")
 
@@ -226,7 +232,7 @@ def _in_parquet(kind: pa.DataType) -> pa.DataType:
     elif pa.types.is_date64(kind):
         plain = pa.date32()
     elif pa.types.is_timestamp(kind):
-        plain = pa.timestamp("ms" if kind.unit == "s" else kind.unit, kind.tz and "UTC")
+        plain = pa.timestamp("ms" if kind.unit == "s" else kind.unit, "UTC" if kind.tz in UTC_NAMES else kind.tz)
     return plain
 
 

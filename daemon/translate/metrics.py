@@ -38,6 +38,8 @@ from daemon.translate.schema import TableSchema
 
 # The part of a timestamp that Delta's statistics do not carry.
 MILLISECOND_REST_US = 999
+# Decimal digits that every double keeps.
+DOUBLE_DIGITS = 15
 
 
 @dataclass(frozen=True)
@@ -162,10 +164,12 @@ def _days(text: str) -> int:
 def metrics_properties(table: TableSchema) -> dict[str, str]:
     """Iceberg table properties that keep engines from computing MIN and MAX from inexact bounds.
 
-    Inexact are cut strings, timestamps cut to milliseconds, signed zeros, and NaN, of which bounds say nothing.
+    Inexact are cut strings, timestamps cut to milliseconds, signed zeros, NaN, of which bounds say nothing, and
+    decimals that some writers tell as doubles.
     """
     return {
         f"write.metadata.metrics.column.{table.schema.find_column_name(field.field_id)}": "counts"
         for field in table.leaves.values()
         if isinstance(field.field_type, StringType | TimestampType | TimestamptzType | FloatType | DoubleType)
+        or (isinstance(field.field_type, DecimalType) and field.field_type.precision > DOUBLE_DIGITS)
     }

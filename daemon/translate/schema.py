@@ -64,9 +64,8 @@ MAPPING_NAME = "delta.columnMapping.physicalName"
 NESTED_IDS = "delta.columnMapping.nested.ids"
 # Partition field ids start here (Iceberg spec, "Partition Specs").
 PARTITION_FIELD_ID_START = 1000
-# Ids in the name mapping that no schema has: far above those that Delta counts up to, below Iceberg's reserved ones
-# (Iceberg spec, "Reserved Field IDs"). Shadows are of partition columns, hidden are columns that only files have.
-SHADOW_ID_START = 2_146_000_000
+# Ids of columns that only files have: far above those that Delta counts up to, below Iceberg's reserved ones (Iceberg
+# spec, "Reserved Field IDs").
 HIDDEN_ID_START = 2_147_000_000
 HINT_METADATA = "Ask the writer of this metaData action; nothing of the commit is shown."
 
@@ -94,12 +93,12 @@ class TableSchema:
     @cached_property
     def leaves(self) -> Mapping[tuple[str, ...], NestedField]:
         """Physical path -> field of each primitive column outside lists and maps: the columns that have metrics."""
-        return dict(_leaves(self.schema.fields, self.name_mapping.root, ()))
+        return dict(_leaves(self.schema.fields, self.name_mapping, ()))
 
     @cached_property
     def physical_names(self) -> Mapping[int, str]:
         """Field id -> physical name of the top-level columns."""
-        return _physical_names(self.name_mapping)
+        return {mapped.field_id: mapped.names[0] for mapped in self.name_mapping if mapped.field_id is not None}
 
 
 def translate_schema(
@@ -131,7 +130,7 @@ def translate_schema(
             f"two columns have one full name in Iceberg: {error}", hint="Rename one of them in the Delta table."
         ) from error
     spec = _partition_spec(schema, metadata.partition_columns, specs)
-    new_mapping = _unnamed(translation.mapped_fields(struct, fields), spec, schema)
+    new_mapping = translation.mapped_fields(struct, fields)
     renumbered = _renumbered(mapping, new_mapping) if mapped and mapping else ()
     return TableSchema(
         schema=schema,
@@ -152,53 +151,20 @@ def _parse_struct(schema_string: str) -> dict[str, Any]:
     return struct
 
 
-def _unnamed(fields: list[MappedField], spec: PartitionSpec, schema: Schema) -> list[MappedField]:
-    """The mapping with partition columns that readers do not find in files without ids, if these have them at all.
-
-    They take the manifests' values then, which are Delta's, where a file says otherwise ('' is null in Delta). The name
-    goes to a shadow of the column's id. PyIceberg 0.12 reads doubles of manifests as floats: those are better taken
-    from the file.
-    """
-    sources = {field.source_id for field in spec.fields}
-    hidden = [
-        field
-        for field in fields
-        if field.field_id in sources and not isinstance(schema.find_type(field.field_id), DoubleType)
-    ]
-    shadows = [MappedField(field_id=SHADOW_ID_START + (field.field_id or 0), names=field.names) for field in hidden]
-    return [MappedField(field_id=field.field_id, names=[]) if field in hidden else field for field in fields] + shadows
-
-
-def _physical_names(mapping: Iterable[MappedField]) -> dict[int, str]:
-    """Field id -> the name that files have for it, of one level of the mapping."""
-    return {
-        field.field_id - SHADOW_ID_START if is_shadow(field) else field.field_id: field.names[0]
-        for field in mapping
-        if field.field_id is not None and field.field_id < HIDDEN_ID_START and field.names
-    }
-
-
-def is_shadow(field: MappedField) -> bool:
-    """Whether the entry only keeps the name of a partition column away from readers."""
-    return field.field_id is not None and SHADOW_ID_START <= field.field_id < HIDDEN_ID_START
-
-
 def _renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
     """Columns, by physical name, that have another id than before.
 
     Switching column mapping on numbers the columns of the files that are there anew, as Delta likes. Metrics and
     partition values of what is live would then belong to other columns.
     """
-    ids = {name: field_id for field_id, name in _physical_names(old).items()}
-    inner = {field.field_id: field.fields for field in old}
-    names = _physical_names(new)
+    before = {field.names[0]: field for field in old if (field.field_id or 0) < HIDDEN_ID_START}
     for field in new:
-        name = names.get(field.field_id or 0)
-        if name is None or name not in ids:
+        known = before.get(field.names[0])
+        if known is None:
             continue
-        if ids[name] != field.field_id:
-            yield f"{parent}{name} (from id {ids[name]} to {field.field_id})"
-        yield from _renumbered(inner[ids[name]], field.fields, f"{parent}{name}.")
+        if known.field_id != field.field_id:
+            yield f"{parent}{field.names[0]} (from id {known.field_id} to {field.field_id})"
+        yield from _renumbered(known.fields, field.fields, f"{parent}{field.names[0]}.")
 
 
 def _with_dropped(
@@ -399,7 +365,8 @@ class _Translation:
                 raise Unsupported(
                     f"column {'.'.join(path)} is an array or map, and column mapping gives no id to what is in it",
                     hint="Drop it, or have the files rewritten with such ids (REORG TABLE … APPLY (UPGRADE UNIFORM "
-                    "(ICEBERG_COMPAT_VERSION = 2))). Tables without column mapping may hold arrays and maps.",
+                    "(ICEBERG_COMPAT_VERSION = 2))), then `dvsync sync --full` the table. Tables without column "
+                    "mapping may hold arrays and maps.",
                 )
             return nested.id
         return self._new_id() if kept_id is None else kept_id
@@ -491,13 +458,13 @@ def _partition_spec(schema: Schema, columns: list[str], specs: Mapping[int, Part
 
 
 def _leaves(
-    fields: Iterable[NestedField], mapping: Sequence[MappedField], parent: tuple[str, ...]
+    fields: Iterable[NestedField], mapping: Iterable[MappedField], parent: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], NestedField]]:
-    names = _physical_names(mapping)
-    inner = {mapped.field_id: mapped.fields for mapped in mapping}
+    mapped_by_id = {mapped.field_id: mapped for mapped in mapping}
     for field in fields:
-        path = (*parent, names[field.field_id])
+        mapped = mapped_by_id[field.field_id]
+        path = (*parent, mapped.names[0])
         if isinstance(field.field_type, StructType):
-            yield from _leaves(field.field_type.fields, inner[field.field_id], path)
+            yield from _leaves(field.field_type.fields, mapped.fields, path)
         elif field.field_type.is_primitive:
             yield path, field

@@ -141,13 +141,13 @@ def test_lists_in_the_older_layout_are_refused(spark: SparkSession, tmp_path: Pa
 
 
 def test_column_mapping_on_a_partitioned_table(spark: SparkSession, tmp_path: Path) -> None:
-    """Switched on midway: partition values stay the log's, where files of either kind say otherwise."""
+    """Switched on midway and renamed, with files of either kind; doubles and nulls among the partition values."""
     table = Followed(spark, tmp_path)
     table.step(
         "CREATE TABLE {t} (id INT, p STRING, q DOUBLE) USING delta PARTITIONED BY (p, q)"
         " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
     )
-    table.step("INSERT INTO {t} SELECT id, if(id % 2 = 0, '', 'x y'), id % 3 / 10.0D FROM range(0, 12, 1, 1)")
+    table.step("INSERT INTO {t} SELECT id, if(id % 2 = 0, NULL, 'x y'), id % 3 / 10.0D FROM range(0, 12, 1, 1)")
     table.step("ALTER TABLE {t} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')", snapshots=0)
     table.step("ALTER TABLE {t} RENAME COLUMN p TO part", snapshots=0)
     table.step("DELETE FROM {t} WHERE id % 4 = 1", operation="delete")

@@ -334,10 +334,10 @@ def test_no_engine_computes_min_or_max_of_inexact_bounds() -> None:
     """Bounds of timestamps, strings and floats are not exact: their metrics mode is `counts`, in structs too."""
     nested = {"type": "struct", "fields": [{"name": "n", "type": "timestamp_ntz", "nullable": True, "metadata": {}}]}
     exact = (("b", "long"), ("d", "date"), ("m", "decimal(9,2)"), ("y", "boolean"), ("raw", "binary"))
-    inexact = (("a", "timestamp"), ("t", "string"), ("f", "float"), ("g", "double"))
+    inexact = (("a", "timestamp"), ("t", "string"), ("f", "float"), ("g", "double"), ("n", "decimal(16,2)"))
     table = translate_schema(_metadata(*exact, *inexact, ("s", nested)))
     assert metrics_properties(table) == {
-        f"write.metadata.metrics.column.{name}": "counts" for name in ("a", "t", "f", "g", "s.n")
+        f"write.metadata.metrics.column.{name}": "counts" for name in ("a", "t", "f", "g", "n", "s.n")
     }
 
 

@@ -31,7 +31,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import Unsupported
-from daemon.translate.schema import NESTED_IDS, SHADOW_ID_START, TableSchema, translate_schema
+from daemon.translate.schema import NESTED_IDS, TableSchema, translate_schema
 
 Field = dict[str, Any]
 
@@ -316,12 +316,7 @@ def test_column_mapping_gives_ids_and_physical_names() -> None:
         )
     )
     assert ids(table) == {"a b": 4, "s": 7, "s.x": 9}
-    # Readers shall not find a partition column in files: its name leads to another id.
-    assert mapped_names(table.name_mapping) == {
-        4: ({},),
-        7: ("phys", {9: ("col-x", {})}),
-        SHADOW_ID_START + 4: ("col-4", {}),
-    }
+    assert mapped_names(table.name_mapping) == {4: ("col-4", {}), 7: ("phys", {9: ("col-x", {})})}
     assert table.physical_names == {4: "col-4", 7: "phys"}
     assert list(table.leaves) == [("col-4",), ("phys", "col-x")]
     assert table.spec.fields[0].source_id == 4
@@ -390,22 +385,6 @@ def test_switching_column_mapping_on_keeps_equal_ids() -> None:
     second = evolve(first, metadata(*fields, mode="name", highest=5))
     assert second.replaced == ()
     assert list(ids(second).values()) == list(ids(first).values())
-
-
-def test_switching_column_mapping_on_keeps_partition_columns() -> None:
-    """A partition column is known by its shadow's name; as a data column it has its own name again."""
-    fields = (column("a", "long"), column("p", "string"))
-    first = translate_schema(metadata(*fields, partition=("p",)))
-    second = evolve(
-        first, metadata(mapped("a", "long", 1, "a"), mapped("p", "string", 2, "p"), partition=("p",), mode="name")
-    )
-    assert second.replaced == ()
-    assert mapped_names(second.name_mapping) == {1: ("a", {}), 2: ({},), SHADOW_ID_START + 2: ("p", {})}
-    other = evolve(
-        first, metadata(mapped("a", "long", 1, "a"), mapped("p", "string", 3, "p"), partition=("p",), mode="name")
-    )
-    assert other.replaced == ("p (from id 2 to 3)",)
-    assert mapped_names(evolve(first, metadata(*fields)).name_mapping) == {1: ("a", {}), 2: ("p", {})}
 
 
 def test_switching_column_mapping_on_with_other_ids_is_told() -> None:

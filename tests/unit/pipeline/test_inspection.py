@@ -1,0 +1,124 @@
+"""The look at a data file, on real files: what is told of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from daemon.delta.actions import AddFile, Metadata
+from daemon.errors import CorruptInput, SyncError, Unsupported
+from daemon.pipeline.inspection import LOOKS_AT_ONCE, Inspection, Inspector
+from daemon.storage import FileIOStorage
+from daemon.translate.schema import translate_schema
+
+TIMES = {"type": "array", "elementType": "timestamp", "containsNull": True}
+
+
+class Lake:
+    """Files of one table in `folder`."""
+
+    def __init__(self, folder: Path, *columns: tuple[str, Any], partition: tuple[str, ...] = ()) -> None:
+        fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns]
+        schema = json.dumps({"type": "struct", "fields": fields})
+        self.folder = folder
+        self.inspector = Inspector(FileIOStorage(), translate_schema(Metadata("t", schema, list(partition))))
+
+    def inspect(
+        self, columns: dict[str, Any], values: dict[str, str | None] | None = None, **written: Any
+    ) -> Inspection:
+        path = self.folder / "f.parquet"
+        pq.write_table(pa.table(columns), path, **written)
+        return self.inspector.inspect({f"file://{path}": AddFile("f", values or {}, path.stat().st_size, True)})
+
+
+def test_many_files_are_looked_at(tmp_path: Path) -> None:
+    """Each by itself, whatever their number; columns that only some have are told once."""
+    lake = Lake(tmp_path, ("id", "long"))
+    adds = {}
+    for number in range(2 * LOOKS_AT_ONCE):
+        path = tmp_path / f"{number}.parquet"
+        more = {"extra": pa.array([1] * number, pa.int32())} if number % 2 else {}
+        pq.write_table(pa.table({"id": pa.array(range(number), pa.int64()), **more}), path)
+        adds[f"file://{path}"] = AddFile("f", {}, path.stat().st_size, True, '{"numRecords": 7}')
+    seen = lake.inspector.inspect(adds)
+    assert [seen.metrics[path].record_count for path in adds] == list(range(2 * LOOKS_AT_ONCE))
+    assert seen.hidden == {("extra",)}
+    assert lake.inspector.inspect({}) == Inspection({}, frozenset())
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"x" * 100, b"PAR1" + b"\x99" * 100 + b"\x32\0\0\0PAR1"])
+def test_files_without_a_footer_are_corrupt(tmp_path: Path, data: bytes) -> None:
+    """Whatever way the bytes are no Parquet, the table is parked with the file's name, not tried again for ever."""
+    path = tmp_path / "f.parquet"
+    path.write_bytes(data)
+    with pytest.raises(CorruptInput, match="no Parquet footer that can be read") as caught:
+        Lake(tmp_path, ("id", "long")).inspector.inspect({f"file://{path}": AddFile("f", {}, len(data), True)})
+    assert caught.value.path == f"file://{path}"
+
+
+@pytest.mark.parametrize(
+    ("value", "stored", "passes"),
+    [
+        (None, [None, None], True),
+        (None, ["", ""], False),
+        (None, [None, "x"], False),
+        ("x", ["x", "x"], True),
+        ("x", ["x", "y"], False),
+        ("x", [None, "x"], True),
+        ("long" * 20, ["other" * 20], True),
+    ],
+)
+def test_partition_columns_in_the_file(tmp_path: Path, value: str | None, stored: list[Any], passes: bool) -> None:
+    """By the statistics of the file's own column; of long strings these may be cut, and a null is no other value."""
+    lake = Lake(tmp_path, ("id", "long"), ("p", "string"), partition=("p",))
+    columns = {"id": pa.array(range(len(stored)), pa.int64()), "p": pa.array(stored, pa.string())}
+    if passes:
+        assert lake.inspect(columns, {"p": value}).metrics
+    else:
+        with pytest.raises(Unsupported, match=f"partition column p is {value or 'null'} in the Delta log"):
+            lake.inspect(columns, {"p": value})
+
+
+@pytest.mark.parametrize(
+    ("value", "passes"), [("0.5", True), ("NaN", True), (None, True), ("0.1", False), ("1e300", False)]
+)
+def test_double_partitions_without_the_column(tmp_path: Path, value: str | None, passes: bool) -> None:
+    """PyIceberg 0.12 reads doubles of manifests as floats; where the file has the column, it reads the file."""
+    lake = Lake(tmp_path, ("id", "long"), ("p", "double"), partition=("p",))
+    ids = {"id": pa.array([1], pa.int64())}
+    if passes:
+        assert lake.inspect(ids, {"p": value}).metrics
+    else:
+        with pytest.raises(Unsupported, match=r"partition column p has the value .*, which PyIceberg 0.12 and Polars"):
+            lake.inspect(ids, {"p": value})
+        assert lake.inspect({**ids, "p": pa.array([float(value or 0)])}, {"p": value}).metrics
+
+
+def test_far_partition_values_in_int96(tmp_path: Path) -> None:
+    """The log has them right, the file's reader does not."""
+    lake = Lake(tmp_path, ("id", "long"), ("p", "timestamp"), partition=("p",))
+    columns = {"id": pa.array([1], pa.int64()), "p": pa.array([None], pa.timestamp("ns"))}
+    for value in ("2020-01-01 00:00:00", None):
+        assert lake.inspect(columns, {"p": value}, use_deprecated_int96_timestamps=True).metrics
+    with pytest.raises(Unsupported, match="column p of the file has INT96 timestamps"):
+        lake.inspect(columns, {"p": "9999-12-31 00:00:00"}, use_deprecated_int96_timestamps=True)
+
+
+@pytest.mark.parametrize("year", [2020, 1600, 2300])
+def test_int96_without_statistics_is_read(tmp_path: Path, year: int) -> None:
+    """What is in lists has no statistics: the column is read, in microseconds, and only then trusted."""
+    lake = Lake(tmp_path, ("id", "long"), ("l", TIMES))
+    moments = pa.array([[datetime(year, 1, 1), None], None, []], pa.list_(pa.timestamp("us")))
+    columns = {"id": pa.array([1, 2, 3], pa.int64()), "l": moments}
+    if year == 2020:
+        assert lake.inspect(columns, use_deprecated_int96_timestamps=True).metrics
+    else:
+        with pytest.raises(Unsupported, match="column l of the file has INT96 timestamps") as caught:
+            lake.inspect(columns, use_deprecated_int96_timestamps=True)
+        assert isinstance(caught.value, SyncError) and caught.value.path
