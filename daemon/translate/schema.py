@@ -277,19 +277,27 @@ class _Translation:
     ) -> tuple[NestedField, ...]:
         by_id = {field.field_id: field for field in previous.fields} if previous else {}
         by_name = {field.name: field for field in previous.fields} if previous else {}
-        return tuple(self._field(field, by_id, by_name, previous is not None, path) for field in struct["fields"])
+        spellings = {name.casefold(): name for name in by_name}
+        return tuple(
+            self._field(field, by_id, by_name, spellings, previous is not None, path) for field in struct["fields"]
+        )
 
     def _field(
         self,
         field: dict[str, Any],
         by_id: Mapping[int, NestedField],
         by_name: Mapping[str, NestedField],
+        spellings: Mapping[str, str],
         evolving: bool,
         parent: tuple[str, ...],
     ) -> NestedField:
         path = (*parent, field["name"])
         column = ".".join(path)
         old = by_id.get(_metadata(field)[MAPPING_ID]) if self.mapped else by_name.get(field["name"])
+        spelled = spellings.get(field["name"].casefold())
+        if old is None and spelled is not None and not self.mapped:
+            # Delta finds the older files' column all the same, a name mapping does not.
+            self.replaced.append(f"{column} (spelled {spelled} before)")
         # A struct's id comes before those of its fields, as where Delta numbers columns (DeltaColumnMapping.scala).
         kept_id = int(_metadata(field)[MAPPING_ID]) if self.mapped else old.field_id if old else None
         field_id = self._new_id() if kept_id is None else kept_id

@@ -354,6 +354,13 @@ def test_elements_without_ids_are_refused(kind: Any, place: str) -> None:
         translate_schema(metadata(mapped("c", kind, 1), mode="name"))
 
 
+def test_another_spelling_is_told() -> None:
+    """Delta compares names without regard to case; older files have the older spelling, which a name mapping needs."""
+    first = translate_schema(metadata(column("id", "long"), column("s", struct(column("x", "long")))))
+    second = evolve(first, metadata(column("ID", "long"), column("s", struct(column("X", "long")))))
+    assert second.replaced == ("ID (spelled id before)", "s.X (spelled x before)")
+
+
 def test_two_columns_of_one_full_name_are_refused() -> None:
     """Iceberg tells columns by their full names: `a.b` and the field `b` of `a` are one."""
     with pytest.raises(Unsupported, match=r"two columns have one full name in Iceberg: .*a\.b"):
