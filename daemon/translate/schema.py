@@ -242,6 +242,26 @@ class _NestedIds:
         return _NestedIds(self.ids, f"{self.place}.value")
 
 
+@dataclass(frozen=True)
+class _Before:
+    """The fields that a struct had before; none, when the table is new."""
+
+    by_id: Mapping[int, NestedField]
+    by_name: Mapping[str, NestedField]
+    spellings: Mapping[str, str]
+    is_first: bool
+
+    @classmethod
+    def of(cls, previous: StructType | None) -> _Before:
+        fields = previous.fields if previous else ()
+        return cls(
+            by_id={field.field_id: field for field in fields},
+            by_name={field.name: field for field in fields},
+            spellings={field.name.casefold(): field.name for field in fields},
+            is_first=previous is None,
+        )
+
+
 def _hides_renamed(element: Any) -> bool:
     """Whether a list's element is a list or map with structs in it whose fields have other names in the files.
 
@@ -275,26 +295,14 @@ class _Translation:
     def struct_fields(
         self, struct: dict[str, Any], previous: StructType | None, path: tuple[str, ...]
     ) -> tuple[NestedField, ...]:
-        by_id = {field.field_id: field for field in previous.fields} if previous else {}
-        by_name = {field.name: field for field in previous.fields} if previous else {}
-        spellings = {name.casefold(): name for name in by_name}
-        return tuple(
-            self._field(field, by_id, by_name, spellings, previous is not None, path) for field in struct["fields"]
-        )
+        before = _Before.of(previous)
+        return tuple(self._field(field, before, path) for field in struct["fields"])
 
-    def _field(
-        self,
-        field: dict[str, Any],
-        by_id: Mapping[int, NestedField],
-        by_name: Mapping[str, NestedField],
-        spellings: Mapping[str, str],
-        evolving: bool,
-        parent: tuple[str, ...],
-    ) -> NestedField:
+    def _field(self, field: dict[str, Any], before: _Before, parent: tuple[str, ...]) -> NestedField:
         path = (*parent, field["name"])
         column = ".".join(path)
-        old = by_id.get(_metadata(field)[MAPPING_ID]) if self.mapped else by_name.get(field["name"])
-        spelled = spellings.get(field["name"].casefold())
+        old = before.by_id.get(_metadata(field)[MAPPING_ID]) if self.mapped else before.by_name.get(field["name"])
+        spelled = before.spellings.get(field["name"].casefold())
         if old is None and spelled is not None and not self.mapped:
             # Delta finds the older files' column all the same, a name mapping does not.
             self.replaced.append(f"{column} (spelled {spelled} before)")
@@ -313,7 +321,7 @@ class _Translation:
             old, field_id = None, self._new_id()
             field_type = self._type(field["type"], None, path, _NestedIds.of(field))
         # A column that joins later is missing from older files, so readers must be allowed a null.
-        required = not field["nullable"] and (old.required if old else not evolving)
+        required = not field["nullable"] and (old.required if old else before.is_first)
         return NestedField(
             field_id=field_id,
             name=field["name"],
