@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from daemon.clock import SystemClock
 from daemon.cycle import TableCycle
 from daemon.errors import (
+    AccountMismatch,
     CommitOutcomeUnknown,
     ConfigInvalid,
     CorruptInput,
@@ -28,7 +29,7 @@ from daemon.failures import BACKOFF_MAX_S
 from daemon.scheduler import Scheduler
 from daemon.settings import TableSettings
 from daemon.slots import Slots
-from daemon.status import Board, TableState, TableStatus
+from daemon.status import AccountCounts, Board, TableState, TableStatus
 from daemon.sync import SyncResult
 from state import Outcome, StateUnavailable, SyncRun, TableError
 from state.memory_store import MemoryStateStore
@@ -289,7 +290,7 @@ def test_a_failed_poll_is_an_error_that_the_next_good_poll_ends(bench):
     assert bench.store.list_tables()[0].error is None
 
 
-@pytest.mark.parametrize("kind", [Unsupported, CorruptInput, TargetChanged, ConfigInvalid])
+@pytest.mark.parametrize("kind", [AccountMismatch, Unsupported, CorruptInput, TargetChanged, ConfigInvalid])
 def test_what_a_person_must_mend_parks_the_table(bench, kind):
     """Parked: not synced again, not ready, one line at error; set free by `resume` only."""
     bench.follower.fails = kind("cannot", hint="Mend it.", version=7)
@@ -311,6 +312,15 @@ def test_what_a_person_must_mend_parks_the_table(bench, kind):
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.poll()
     assert (bench.status.state, bench.status.error) == ("synced", None)
+
+
+def test_accounts_and_mismatches_are_counted(bench):
+    """Each snapshot is one check; one that did not add up is a mismatch, and was a check, too."""
+    bench.poll()
+    assert bench.board.accounts()[bench.cycle.name] == AccountCounts(1, 0)
+    bench.follower.fails = AccountMismatch("3 is not 4", hint="Compare whole states.")
+    bench.poll(after_s=10)
+    assert bench.board.accounts()[bench.cycle.name] == AccountCounts(2, 1)
 
 
 def test_a_restart_tries_a_parked_table_once_more(bench):
