@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import polars
+import pytest
 from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, LessThanOrEqual
 from pyspark.sql import SparkSession
 
+from daemon.errors import Unsupported
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
 from daemon.pipeline.runner import DESCRIPTORS_PER_TASK
 from daemon.settings import PipelineSettings
@@ -112,6 +114,14 @@ def test_all_types_engines_and_filters(spark: SparkSession, tmp_path: Path) -> N
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
     on_spark.follower.sync()
     assert contents(image_of(on_spark.iceberg())) == contents(table.image)
+    # The footers of new files are read on Spark, too, and what they are refused for comes back from there.
+    table.step(f"INSERT INTO {{t}} {values(60, 66)}", operation="append")
+    on_spark.follower.sync()
+    assert contents(image_of(on_spark.iceberg())) == contents(table.image)
+    with spark_conf(spark, "spark.sql.parquet.writeLegacyFormat", "true"):
+        table.sql(f"INSERT INTO {{t}} {values(66, 70)}")
+    with pytest.raises(Unsupported, match="is laid out as lists or maps were in older Parquet files"):
+        on_spark.follower.sync()
     on_spark.close()
 
 
