@@ -39,8 +39,8 @@ lint: $(STAMPS)/dvsync ## format, lint and types
 check: lint ## the fast gate: lint, and unit, contract and fault tests; no JVM
 	$(BIN)/pytest --quiet tests/unit tests/contract tests/faults -m "not spark"
 
-test: lint setup ## lint, and every test, with Spark and all readers
-	$(BIN)/pytest
+test: lint setup ## lint, and every test, with Spark and all readers; a file is one worker's, each worker has a session
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 demo: setup ## a Delta table changed by Spark, followed into Iceberg, read by every engine
 	$(BIN)/dvsync demo
