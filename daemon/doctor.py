@@ -147,7 +147,7 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
         table = shape_for(rest, None, settings).table
     except SyncError as error:
         return None, [*findings, _refused("columns", error)]
-    chars = [field["name"] for field in shown if field["metadata"].get(CHAR_TYPE, "").startswith("char(")]
+    chars = [field["name"] for field in shown if (field.get("metadata") or {}).get(CHAR_TYPE, "").startswith("char(")]
     if chars:
         text = "Spark pads CHAR values with spaces when it reads Delta; Iceberg shows them as they are stored"
         findings.append(Finding(Verdict.NOTE, f"column {', '.join(chars)}", text))

@@ -98,11 +98,11 @@ def _check_lists(schema: pa.Schema, leaf_paths: Sequence[str]) -> None:
 
 
 def _leaf_patterns(field: pa.Field, parent: str) -> Iterator[str]:
-    inner = _inner(field.type)
-    if pa.types.is_struct(field.type):
+    kind, inner = _stored(field.type), _inner(field.type)
+    if pa.types.is_struct(kind):
         for each in inner:
             yield from _leaf_patterns(each, rf"{parent}\.{re.escape(each.name)}")
-    elif pa.types.is_map(field.type):
+    elif pa.types.is_map(kind):
         for each, name in zip(inner, ("key", "value"), strict=True):
             yield from _leaf_patterns(each, rf"{parent}\.key_value\.{name}")
     elif inner:
@@ -128,7 +128,12 @@ def _flat(fields: Iterable[pa.Field]) -> Iterator[pa.Field]:
         yield from _flat(_inner(field.type))
 
 
+def _stored(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
 def _inner(kind: pa.DataType) -> Sequence[pa.Field]:
+    kind = _stored(kind)
     if pa.types.is_struct(kind):
         return list(kind)
     if pa.types.is_map(kind):
@@ -139,11 +144,12 @@ def _inner(kind: pa.DataType) -> Sequence[pa.Field]:
 def _paths(field: pa.Field, path: Path) -> Iterator[Path]:
     """The path of a field and of everything in it, with Iceberg's names for elements, keys and values."""
     yield path
-    inner = _inner(field.type)
-    names = ["key", "value"] if len(inner) == 2 and pa.types.is_map(field.type) else ["element"]
-    if pa.types.is_struct(field.type):
+    kind, inner = _stored(field.type), _inner(field.type)
+    if pa.types.is_struct(kind):
         names = [each.name for each in inner]
-    for each, name in zip(inner, names, strict=False):
+    else:
+        names = ["key", "value"] if pa.types.is_map(kind) else ["element"] * len(inner)
+    for each, name in zip(inner, names, strict=True):
         yield from _paths(each, (*path, name))
 
 
@@ -199,7 +205,7 @@ class _Walk:
         if self._has_ids and _id(field) != column.field_id:
             carried = "no field id" if _id(field) is None else f"the field id {_id(field)}"
             raise _unreadable(named, f"carries {carried}, and the column's is {column.field_id}")
-        kind, wanted = _in_parquet(field.type), column.field_type
+        kind, wanted = _in_parquet(_stored(field.type)), column.field_type
         inner = _inner(kind)
         if isinstance(wanted, StructType) and pa.types.is_struct(kind):
             self.struct(inner, wanted, mapping, path, named)

@@ -75,6 +75,7 @@ def field(name: str, kind: pa.DataType, number: int | None = None) -> pa.Field:
         ("timestamp_ntz", pa.timestamp("us")),
         ("string", pa.dictionary(pa.int8(), pa.large_string())),
         ("binary", pa.binary(16)),
+        ("binary", pa.uuid()),
         ("timestamp_ntz", pa.timestamp("s")),
         ("timestamp", pa.timestamp("us", "+00:00")),
         (INNER, pa.struct([("x", pa.int64())])),
