@@ -211,7 +211,11 @@ class Follower:
             assert marker is not None, "what is shown is ours"
             shown, _ = rebuild(context, shown.record, shown.table, marker)
         commit = commit_to_newest(context, shown)
-        return self._advance(shown, [commit])
+        try:
+            return self._advance(shown, [commit])
+        except ResyncNeeded as error:
+            # A newer version came meanwhile, and what is missing is missing in the newest state all the same.
+            raise error.__cause__ if isinstance(error.__cause__, SyncError) else error from None
 
     def _advance(self, shown: Shown, commits: list[Commit]) -> tuple[Shown, SyncResult]:
         version = commits[-1].version

@@ -6,17 +6,17 @@ Runs in the daemon for what a commit adds and in Spark tasks for a first sync.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.types import DoubleType, IntegerType, LongType, StringType
+from pyiceberg.types import DoubleType, FloatType
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, SyncError, Unsupported
@@ -25,13 +25,15 @@ from daemon.translate.calendar import check_calendar, check_int96, check_int96_m
 from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, Path, check_file_schema
 from daemon.translate.metrics import Metrics
+from daemon.translate.partition_values import EPOCH, EPOCH_DAY, MICROSECOND
 from daemon.translate.schema import TableSchema
 
 # Requests for footers wait on the store, not on the processor.
 LOOKS_AT_ONCE = 16
 # PyIceberg 0.12 takes these for the end of a path, and reads another file.
 CUT_AT = "#?"
-STATISTICS_STRING_MAX = 32
+# No writer cuts the statistics of strings of so many bytes.
+STATISTICS_STRING_MAX = 16
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Inspector:
                 raise _no_footer(path, error) from error
             except OSError as error:
                 # Arrow has this kind for broken footers and for stores that do not answer.
-                if "thrift" in str(error).lower():
+                if any(sign in str(error).lower() for sign in ("thrift", "encrypted")):
                     raise _no_footer(path, error) from error
                 raise store_away(path, error) from error
         metrics = metrics_of(add, path, self.table, footer.num_rows)
@@ -99,14 +101,44 @@ class Inspector:
     def _check_moments(self, path: str, column: str) -> None:
         """Read the timestamps of a column of which no statistics tell: in lists and maps, or not indexed by Delta."""
         ids = {name: field_id for field_id, name in self.table.physical_names.items()}
-        with self.storage.open_input(path) as file:
-            parquet = pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
-            for batch in parquet.iter_batches(columns=[column]):
-                for moments in _timestamps(batch.column(0)):
-                    ends = pc.min_max(moments.cast(pa.int64())).as_py()
-                    if ends["min"] is not None:
-                        named = str(self.table.schema.find_column_name(ids[column]))
-                        check_int96_micros(ends["min"], ends["max"], named)
+        for values in self._read_column(path, column):
+            for moments in _timestamps(values):
+                ends = pc.min_max(moments.cast(pa.int64())).as_py()
+                if ends["min"] is not None:
+                    named = str(self.table.schema.find_column_name(ids[column]))
+                    check_int96_micros(ends["min"], ends["max"], named)
+
+    def _read_column(self, path: str, column: str) -> Iterator[pa.Array]:
+        try:
+            with self.storage.open_input(path) as file:
+                parquet = pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
+                for batch in parquet.iter_batches(columns=[column]):
+                    yield batch.column(0)
+        except pa.ArrowException as error:
+            hint = "Restore the file on the Delta side."
+            raise CorruptInput(f"column {column} of the file cannot be read: {error}", path=path, hint=hint) from error
+        except OSError as error:
+            raise store_away(path, error) from error
+
+    def _differs(self, footer: pq.FileMetaData, place: int, path: str, value: Any) -> bool:
+        """Whether a column of the file holds something else than `value`, by its statistics, or itself if need be."""
+        chunks = [footer.row_group(number).column(place) for number in range(footer.num_row_groups)]
+        statistics = [chunk.statistics for chunk in chunks if chunk.num_values]
+        if value is None:
+            if all(each is not None and each.has_null_count for each in statistics):
+                return any(chunk.statistics.null_count != chunk.num_values for chunk in chunks if chunk.num_values)
+            name = footer.schema.column(place).path
+            return any(values.null_count != len(values) for values in self._read_column(path, name))
+        # Some writers cut the statistics of long strings; NaN has none.
+        if len(str(value).encode()) > STATISTICS_STRING_MAX or value != value:  # noqa: PLR0124
+            return False
+        ends = [
+            _internal(end)
+            for each in statistics
+            if each is not None and each.has_min_max
+            for end in (each.min, each.max)
+        ]
+        return any(end != value for end in ends)
 
     def _check_partition(self, footer: pq.FileMetaData, add: AddFile, path: str) -> None:
         """Some readers take a partition column from the file, where it is there; Delta goes by the log."""
@@ -119,7 +151,12 @@ class Inspector:
             column = str(self.table.schema.find_column_name(partition.source_id))
             kind = self.table.schema.find_type(partition.source_id)
             if place is None:
-                if isinstance(kind, DoubleType) and value is not None and not _is_float(value):
+                if (
+                    isinstance(kind, DoubleType)
+                    and value is not None
+                    and not math.isnan(value)
+                    and _as_float(value) != value
+                ):
                     raise Unsupported(
                         f"partition column {column} has the value {value}, which PyIceberg 0.12 and Polars take for a "
                         "float where the file does not hold it",
@@ -128,10 +165,7 @@ class Inspector:
                 continue
             if footer.schema.column(place).physical_type == "INT96" and value is not None and not self.may_overflow:
                 check_int96_micros(value, value, column)
-            chunks = [footer.row_group(number).column(place) for number in range(footer.num_row_groups)]
-            if isinstance(kind, StringType | IntegerType | LongType) and any(
-                _differs(chunk, value) for chunk in chunks
-            ):
+            if self._differs(footer, place, path, _as_float(value) if isinstance(kind, FloatType) else value):
                 raise Unsupported(
                     f"partition column {column} is {'null' if value is None else value} in the Delta log, and may be "
                     "something else in the file, where some readers take it from",
@@ -139,23 +173,16 @@ class Inspector:
                 )
 
 
-def _is_float(value: float) -> bool:
-    """Whether 32 bits hold the number as it is."""
-    try:
-        return math.isnan(value) or struct.unpack("<f", struct.pack("<f", value))[0] == value
-    except OverflowError:
-        return False
+def _internal(value: Any) -> Any:
+    """A statistic as partition tuples have it: days and microseconds since 1970."""
+    if isinstance(value, datetime):
+        return (value.replace(tzinfo=value.tzinfo or UTC) - EPOCH) // MICROSECOND
+    return (value - EPOCH_DAY).days if isinstance(value, date) else value
 
 
-def _differs(chunk: pq.ColumnChunkMetaData, value: Any) -> bool:
-    """Whether a column chunk may hold something else than `value`, by its statistics."""
-    statistics = chunk.statistics
-    if value is None:
-        return statistics is None or statistics.null_count != chunk.num_values
-    # Some writers cut the statistics of long strings.
-    if statistics is None or not statistics.has_min_max or len(str(value)) > STATISTICS_STRING_MAX:
-        return False
-    return bool(statistics.min != value or statistics.max != value)
+def _as_float(value: float | None) -> float | None:
+    """The number as 32 bits hold it."""
+    return None if value is None else float(pa.scalar(value, pa.float32()).as_py())
 
 
 def _timestamps(array: pa.Array) -> Iterator[pa.Array]:

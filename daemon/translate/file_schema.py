@@ -93,7 +93,8 @@ def _check_lists(schema: pa.Schema, leaf_paths: Sequence[str]) -> None:
             raise Unsupported(
                 f"column {path} of the file is laid out as lists or maps were in older Parquet files: some readers "
                 "show nulls",
-                hint="Have Spark write the file anew with spark.sql.parquet.writeLegacyFormat=false.",
+                hint="Have Spark write the file anew with spark.sql.parquet.writeLegacyFormat=false; delta-rs lays "
+                "maps out so, too.",
             )
 
 
@@ -142,15 +143,30 @@ def _inner(kind: pa.DataType) -> Sequence[pa.Field]:
 
 
 def _paths(field: pa.Field, path: Path) -> Iterator[Path]:
-    """The path of a field and of everything in it, with Iceberg's names for elements, keys and values."""
+    """The path of a field and of everything in it."""
     yield path
-    kind, inner = _stored(field.type), _inner(field.type)
+    for each, name in _named_inner(field.type):
+        yield from _paths(each, (*path, name))
+
+
+def _unmapped(field: pa.Field, mapped: MappedField, path: Path) -> Iterator[Path]:
+    """The paths inside of a field that the mapping, which has the field itself, does not have."""
+    for each, name in _named_inner(field.type):
+        known = next((inner for inner in mapped.fields if name in inner.names), None)
+        if known is None:
+            yield from _paths(each, (*path, name))
+        else:
+            yield from _unmapped(each, known, (*path, name))
+
+
+def _named_inner(kind: pa.DataType) -> Iterator[tuple[pa.Field, str]]:
+    """What is in a type, with Iceberg's names for elements, keys and values."""
+    kind, inner = _stored(kind), _inner(kind)
     if pa.types.is_struct(kind):
         names = [each.name for each in inner]
     else:
         names = ["key", "value"] if pa.types.is_map(kind) else ["element"] * len(inner)
-    for each, name in zip(inner, names, strict=True):
-        yield from _paths(each, (*path, name))
+    return zip(inner, names, strict=True)
 
 
 def _id(field: pa.Field) -> int | None:
@@ -187,6 +203,7 @@ class _Walk:
             column = columns.get(mapped.field_id or 0)
             if column is None:
                 self._check_id(field, (*named, field.name))
+                self.hidden.update(_unmapped(field, mapped, path))
             else:
                 self._found(field, column, mapped.fields, path, (*named, column.name))
 
@@ -205,13 +222,13 @@ class _Walk:
         if self._has_ids and _id(field) != column.field_id:
             carried = "no field id" if _id(field) is None else f"the field id {_id(field)}"
             raise _unreadable(named, f"carries {carried}, and the column's is {column.field_id}")
-        kind, wanted = _in_parquet(_stored(field.type)), column.field_type
+        kind, wanted = _in_parquet(field.type), column.field_type
         inner = _inner(kind)
         if isinstance(wanted, StructType) and pa.types.is_struct(kind):
             self.struct(inner, wanted, mapping, path, named)
-        elif isinstance(wanted, ListType) and len(inner) == 1:
+        elif isinstance(wanted, ListType) and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             self._inside(inner[0], wanted.element_field, mapping[0], path, named)
-        elif isinstance(wanted, MapType) and len(inner) == 2:
+        elif isinstance(wanted, MapType) and pa.types.is_map(kind):
             self._inside(inner[0], wanted.key_field, mapping[0], path, named)
             self._inside(inner[1], wanted.value_field, mapping[1], path, named)
         elif not _is_stored_as(kind, wanted):
@@ -233,10 +250,8 @@ def _in_parquet(kind: pa.DataType) -> pa.DataType:
         plain = _in_parquet(kind.value_type)
     elif pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         plain = pa.string()
-    elif pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+    elif pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
         plain = pa.binary()
-    elif pa.types.is_date64(kind):
-        plain = pa.date32()
     elif pa.types.is_timestamp(kind):
         plain = pa.timestamp("ms" if kind.unit == "s" else kind.unit, "UTC" if kind.tz in UTC_NAMES else kind.tz)
     return plain
@@ -261,7 +276,7 @@ def with_hidden(mapping: NameMapping, hidden: Iterable[Path]) -> NameMapping:
     if not paths:
         return mapping
     used = [mapped.field_id or 0 for mapped in _flat_mapping(mapping.root)]
-    next_id = max(HIDDEN_ID_START, *used) + 1
+    next_id = max([HIDDEN_ID_START, *used]) + 1
     fields = list(mapping.root)
     for number, path in enumerate(paths):
         fields = _with_field(fields, path, next_id + number)

@@ -15,6 +15,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
@@ -121,7 +122,11 @@ def translate_schema(
     if mapped:
         highest = max(highest, int(metadata.configuration.get("delta.columnMapping.maxColumnId", "0")))
     translation = _Translation(mapped=mapped, next_id=highest + 1)
-    fields = translation.struct_fields(struct, previous.as_struct() if previous else None, ())
+    try:
+        fields = translation.struct_fields(struct, previous.as_struct() if previous else None, ())
+        new_mapping = translation.mapped_fields(struct, fields)
+    except (KeyError, TypeError, ValueError, ValidationError) as error:
+        raise CorruptInput(f"the schema is not one of Delta's: {error!r}", hint=HINT_METADATA) from error
     try:
         schema = Schema(*fields, schema_id=_schema_id(StructType(*fields), schemas))
     except ValueError as error:
@@ -130,7 +135,6 @@ def translate_schema(
             f"two columns have one full name in Iceberg: {error}", hint="Rename one of them in the Delta table."
         ) from error
     spec = _partition_spec(schema, metadata.partition_columns, specs)
-    new_mapping = translation.mapped_fields(struct, fields)
     renumbered = _renumbered(mapping, new_mapping) if mapped and mapping else ()
     return TableSchema(
         schema=schema,
@@ -175,7 +179,8 @@ def _with_dropped(
     Iceberg spec, "Column Projection": names of the mapping may lead to ids that the schema does not have any more.
     """
     before = {field.field_id: field.fields for field in previous}
-    names = {name for field in fields for name in field.names}
+    # Some readers compare names without regard to case: a dropped `id` must not stand before a new `ID`.
+    names = {name.casefold() for field in fields for name in field.names}
     kept = [
         MappedField(
             field_id=field.field_id,
@@ -187,7 +192,8 @@ def _with_dropped(
     return kept + [
         field
         for field in previous
-        if names.isdisjoint(field.names) and not any(field_id in ids for field_id in _mapped_ids(field))
+        if names.isdisjoint(name.casefold() for name in field.names)
+        and not any(field_id in ids for field_id in _mapped_ids(field))
     ]
 
 

@@ -30,7 +30,7 @@ from pyiceberg.types import (
 )
 
 from daemon.delta.actions import Metadata
-from daemon.errors import Unsupported
+from daemon.errors import CorruptInput, Unsupported
 from daemon.translate.schema import NESTED_IDS, TableSchema, translate_schema
 
 Field = dict[str, Any]
@@ -359,6 +359,24 @@ def test_another_spelling_is_told() -> None:
     first = translate_schema(metadata(column("id", "long"), column("s", struct(column("x", "long")))))
     second = evolve(first, metadata(column("ID", "long"), column("s", struct(column("X", "long")))))
     assert second.replaced == ("ID (spelled id before)", "s.X (spelled x before)")
+    # DuckDB would take a dropped `id` for the new `ID`.
+    assert [field.names for field in second.name_mapping] == [["ID"], ["s"]]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"name": "c", "metadata": {}},
+        {"name": "c", "type": "long"},
+        {"name": "c", "type": {"type": "array"}, "nullable": True, "metadata": {}},
+        {"name": "c", "type": "decimal(39,2)", "nullable": True, "metadata": {}},
+        "c",
+    ],
+)
+def test_a_schema_that_is_none_is_corrupt(field: Any) -> None:
+    """Fields without what the protocol asks for: the table is parked with a word, not tried again for ever."""
+    with pytest.raises(CorruptInput, match="the schema is not one of Delta's"):
+        translate_schema(Metadata("t", json.dumps({"type": "struct", "fields": [field]}), []))
 
 
 def test_two_columns_of_one_full_name_are_refused() -> None:
