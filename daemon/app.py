@@ -14,6 +14,7 @@ import structlog
 
 from daemon import log as events
 from daemon.clock import Clock, SystemClock
+from daemon.context import find_record
 from daemon.cycle import TableCycle, Verdict
 from daemon.delta.log import DeltaLog
 from daemon.doctor import Diagnosis, diagnose
@@ -51,8 +52,7 @@ class Parts:
     def follower(self, table: TableSettings, progress: Progress) -> Follower:
         return Follower(
             table,
-            # The files of both sides: the catalog's properties reach the target's, `storage` the source's.
-            properties={**self.settings.catalogs[table.catalog], **self.settings.storage},
+            properties=self.settings.file_properties(table),
             open_catalog=lambda: self.catalogs.open(table.catalog),
             store=self.store,
             spark=self.spark,
@@ -189,10 +189,10 @@ def read_statuses(settings: Settings) -> list[TableStatus]:
     A source that cannot be looked at leaves its fields null. Raises StateStoreAway.
     """
     with open_parts(settings) as parts:
-        records = {(record.name, record.source, record.target): record for record in parts.store.list_tables()}
+        records = parts.store.list_tables()
         statuses = []
         for table in settings.tables:
-            record = records.get((table.name, table.source, table.target))
+            record = find_record(records, table)
             seen = Observation(record=record, counts=parts.store.count(record.id) if record else None)
             try:
                 source_version = parts.follower(table, LogProgress(parts.clock)).source_version()
@@ -216,7 +216,7 @@ def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
         target="doctor.table",
         **settings.defaults.model_dump(exclude={"poll_interval_s"}),
     )
-    properties = {**settings.catalogs.get(table.catalog, {}), **settings.storage}
+    properties = settings.file_properties(table)
     clock = SystemClock()
     if not DeltaLog(FileIOStorage(properties), table.source, clock).is_there():
         hint = f"Give the path of a Delta table, or one of the names {', '.join(known) or 'of a configuration'}."
@@ -234,8 +234,7 @@ def resume_table(settings: Settings, table: TableSettings) -> bool:
     Raises StateStoreAway.
     """
     with open_parts(settings) as parts:
-        known = {(record.name, record.source, record.target): record for record in parts.store.list_tables()}
-        record = known.get((table.name, table.source, table.target))
+        record = find_record(parts.store.list_tables(), table)
         if record is None or record.error is None:
             return False
         parts.store.record_resumed(record.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from daemon.clock import Clock
@@ -13,7 +13,13 @@ from daemon.pipeline.runner import Runner
 from daemon.pipeline.session import SparkPipeline
 from daemon.settings import LimitsSettings, TableSettings
 from daemon.storage import FileIOStorage
-from state import StateStore
+from state import StateStore, TableRecord
+
+
+def find_record(records: Iterable[TableRecord], table: TableSettings) -> TableRecord | None:
+    """What is remembered of a table, without making a row for it as `StateStore.load_table` does."""
+    key = (table.name, table.source, table.target)
+    return next((record for record in records if (record.name, record.source, record.target) == key), None)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from pyiceberg.table import Table
@@ -14,8 +14,8 @@ from daemon.delta.vacuum import vacuum_cleans
 from daemon.errors import TargetChanged, Unsupported
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.target import Definition
-from daemon.pipeline.inspection import check_path
 from daemon.settings import TableSettings
+from daemon.storage import check_path
 from daemon.translate.file_schema import with_hidden
 from daemon.translate.metrics import metrics_properties
 from daemon.translate.schema import TableSchema, translate_schema
@@ -37,8 +37,10 @@ class Shape:
     definition: Definition
     granularity: str
 
-    def with_hidden(self, hidden: Iterable[tuple[str, ...]]) -> Shape:
-        """The shape for files that have these columns, too."""
+    def with_hidden(self, hidden: Set[tuple[str, ...]]) -> Shape:
+        """The shape for files that have these columns, too; the same one when there are none, as nearly always."""
+        if not hidden:
+            return self
         mapping = with_hidden(self.table.name_mapping, hidden)
         return replace(
             self,
@@ -85,7 +87,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
 def _counts_anew(metadata: Metadata, table: Table) -> bool:
     """Whether Delta's column ids began at 1 again, in a table made anew: they say nothing about the older columns."""
     marker = shown_by(table)
-    mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
+    mapped = metadata.column_mapping_mode != "none"
     return mapped and marker is not None and marker.delta_table_id != metadata.id
 
 

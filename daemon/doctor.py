@@ -87,15 +87,13 @@ def diagnose(settings: TableSettings, pipeline: SparkPipeline, properties: Mappi
         except Unsupported as error:
             return Diagnosis(settings.source, None, (_refused("protocol", error),))
         findings = [*_of_settings(settings), *_of_protocol(state.protocol)]
-        schema, of_columns = _of_columns(state.metadata, settings)
+        schema, refused, of_columns = _of_columns(state.metadata, settings)
         findings += of_columns
         if schema is None:
             return Diagnosis(settings.source, state.version, tuple(findings))
         task = ExaminationTask(schema, settings.source, properties, settings.may_overflow)
         files = examine_files(state, task)
-    findings += _of_files(
-        files, settings, refused=_physical_names(state.metadata) - set(schema.physical_names.values())
-    )
+    findings += _of_files(files, settings, refused)
     return Diagnosis(settings.source, state.version, tuple(findings), tuple(_readers(state, schema, files, settings)))
 
 
@@ -121,10 +119,11 @@ def _of_protocol(protocol: Protocol) -> Iterator[Finding]:
             yield Finding(Verdict.FOLLOWED, f"feature {feature}", FEATURES.get(feature, FOR_WRITERS))
 
 
-def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema | None, list[Finding]]:
-    """The schema of the columns that can be shown together, and what is refused of the others, each by itself."""
+def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema | None, set[str], list[Finding]]:
+    """The schema of the columns that can be shown together, the physical names of the others, and what is refused of
+    these, each by itself."""
     struct = json.loads(metadata.schema_string)
-    shown, findings = [], []
+    shown, refused, findings = [], set(), []
     for field in struct["fields"]:
         alone = msgspec.structs.replace(
             metadata,
@@ -135,6 +134,7 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
             translate_schema(alone)
             shown.append(field)
         except SyncError as error:
+            refused.add(physical_name(field))
             findings.append(_refused(f"column {field['name']}", error))
     names = {field["name"] for field in shown}
     rest = msgspec.structs.replace(
@@ -146,19 +146,15 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
     try:
         table = shape_for(rest, None, settings).table
     except SyncError as error:
-        return None, [*findings, _refused("columns", error)]
+        return None, refused, [*findings, _refused("columns", error)]
     chars = [field["name"] for field in shown if (field.get("metadata") or {}).get(CHAR_TYPE, "").startswith("char(")]
     if chars:
         text = "Spark pads CHAR values with spaces when it reads Delta; Iceberg shows them as they are stored"
         findings.append(Finding(Verdict.NOTE, f"column {', '.join(chars)}", text))
-    return table, findings
+    return table, refused, findings
 
 
-def _physical_names(metadata: Metadata) -> set[str]:
-    return {physical_name(field) for field in json.loads(metadata.schema_string)["fields"]}
-
-
-def _of_files(files: Examination, settings: TableSettings, *, refused: Container[str]) -> Iterator[Finding]:
+def _of_files(files: Examination, settings: TableSettings, refused: Container[str]) -> Iterator[Finding]:
     followed = files.files - sum(refusal.files for refusal in files.refusals)
     yield Finding(Verdict.FOLLOWED, "data files", f"{followed} of {files.files}, {files.physical_rows} rows")
     if files.files_with_deletions:
@@ -182,7 +178,7 @@ def _of_files(files: Examination, settings: TableSettings, *, refused: Container
 def _readers(
     state: TableState, schema: TableSchema, files: Examination, settings: TableSettings
 ) -> Iterator[ReaderTrouble]:
-    mode = state.metadata.configuration.get("delta.columnMapping.mode", "none")
+    mode = state.metadata.column_mapping_mode
     if mode == "none":
         yield ReaderTrouble("Daft", "does not read files without field ids, which these are")
     if settings.delete_granularity == "partition":

@@ -250,6 +250,10 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return env_settings, init_settings
 
+    def file_properties(self, table: TableSettings) -> dict[str, str]:
+        """FileIO properties for the files of both sides: the catalog's reach the target's, `storage` the source's."""
+        return {**self.catalogs.get(table.catalog, {}), **self.storage}
+
     def redacted(self) -> dict[str, Any]:
         """The settings by the keys that people write, without a secret in them: fit for printing and logs."""
         masked = _masked("", self.model_dump(mode="json", by_alias=True))

@@ -15,7 +15,10 @@ from pyarrow import ArrowInvalid, NativeFile
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from daemon.errors import ObjectMissing, ObjectStoreAway
+from daemon.errors import ObjectMissing, ObjectStoreAway, Unsupported
+
+# PyIceberg 0.12 takes these for the end of a path, and reads another file (FileIO.parse_location).
+CUT_AT = "#?"
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,16 @@ def normalize_location(location: str) -> str:
     return location.rstrip("/")
 
 
+def check_path(path: str) -> None:
+    """Raise `Unsupported` for a path that PyIceberg would cut."""
+    if any(sign in path for sign in CUT_AT):
+        raise Unsupported(
+            "the path has a '#' or a '?' in it, where PyIceberg cuts paths: it would read another file, or none",
+            path=path,
+            hint="Move the table to a location without these characters.",
+        )
+
+
 class FileIOStorage:
     """Storage on the file systems that PyIceberg's FileIO configures (properties as in `config.yaml`, `storage:`)."""
 
@@ -68,7 +81,7 @@ class FileIOStorage:
         self._io = PyArrowFileIO(dict(properties or {}))
 
     def _open_fs(self, path: str) -> tuple[FileSystem, str]:
-        # PyIceberg's own URL splitting cuts paths at '#' and '?' (PyIceberg 0.12, FileIO.parse_location).
+        # Not by PyIceberg's own URL splitting, see CUT_AT.
         scheme, separator, rest = path.partition("://")
         if not separator:
             return self._io.fs_by_scheme("file", None), path

@@ -12,7 +12,7 @@ from pyiceberg.catalog import Catalog
 
 from daemon.clock import Clock
 from daemon.commit import Shown, SyncResult, advance
-from daemon.context import TableContext
+from daemon.context import TableContext, find_record
 from daemon.definition import check_format_version, check_location
 from daemon.delta.actions import Commit
 from daemon.delta.log import DeltaLog
@@ -92,8 +92,7 @@ class Follower:
         log, settings = self._context.log, self._context.settings
         known = self._synced_version
         if known is None:
-            tables = {(row.name, row.source, row.target): row for row in self._context.store.list_tables()}
-            record = tables.get((settings.name, settings.source, settings.target))
+            record = find_record(self._context.store.list_tables(), settings)
             known = record.synced_version if record else None
         if known is None:
             if not log.has_version(0):
@@ -158,7 +157,7 @@ class Follower:
                 raise ResyncNeeded("what is remembered is in doubt", hint="Delta's newest state is compared whole.")
             self._check_continuity(shown)
             for commits in self._read_news(shown, stop):
-                shown, step = self._advance(shown, commits)
+                shown, step = self._follow(shown, commits)
                 start = start.then(step)
         except ResyncNeeded as needed:
             shown, step = self._resynchronise(shown, needed)
@@ -211,26 +210,28 @@ class Follower:
             assert marker is not None, "what is shown is ours"
             shown, _ = rebuild(context, shown.record, shown.table, marker)
         commit = commit_to_newest(context, shown)
-        try:
-            return self._advance(shown, [commit])
-        except ResyncNeeded as error:
-            # A newer version came meanwhile, and what is missing is missing in the newest state all the same.
-            raise error.__cause__ if isinstance(error.__cause__, SyncError) else error from None
+        return self._advance(shown, [commit])
 
-    def _advance(self, shown: Shown, commits: list[Commit]) -> tuple[Shown, SyncResult]:
+    def _follow(self, shown: Shown, commits: list[Commit]) -> tuple[Shown, SyncResult]:
+        """Advance by what the log says. Raises `ResyncNeeded` for what is lost where Delta has gone on since."""
         version = commits[-1].version
         try:
-            return advance(self._context, shown, commits)
+            return self._advance(shown, commits)
         except ObjectMissing as missing:
             if not self._context.log.has_version(version + 1):
-                raise missing.located(version=version) from missing.__cause__
+                raise
             raise ResyncNeeded(
                 f"version {version} cannot be read any more ({missing.message}), and newer ones are there",
                 version=version,
                 path=missing.path,
                 hint="VACUUM was faster than dvsync; the states are compared and the difference is committed.",
             ) from missing
+
+    def _advance(self, shown: Shown, commits: list[Commit]) -> tuple[Shown, SyncResult]:
+        try:
+            return advance(self._context, shown, commits)
         except SyncError as error:
+            version = commits[-1].version
             # What is refused and has no file of its own stands in the commit file itself.
             path = self._context.log.commit_path(version) if isinstance(error, Unsupported | CorruptInput) else None
             raise error.located(version=version, path=path) from error.__cause__

@@ -71,6 +71,11 @@ class Metadata(_Action, frozen=True, rename="camel"):
     name: str | None = None
     description: str | None = None
 
+    @property
+    def column_mapping_mode(self) -> str:
+        """PROTOCOL.md, "Column Mapping": none, name or id."""
+        return self.configuration.get("delta.columnMapping.mode", "none")
+
 
 class Protocol(_Action, frozen=True, rename="camel"):
     """PROTOCOL.md, "Protocol Evolution"."""

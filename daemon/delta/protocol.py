@@ -22,10 +22,8 @@ READER_FEATURES = frozenset(
         "variantType-preview",
     }
 )
-HINTS = {
-    "catalogManaged": "Its commits are ratified by a catalog and may not be read by path.",
-    "catalogOwned-preview": "Its commits are ratified by a catalog and may not be read by path.",
-}
+HINT_CATALOG_MANAGED = "Its commits are ratified by a catalog and may not be read by path."
+HINTS = {"catalogManaged": HINT_CATALOG_MANAGED, "catalogOwned-preview": HINT_CATALOG_MANAGED}
 
 
 def check_protocol(protocol: Protocol) -> None:
@@ -47,6 +45,6 @@ def check_protocol(protocol: Protocol) -> None:
 
 def check_metadata(metadata: Metadata) -> None:
     """Raise `Unsupported` for a configuration whose files we would misread."""
-    mode = metadata.configuration.get("delta.columnMapping.mode", "none")
+    mode = metadata.column_mapping_mode
     if mode not in {"none", "name", "id"}:
         raise Unsupported(f"column mapping mode {mode} is not known", hint="Delta knows none, name and id.")

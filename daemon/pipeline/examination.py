@@ -11,7 +11,7 @@ from pyiceberg.types import TimestamptzType
 
 from daemon.delta.actions import AddFile, resolve_path
 from daemon.errors import SyncError
-from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
+from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import Inspector
 from daemon.pipeline.runner import run_on_spark
 from daemon.pipeline.table_state import TableState, adds_from_batch
@@ -115,7 +115,7 @@ class ExaminationTask:
 
 def examine_files(state: TableState, task: ExaminationTask) -> Examination:
     """Look at every live file of `state`. Raises `PipelineAway`."""
-    frame = state.adds.repartition(max(1, -(-state.files // MANIFEST_ENTRIES_MAX)))
+    frame = state.adds.repartition(max(1, manifests_needed(state.files)))
     counts: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}
     for batch in run_on_spark(frame, task, FACTS):

@@ -6,7 +6,7 @@ Runs in the daemon for what a commit adds and in Spark tasks for a first sync.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -20,7 +20,7 @@ from pyiceberg.types import DoubleType, FloatType
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, SyncError, Unsupported
-from daemon.storage import FileIOStorage, store_away
+from daemon.storage import FileIOStorage, check_path, store_away
 from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
 from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, Path, check_file_schema
@@ -30,8 +30,6 @@ from daemon.translate.schema import TableSchema
 
 # Requests for footers wait on the store, not on the processor.
 LOOKS_AT_ONCE = 16
-# PyIceberg 0.12 takes these for the end of a path, and reads another file.
-CUT_AT = "#?"
 # No writer cuts the statistics of strings of so many bytes.
 STATISTICS_STRING_MAX = 16
 
@@ -89,7 +87,7 @@ class Inspector:
             found = self._checked.get(key)
             if found is None:
                 found = self._checked[key] = check_file_schema(schema, self.table, leaf_paths)
-            self._check_partition(footer, add, path)
+            self._check_partition(footer, leaf_paths, add, path)
             check_calendar(footer.metadata or {}, found, metrics, self.table)
             if not self.may_overflow:
                 for column in sorted(check_int96(found, metrics, self.table)):
@@ -140,12 +138,12 @@ class Inspector:
         ]
         return any(end != value for end in ends)
 
-    def _check_partition(self, footer: pq.FileMetaData, add: AddFile, path: str) -> None:
+    def _check_partition(self, footer: pq.FileMetaData, leaf_paths: Sequence[str], add: AddFile, path: str) -> None:
         """Some readers take a partition column from the file, where it is there; Delta goes by the log."""
         if not self.table.spec.fields:
             return
         values = partition_of(add, path, self.table, self.table.spec_id)
-        places = {footer.schema.column(number).path: number for number in range(footer.num_columns)}
+        places = {leaf_path: number for number, leaf_path in enumerate(leaf_paths)}
         for partition, value in zip(self.table.spec.fields, values, strict=True):
             place = places.get(self.table.physical_names[partition.source_id])
             column = str(self.table.schema.find_column_name(partition.source_id))
@@ -260,13 +258,3 @@ def gathered(batches: Iterable[pa.RecordBatch], adds: Mapping[str, AddFile], tab
         metrics={row["path"]: metrics_of(adds[row["path"]], row["path"], table, row["record_count"]) for row in rows},
         hidden=frozenset(tuple(column) for row in rows for column in row["hidden"]),
     )
-
-
-def check_path(path: str) -> None:
-    """Raise `Unsupported` for a path that PyIceberg would cut."""
-    if any(sign in path for sign in CUT_AT):
-        raise Unsupported(
-            "the path has a '#' or a '?' in it, where PyIceberg cuts paths: it would read another file, or none",
-            path=path,
-            hint="Move the table to a location without these characters.",
-        )

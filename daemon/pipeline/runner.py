@@ -55,7 +55,7 @@ class Runner:
             return []
         kernel = partial(translate, table_location=table_location, storage_properties=dict(storage_properties))
         table = _descriptor_table(tasks)
-        if self._fits_here(tasks):
+        if self._runs_here(fits=self._fits_here(tasks)):
             batches = kernel(table.to_batches(max_chunksize=DESCRIPTORS_PER_TASK))
         else:
             with self.spark.session() as spark:
@@ -72,21 +72,17 @@ class Runner:
         self, adds: Mapping[str, AddFile], table: TableSchema, storage: FileIOStorage, properties: Mapping[str, str]
     ) -> Inspection:
         """Look at each data file of `adds`, which go by plain path; raises as `Inspector.inspect` does."""
-        if not adds or self._reads_here(len(adds)):
+        if not adds or self._runs_here(fits=len(adds) <= self.settings.local_data_files_max):
             return Inspector(storage, table, self.may_overflow).inspect(adds)
         with self.spark.session() as spark:
             frame = spark.createDataFrame(adds_table(adds)).repartition(-(-len(adds) // DATA_FILES_PER_TASK))
             task = InspectionTask(dict(properties), table, self.may_overflow)
             return gathered(run_on_spark(frame, task, INSPECTED), adds, table)
 
-    def _reads_here(self, files: int) -> bool:
-        if self.settings.engine != "auto":
-            return self.settings.engine == "local"
-        return files <= self.settings.local_data_files_max
+    def _runs_here(self, *, fits: bool) -> bool:
+        return fits if self.settings.engine == "auto" else self.settings.engine == "local"
 
     def _fits_here(self, tasks: Sequence[DeleteFileTask]) -> bool:
-        if self.settings.engine != "auto":
-            return self.settings.engine == "local"
         works = [work for task in tasks for work in task.works]
         size_bytes = sum(work.after.size_in_bytes + (work.before.size_in_bytes if work.before else 0) for work in works)
         return len(works) <= self.settings.local_deletion_vectors_max and size_bytes <= self.settings.local_bytes_max

@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from daemon.delta.actions import AddFile, DeletionVectorDescriptor, Metadata, Protocol
+from daemon.delta.protocol import HINT_CATALOG_MANAGED
 from daemon.errors import CorruptInput, PipelineAway, SyncError, Unsupported
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def delta_error(error: Exception, location: str, version: int | None) -> SyncErr
     if "CATALOG_MANAGED" in message:
         return Unsupported(
             f"reader feature catalogManaged is not supported: {message}",
-            hint="Its commits are ratified by a catalog and may not be read by path.",
+            hint=HINT_CATALOG_MANAGED,
             **place,
         )
     if "UNSUPPORTED_FEATURES" in message or "INVALID_PROTOCOL_VERSION" in message:

@@ -116,7 +116,7 @@ def translate_schema(
     it ever had: ids are kept. Raises `Unsupported` naming the column and its type, `CorruptInput` for no schema at all.
     """
     struct = _parse_struct(metadata.schema_string)
-    mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
+    mapped = metadata.column_mapping_mode != "none"
     used = [previous, *schemas.values()] if previous else schemas.values()
     highest = max((schema.highest_field_id for schema in used), default=0)
     if mapped:
