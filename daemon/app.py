@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from threading import Event
+from typing import TypeVar
 
 import structlog
 
 from daemon import log as events
 from daemon.clock import Clock, SystemClock
-from daemon.context import find_record
+from daemon.context import TableContext, find_record
 from daemon.cycle import TableCycle, Verdict
 from daemon.delta.log import DeltaLog
 from daemon.doctor import Diagnosis, diagnose
 from daemon.errors import ConfigInvalid, ObjectMissing, StateStoreAway, SyncError
 from daemon.iceberg.catalogs import Catalogs
 from daemon.lock import hold_state
+from daemon.maintenance import Maintainer
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.session import SparkPipeline
 from daemon.progress import LogProgress
@@ -34,6 +36,8 @@ from state.sql_store import SqlStateStore
 
 # A cycle that has not come to a step by then is cut off, which is as safe as any kill.
 STOP_GRACE_S = 8.0
+
+T = TypeVar("T")
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -49,8 +53,8 @@ class Parts:
     catalogs: Catalogs
     clock: Clock
 
-    def follower(self, table: TableSettings, progress: Progress) -> Follower:
-        return Follower(
+    def context(self, table: TableSettings, progress: Progress | None = None) -> TableContext:
+        return TableContext.make(
             table,
             properties=self.settings.file_properties(table),
             open_catalog=lambda: self.catalogs.open(table.catalog),
@@ -61,11 +65,12 @@ class Parts:
             progress=progress,
         )
 
-    def cycle(self, table: TableSettings, board: Board, progress: Progress) -> TableCycle:
+    def cycle(self, context: TableContext, board: Board) -> TableCycle:
         """Raises StateUnavailable."""
+        table = context.settings
         return TableCycle(
             table,
-            self.follower(table, progress),
+            Follower(context),
             store=self.store,
             board=board,
             clock=self.clock,
@@ -127,6 +132,7 @@ def run_daemon(settings: Settings, version: str) -> bool:
     """
     # Starlette and APScheduler are this command's alone.
     from daemon.scheduler import Scheduler  # noqa: PLC0415
+    from daemon.upkeep import TableUpkeep  # noqa: PLC0415
     from daemon.web.endpoints import make_app  # noqa: PLC0415
     from daemon.web.server import WebServer  # noqa: PLC0415
 
@@ -137,8 +143,14 @@ def run_daemon(settings: Settings, version: str) -> bool:
         board = parts.board()
         web = WebServer.start(settings.health, make_app(board))
         opened.callback(web.stop)
+        contexts = [parts.context(table, LogProgress(parts.clock)) for table in settings.tables]
+        cycles = [parts.cycle(context, board) for context in contexts]
         scheduler = Scheduler(
-            [parts.cycle(table, board, LogProgress(parts.clock)) for table in settings.tables],
+            cycles,
+            [
+                TableUpkeep(cycle, Maintainer(context), board=board, clock=parts.clock, random=Random())
+                for cycle, context in zip(cycles, contexts, strict=True)
+            ],
             store=parts.store,
             board=board,
             clock=parts.clock,
@@ -175,7 +187,7 @@ def sync_tables(
     with StopSignals(stop.set), hold_state(settings.state.sqlite_file), open_parts(settings) as parts:
         board = parts.board()
         for table in tables:
-            cycle = parts.cycle(table, board, progress_of(table.name))
+            cycle = parts.cycle(parts.context(table, progress_of(table.name)), board)
             more = True
             while more and not stop.is_set():
                 verdict = cycle.sync(stop, full=full)
@@ -195,7 +207,7 @@ def read_statuses(settings: Settings) -> list[TableStatus]:
             record = find_record(records, table)
             seen = Observation(record=record, counts=parts.store.count(record.id) if record else None)
             try:
-                source_version = parts.follower(table, LogProgress(parts.clock)).source_version()
+                source_version = Follower(parts.context(table)).source_version()
                 synced = record.synced_version if record else None
                 behind_since_ms = None if synced is None else parts.commit_time_ms(table, synced + 1)
                 seen = Observation(seen.record, seen.counts, source_version, behind_since_ms)
@@ -226,6 +238,29 @@ def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
         return diagnose(table, spark, properties)
     finally:
         spark.close()
+
+
+def maintain_tables(
+    settings: Settings, tables: Sequence[TableSettings], verb: Callable[[Maintainer, Event], T], *, alone: bool
+) -> Iterator[tuple[TableSettings, T | SyncError]]:
+    """Do one part of the maintenance of each of `tables`, one after the other, and tell what it did or why it failed.
+
+    `alone` is for what commits: no daemon may work on the same state. After a signal the rest is left. Raises
+    StateStoreAway.
+    """
+    stop = Event()
+    with ExitStack() as opened:
+        opened.enter_context(StopSignals(stop.set))
+        if alone:
+            opened.enter_context(hold_state(settings.state.sqlite_file))
+        parts = opened.enter_context(open_parts(settings))
+        for table in tables:
+            if stop.is_set():
+                return
+            try:
+                yield table, verb(Maintainer(parts.context(table)), stop)
+            except SyncError as error:
+                yield table, error
 
 
 def resume_table(settings: Settings, table: TableSettings) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 import typer
@@ -18,6 +19,9 @@ from rich.console import Console
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.log import configure_logging
 from daemon.settings import ENV_PREFIX, LogSettings, Settings
+
+if TYPE_CHECKING:
+    from daemon.maintenance import Maintainer
 
 DEFAULT_CONFIG = Path("config.yaml")
 
@@ -40,6 +44,9 @@ TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's nam
 TableNames = Annotated[
     list[str] | None, typer.Argument(metavar="[TABLE]...", help="Names of tables; all of them when left out.")
 ]
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+T = TypeVar("T")
 
 
 def main() -> None:
@@ -155,6 +162,97 @@ def resume(context: typer.Context, table: TableName, config: ConfigPath = None) 
         settings = _load_for_people(context, config)
         cleared = resume_table(settings, find_tables(settings, [table])[0])
     typer.echo(f"{table}: resumed" if cleared else f"{table}: was not parked; nothing to do")
+
+
+@app.command()
+def compact(
+    context: typer.Context,
+    tables: TableNames = None,
+    dry_run: DryRun = False,
+    config: ConfigPath = None,
+) -> None:
+    """Rewrite the delete files of data files that have many into one each; no row changes."""
+    from daemon.console import compaction_line  # noqa: PLC0415
+
+    _maintain(
+        context,
+        config,
+        tables,
+        lambda maintainer, stop: maintainer.compact(stop, dry_run=dry_run),
+        lambda name, done: [compaction_line(name, done, dry_run=dry_run)],
+        alone=not dry_run,
+    )
+
+
+@app.command()
+def expire(
+    context: typer.Context,
+    tables: TableNames = None,
+    dry_run: DryRun = False,
+    config: ConfigPath = None,
+) -> None:
+    """Take old and unreadable snapshots out of the Iceberg tables; `cleanup` removes their files later."""
+    from daemon.console import expiry_lines  # noqa: PLC0415
+
+    _maintain(
+        context,
+        config,
+        tables,
+        lambda maintainer, _: maintainer.expire(dry_run=dry_run),
+        lambda name, done: expiry_lines(name, done, dry_run=dry_run),
+        alone=not dry_run,
+    )
+
+
+@app.command()
+def cleanup(
+    context: typer.Context,
+    tables: TableNames = None,
+    *,
+    dry_run: DryRun = False,
+    scan: Annotated[
+        bool, typer.Option("--scan", help="List the tables' folders for files that the state database does not know.")
+    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove what --scan finds, too.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Remove files that dvsync wrote and that nothing has referenced for longer than the grace period."""
+    from daemon.console import cleanup_lines  # noqa: PLC0415
+
+    if remove and not scan:
+        raise typer.BadParameter("it goes with --scan", param_hint="--remove")
+    _maintain(
+        context,
+        config,
+        tables,
+        lambda maintainer, stop: maintainer.clean_up(stop, dry_run=dry_run, scan=scan, remove_found=remove),
+        lambda name, done: cleanup_lines(name, done, dry_run=dry_run),
+        alone=False,
+    )
+
+
+def _maintain(
+    context: typer.Context,
+    config: Path | None,
+    tables: list[str] | None,
+    verb: Callable[[Maintainer, Event], T],
+    lines: Callable[[str, T], list[str]],
+    *,
+    alone: bool,
+) -> None:
+    """One part of the maintenance of the named tables, told table by table."""
+    from daemon.app import find_tables, maintain_tables  # noqa: PLC0415
+
+    failed = False
+    with _told():
+        settings = _load_for_people(context, config)
+        for table, done in maintain_tables(settings, find_tables(settings, tables or []), verb, alone=alone):
+            if isinstance(done, SyncError):
+                failed = True
+                typer.echo(f"{table.name}: {done.kind}: {done}\n  {done.hint}")
+            else:
+                typer.echo("\n".join(lines(table.name, done)))
+    raise typer.Exit(1 if failed else 0)
 
 
 @app.command()

@@ -3,6 +3,7 @@ crash repairable. `sync.py` decides what to advance by."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +28,7 @@ from daemon.translate.plan import (
     UNKNOWN_DV,
     CommitPlan,
     DeleteFileResult,
+    DeleteFileTask,
     Rewrite,
     SyncPlan,
     account_change,
@@ -125,6 +127,7 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
         granularity=shape.granularity,
         name_delete_file=name,
     )
+    announce = partial(announce_files, context, intent)
     store.record_intent(intent)
     try:
         store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in plan.tasks])
@@ -148,22 +151,21 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
         if completed.is_empty:
             check_account(account, before)
         else:
-            prepared = prepare_snapshot(view, completed.delta, partial(announce_metadata, context, intent))
+            prepared = prepare_snapshot(view, completed.delta, announce)
             check_account(account, account_of(prepared.manifests))
             outcome = placed(outcome, prepared)
             store.record_prepared(intent.id, outcome)
     except (SyncError, OSError):
         store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
         raise
-    # The intent of a commit that fails stays open: `end_intents` tells from the table what became of it, and finds the
-    # metadata file that the catalog may have written in vain.
+    # The intent of a commit that fails stays open: `end_intents` tells from the table what became of it.
     if prepared is None:
         stamp = marker_of(outcome).to_properties(shown.table.metadata.current_snapshot_id)
-        table = context.target.define(shown.table, shape.definition, stamp)
+        table = context.target.define(shown.table, shape.definition, announce, stamp)
     else:
         marker = marker_of(outcome).to_summary(from_version=change.from_version, operation=change.operation)
         summary = {**marker, **account.to_summary()}
-        table = context.target.commit(shown.table, shape.definition, prepared, summary)
+        table = context.target.commit(shown.table, shape.definition, prepared, summary, announce)
     outcome = with_fields(outcome, metadata_location=table.metadata_location)
     store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
     return Shown(remembered(record, outcome), table), _result(change, completed, outcome)
@@ -254,11 +256,21 @@ def delete_file_namer(context: TableContext, view: TableView, intent: Intent) ->
     return name
 
 
-def announce_metadata(context: TableContext, intent: Intent, paths: Sequence[str]) -> None:
-    """Write down the names of manifests and manifest lists before the files exist."""
-    lists = [path for path in paths if path.rsplit("/", 1)[1].startswith("snap-")]
-    context.store.record_pending(intent.id, FileKind.MANIFEST, [path for path in paths if path not in lists])
-    context.store.record_pending(intent.id, FileKind.MANIFEST_LIST, lists)
+def announce_files(context: TableContext, intent: Intent, paths: Sequence[str]) -> None:
+    """Write down the names of manifests, manifest lists and metadata files before the files exist."""
+    by_kind: dict[FileKind, list[str]] = defaultdict(list)
+    for path in paths:
+        by_kind[metadata_kind(path)].append(path)
+    for kind, members in by_kind.items():
+        context.store.record_pending(intent.id, kind, members)
+
+
+def metadata_kind(path: str) -> FileKind:
+    """The kind of a file of the metadata folder, by its name."""
+    name = path.rsplit("/", 1)[1]
+    if name.endswith(".metadata.json"):
+        return FileKind.METADATA
+    return FileKind.MANIFEST_LIST if name.startswith("snap-") else FileKind.MANIFEST
 
 
 def marker_of(outcome: Outcome) -> Marker:
@@ -298,23 +310,7 @@ def _outcome(record: TableRecord, change: TableChange, completed: CommitPlan, sp
 
 def delete_file_records(completed: CommitPlan) -> tuple[DeleteFileRecord, ...]:
     """The written delete files with the deletion vectors that went into them."""
-    records = []
-    for task, result in completed.written:
-        dv_ids = {work.data_file: work.after.unique_id for work in task.works}
-        records.append(
-            DeleteFileRecord(
-                path=result.path,
-                size_bytes=result.size_bytes or 0,
-                positions=result.positions,
-                spec_id=task.spec_id,
-                manifest_path="",
-                mappings=tuple(
-                    DvMapping(row.data_file, dv_ids[row.data_file], row.positions)
-                    for row in result.rows
-                    if row.positions
-                ),
-            )
-        )
+    records = [written_record(task, result) for task, result in completed.written]
     for rewrite, result in completed.rewritten:
         records.append(
             DeleteFileRecord(
@@ -327,6 +323,37 @@ def delete_file_records(completed: CommitPlan) -> tuple[DeleteFileRecord, ...]:
             )
         )
     return tuple(records)
+
+
+def written_record(task: DeleteFileTask, result: DeleteFileResult) -> DeleteFileRecord:
+    """One written delete file; its manifest is not known yet."""
+    dv_ids = {work.data_file: work.after.unique_id for work in task.works}
+    return DeleteFileRecord(
+        path=result.path,
+        size_bytes=result.size_bytes or 0,
+        positions=result.positions,
+        spec_id=task.spec_id,
+        manifest_path="",
+        mappings=tuple(
+            DvMapping(row.data_file, dv_ids[row.data_file], row.positions) for row in result.rows if row.positions
+        ),
+    )
+
+
+def unchanged_outcome(record: TableRecord) -> Outcome:
+    """What is remembered already: for a commit that shows no other version."""
+    assert record.delta_table_id is not None, "a table that is followed has been synced"
+    assert record.synced_version is not None and record.source_timestamp_ms is not None, "so has its version"
+    return Outcome(
+        table_id=record.id,
+        delta_table_id=record.delta_table_id,
+        from_version=record.synced_version,
+        to_version=record.synced_version,
+        source_timestamp_ms=record.source_timestamp_ms,
+        snapshot_id=record.snapshot_id,
+        metadata_location=record.metadata_location,
+        must_compare=record.must_compare,
+    )
 
 
 def placed(outcome: Outcome, prepared: PreparedSnapshot) -> Outcome:

@@ -9,10 +9,10 @@ import os
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsError
 
@@ -20,6 +20,8 @@ from daemon.delta.vacuum import vacuum_cleans
 from daemon.errors import ConfigInvalid
 from daemon.settings import ENV_PREFIX, SQLITE_FILE, DefaultsSettings, Settings, TableSettings
 from daemon.storage import normalize_location
+
+Section = TypeVar("Section", bound=BaseModel)
 
 
 def load_settings(path: Path) -> Settings:
@@ -172,8 +174,13 @@ def _resolved_table(table: TableSettings, settings: Settings, folder: Path) -> T
         for field in DefaultsSettings.model_fields
         if field not in table.model_fields_set
     }
-    own = {field: getattr(table.pipeline, field) for field in table.pipeline.model_fields_set}
-    resolved = table.model_copy(update={**inherited, "pipeline": settings.pipeline.model_copy(update=own)})
+    resolved = table.model_copy(
+        update={
+            **inherited,
+            "pipeline": _overridden(settings.pipeline, table.pipeline),
+            "maintenance": _overridden(settings.maintenance, table.maintenance),
+        }
+    )
     catalog = resolved.catalog or (next(iter(settings.catalogs)) if len(settings.catalogs) == 1 else "")
     return resolved.model_copy(
         update={
@@ -183,6 +190,10 @@ def _resolved_table(table: TableSettings, settings: Settings, folder: Path) -> T
             "delete_files_location": table.delete_files_location and _anchored(table.delete_files_location, folder),
         }
     )
+
+
+def _overridden(shared: Section, own: Section) -> Section:
+    return shared.model_copy(update={field: getattr(own, field) for field in own.model_fields_set})
 
 
 def _anchored(location: str, folder: Path) -> str:

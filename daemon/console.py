@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
+from daemon.cleanup import Cleanup
+from daemon.compaction import Compaction
 from daemon.cycle import Verdict
+from daemon.expiry import Expiry
 from daemon.status import TableState, TableStatus
 
 _COLOURS = {
@@ -31,8 +36,10 @@ def print_statuses(console: Console, statuses: list[TableStatus]) -> None:
             console.print(_status_line(status), soft_wrap=True, markup=False, highlight=False)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("table", "state", "synced", "source", "lag", "files", "deleted", "error"):
-        table.add_column(heading, justify="right" if heading in ("synced", "source", "files", "deleted") else "left")
+    for heading in ("table", "state", "synced", "source", "lag", "files", "deleted", "orphans", "error"):
+        table.add_column(
+            heading, justify="right" if heading in ("synced", "source", "files", "deleted", "orphans") else "left"
+        )
     for status in statuses:
         table.add_row(
             Text(status.name),
@@ -42,6 +49,7 @@ def print_statuses(console: Console, statuses: list[TableStatus]) -> None:
             _lag(status),
             _or_dash(status.live_data_files),
             _or_dash(status.deleted_positions),
+            _orphans(status),
             Text(f"{status.error.kind}: {status.error.message}\n{status.error.hint}" if status.error else ""),
         )
     console.print(table)
@@ -50,13 +58,19 @@ def print_statuses(console: Console, statuses: list[TableStatus]) -> None:
 def _status_line(status: TableStatus) -> str:
     line = (
         f"{status.name} {status.state} synced={_or_dash(status.synced_version)}"
-        f" source={_or_dash(status.source_version)} lag={_lag(status)}"
+        f" source={_or_dash(status.source_version)} lag={_lag(status)} orphans={_orphans(status)}"
     )
     return f"{line} error={status.error.kind}: {status.error.message} ({status.error.hint})" if status.error else line
 
 
 def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
+
+
+def _orphans(status: TableStatus) -> str:
+    if not status.orphans_waiting:
+        return _or_dash(status.orphans_waiting)
+    return f"{status.orphans_waiting} ({decimal(status.orphan_bytes or 0)})"
 
 
 def _lag(status: TableStatus) -> str:
@@ -85,6 +99,40 @@ def verdict_line(name: str, verdict: Verdict) -> str:
         f" delete files +{result.delete_files_added} -{result.delete_files_removed},"
         f" positions +{result.positions_added}"
     )
+
+
+def compaction_line(name: str, done: Compaction, *, dry_run: bool) -> str:
+    """One line on one table of `dvsync compact`."""
+    if not done.data_files:
+        return f"{name}: nothing to compact"
+    verb = "would compact" if dry_run else "compacted"
+    return (
+        f"{name}: {verb} the delete files of {done.data_files} data files:"
+        f" {done.delete_files_before} into {done.delete_files_after}"
+    )
+
+
+def expiry_lines(name: str, done: Expiry, *, dry_run: bool) -> list[str]:
+    """What `dvsync expire` says of one table."""
+    lines = [f"{name}: {'would expire' if dry_run else 'expired'} {len(done.expired)} snapshots"]
+    if not done.expired:
+        lines = [f"{name}: no snapshot to expire"]
+    if done.unreadable:
+        lines.append(f"  unreadable, their data files are gone: {', '.join(map(str, done.unreadable))}")
+    lines += (f"  unreadable, but {reference} keeps it: {snapshot_id}" for snapshot_id, reference in done.held)
+    return lines
+
+
+def cleanup_lines(name: str, done: Cleanup, *, dry_run: bool) -> list[str]:
+    """What `dvsync cleanup` says of one table."""
+    verb = "would remove" if dry_run else "removed"
+    kinds = Counter(file.kind for file in done.removed)
+    by_kind = f" ({', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))})" if kinds else ""
+    lines = [f"{name}: {verb} {len(done.removed)} files, {decimal(done.removed_bytes)}{by_kind}"]
+    lines += (f"  left {count}: {reason}" for reason, count in sorted(done.left.items()))
+    lines += (f"  could not be removed: {failure}" for failure in done.failed)
+    lines += (f"  found, unknown to the state database: {file.path}" for file in done.found)
+    return lines
 
 
 class SyncProgress:

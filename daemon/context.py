@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Self
+
+from pyiceberg.catalog import Catalog
 
 from daemon.clock import Clock
 from daemon.delta.log import DeltaLog
+from daemon.errors import ObjectStoreAway, StateStoreAway, SyncError
 from daemon.iceberg.target import Target
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.runner import Runner
 from daemon.pipeline.session import SparkPipeline
 from daemon.settings import LimitsSettings, TableSettings
 from daemon.storage import FileIOStorage
-from state import StateStore, TableRecord
+from state import StateStore, StateUnavailable, TableRecord
 
 
 def find_record(records: Iterable[TableRecord], table: TableSettings) -> TableRecord | None:
@@ -22,9 +28,34 @@ def find_record(records: Iterable[TableRecord], table: TableSettings) -> TableRe
     return next((record for record in records if (record.name, record.source, record.target) == key), None)
 
 
+@contextmanager
+def told_as_sync_errors(table: str) -> Iterator[None]:
+    """What a table's stores raise becomes a `SyncError` that names the table."""
+    try:
+        yield
+    except StateUnavailable as error:
+        raise StateStoreAway(
+            f"the state database does not answer: {error}",
+            table=table,
+            hint="Check the database's disk and permissions; dvsync tries again.",
+        ) from error
+    except OSError as error:
+        raise ObjectStoreAway(
+            f"the store of the Iceberg table does not answer: {error}",
+            table=table,
+            hint="Check the store, its free space and the credentials; dvsync tries again.",
+        ) from error
+    except SyncError as error:
+        raise error.located(table=table) from error.__cause__
+
+
 @dataclass(frozen=True)
 class TableContext:
-    """One table's parts. `properties` are PyIceberg FileIO properties that reach both sides of the table."""
+    """One table's parts. `properties` are PyIceberg FileIO properties that reach both sides of the table.
+
+    Who commits to the Iceberg table holds `committing`. `in_work` are the intents of this process that are not decided
+    yet although nobody commits: `end_intents` leaves them alone.
+    """
 
     settings: TableSettings
     log: DeltaLog
@@ -37,6 +68,37 @@ class TableContext:
     clock: Clock
     limits: LimitsSettings
     progress: Progress | None = None
+    committing: Lock = field(default_factory=Lock)
+    in_work: set[int] = field(default_factory=set)
+
+    @classmethod
+    def make(
+        cls,
+        table: TableSettings,
+        *,
+        properties: Mapping[str, str],
+        open_catalog: Callable[[], Catalog],
+        store: StateStore,
+        spark: SparkPipeline,
+        clock: Clock,
+        limits: LimitsSettings,
+        progress: Progress | None = None,
+    ) -> Self:
+        """The parts of one table around what all tables share."""
+        storage = FileIOStorage(properties)
+        return cls(
+            settings=table,
+            log=DeltaLog(storage, table.source, clock),
+            target=Target(open_catalog, table.target, table.location, clock),
+            store=store,
+            spark=spark,
+            runner=Runner(spark, table.pipeline, table.may_overflow),
+            storage=storage,
+            properties=properties,
+            clock=clock,
+            limits=limits,
+            progress=progress,
+        )
 
     @property
     def location(self) -> str:

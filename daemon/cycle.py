@@ -109,6 +109,15 @@ class TableCycle:
         """False until the store knows of it too: before that, the store's word means nothing."""
         return is_held(self._record) and not self._is_unrecorded
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether the table has been synced before and waits for nobody."""
+        return self._record.synced_version is not None and not is_held(self._record)
+
+    def recount(self) -> None:
+        """The table's files have changed beside the cycle: count them anew with the next one. From any thread."""
+        self._counts_due = True
+
     def take_up(self, record: TableRecord) -> None:
         """Go on with a table that a person set free, from what the store says of it now."""
         self._record = record

@@ -10,9 +10,10 @@ from pyiceberg.table.name_mapping import parse_mapping_from_json
 
 from daemon.delta.actions import Metadata
 from daemon.delta.protocol import check_metadata
-from daemon.delta.vacuum import vacuum_cleans
+from daemon.delta.vacuum import retention_s, vacuum_cleans
 from daemon.errors import TargetChanged, Unsupported
 from daemon.iceberg.marker import shown_by
+from daemon.iceberg.retention import RETENTION_MS
 from daemon.iceberg.target import Definition
 from daemon.settings import TableSettings
 from daemon.storage import check_path
@@ -65,14 +66,15 @@ def shape_of(table: Table, settings: TableSettings) -> Shape:
         spec_id=table.metadata.default_spec_id,
         name_mapping=parse_mapping_from_json(mapping),
     )
-    return _shape(schema, settings, table.properties)
+    return _shape(schema, settings, table.properties, table.properties.get(RETENTION_MS))
 
 
 def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) -> Shape:
     """The shape that a Delta metadata asks for; field and spec ids of `table` are kept. Raises `Unsupported`."""
     check_metadata(metadata)
+    retention_ms = str(round(retention_s(metadata) * 1000))
     if table is None:
-        return _shape(translate_schema(metadata), settings, {})
+        return _shape(translate_schema(metadata), settings, {}, retention_ms)
     mapping = table.properties.get(NAME_MAPPING)
     schema = translate_schema(
         metadata,
@@ -81,7 +83,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
         schemas=table.schemas(),
         specs=table.specs(),
     )
-    return _shape(schema, settings, table.properties)
+    return _shape(schema, settings, table.properties, retention_ms)
 
 
 def _counts_anew(metadata: Metadata, table: Table) -> bool:
@@ -91,7 +93,9 @@ def _counts_anew(metadata: Metadata, table: Table) -> bool:
     return mapped and marker is not None and marker.delta_table_id != metadata.id
 
 
-def _shape(schema: TableSchema, settings: TableSettings, properties: Mapping[str, str]) -> Shape:
+def _shape(
+    schema: TableSchema, settings: TableSettings, properties: Mapping[str, str], retention_ms: str | None
+) -> Shape:
     schema = replace(schema, time_zone=settings.partition_time_zone)
     granularity = settings.delete_granularity or properties.get(DELETE_GRANULARITY, "file")
     defaults = {} if properties else METADATA_PROPERTIES
@@ -105,6 +109,7 @@ def _shape(schema: TableSchema, settings: TableSettings, properties: Mapping[str
             DELETE_GRANULARITY: granularity,
             NAME_MAPPING: schema.name_mapping.model_dump_json(),
             **metrics_properties(schema),
+            **({RETENTION_MS: retention_ms} if retention_ms else {}),
         },
     )
     return Shape(schema, definition, granularity)

@@ -131,7 +131,7 @@ def _play(spark: SparkSession, parts: Parts, source: str) -> Iterator[Step]:
         " placed_at TIMESTAMP, region STRING) USING delta PARTITIONED BY (region)"
         " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
     )
-    follower = parts.follower(parts.settings.tables[0], LogProgress(parts.clock))
+    follower = Follower(parts.context(parts.settings.tables[0], LogProgress(parts.clock)))
     for statement in HISTORY:
         spark.sql(statement.format(t=delta))
         yield _step(spark, parts, follower, delta)

@@ -103,7 +103,7 @@ class StateMismatch(ResyncNeeded):
 
 
 class TargetChanged(SyncError):
-    """Someone else committed to the Iceberg table: the table is parked."""
+    """Someone else committed to the Iceberg table, or rolled it back: the table is parked."""
 
 
 class CorruptInput(SyncError):

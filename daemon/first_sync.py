@@ -8,11 +8,12 @@ from functools import partial
 from uuid import uuid4
 
 from msgspec.structs import replace as with_fields
+from pyiceberg.table import Table
 
 from daemon.commit import (
     Shown,
     SyncResult,
-    announce_metadata,
+    announce_files,
     delete_file_namer,
     delete_file_records,
     marker_of,
@@ -34,29 +35,35 @@ from daemon.pipeline.table_state import TableState, collect_adds, read_table_sta
 from daemon.translate.plan import complete_plan, plan_sync, record_of
 from state import DeletionVectorRecord, FileKind, LiveFile, OrphanReason, Outcome, TableRecord
 
+# What a snapshot says that brings back Delta's state after someone else's commits.
+RESTORED = "restore"
 
-def first_sync(context: TableContext, record: TableRecord) -> tuple[Shown, SyncResult]:
-    """Create the Iceberg table with one snapshot that shows Delta's newest version.
+
+def first_sync(context: TableContext, record: TableRecord, existing: Table | None = None) -> tuple[Shown, SyncResult]:
+    """Show Delta's newest version in one snapshot, which creates the Iceberg table or replaces what `existing` shows.
 
     Nothing of it exists for readers before that one commit; what a failure leaves behind is known to the state store.
     """
     with context.spark.session() as spark:
         state = read_table_state(spark, context.location)
         try:
-            return show_state(context, record, state)
+            return show_state(context, record, state, existing)
         except SyncError as error:
             raise error.located(version=state.version) from error.__cause__
 
 
-def show_state(context: TableContext, record: TableRecord, state: TableState) -> tuple[Shown, SyncResult]:
-    """Create the Iceberg table with one snapshot that shows `state`."""
+def show_state(
+    context: TableContext, record: TableRecord, state: TableState, existing: Table | None = None
+) -> tuple[Shown, SyncResult]:
+    """Create the Iceberg table with one snapshot that shows `state`, or replace all that an `existing` one shows."""
     store = context.store
     check_protocol(state.protocol)
-    shape = shape_for(state.metadata, None, context.settings)
-    staged = context.target.stage(shape.definition, context.settings.format_version)
-    check_location(staged.metadata.location, context.location)
-    view = view_of(staged, shape.definition)
+    shape = shape_for(state.metadata, existing, context.settings)
+    table = existing or context.target.stage(shape.definition, context.settings.format_version)
+    check_location(table.metadata.location, context.location)
+    view = view_of(table, shape.definition)
     intent = new_intent(context, record, None, state.version)
+    announce = partial(announce_files, context, intent)
     store.record_intent(intent)
     try:
         manifest_paths = tuple(
@@ -99,8 +106,9 @@ def show_state(context: TableContext, record: TableRecord, state: TableState) ->
             completed.delta,
             written_manifests=[manifest.manifest for manifest in written],
             written_size_bytes=sum(size for manifest in written for _, _, size in manifest.files),
+            replaces_all=existing is not None,
         )
-        prepared = prepare_snapshot(view, delta, partial(announce_metadata, context, intent))
+        prepared = prepare_snapshot(view, delta, announce)
         account = Account(
             data_files=state.files,
             physical_rows=sum(rows for manifest in written for _, rows, _ in manifest.files),
@@ -122,8 +130,9 @@ def show_state(context: TableContext, record: TableRecord, state: TableState) ->
         store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
         raise
     # As in `advance`, the intent of a commit that fails stays open.
-    summary = {**marker_of(outcome).to_summary(), **account.to_summary()}
-    table = context.target.commit(staged, shape.definition, prepared, summary)
+    operation = None if existing is None else RESTORED
+    summary = {**marker_of(outcome).to_summary(operation=operation), **account.to_summary()}
+    table = context.target.commit(table, shape.definition, prepared, summary, announce)
     outcome = with_fields(outcome, metadata_location=table.metadata_location)
     store.record_rebuilt(
         with_fields(outcome, added_delete_files=()),
@@ -138,7 +147,7 @@ def show_state(context: TableContext, record: TableRecord, state: TableState) ->
         snapshot_id=outcome.snapshot_id,
         metadata_location=outcome.metadata_location,
         source_timestamp_ms=state.timestamp_ms,
-        operation="first sync",
+        operation="first sync" if existing is None else RESTORED,
         snapshots=1,
         data_files_added=sum(len(manifest.files) for manifest in written),
         delete_files_added=len(completed.written),

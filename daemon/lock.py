@@ -16,7 +16,7 @@ from daemon.errors import StateStoreAway
 
 @contextmanager
 def hold_state(sqlite_file: Path | None) -> Iterator[None]:
-    """Keep every other `dvsync run` and `dvsync sync` away from this SQLite file while the block lasts.
+    """Keep every other `dvsync run`, `sync`, `compact` and `expire` away from this SQLite file while the block lasts.
 
     A database that is not SQLite is not locked. Raises StateStoreAway when another process holds the state.
     """
@@ -33,7 +33,7 @@ def hold_state(sqlite_file: Path | None) -> Iterator[None]:
         raise StateStoreAway(
             f"the state database is in use by {holder}",
             path=str(sqlite_file),
-            hint="Let that one work or stop it first; `dvsync status` and `dvsync resume` work beside it.",
+            hint="Let that one work or stop it first; `dvsync status`, `resume` and `cleanup` work beside it.",
         ) from None
     except OSError as error:
         raise StateStoreAway(

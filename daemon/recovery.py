@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import pyarrow.parquet as pq
 from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import ancestors_of
 
 from daemon.commit import Shown, remembered
 from daemon.context import TableContext
@@ -16,7 +18,7 @@ from daemon.delta.actions import Commit, RemoveFile, encode_path, resolve_path
 from daemon.delta.protocol import check_protocol
 from daemon.errors import CorruptInput, ObjectMissing, PipelineAway, TargetChanged
 from daemon.iceberg.manifests import read_entries, read_manifest_list, referenced_data_file, schema_with_sources
-from daemon.iceberg.marker import Marker, shown_by
+from daemon.iceberg.marker import Marker, find_marker, shown_by
 from daemon.pipeline.table_state import collect_adds, read_table_state, select_paths
 from daemon.storage import FileIOStorage
 from daemon.translate.plan import UNKNOWN_DV, descriptor_of, record_of
@@ -24,69 +26,96 @@ from state import (
     DeleteFileRecord,
     DeletionVectorRecord,
     DvMapping,
-    FileKind,
     LiveFile,
     OrphanReason,
     Outcome,
     TableRecord,
 )
 
+# What engines write into a snapshot's summary about themselves.
+WHO = ("engine-name", "engine-version", "app-id", "spark.app.id", "flink.job-id", "trino_query_id")
+FOREIGN_TOLD_MAX = 3
+
 
 def end_intents(context: TableContext, record: TableRecord, table: Table | None) -> TableRecord:
     """Decide every open intent by the snapshots of the Iceberg table: landed, or its files become orphans."""
     store = context.store
+    # A change without a snapshot leaves but a metadata file, which tells whether it landed.
+    metadata_files = (
+        [table.metadata_location, *(log.metadata_file for log in table.metadata.metadata_log)] if table else []
+    )
     for intent, outcome in store.find_open_intents(record.id):
+        if intent.id in context.in_work:
+            continue
         landed = table is not None and table.snapshot_by_id(intent.id) is not None
         if landed and outcome is not None and table is not None:
             done = with_fields(outcome, metadata_location=table.metadata_location)
             store.record_synced(intent.id, done, at_ms=context.clock.now_ms())
             record = remembered(record, done)
         elif not landed:
-            store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
-            _find_stray_metadata(context, record, table, since_ms=intent.created_at_ms)
+            at_ms = context.clock.now_ms()
+            store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, in_use=metadata_files)
         # A first sync that landed without being recorded is rebuilt from the table, which ends its intent.
     return record
-
-
-def _find_stray_metadata(context: TableContext, record: TableRecord, table: Table | None, *, since_ms: int) -> None:
-    """Metadata files are named by the catalog, so one that never became current is found by looking for it."""
-    orphans = context.store.list_orphans(record.id)
-    folders = {path.rsplit("/", 1)[0] for path, kind, _ in orphans if kind is FileKind.MANIFEST_LIST}
-    if table:
-        folders.add(table.metadata_location.rsplit("/", 1)[0])
-    storage = FileIOStorage(context.properties)
-    referenced = (
-        {table.metadata_location, *(log.metadata_file for log in table.metadata.metadata_log)} if table else set()
-    )
-    for folder in folders:
-        stray = [
-            meta.path
-            for meta in storage.list_from(folder, after="")
-            if meta.path.endswith(".metadata.json") and meta.modified_ms >= since_ms and meta.path not in referenced
-        ]
-        context.store.record_orphans(
-            record.id, FileKind.METADATA, stray, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms()
-        )
 
 
 def load_shown(context: TableContext, record: TableRecord, table: Table) -> tuple[Shown, bool]:
     """The table with a memory that agrees with it, rebuilt if need be.
 
-    The flag says that Delta's state must be compared with it as well. Raises `TargetChanged` when someone else's
-    snapshot is the current one.
+    The flag says that Delta's state must be compared with it as well. Raises `TargetChanged` when the current snapshot
+    is someone else's, or one of ours that someone rolled the table back to.
     """
     current = table.current_snapshot()
     marker = shown_by(table)
     if current is None or marker is None:
-        raise TargetChanged(
-            f"the current snapshot of {context.settings.target} ({current.snapshot_id if current else 'none'}) was not "
-            "committed by dvsync",
-            path=table.metadata_location,
-            hint="Roll the Iceberg table back to dvsync's last snapshot, or drop it, then `dvsync resume` the table.",
-        )
+        raise _target_changed(context, table, _foreign_commits(table))
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
         return Shown(with_fields(record, metadata_location=table.metadata_location), table), record.must_compare
+    if _is_rolled_back(record, table, marker):
+        raise _target_changed(
+            context,
+            table,
+            f"it was rolled back from snapshot {record.snapshot_id} (Delta version {record.synced_version}) to "
+            f"{current.snapshot_id} (Delta version {marker.version})",
+        )
     return rebuild(context, record, table, marker)
+
+
+def _is_rolled_back(record: TableRecord, table: Table, marker: Marker) -> bool:
+    """Whether the table stands before what was recorded, and not after it, as a crash before recording leaves it."""
+    recorded = table.snapshot_by_id(record.snapshot_id) if record.snapshot_id is not None else None
+    if recorded is not None:
+        descended = {snapshot.snapshot_id for snapshot in ancestors_of(recorded, table.metadata)}
+        return table.metadata.current_snapshot_id in descended
+    same_table = record.delta_table_id == marker.delta_table_id
+    return same_table and record.synced_version is not None and marker.version < record.synced_version
+
+
+def _foreign_commits(table: Table) -> str:
+    """Who did what in which snapshot, as far as the snapshots after ours tell."""
+    told = []
+    for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
+        if find_marker(snapshot) is not None:
+            break
+        summary = snapshot.summary.additional_properties if snapshot.summary else {}
+        who = " ".join(summary[key] for key in WHO if key in summary) or "someone who left no name"
+        operation = snapshot.summary.operation.value if snapshot.summary else "commit"
+        at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).isoformat(timespec="seconds")
+        told.append(f"snapshot {snapshot.snapshot_id}, {operation} by {who} at {at}")
+    if not told:
+        return "it has no snapshot any more"
+    more = f", and {len(told) - FOREIGN_TOLD_MAX} more" if len(told) > FOREIGN_TOLD_MAX else ""
+    return f"not committed by dvsync: {'; '.join(told[:FOREIGN_TOLD_MAX])}{more}"
+
+
+def _target_changed(context: TableContext, table: Table, what: str) -> TargetChanged:
+    name = context.settings.name
+    return TargetChanged(
+        f"the Iceberg table {context.settings.target} was changed by someone else: {what}",
+        path=table.metadata_location,
+        hint=f"Set the table to dvsync's last snapshot and `dvsync resume {name}`, or let `dvsync sync {name} --full` "
+        "bring back Delta's state in one snapshot; on_foreign_commit: overwrite does so by itself.",
+    )
 
 
 def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Marker) -> tuple[Shown, bool]:

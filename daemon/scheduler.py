@@ -5,9 +5,9 @@ What a poll does and what its outcome means is in `cycle.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor as ThreadPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from threading import Event, Lock
 
@@ -23,6 +23,7 @@ from daemon.clock import Clock
 from daemon.cycle import TableCycle, is_held
 from daemon.slots import Slots
 from daemon.status import Board
+from daemon.upkeep import TableUpkeep
 from state import StateStore, StateUnavailable, TableRecord
 
 BEAT_INTERVAL_S = 5.0
@@ -34,6 +35,9 @@ JITTER = 0.1
 # A thread for each table, so that a store that hangs holds up its own tables only. Idle threads cost some 50 kB each.
 POLL_THREADS_MAX = 128
 _HOUSEKEEPING = "housekeeping"
+_MAINTENANCE = "maintenance"
+# The first round of maintenance comes this soon after the start, at the latest.
+FIRST_UPKEEP_S = 60.0
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -44,6 +48,7 @@ class Scheduler:
     def __init__(
         self,
         cycles: Sequence[TableCycle],
+        upkeeps: Sequence[TableUpkeep] = (),
         *,
         store: StateStore,
         board: Board,
@@ -52,6 +57,7 @@ class Scheduler:
         stop_if_idle: Callable[[], None],
     ) -> None:
         self._cycles = {cycle.name: cycle for cycle in cycles}
+        self._upkeeps = upkeeps
         self._store = store
         self._board = board
         self._clock = clock
@@ -74,6 +80,8 @@ class Scheduler:
                 "default": ThreadPoolExecutor(poll_threads),
                 # Apart from the polls: a heartbeat that waits behind a hung store would say nothing.
                 _HOUSEKEEPING: ThreadPoolExecutor(2),
+                # One table after the other: what maintenance reads and writes must not crowd out the syncs.
+                _MAINTENANCE: ThreadPoolExecutor(1),
             },
             # A poll that is late is still wanted, once.
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
@@ -90,6 +98,16 @@ class Scheduler:
                 args=(cycle,),
                 id=name,
                 next_run_time=now,
+            )
+        for upkeep in self._upkeeps:
+            interval_s = upkeep.interval_s
+            self._timer.add_job(
+                self._keep_up,
+                IntervalTrigger(seconds=interval_s, jitter=JITTER * interval_s, timezone=UTC),
+                args=(upkeep,),
+                id=f"{upkeep.name}/maintenance",
+                executor=_MAINTENANCE,
+                next_run_time=now + timedelta(seconds=min(interval_s, FIRST_UPKEEP_S)),
             )
         for job_id, work, interval_s in (
             ("/beat", self._board.beat, BEAT_INTERVAL_S),
@@ -114,23 +132,38 @@ class Scheduler:
         return self._all_done.wait(grace_s)
 
     def _poll(self, cycle: TableCycle) -> None:
-        with self._lock:
-            if self._stopping.is_set():
+        with self._at_work() as may_work:
+            if not may_work:
                 return
-            self._wanted.pop(cycle.name, None)
-            freed = self._freed.pop(cycle.name, None)
-            self._running += 1
-            self._all_done.clear()
-        try:
+            with self._lock:
+                self._wanted.pop(cycle.name, None)
+                freed = self._freed.pop(cycle.name, None)
             if freed is not None:
                 cycle.take_up(freed)
             verdict = cycle.poll(self._slots, self._stopping, self._wake)
             if verdict.delay_s is not None:
                 with self._lock:
                     self._wanted[cycle.name] = verdict.delay_s
+
+    def _keep_up(self, upkeep: TableUpkeep) -> None:
+        with self._at_work() as may_work:
+            if may_work:
+                upkeep.run(self._stopping)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[bool]:
+        """While it lasts, `stop` waits; False once it has begun to."""
+        with self._lock:
+            may_work = not self._stopping.is_set()
+            if may_work:
+                self._running += 1
+                self._all_done.clear()
+        try:
+            yield may_work
         finally:
             with self._lock:
-                self._running -= 1
+                if may_work:
+                    self._running -= 1
                 if not self._running:
                     self._all_done.set()
 

@@ -124,6 +124,77 @@ class PipelineSettings(_Frozen):
     )
 
 
+class MaintenanceSettings(_Frozen):
+    """What keeps a table quick to read and its storage small. Each part can be turned off by itself."""
+
+    interval_s: Annotated[float, Duration] = Field(
+        600.0,
+        alias="interval",
+        ge=1,
+        le=30 * _DAY_S,
+        description="Time between two rounds of maintenance of a table in the daemon.",
+    )
+    compact: bool = Field(True, description="Whether the daemon compacts delete files.")
+    expire: bool = Field(True, description="Whether the daemon expires snapshots.")
+    cleanup: bool = Field(True, description="Whether the daemon removes files that nothing references any more.")
+    delete_files_max: int = Field(
+        10, ge=1, le=100_000, description="A data file that more delete files serve than this is compacted."
+    )
+    deleted_share: float = Field(
+        0.3,
+        ge=0,
+        le=1,
+        description="A data file of which this share of the rows is deleted is compacted from two delete files on.",
+    )
+    partition_delete_files_max: int = Field(
+        100,
+        ge=1,
+        le=1_000_000,
+        description=(
+            "With delete_granularity partition, a partition with more small delete files than this is compacted."
+        ),
+    )
+    small_delete_file_max: ByteSize = Field(
+        ByteSize(1 << 20), ge=0, le=_GIB, description="Delete files up to this size are small."
+    )
+    snapshot_age_max_s: Annotated[float, Duration] | None = Field(
+        None,
+        alias="snapshot_age_max",
+        ge=0,
+        le=3650 * _DAY_S,
+        description=(
+            "Older snapshots are expired; unset follows the Iceberg table's history.expire.max-snapshot-age-ms, or 5"
+            " days. Never more than Delta's own retention."
+        ),
+    )
+    snapshots_max: int = Field(
+        100, ge=1, le=1_000_000, description="The main branch keeps no more snapshots than this, whatever their age."
+    )
+    snapshots_min: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description=(
+            "The main branch keeps so many snapshots, whatever their age; unset follows the Iceberg table's"
+            " history.expire.min-snapshots-to-keep, or 1."
+        ),
+    )
+    orphan_grace_s: Annotated[float, Duration] = Field(
+        float(_DAY_S),
+        alias="orphan_grace",
+        ge=0,
+        le=3650 * _DAY_S,
+        description="A file that nothing references any more stays for this long, for readers that still have it open.",
+    )
+    history_s: Annotated[float, Duration] = Field(
+        7.0 * _DAY_S,
+        alias="history",
+        ge=0,
+        le=3650 * _DAY_S,
+        description="How long the state database remembers removed files and past syncs.",
+    )
+
+
 class LimitsSettings(_Frozen):
     commits_max: int = Field(
         100, ge=1, le=10_000, description="Delta commits that one cycle of a table reads and syncs at most."
@@ -170,6 +241,14 @@ class _TableOptions(_Frozen):
         ),
     )
 
+    on_foreign_commit: Literal["park", "overwrite"] = Field(
+        "park",
+        description=(
+            "What to do when someone else committed to the Iceberg table, or rolled it back: park it, or bring back"
+            " Delta's state in one snapshot."
+        ),
+    )
+
     @property
     def may_overflow(self) -> bool:
         return self.int96_overflow == "follow"
@@ -197,6 +276,9 @@ class TableSettings(_TableOptions):
     )
     pipeline: PipelineSettings = Field(
         default_factory=PipelineSettings, description="Overrides of `pipeline` for this table."
+    )
+    maintenance: MaintenanceSettings = Field(
+        default_factory=MaintenanceSettings, description="Overrides of `maintenance` for this table."
     )
 
 
@@ -233,6 +315,7 @@ class Settings(BaseSettings):
     )
     storage: Properties = Field(default_factory=dict, description="PyIceberg FileIO properties for the sources.")
     pipeline: PipelineSettings = PipelineSettings()
+    maintenance: MaintenanceSettings = MaintenanceSettings()
     limits: LimitsSettings = LimitsSettings()
     defaults: DefaultsSettings = DefaultsSettings()
     tables: tuple[TableSettings, ...] = Field((), description="The tables to keep in step.")

@@ -14,7 +14,7 @@ import msgspec
 
 from daemon.clock import Clock
 from daemon.settings import TableSettings
-from state import TableCounts, TableError, TableRecord
+from state import TableCounts, TableError, TableRecord, WrittenCount
 
 
 class TableState(StrEnum):
@@ -61,6 +61,8 @@ class TableStatus(msgspec.Struct, frozen=True):
     live_delete_files: int | None
     deleted_positions: int | None
     orphans_waiting: int | None
+    orphan_bytes: int | None
+    written_files: list[WrittenStatus] | None
 
 
 class AccountCounts(msgspec.Struct, frozen=True):
@@ -68,6 +70,31 @@ class AccountCounts(msgspec.Struct, frozen=True):
 
     checked: int = 0
     mismatches: int = 0
+
+
+class UpkeepCounts(msgspec.Struct, frozen=True):
+    """What maintenance did for a table since the process started."""
+
+    rounds: int = 0
+    failures: int = 0
+    compacted_delete_files: int = 0
+    expired_snapshots: int = 0
+    removed_files: int = 0
+    removed_bytes: int = 0
+
+    def __add__(self, other: UpkeepCounts) -> UpkeepCounts:
+        return UpkeepCounts(*(getattr(self, name) + getattr(other, name) for name in UpkeepCounts.__struct_fields__))
+
+
+class WrittenStatus(msgspec.Struct, frozen=True):
+    """The files that dvsync wrote, of one kind and status. `size_bytes` is the sum of the known ones, `oldest_seconds`
+    how long the first of them has been so."""
+
+    kind: str
+    status: str
+    files: int
+    size_bytes: int
+    oldest_seconds: float
 
 
 class Observation(msgspec.Struct, frozen=True):
@@ -116,8 +143,15 @@ def table_status(table: TableSettings, seen: Observation, now_ms: int) -> TableS
         live_rows=counts.live_rows if counts else None,
         live_delete_files=counts.live_delete_files if counts else None,
         deleted_positions=counts.deleted_positions if counts else None,
-        orphans_waiting=counts.orphans_waiting if counts else None,
+        orphans_waiting=sum(each.files for each in counts.orphans) if counts else None,
+        orphan_bytes=sum(each.size_bytes for each in counts.orphans) if counts else None,
+        written_files=[_written_status(each, now_ms) for each in counts.written] if counts else None,
     )
+
+
+def _written_status(count: WrittenCount, now_ms: int) -> WrittenStatus:
+    age_s = max(0, now_ms - count.oldest_since_ms) / 1000
+    return WrittenStatus(count.kind, count.status, count.files, count.size_bytes, age_s)
 
 
 def _error_status(error: TableError) -> ErrorStatus:
@@ -160,11 +194,22 @@ class Board:
         self._lag_budget_s = lag_budget_s
         self._lock = Lock()
         self._seen = {name: Observation() for name in self._tables}
+        self._upkeep = {name: UpkeepCounts() for name in self._tables}
         self._beaten_at_s = clock.monotonic_s()
 
     def show(self, name: str, seen: Observation) -> None:
         with self._lock:
             self._seen[name] = seen
+
+    def count_upkeep(self, name: str, counts: UpkeepCounts) -> None:
+        """Add what a round of maintenance did."""
+        with self._lock:
+            self._upkeep[name] += counts
+
+    def upkeep(self) -> dict[str, UpkeepCounts]:
+        """What maintenance did for each table, by name."""
+        with self._lock:
+            return dict(self._upkeep)
 
     def beat(self) -> None:
         """The scheduler is alive."""

@@ -131,6 +131,27 @@ class FileIOStorage:
         except OSError as error:
             raise store_away(path, error) from error
 
+    def delete(self, path: str) -> None:
+        """Remove one file; one that is gone already is no error. Raises ObjectStoreAway."""
+        fs, name = self._open_fs(path)
+        try:
+            fs.delete_file(name)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise store_away(path, error) from error
+
+    def list_below(self, directory: str) -> Iterator[FileMeta]:
+        """All files below `directory`, at any depth, in no order. Raises ObjectStoreAway."""
+        fs, name = self._open_fs(directory)
+        try:
+            infos = fs.get_file_info(FileSelector(name, allow_not_found=True, recursive=True))
+        except OSError as error:
+            raise store_away(directory, error) from error
+        for info in infos:
+            if info.type is FileType.File:
+                yield _file_meta(f"{directory}{info.path.removeprefix(name)}", info)
+
     def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
         fs, name = self._open_fs(directory)
         try:

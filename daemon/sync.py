@@ -5,37 +5,30 @@ The Iceberg table is the truth about our progress, the state store is the memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from threading import Event
 
-from pyiceberg.catalog import Catalog
+import structlog
 
-from daemon.clock import Clock
+from daemon import log as events
 from daemon.commit import Shown, SyncResult, advance
-from daemon.context import TableContext, find_record
+from daemon.context import TableContext, find_record, told_as_sync_errors
 from daemon.definition import check_format_version, check_location
 from daemon.delta.actions import Commit
-from daemon.delta.log import DeltaLog
 from daemon.errors import (
     CorruptInput,
     ObjectMissing,
-    ObjectStoreAway,
     ResyncNeeded,
     StateMismatch,
-    StateStoreAway,
     SyncError,
+    TargetChanged,
     Unsupported,
 )
 from daemon.first_sync import first_sync
 from daemon.iceberg.marker import shown_by
-from daemon.iceberg.target import Target
-from daemon.pipeline.progress import Progress
-from daemon.pipeline.runner import Runner
-from daemon.pipeline.session import SparkPipeline
 from daemon.recovery import commit_to_newest, end_intents, load_shown, rebuild
-from daemon.settings import LimitsSettings, TableSettings
-from daemon.storage import FileIOStorage
-from state import StateStore, StateUnavailable
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 __all__ = ["Follower", "SyncResult"]
 
@@ -46,33 +39,8 @@ CONTINUITY_INTERVAL_S = 600.0
 class Follower:
     """Keeps one Iceberg table in step with one Delta table. Used by one thread at a time."""
 
-    def __init__(
-        self,
-        table: TableSettings,
-        *,
-        properties: Mapping[str, str],
-        open_catalog: Callable[[], Catalog],
-        store: StateStore,
-        spark: SparkPipeline,
-        clock: Clock,
-        limits: LimitsSettings,
-        progress: Progress | None = None,
-    ) -> None:
-        """`properties` are PyIceberg FileIO properties for the Delta table and the Iceberg table's files."""
-        storage = FileIOStorage(properties)
-        self._context = TableContext(
-            settings=table,
-            log=DeltaLog(storage, table.source, clock),
-            target=Target(open_catalog, table.target, table.location, clock),
-            store=store,
-            spark=spark,
-            runner=Runner(spark, table.pipeline, table.may_overflow),
-            storage=storage,
-            properties=properties,
-            clock=clock,
-            limits=limits,
-            progress=progress,
-        )
+    def __init__(self, context: TableContext) -> None:
+        self._context = context
         self._synced_version: int | None = None
         self._in_doubt = True
         self._continuity_due_s = 0.0
@@ -113,22 +81,8 @@ class Follower:
         `full` compares Delta's whole newest state with what Iceberg shows instead of following the log.
         """
         self._in_doubt = True
-        try:
+        with told_as_sync_errors(self._context.settings.name), self._context.committing:
             shown, result = self._sync(stop or Event(), full=full)
-        except StateUnavailable as error:
-            raise StateStoreAway(
-                f"the state database does not answer: {error}",
-                table=self._context.settings.name,
-                hint="Check the database's disk and permissions; dvsync tries again.",
-            ) from error
-        except OSError as error:
-            raise ObjectStoreAway(
-                f"the store of the Iceberg table does not answer: {error}",
-                table=self._context.settings.name,
-                hint="Check the store, its free space and the credentials; dvsync tries again.",
-            ) from error
-        except SyncError as error:
-            raise error.located(table=self._context.settings.name) from error.__cause__
         self._in_doubt = False
         self._synced_version = shown.record.synced_version if shown else None
         self._continuity_due_s = self._context.clock.monotonic_s() + CONTINUITY_INTERVAL_S
@@ -147,7 +101,13 @@ class Follower:
             return first_sync(context, record)
         check_format_version(settings, table)
         check_location(table.metadata.location, context.location)
-        shown, must_compare = load_shown(context, record, table)
+        try:
+            shown, must_compare = load_shown(context, record, table)
+        except TargetChanged as changed:
+            if not full and settings.on_foreign_commit == "park":
+                raise
+            _log.warning(events.TARGET_OVERWRITTEN, reason=changed.message, path=changed.path)
+            return first_sync(context, record, table)
         rebuilt = shown.record.snapshot_id != record.snapshot_id
         start = SyncResult("rebuilt" if rebuilt else "unchanged", None, shown.record.synced_version)
         try:

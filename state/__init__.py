@@ -5,6 +5,7 @@ from state.records import (
     DeletionVectorRecord,
     DvMapping,
     FileKind,
+    FileStatus,
     Intent,
     LiveFile,
     OrphanReason,
@@ -13,6 +14,8 @@ from state.records import (
     TableCounts,
     TableError,
     TableRecord,
+    WrittenCount,
+    WrittenFile,
 )
 from state.store import StateStore, StateUnavailable
 
@@ -21,6 +24,7 @@ __all__ = [
     "DeletionVectorRecord",
     "DvMapping",
     "FileKind",
+    "FileStatus",
     "Intent",
     "LiveFile",
     "OrphanReason",
@@ -31,4 +35,6 @@ __all__ = [
     "TableCounts",
     "TableError",
     "TableRecord",
+    "WrittenCount",
+    "WrittenFile",
 ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -13,6 +15,7 @@ from state.cursor import advance_cursor
 from state.records import (
     DeleteFileRecord,
     FileKind,
+    FileStatus,
     Intent,
     LiveFile,
     OrphanReason,
@@ -21,6 +24,8 @@ from state.records import (
     TableCounts,
     TableError,
     TableRecord,
+    WrittenCount,
+    WrittenFile,
 )
 
 
@@ -31,55 +36,42 @@ class _Intent:
     is_open: bool = True
 
 
-@dataclass(frozen=True)
-class _Orphan:
-    at_ms: int
-    path: str
-    reason: OrphanReason
-    kind: FileKind
-    intent_id: int | None = None
-
-
-@dataclass
-class _WrittenFiles:
-    """The files that dvsync writes, of one sort; a path is in one of the three at most."""
-
-    pending: dict[str, tuple[FileKind, int]] = field(default_factory=dict)
-    live: set[str] = field(default_factory=set)
-    orphans: dict[str, _Orphan] = field(default_factory=dict)
-
-    def make_live(self, path: str) -> None:
-        self.pending.pop(path, None)
-        self.orphans.pop(path, None)
-        self.live.add(path)
-
-    def make_orphan(self, path: str, kind: FileKind, reason: OrphanReason, at_ms: int) -> None:
-        _, intent_id = self.pending.pop(path, (kind, None))
-        self.live.discard(path)
-        self.orphans.setdefault(path, _Orphan(at_ms, path, reason, kind, intent_id))
-
-    def knows(self, path: str) -> bool:
-        return path in self.pending or path in self.live or path in self.orphans
-
-
 @dataclass
 class _Table:
     record: TableRecord
     data_files: dict[str, LiveFile] = field(default_factory=dict)
     delete_files: dict[str, DeleteFileRecord] = field(default_factory=dict)
-    written_delete_files: _WrittenFiles = field(default_factory=_WrittenFiles)
-    written_metadata: _WrittenFiles = field(default_factory=_WrittenFiles)
+    # The files that dvsync wrote; a delete file and a file of another kind may have the same path.
+    written: dict[tuple[bool, str], WrittenFile] = field(default_factory=dict)
+    intents: dict[tuple[bool, str], int] = field(default_factory=dict)
     runs: list[SyncRun] = field(default_factory=list)
 
-    def written(self) -> tuple[_WrittenFiles, _WrittenFiles]:
-        return self.written_delete_files, self.written_metadata
+    def find_written(self, kind: FileKind, path: str) -> WrittenFile | None:
+        return self.written.get((kind is FileKind.DELETE_FILE, path))
 
-    def written_of(self, kind: FileKind) -> _WrittenFiles:
-        return self.written_delete_files if kind is FileKind.DELETE_FILE else self.written_metadata
+    def write(self, file: WrittenFile) -> None:
+        self.written[file.kind is FileKind.DELETE_FILE, file.path] = file
 
-    def add_file(self, file: LiveFile) -> None:
+    def make_live(self, kind: FileKind, path: str, at_ms: int, *, size_bytes: int | None = None) -> None:
+        known = self.find_written(kind, path) or WrittenFile(path, kind, FileStatus.PENDING, at_ms)
+        if known.status is not FileStatus.LIVE:
+            known = WrittenFile(path, kind, FileStatus.LIVE, at_ms, size_bytes=known.size_bytes)
+        self.write(known if size_bytes is None else replace(known, size_bytes=size_bytes))
+
+    def make_orphan(self, file: WrittenFile, reason: OrphanReason, at_ms: int) -> None:
+        self.write(replace(file, status=FileStatus.ORPHANED, reason=reason, since_ms=at_ms))
+
+    def pending(self, intent_id: int | None = None) -> list[WrittenFile]:
+        """The pending files of an intent, or all."""
+        return [
+            file
+            for key, file in self.written.items()
+            if file.status is FileStatus.PENDING and intent_id in (None, self.intents.get(key))
+        ]
+
+    def add_file(self, file: LiveFile, at_ms: int) -> None:
         self.data_files[file.path] = file
-        self.written_metadata.make_live(file.manifest_path)
+        self.make_live(FileKind.MANIFEST, file.manifest_path, at_ms)
 
     def remove_file(self, path: str) -> None:
         self.data_files.pop(path, None)
@@ -87,21 +79,23 @@ class _Table:
             kept = tuple(mapping for mapping in delete_file.mappings if mapping.data_file != path)
             self.delete_files[name] = replace(delete_file, mappings=kept)
 
-    def add_delete_file(self, delete_file: DeleteFileRecord) -> None:
+    def add_delete_file(self, delete_file: DeleteFileRecord, at_ms: int) -> None:
         live = sorted(
             (mapping for mapping in delete_file.mappings if mapping.data_file in self.data_files),
             key=lambda mapping: mapping.data_file,
         )
         self.delete_files[delete_file.path] = replace(delete_file, mappings=tuple(live))
-        self.written_delete_files.make_live(delete_file.path)
-        self.written_metadata.make_live(delete_file.manifest_path)
+        self.make_live(FileKind.DELETE_FILE, delete_file.path, at_ms, size_bytes=delete_file.size_bytes)
+        self.make_live(FileKind.MANIFEST, delete_file.manifest_path, at_ms)
 
     def remove_delete_file(self, path: str, reason: OrphanReason, at_ms: int) -> None:
         self.delete_files.pop(path, None)
-        self.written_delete_files.make_orphan(path, FileKind.DELETE_FILE, reason, at_ms)
+        known = self.find_written(FileKind.DELETE_FILE, path)
+        if known is None or known.status in (FileStatus.PENDING, FileStatus.LIVE):
+            self.make_orphan(known or WrittenFile(path, FileKind.DELETE_FILE, FileStatus.LIVE, at_ms), reason, at_ms)
 
-    def move_manifest(self, old: str, new: str) -> None:
-        self.written_metadata.make_live(new)
+    def move_manifest(self, old: str, new: str, at_ms: int) -> None:
+        self.make_live(FileKind.MANIFEST, new, at_ms)
         for path, file in self.data_files.items():
             if file.manifest_path == old:
                 self.data_files[path] = replace(file, manifest_path=new)
@@ -111,26 +105,50 @@ class _Table:
 
     def forget_pending(self, paths: Iterable[str]) -> None:
         for path in paths:
-            for written in self.written():
-                written.pending.pop(path, None)
+            for key in ((False, path), (True, path)):
+                if key in self.written and self.written[key].status is FileStatus.PENDING:
+                    self.forget(key)
 
-    def land_pending(self, intent_id: int | None) -> None:
-        for written in self.written():
-            for path, (_, owner) in list(written.pending.items()):
-                if owner == intent_id:
-                    written.make_live(path)
+    def forget(self, key: tuple[bool, str]) -> None:
+        del self.written[key]
+        self.intents.pop(key, None)
 
-    def take_back_metadata(self, intent_id: int | None, metadata_location: str | None) -> None:
-        written = self.written_metadata
-        for orphan in list(written.orphans.values()):
-            if orphan.intent_id == intent_id is not None or orphan.path == metadata_location:
-                written.make_live(orphan.path)
+    def land_pending(self, intent_id: int | None, at_ms: int) -> None:
+        if intent_id is not None:
+            for file in self.pending(intent_id):
+                self.make_live(file.kind, file.path, at_ms)
+
+    def take_back_metadata(self, intent_id: int | None, metadata_location: str | None, at_ms: int) -> None:
+        for key, file in list(self.written.items()):
+            owned = intent_id is not None and self.intents.get(key) == intent_id
+            in_use = not key[0] and (owned or file.path == metadata_location)
+            if in_use and file.status in (FileStatus.PENDING, FileStatus.ORPHANED):
+                self.make_live(file.kind, file.path, at_ms)
 
     def orphan_pending(self, reason: OrphanReason, at_ms: int, *, intent_id: int | None = None) -> None:
-        for written in self.written():
-            for path, (kind, owner) in list(written.pending.items()):
-                if intent_id in (None, owner):
-                    written.make_orphan(path, kind, reason, at_ms)
+        for file in self.pending(intent_id):
+            self.make_orphan(file, reason, at_ms)
+
+    def update_written(self, paths: Collection[str], statuses: Collection[FileStatus], **columns: Any) -> None:
+        for file in [file for file in self.written.values() if file.path in paths and file.status in statuses]:
+            self.write(replace(file, **columns))
+
+    def count_written(self) -> tuple[WrittenCount, ...]:
+        groups: dict[tuple[FileKind, FileStatus], list[WrittenFile]] = {}
+        for file in self.written.values():
+            groups.setdefault((file.kind, file.status), []).append(file)
+        return tuple(
+            WrittenCount(
+                kind,
+                status,
+                len(files),
+                sum(file.size_bytes or 0 for file in files),
+                min(file.since_ms for file in files),
+            )
+            for (kind, status), files in sorted(
+                groups.items(), key=lambda group: (group[0][0] is not FileKind.DELETE_FILE, *group[0])
+            )
+        )
 
 
 class MemoryStateStore:
@@ -200,11 +218,16 @@ class MemoryStateStore:
 
     def record_pending(self, intent_id: int, kind: FileKind, paths: Sequence[str]) -> None:
         with self._lock:
-            written = self._tables[self._intents[intent_id].intent.table_id].written_of(kind)
+            intent = self._intents[intent_id].intent
+            table = self._tables[intent.table_id]
             for path in paths:
-                if path not in written.live:
-                    written.orphans.pop(path, None)
-                    written.pending[path] = (kind, intent_id)
+                known = table.find_written(kind, path)
+                if known is None or known.status is not FileStatus.LIVE:
+                    size_bytes = known.size_bytes if known else None
+                    table.write(
+                        WrittenFile(path, kind, FileStatus.PENDING, intent.created_at_ms, size_bytes=size_bytes)
+                    )
+                    table.intents[kind is FileKind.DELETE_FILE, path] = intent_id
 
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
         with self._lock:
@@ -226,19 +249,19 @@ class MemoryStateStore:
             table = self._tables[outcome.table_id]
             table.forget_pending(outcome.unwritten_files)
             for old, new in outcome.moved_manifests:
-                table.move_manifest(old, new)
+                table.move_manifest(old, new, at_ms)
             for path in outcome.removed_files:
                 table.remove_file(path)
             for file in outcome.added_files:
-                table.add_file(file)
+                table.add_file(file, at_ms)
             for path, deletion_vector in outcome.changed_dvs:
                 if path in table.data_files:
                     table.data_files[path] = replace(table.data_files[path], deletion_vector=deletion_vector)
             for path, reason in outcome.removed_delete_files:
                 table.remove_delete_file(path, reason, at_ms)
             for delete_file in outcome.added_delete_files:
-                table.add_delete_file(delete_file)
-            table.land_pending(intent_id)
+                table.add_delete_file(delete_file, at_ms)
+            table.land_pending(intent_id, at_ms)
             if intent_id in self._intents:
                 self._intents[intent_id].is_open = False
             table.record = advance_cursor(table.record, outcome, at_ms=at_ms)
@@ -257,40 +280,89 @@ class MemoryStateStore:
             table = self._tables[outcome.table_id]
             table.data_files.clear()
             table.delete_files.clear()
-            for written in table.written():
-                written.live.clear()
-            for file in read_files:
-                table.add_file(file)
+            for data_file in read_files:
+                table.add_file(data_file, at_ms)
             for path, reason in outcome.removed_delete_files:
                 table.remove_delete_file(path, reason, at_ms)
             for delete_file in read_delete_files:
-                table.add_delete_file(delete_file)
+                table.add_delete_file(delete_file, at_ms)
+            for file in list(table.written.values()):
+                is_live = (file.kind, file.status) == (FileKind.DELETE_FILE, FileStatus.LIVE)
+                if is_live and file.path not in table.delete_files:
+                    table.make_orphan(file, OrphanReason.TABLE_REPLACED, at_ms)
             table.forget_pending(outcome.unwritten_files)
-            table.land_pending(outcome.snapshot_id)
-            table.take_back_metadata(outcome.snapshot_id, outcome.metadata_location)
-            if outcome.metadata_location in table.written_metadata.pending:
-                table.written_metadata.make_live(outcome.metadata_location)
+            table.land_pending(outcome.snapshot_id, at_ms)
+            table.take_back_metadata(outcome.snapshot_id, outcome.metadata_location, at_ms)
             table.orphan_pending(OrphanReason.COMMIT_FAILED, at_ms)
             for known in self._intents.values():
                 known.is_open = known.is_open and known.intent.table_id != outcome.table_id
             advanced = advance_cursor(table.record, outcome, at_ms=at_ms)
             table.record = replace(advanced, last_synced_at_ms=at_ms)
 
-    def record_abandoned(self, intent_id: int, reason: OrphanReason, *, at_ms: int) -> None:
+    def record_abandoned(
+        self, intent_id: int, reason: OrphanReason, *, at_ms: int, in_use: Collection[str] = ()
+    ) -> None:
         with self._lock:
             if intent_id in self._intents:
                 known = self._intents[intent_id]
                 known.is_open = False
-                self._tables[known.intent.table_id].orphan_pending(reason, at_ms, intent_id=intent_id)
+                table = self._tables[known.intent.table_id]
+                for file in table.pending(intent_id):
+                    if file.path in in_use:
+                        table.make_live(file.kind, file.path, at_ms)
+                table.orphan_pending(reason, at_ms, intent_id=intent_id)
 
     def record_orphans(
         self, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
     ) -> None:
         with self._lock:
-            written = self._tables[table_id].written_of(kind)
+            table = self._tables[table_id]
             for path in paths:
-                if not written.knows(path):
-                    written.make_orphan(path, kind, reason, at_ms)
+                if table.find_written(kind, path) is None:
+                    table.make_orphan(WrittenFile(path, kind, FileStatus.LIVE, at_ms), reason, at_ms)
+
+    def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:
+        with self._lock:
+            table = self._tables[table_id]
+            for path in paths:
+                table.delete_files.pop(path, None)
+            in_use = {file.manifest_path for file in table.data_files.values()}
+            in_use |= {delete_file.manifest_path for delete_file in table.delete_files.values()}
+            table.update_written(
+                set(paths) - in_use,
+                (FileStatus.LIVE, FileStatus.ORPHANED),
+                status=FileStatus.ORPHANED,
+                reason=reason,
+                since_ms=at_ms,
+            )
+
+    def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
+        with self._lock:
+            table = self._tables[table_id]
+            for path, size_bytes in sizes_bytes.items():
+                table.update_written((path,), tuple(FileStatus), size_bytes=size_bytes)
+                if path in table.delete_files:
+                    table.delete_files[path] = replace(table.delete_files[path], size_bytes=size_bytes)
+
+    def record_deleted(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
+        with self._lock:
+            self._tables[table_id].update_written(
+                paths, (FileStatus.ORPHANED,), status=FileStatus.DELETED, since_ms=at_ms
+            )
+
+    def forget_before(self, table_id: int, before_ms: int) -> None:
+        with self._lock:
+            table = self._tables[table_id]
+            for key, file in list(table.written.items()):
+                if file.status is FileStatus.DELETED and file.since_ms < before_ms:
+                    table.forget(key)
+            table.runs = [run for run in table.runs if run.started_at_ms >= before_ms]
+            self._intents = {
+                intent_id: known
+                for intent_id, known in self._intents.items()
+                if known.is_open or known.intent.table_id != table_id or known.intent.created_at_ms >= before_ms
+            }
+            table.intents = {key: intent_id for key, intent_id in table.intents.items() if intent_id in self._intents}
 
     def record_failure(self, table_id: int, error: TableError) -> None:
         with self._lock:
@@ -314,18 +386,36 @@ class MemoryStateStore:
             return TableCounts(
                 live_data_files=len(table.data_files),
                 live_rows=sum(file.record_count for file in table.data_files.values()) - deleted_positions,
-                live_delete_files=len(table.written_delete_files.live),
                 deleted_positions=deleted_positions,
-                orphans_waiting=sum(len(written.orphans) for written in table.written()),
+                written=table.count_written(),
             )
 
-    def list_orphans(self, table_id: int) -> list[tuple[str, FileKind, OrphanReason]]:
+    def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
         with self._lock:
-            orphans = [orphan for written in self._tables[table_id].written() for orphan in written.orphans.values()]
-        orphans.sort(key=lambda orphan: (orphan.at_ms, orphan.path))
-        return [(orphan.path, orphan.kind, orphan.reason) for orphan in orphans]
+            files = [file for file in self._tables[table_id].written.values() if file.status in statuses]
+        return sorted(files, key=lambda file: (file.since_ms, file.path))
+
+    def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
+        with self._lock:
+            table = self._tables[table_id]
+            serving = Counter(
+                mapping.data_file for delete_file in table.delete_files.values() for mapping in delete_file.mappings
+            )
+            return sorted(
+                path
+                for path, delete_files in serving.items()
+                if delete_files > delete_files_max
+                or (
+                    delete_files > 1
+                    and _deleted(table.data_files[path]) >= deleted_share * table.data_files[path].record_count
+                )
+            )
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         with self._lock:
             newest_last = sorted(self._tables[table_id].runs, key=lambda run: run.started_at_ms)
         return newest_last[::-1][:runs_max]
+
+
+def _deleted(file: LiveFile) -> int:
+    return file.deletion_vector.cardinality if file.deletion_vector else 0

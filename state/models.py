@@ -21,18 +21,9 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
 )
-from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from state.records import FileKind, OrphanReason
-
-
-class FileStatus(StrEnum):
-    """A file that we write is pending until its commit is recorded; orphaned once no newest snapshot shows it."""
-
-    PENDING = "pending"
-    LIVE = "live"
-    ORPHANED = "orphaned"
-    DELETED = "deleted"
+from state.records import FileKind, FileStatus, OrphanReason
 
 
 class IntentStatus(StrEnum):
@@ -108,25 +99,30 @@ class IntentRow(Base):
 
 
 class WrittenFile:
-    """The columns of every file that dvsync itself writes. `intent_id` is the snapshot it was written for."""
+    """The columns of every file that dvsync itself writes. `intent_id` is the snapshot it was written for.
+
+    `since_ms` is when it got its status, `size_bytes` null until it is known.
+    """
 
     id: Mapped[RowId]
     table_id: Mapped[TableId]
     path: Mapped[str]
     status: Mapped[FileStatus]
     reason: Mapped[OrphanReason | None]
-    orphaned_at_ms: Mapped[int | None]
+    since_ms: Mapped[int] = mapped_column(server_default="0")
+    size_bytes: Mapped[int | None]
     intent_id: Mapped[int | None] = mapped_column(ForeignKey("intents.id", ondelete="SET NULL"), index=True)
-
-    @declared_attr.directive
-    def __table_args__(cls) -> tuple[UniqueConstraint, Index]:
-        return UniqueConstraint("table_id", "path"), Index(None, "table_id", "status")
 
 
 class MetadataFileRow(WrittenFile, Base):
     """Manifests, manifest lists and metadata files."""
 
     __tablename__ = "metadata_files"
+    __table_args__ = (
+        UniqueConstraint("table_id", "path"),
+        # `count` reads the index alone, without the long paths.
+        Index(None, "table_id", "status", "kind", "since_ms", "size_bytes"),
+    )
 
     kind: Mapped[FileKind]
 
@@ -160,8 +156,12 @@ class DeleteFileRow(WrittenFile, Base):
     """Delete files. Until one is live, its size, positions, spec and manifest are not known."""
 
     __tablename__ = "delete_files"
+    __table_args__ = (
+        UniqueConstraint("table_id", "path"),
+        # As in `MetadataFileRow`.
+        Index(None, "table_id", "status", "since_ms", "size_bytes"),
+    )
 
-    size_bytes: Mapped[int | None]
     positions: Mapped[int | None]
     spec_id: Mapped[int | None]
     manifest_id: Mapped[int | None] = mapped_column(ForeignKey("metadata_files.id"), index=True)

@@ -19,12 +19,29 @@ class FileKind(StrEnum):
     METADATA = "metadata"
 
 
-class OrphanReason(StrEnum):
-    """Why nothing in the newest snapshot references a file that we wrote."""
+class FileStatus(StrEnum):
+    """A file that we write is pending until its commit is recorded, live while it is in use, then orphaned.
 
-    COMMIT_FAILED = "commit-failed"
+    A delete file is in use while the newest snapshot shows it, any other file while a snapshot or the table's metadata
+    refers to it.
+    """
+
+    PENDING = "pending"
+    LIVE = "live"
+    ORPHANED = "orphaned"
+    DELETED = "deleted"
+
+
+class OrphanReason(StrEnum):
+    """Why a file that we wrote is not in use. With the last three, no snapshot refers to it any more."""
+
     DATA_FILES_GONE = "data-files-gone"
     DV_SHRUNK = "dv-shrunk"
+    COMPACTED = "compacted"
+    TABLE_REPLACED = "table-replaced"
+    COMMIT_FAILED = "commit-failed"
+    SNAPSHOT_EXPIRED = "snapshot-expired"
+    FOUND = "found"  # by a scan; no row told of it
 
 
 class DeletionVectorRecord(msgspec.Struct, frozen=True):
@@ -66,6 +83,17 @@ class DeleteFileRecord(msgspec.Struct, frozen=True):
     spec_id: int
     manifest_path: str
     mappings: tuple[DvMapping, ...]
+
+
+class WrittenFile(msgspec.Struct, frozen=True):
+    """A file that dvsync wrote for a table, in `status` since `since_ms`. `size_bytes` is None until it is known."""
+
+    path: str
+    kind: FileKind
+    status: FileStatus
+    since_ms: int
+    reason: OrphanReason | None = None
+    size_bytes: int | None = None
 
 
 class Intent(msgspec.Struct, frozen=True):
@@ -150,11 +178,32 @@ class TableRecord(msgspec.Struct, frozen=True):
     error: TableError | None = None
 
 
+class WrittenCount(msgspec.Struct, frozen=True):
+    """The files of one kind and status: how many, their bytes as far as known, and since when the oldest is so."""
+
+    kind: FileKind
+    status: FileStatus
+    files: int
+    size_bytes: int
+    oldest_since_ms: int
+
+
 class TableCounts(msgspec.Struct, frozen=True):
     """Sums that operators ask for. `live_rows` = physical rows minus deleted positions."""
 
     live_data_files: int
     live_rows: int
-    live_delete_files: int
     deleted_positions: int
-    orphans_waiting: int
+    written: tuple[WrittenCount, ...] = ()
+
+    @property
+    def live_delete_files(self) -> int:
+        """Delete files that the newest snapshot shows."""
+        return sum(
+            each.files for each in self.written if (each.kind, each.status) == (FileKind.DELETE_FILE, FileStatus.LIVE)
+        )
+
+    @property
+    def orphans(self) -> tuple[WrittenCount, ...]:
+        """What waits to be cleaned up, by kind."""
+        return tuple(each for each in self.written if each.status is FileStatus.ORPHANED)

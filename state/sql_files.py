@@ -8,26 +8,54 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Text, bindparam, delete, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Select,
+    Text,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 
-from state.models import DataFileRow, DeleteFileRow, DvMappingRow, FileStatus, MetadataFileRow
-from state.records import DeleteFileRecord, DeletionVectorRecord, FileKind, LiveFile, OrphanReason
+from state.models import DataFileRow, DeleteFileRow, DvMappingRow, MetadataFileRow
+from state.records import (
+    DeleteFileRecord,
+    DeletionVectorRecord,
+    FileKind,
+    FileStatus,
+    LiveFile,
+    OrphanReason,
+    WrittenCount,
+)
 from state.sql_bulk import batched, find_by_path, update_rows, write_rows
 
 WrittenRow = type[DeleteFileRow] | type[MetadataFileRow]
 WRITTEN_ROWS: tuple[WrittenRow, ...] = (DeleteFileRow, MetadataFileRow)
 
-LIVE: dict[str, Any] = {"status": FileStatus.LIVE, "reason": None, "orphaned_at_ms": None}
+
+def live(at_ms: int) -> dict[str, Any]:
+    return {"status": FileStatus.LIVE, "reason": None, "since_ms": at_ms}
 
 
 def orphaned(reason: OrphanReason, at_ms: int) -> dict[str, Any]:
-    return {"status": FileStatus.ORPHANED, "reason": reason, "orphaned_at_ms": at_ms}
+    return {"status": FileStatus.ORPHANED, "reason": reason, "since_ms": at_ms}
 
 
-def write_live_manifests(connection: Connection, table_id: int, paths: Collection[str]) -> dict[str, int]:
+def write_live_manifests(
+    connection: Connection, table_id: int, paths: Collection[str], *, at_ms: int
+) -> dict[str, int]:
     """Make these manifests live, known or not; gives the id of each."""
     statuses = find_by_path(connection, MetadataFileRow.status, table_id, paths)
-    columns = {path: {"kind": FileKind.MANIFEST, **LIVE} for path in paths if statuses.get(path) is not FileStatus.LIVE}
+    columns = {
+        path: {"kind": FileKind.MANIFEST, **live(at_ms)} for path in paths if statuses.get(path) is not FileStatus.LIVE
+    }
     write_rows(connection, MetadataFileRow, table_id, columns, known=statuses)
     return find_by_path(connection, MetadataFileRow.id, table_id, paths)
 
@@ -76,13 +104,17 @@ def remove_live_files(connection: Connection, table_id: int, paths: Iterable[str
 
 
 def write_live_delete_files(
-    connection: Connection, table_id: int, files: Iterable[DeleteFileRecord], manifest_ids: Mapping[str, int]
+    connection: Connection,
+    table_id: int,
+    files: Iterable[DeleteFileRecord],
+    manifest_ids: Mapping[str, int],
+    *,
+    at_ms: int,
 ) -> None:
     """Make these delete files live, known or not, with exactly their mappings to data files that are live."""
     by_path = {file.path: file for file in files}
-    columns = {
+    columns: dict[str, dict[str, Any]] = {
         path: {
-            **LIVE,
             "size_bytes": file.size_bytes,
             "positions": file.positions,
             "spec_id": file.spec_id,
@@ -90,9 +122,12 @@ def write_live_delete_files(
         }
         for path, file in by_path.items()
     }
-    known = find_by_path(connection, DeleteFileRow.status, table_id, columns)
-    write_rows(connection, DeleteFileRow, table_id, columns, known=known)
-    _remove_mappings(connection, table_id, known)
+    statuses = find_by_path(connection, DeleteFileRow.status, table_id, columns)
+    live_before = {path for path, status in statuses.items() if status is FileStatus.LIVE}
+    made_live = {path: {**row, **live(at_ms)} for path, row in columns.items() if path not in live_before}
+    write_rows(connection, DeleteFileRow, table_id, made_live, known=statuses)
+    update_rows(connection, DeleteFileRow, table_id, {path: columns[path] for path in live_before})
+    _remove_mappings(connection, table_id, statuses)
     mappings = [
         {
             "of_table": table_id,
@@ -123,6 +158,27 @@ def orphan_delete_files(
     _remove_mappings(connection, table_id, statuses)
 
 
+def orphan_unreferenced(
+    connection: Connection, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int
+) -> None:
+    """Make those of `paths` that are live or orphaned orphaned from now on; the mappings of delete files go.
+
+    A manifest that live files are in stays as it is: their rows point at it.
+    """
+    _remove_mappings(connection, table_id, paths)
+    update_rows(connection, DeleteFileRow, table_id, {path: {"manifest_id": None} for path in paths})
+    in_manifest = or_(
+        exists().where(DataFileRow.manifest_id == MetadataFileRow.id),
+        exists().where(DeleteFileRow.manifest_id == MetadataFileRow.id),
+    )
+    holding = select(MetadataFileRow.path).where(MetadataFileRow.table_id == table_id, in_manifest)
+    in_use = {
+        path for batch in batched(paths) for path in connection.scalars(holding.where(MetadataFileRow.path.in_(batch)))
+    }
+    columns = {path: orphaned(reason, at_ms) for path in paths if path not in in_use}
+    update_written(connection, table_id, columns, statuses=(FileStatus.LIVE, FileStatus.ORPHANED))
+
+
 def insert_orphans(
     connection: Connection, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
 ) -> None:
@@ -133,15 +189,69 @@ def insert_orphans(
     write_rows(connection, rows, table_id, columns, known=known)
 
 
+def update_written(
+    connection: Connection, table_id: int, columns: Mapping[str, dict[str, Any]], *, statuses: Collection[FileStatus]
+) -> None:
+    """Update the row of each path, whatever kind of file it is, that is in one of `statuses`."""
+    for rows in WRITTEN_ROWS:
+        found = find_by_path(connection, rows.status, table_id, columns)
+        update_rows(
+            connection,
+            rows,
+            table_id,
+            {path: columns[path] for path, status in found.items() if status in statuses},
+        )
+
+
+def count_written(connection: Connection, table_id: int) -> tuple[WrittenCount, ...]:
+    counted = [
+        select(
+            _kind_of(rows),
+            rows.status,
+            func.count(),
+            func.coalesce(func.sum(rows.size_bytes), 0),
+            func.min(rows.since_ms),
+        )
+        .where(rows.table_id == table_id)
+        .group_by(rows.status, *([rows.kind] if issubclass(rows, MetadataFileRow) else []))
+        for rows in WRITTEN_ROWS
+    ]
+    return tuple(
+        # Some databases add integers up to a decimal.
+        WrittenCount(FileKind(kind), status, files, int(size_bytes), since_ms)
+        for statement in counted
+        for kind, status, files, size_bytes, since_ms in sorted(connection.execute(statement))
+    )
+
+
+def select_written(rows: WrittenRow, table_id: int) -> Select[Any]:
+    """The columns of `WrittenFile`, in its order."""
+    return select(rows.path, _kind_of(rows), rows.status, rows.since_ms, rows.reason, rows.size_bytes).where(
+        rows.table_id == table_id
+    )
+
+
+def _kind_of(rows: WrittenRow) -> Any:
+    return rows.kind if issubclass(rows, MetadataFileRow) else literal(FileKind.DELETE_FILE.value)
+
+
 def write_pending(
-    connection: Connection, table_id: int, kind: FileKind, paths: Sequence[str], *, intent_id: int
+    connection: Connection, table_id: int, kind: FileKind, paths: Sequence[str], *, intent_id: int, at_ms: int
 ) -> None:
     """A pending row for each file that is not live. A row that an earlier intent left becomes this one's."""
     rows = _rows_of(kind)
     statuses = find_by_path(connection, rows.status, table_id, paths)
-    pending = {"status": FileStatus.PENDING, "reason": None, "orphaned_at_ms": None, "intent_id": intent_id}
+    pending = {"status": FileStatus.PENDING, "reason": None, "since_ms": at_ms, "intent_id": intent_id}
     columns = {path: {**pending, **_kind_column(kind)} for path in paths if statuses.get(path) is not FileStatus.LIVE}
     write_rows(connection, rows, table_id, columns, known=statuses)
+
+
+def take_back_pending(connection: Connection, intent_id: int, paths: Iterable[str], *, at_ms: int) -> None:
+    """Make those of `paths` that are pending for this intent live."""
+    for batch in batched(paths):
+        for rows in WRITTEN_ROWS:
+            pending = update(rows).filter_by(intent_id=intent_id, status=FileStatus.PENDING)
+            connection.execute(pending.where(rows.path.in_(batch)).values(**live(at_ms)))
 
 
 def end_pending(connection: Connection, of: dict[str, Any], values: dict[str, Any]) -> None:
@@ -150,10 +260,11 @@ def end_pending(connection: Connection, of: dict[str, Any], values: dict[str, An
         connection.execute(update(rows).filter_by(status=FileStatus.PENDING, **of).values(**values))
 
 
-def take_back_metadata(connection: Connection, of: dict[str, Any]) -> None:
+def take_back_metadata(connection: Connection, of: dict[str, Any], *, at_ms: int) -> None:
     """Make the manifests, lists and metadata files that `of` selects live, pending or taken for orphans until now."""
-    taken_back = update(MetadataFileRow).filter_by(**of).where(MetadataFileRow.status != FileStatus.DELETED)
-    connection.execute(taken_back.values(**LIVE))
+    taken_back = update(MetadataFileRow).filter_by(**of)
+    not_in_use = MetadataFileRow.status.in_((FileStatus.PENDING, FileStatus.ORPHANED))
+    connection.execute(taken_back.where(not_in_use).values(**live(at_ms)))
 
 
 def remove_pending(connection: Connection, table_id: int, paths: Iterable[str]) -> None:
@@ -165,11 +276,17 @@ def remove_pending(connection: Connection, table_id: int, paths: Iterable[str]) 
             )
 
 
-def remove_live(connection: Connection, table_id: int) -> None:
-    """Forget all that is live in a table, mappings too. Pending and orphaned files stay."""
+def remove_all_live_files(connection: Connection, table_id: int) -> None:
+    """Forget the live data files of a table and all mappings; its live delete files are in no manifest any more."""
     connection.execute(delete(DataFileRow).where(DataFileRow.table_id == table_id))
-    for rows in WRITTEN_ROWS:
-        connection.execute(delete(rows).where(rows.table_id == table_id, rows.status == FileStatus.LIVE))
+    live_before = update(DeleteFileRow).filter_by(table_id=table_id, status=FileStatus.LIVE)
+    connection.execute(live_before.values(manifest_id=None))
+
+
+def orphan_replaced(connection: Connection, table_id: int, *, at_ms: int) -> None:
+    """Make the live delete files that are in no manifest orphaned."""
+    replaced = update(DeleteFileRow).filter_by(table_id=table_id, status=FileStatus.LIVE, manifest_id=None)
+    connection.execute(replaced.values(**orphaned(OrphanReason.TABLE_REPLACED, at_ms)))
 
 
 def _rows_of(kind: FileKind) -> WrittenRow:

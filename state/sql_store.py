@@ -5,7 +5,7 @@ Every verb is one transaction here; the steps inside it are in `sql_files.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -19,16 +19,15 @@ from state.models import (
     DataFileRow,
     DeleteFileRow,
     DvMappingRow,
-    FileStatus,
     IntentRow,
     IntentStatus,
-    MetadataFileRow,
     SyncRunRow,
     TableRow,
 )
 from state.records import (
     DeleteFileRecord,
     FileKind,
+    FileStatus,
     Intent,
     LiveFile,
     OrphanReason,
@@ -37,6 +36,7 @@ from state.records import (
     TableCounts,
     TableError,
     TableRecord,
+    WrittenFile,
 )
 from state.sql_bulk import batched
 from state.sql_reads import live_file, read_delete_files, select_live_files
@@ -142,12 +142,14 @@ class SqlStateStore:
 
     def record_pending(self, intent_id: int, kind: FileKind, paths: Sequence[str]) -> None:
         with self._database.write() as connection:
-            table_id = _load_table_of_intent(connection, intent_id)
-            sql_files.write_pending(connection, table_id, kind, paths, intent_id=intent_id)
+            intent = _load_intent(connection, intent_id)
+            sql_files.write_pending(
+                connection, intent.table_id, kind, paths, intent_id=intent_id, at_ms=intent.created_at_ms
+            )
 
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
         with self._database.write() as connection:
-            _load_table_of_intent(connection, intent_id)
+            _load_intent(connection, intent_id)
             payload = msgspec.json.encode(outcome)
             connection.execute(update(IntentRow).where(IntentRow.id == intent_id).values(payload=payload))
 
@@ -175,7 +177,7 @@ class SqlStateStore:
             manifests = {new for _, new in outcome.moved_manifests}
             manifests |= {file.manifest_path for file in outcome.added_files}
             manifests |= {file.manifest_path for file in outcome.added_delete_files}
-            manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests)
+            manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests, at_ms=at_ms)
             for old, new in outcome.moved_manifests:
                 sql_files.move_manifest(connection, table_id, old, manifest_ids[new])
             # Removed before added: a path that is in both is live afterwards, served only by what is added here.
@@ -183,9 +185,11 @@ class SqlStateStore:
             sql_files.write_live_files(connection, table_id, outcome.added_files, manifest_ids)
             sql_files.write_deletion_vectors(connection, table_id, outcome.changed_dvs)
             sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
-            sql_files.write_live_delete_files(connection, table_id, outcome.added_delete_files, manifest_ids)
+            sql_files.write_live_delete_files(
+                connection, table_id, outcome.added_delete_files, manifest_ids, at_ms=at_ms
+            )
             if intent_id is not None:
-                sql_files.end_pending(connection, {"intent_id": intent_id}, sql_files.LIVE)
+                sql_files.end_pending(connection, {"intent_id": intent_id}, sql_files.live(at_ms))
                 _end_intents(connection, {"id": intent_id}, IntentStatus.SYNCED)
             _write_table(connection, advance_cursor(table, outcome, at_ms=at_ms))
 
@@ -200,24 +204,26 @@ class SqlStateStore:
         table_id = outcome.table_id
         with self._database.write() as connection:
             table = _load_table(connection, table_id)
-            sql_files.remove_live(connection, table_id)
+            sql_files.remove_all_live_files(connection, table_id)
             for file_batch in batched(live_files, WRITE_BATCH_MAX):
                 manifests = {file.manifest_path for file in file_batch}
-                manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests)
+                manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests, at_ms=at_ms)
                 sql_files.write_live_files(connection, table_id, file_batch, manifest_ids)
             sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
             for delete_file_batch in batched(delete_files, WRITE_BATCH_MAX):
                 manifests = {file.manifest_path for file in delete_file_batch}
-                manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests)
-                sql_files.write_live_delete_files(connection, table_id, delete_file_batch, manifest_ids)
+                manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests, at_ms=at_ms)
+                sql_files.write_live_delete_files(connection, table_id, delete_file_batch, manifest_ids, at_ms=at_ms)
+            sql_files.orphan_replaced(connection, table_id, at_ms=at_ms)
             sql_files.remove_pending(connection, table_id, outcome.unwritten_files)
             # The current snapshot's intent landed, perhaps after it was abandoned, so its manifests, their list and the
             # metadata file are in use.
             landed = {"table_id": table_id, "intent_id": outcome.snapshot_id}
             current = {"table_id": table_id, "path": outcome.metadata_location}
-            sql_files.end_pending(connection, landed, sql_files.LIVE)
-            sql_files.take_back_metadata(connection, landed)
-            sql_files.take_back_metadata(connection, current)
+            if outcome.snapshot_id is not None:
+                sql_files.end_pending(connection, landed, sql_files.live(at_ms))
+                sql_files.take_back_metadata(connection, landed, at_ms=at_ms)
+            sql_files.take_back_metadata(connection, current, at_ms=at_ms)
             sql_files.end_pending(
                 connection, {"table_id": table_id}, sql_files.orphaned(OrphanReason.COMMIT_FAILED, at_ms)
             )
@@ -225,8 +231,11 @@ class SqlStateStore:
             advanced = advance_cursor(table, outcome, at_ms=at_ms)
             _write_table(connection, replace(advanced, last_synced_at_ms=at_ms))
 
-    def record_abandoned(self, intent_id: int, reason: OrphanReason, *, at_ms: int) -> None:
+    def record_abandoned(
+        self, intent_id: int, reason: OrphanReason, *, at_ms: int, in_use: Collection[str] = ()
+    ) -> None:
         with self._database.write() as connection:
+            sql_files.take_back_pending(connection, intent_id, in_use, at_ms=at_ms)
             sql_files.end_pending(connection, {"intent_id": intent_id}, sql_files.orphaned(reason, at_ms))
             _end_intents(connection, {"id": intent_id}, IntentStatus.ABANDONED)
 
@@ -236,6 +245,34 @@ class SqlStateStore:
         with self._database.write() as connection:
             _load_table(connection, table_id)
             sql_files.insert_orphans(connection, table_id, kind, paths, reason, at_ms=at_ms)
+
+    def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:
+        with self._database.write() as connection:
+            _load_table(connection, table_id)
+            sql_files.orphan_unreferenced(connection, table_id, paths, reason, at_ms=at_ms)
+
+    def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
+        columns = {path: {"size_bytes": size_bytes} for path, size_bytes in sizes_bytes.items()}
+        with self._database.write() as connection:
+            _load_table(connection, table_id)
+            sql_files.update_written(connection, table_id, columns, statuses=tuple(FileStatus))
+
+    def record_deleted(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
+        columns = {path: {"status": FileStatus.DELETED, "since_ms": at_ms} for path in paths}
+        with self._database.write() as connection:
+            _load_table(connection, table_id)
+            sql_files.update_written(connection, table_id, columns, statuses=(FileStatus.ORPHANED,))
+
+    def forget_before(self, table_id: int, before_ms: int) -> None:
+        with self._database.write() as connection:
+            _load_table(connection, table_id)
+            for rows in sql_files.WRITTEN_ROWS:
+                gone = delete(rows).where(rows.table_id == table_id, rows.status == FileStatus.DELETED)
+                connection.execute(gone.where(rows.since_ms < before_ms))
+            ended = delete(IntentRow).where(IntentRow.table_id == table_id, IntentRow.status != IntentStatus.OPEN)
+            connection.execute(ended.where(IntentRow.created_at_ms < before_ms))
+            runs = delete(SyncRunRow).where(SyncRunRow.table_id == table_id)
+            connection.execute(runs.where(SyncRunRow.started_at_ms < before_ms))
 
     def record_failure(self, table_id: int, error: TableError) -> None:
         with self._database.write() as connection:
@@ -260,27 +297,41 @@ class SqlStateStore:
             return TableCounts(
                 live_data_files=data_files,
                 live_rows=int(rows or 0) - deleted_positions,
-                live_delete_files=_count(connection, DeleteFileRow, table_id, FileStatus.LIVE),
                 deleted_positions=deleted_positions,
-                orphans_waiting=sum(
-                    _count(connection, rows_of_kind, table_id, FileStatus.ORPHANED)
-                    for rows_of_kind in sql_files.WRITTEN_ROWS
-                ),
+                written=sql_files.count_written(connection, table_id),
             )
 
-    def list_orphans(self, table_id: int) -> list[tuple[str, FileKind, OrphanReason]]:
-        delete_files = select(DeleteFileRow.orphaned_at_ms, DeleteFileRow.path, DeleteFileRow.reason).where(
-            DeleteFileRow.table_id == table_id, DeleteFileRow.status == FileStatus.ORPHANED
-        )
-        metadata_files = select(
-            MetadataFileRow.orphaned_at_ms, MetadataFileRow.path, MetadataFileRow.reason, MetadataFileRow.kind
-        ).where(MetadataFileRow.table_id == table_id, MetadataFileRow.status == FileStatus.ORPHANED)
-        orphans: list[tuple[Any, ...]] = []
+    def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
         with self._database.read() as connection:
             _load_table(connection, table_id)
-            orphans += ((*row, FileKind.DELETE_FILE) for row in connection.execute(delete_files))
-            orphans += connection.execute(metadata_files)
-        return [(path, kind, reason) for _, path, reason, kind in sorted(orphans)]
+            files = [
+                WrittenFile(path, FileKind(kind), *rest)
+                for rows in sql_files.WRITTEN_ROWS
+                for path, kind, *rest in connection.execute(
+                    sql_files.select_written(rows, table_id).where(rows.status.in_(statuses))
+                )
+            ]
+        return sorted(files, key=lambda file: (file.since_ms, file.path))
+
+    def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
+        count = func.count()
+        crowded = (
+            select(DataFileRow.path)
+            .join(DvMappingRow, DvMappingRow.data_file_id == DataFileRow.id)
+            .where(DataFileRow.table_id == table_id)
+            # In the order of the index by path, so that the database need not sort the whole table.
+            .group_by(DataFileRow.path, DataFileRow.id)
+            .having(
+                (count > delete_files_max)
+                | (
+                    (count > 1)
+                    & (func.coalesce(DataFileRow.dv_cardinality, 0) >= deleted_share * DataFileRow.record_count)
+                )
+            )
+        )
+        with self._database.read() as connection:
+            _load_table(connection, table_id)
+            return sorted(connection.scalars(crowded))
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         newest = (
@@ -315,18 +366,14 @@ def _write_table(connection: Connection, table: TableRecord) -> None:
     connection.execute(update(TableRow).where(TableRow.id == table_id).values(columns))
 
 
-def _load_table_of_intent(connection: Connection, intent_id: int) -> int:
-    table_id = connection.scalar(select(IntentRow.table_id).where(IntentRow.id == intent_id))
-    if table_id is None:
+def _load_intent(connection: Connection, intent_id: int) -> Row[int, int]:
+    found = select(IntentRow.table_id, IntentRow.created_at_ms).where(IntentRow.id == intent_id)
+    row = connection.execute(found).one_or_none()
+    if row is None:
         raise LookupError(f"no intent has the id {intent_id}")
-    return table_id
+    return row
 
 
 def _end_intents(connection: Connection, of: dict[str, int], status: IntentStatus) -> None:
     opened = update(IntentRow).filter_by(status=IntentStatus.OPEN, **of)
     connection.execute(opened.values(status=status, payload=None))
-
-
-def _count(connection: Connection, rows: sql_files.WrittenRow, table_id: int, status: FileStatus) -> int:
-    counted = select(func.count()).where(rows.table_id == table_id, rows.status == status)
-    return connection.execute(counted).scalar_one()

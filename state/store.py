@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from state.records import (
     DeleteFileRecord,
     FileKind,
+    FileStatus,
     Intent,
     LiveFile,
     OrphanReason,
@@ -16,6 +17,7 @@ from state.records import (
     TableCounts,
     TableError,
     TableRecord,
+    WrittenFile,
 )
 
 
@@ -70,7 +72,9 @@ class StateStore(Protocol):
         ...
 
     def record_synced(self, intent_id: int | None, outcome: Outcome, *, at_ms: int) -> None:
-        """Apply `outcome`: cursor, live files, delete files, mappings; the intent ends and its error is cleared.
+        """Apply `outcome`: cursor, live files, delete files, mappings; the intent ends.
+
+        The table's error is cleared if a version was synced or rows were changed.
 
         Pending files of the intent become live, `unwritten_files` are forgotten, removed delete files become orphaned.
         Applying the same outcome twice changes nothing the second time.
@@ -87,21 +91,43 @@ class StateStore(Protocol):
     ) -> None:
         """Replace all that is remembered as live for the table by what was read from Iceberg and Delta.
 
-        Ends every open intent of the table as synced; files that were pending and are not live stay as orphans. Those
+        Ends every open intent of the table as synced; files that were pending and are not live stay as orphans, and so
+        do delete files that were live. Manifests, lists and metadata files that were live stay so. The pending files
         of the intent whose id is the outcome's snapshot id are live: it landed. Of `outcome`, the cursor,
         `removed_delete_files` and `unwritten_files` count; the iterables say the rest. They are read inside the
         transaction, so they must not write to the store.
         """
         ...
 
-    def record_abandoned(self, intent_id: int, reason: OrphanReason, *, at_ms: int) -> None:
-        """The intent did not land: its pending files become orphaned."""
+    def record_abandoned(
+        self, intent_id: int, reason: OrphanReason, *, at_ms: int, in_use: Collection[str] = ()
+    ) -> None:
+        """The intent did not land: its pending files become orphaned, but for those `in_use`, which are live."""
         ...
 
     def record_orphans(
         self, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
     ) -> None:
         """Files found lying about that no snapshot references. Known paths are left as they are."""
+        ...
+
+    def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:
+        """No snapshot refers to these any more: live or orphaned before, they are orphaned from `at_ms` on.
+
+        Such a delete file serves nothing any more. A manifest that live files are in stays live.
+        """
+        ...
+
+    def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
+        """The bytes of files that dvsync wrote, by path; unknown paths are passed over."""
+        ...
+
+    def record_deleted(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
+        """Orphans that are not there any more."""
+        ...
+
+    def forget_before(self, table_id: int, before_ms: int) -> None:
+        """Forget deleted files, ended intents and runs that are older."""
         ...
 
     def record_failure(self, table_id: int, error: TableError) -> None: ...
@@ -114,8 +140,15 @@ class StateStore(Protocol):
 
     def count(self, table_id: int) -> TableCounts: ...
 
-    def list_orphans(self, table_id: int) -> list[tuple[str, FileKind, OrphanReason]]:
-        """The longest orphaned first."""
+    def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
+        """The files that dvsync wrote and that are in one of `statuses`, the longest in it first."""
+        ...
+
+    def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
+        """Live data files, sorted, that more than `delete_files_max` delete files serve.
+
+        Also those that more than one serves, where at least `deleted_share` of the rows are deleted.
+        """
         ...
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:

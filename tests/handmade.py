@@ -26,15 +26,11 @@ from pyroaring import BitMap64
 from daemon.clock import Clock, SystemClock
 from daemon.context import TableContext
 from daemon.delta.actions import Metadata, Protocol
-from daemon.delta.log import DeltaLog
 from daemon.first_sync import show_state
 from daemon.iceberg.catalogs import Catalogs
-from daemon.iceberg.target import Target
-from daemon.pipeline.runner import Runner
 from daemon.pipeline.session import SparkPipeline
 from daemon.pipeline.table_state import TableState
 from daemon.settings import LimitsSettings, PipelineSettings, SparkSettings, TableSettings
-from daemon.storage import FileIOStorage
 from daemon.sync import Follower
 from state.sql_store import SqlStateStore
 
@@ -255,7 +251,7 @@ class Bench:
             **self.table_options,
         )
         self.spark = SparkPipeline(self.spark_settings)
-        self.follower = Follower(
+        self.context = TableContext.make(
             self.settings,
             properties={},
             open_catalog=lambda: self.catalogs.open("local"),
@@ -264,6 +260,7 @@ class Bench:
             clock=self.clock,
             limits=self.limits,
         )
+        self.follower = Follower(self.context)
 
     def close(self) -> None:
         self.store.close()
@@ -273,22 +270,6 @@ class Bench:
         """As after a restart of the process."""
         self.close()
         self.open()
-
-    @property
-    def context(self) -> TableContext:
-        storage = FileIOStorage({})
-        return TableContext(
-            settings=self.settings,
-            log=DeltaLog(storage, self.source, self.clock),
-            target=Target(lambda: self.catalogs.open("local"), self.target, self.settings.location, self.clock),
-            store=self.store,
-            spark=self.spark,
-            runner=Runner(self.spark, self.settings.pipeline, self.settings.may_overflow),
-            storage=storage,
-            properties={},
-            clock=self.clock,
-            limits=self.limits,
-        )
 
     def first_sync_empty(self, table: HandmadeTable) -> None:
         """The first sync of a table that has no files at its version 0."""

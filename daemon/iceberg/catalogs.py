@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from pyiceberg.catalog import Catalog, load_catalog
 
+from daemon.iceberg.pyiceberg_ext import announce_metadata_files
+
 
 class Catalogs:
     """PyIceberg catalogs by their name in `config.yaml`; opening one raises whatever PyIceberg raises."""
@@ -19,7 +21,9 @@ class Catalogs:
     def open(self, name: str) -> Catalog:
         with self._lock:
             if name not in self._catalogs:
-                self._catalogs[name] = load_catalog(name, **self._properties[name])
+                catalog = load_catalog(name, **self._properties[name])
+                announce_metadata_files(catalog)
+                self._catalogs[name] = catalog
             return self._catalogs[name]
 
     def close(self) -> None:

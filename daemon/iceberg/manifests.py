@@ -119,8 +119,10 @@ def write_manifest(
     )
 
 
-def read_entries(io: FileIO, manifest: ManifestFile, *, spec: PartitionSpec, schema: Schema) -> list[ManifestEntry]:
-    """The live entries of a manifest, with snapshot id and sequence numbers inherited where they are null."""
+def read_entries(
+    io: FileIO, manifest: ManifestFile, *, spec: PartitionSpec, schema: Schema, live: bool = True
+) -> list[ManifestEntry]:
+    """The live entries of a manifest, or the deleted ones; snapshot id and sequence numbers inherited where null."""
     doubles = any(isinstance(schema.find_type(field.source_id), DoubleType) for field in spec.fields)
     file_type: type[AvroFile[ManifestEntry]] = PreciseAvroFile if doubles else AvroFile
     with file_type(
@@ -129,8 +131,8 @@ def read_entries(io: FileIO, manifest: ManifestFile, *, spec: PartitionSpec, sch
         read_types={-1: ManifestEntry, 2: DataFile},
         read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
     ) as reader:
-        live = [entry for entry in reader if entry.status is not ManifestEntryStatus.DELETED]
-    for entry in live:
+        entries = [entry for entry in reader if (entry.status is not ManifestEntryStatus.DELETED) is live]
+    for entry in entries:
         entry.data_file.spec_id = manifest.partition_spec_id
         if entry.snapshot_id is None:
             entry.snapshot_id = manifest.added_snapshot_id or 0
@@ -138,7 +140,7 @@ def read_entries(io: FileIO, manifest: ManifestFile, *, spec: PartitionSpec, sch
             entry.sequence_number = manifest.sequence_number
         if entry.file_sequence_number is None:
             entry.file_sequence_number = manifest.sequence_number
-    return live
+    return entries
 
 
 def read_manifest_list(io: FileIO, path: str) -> list[ManifestFile]:

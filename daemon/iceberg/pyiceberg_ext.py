@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.avro.file import SYNC_SIZE, AvroFile, Block
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import Record, StructProtocol
 
@@ -35,11 +38,39 @@ def stage_table(
     return transaction._table
 
 
-def commit_updates(table: Table, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...]) -> None:
+Announce = Callable[[Sequence[str]], None]
+_announce: ContextVar[Announce | None] = ContextVar("announce", default=None)
+
+
+def announce_metadata_files(catalog: Catalog) -> None:
+    """From now on `commit_updates` can tell the names of metadata files before `catalog` writes them.
+
+    A REST catalog's server names and writes its own, and nobody is told.
+    """
+    if not isinstance(catalog, MetastoreCatalog):
+        return
+
+    def write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
+        announce = _announce.get()
+        if announce:
+            announce([metadata_path])
+        type(catalog)._write_metadata(metadata, io, metadata_path)
+
+    # The name is made inside of the commit, and this is the first step that sees it.
+    catalog._write_metadata = write_metadata  # type: ignore[method-assign]
+
+
+def commit_updates(
+    table: Table, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...], announce: Announce
+) -> None:
     """One compare-and-swap at the catalog; `table` shows the new metadata afterwards."""
-    # Transactions bring their own snapshot producers and retries; this is the step below them, which also applies
-    # `write.metadata.delete-after-commit.enabled`.
-    table._do_commit(updates=updates, requirements=requirements)
+    announced = _announce.set(announce)
+    try:
+        # Transactions bring their own snapshot producers and retries; this is the step below them, which also applies
+        # `write.metadata.delete-after-commit.enabled`.
+        table._do_commit(updates=updates, requirements=requirements)
+    finally:
+        _announce.reset(announced)
 
 
 class PreciseAvroFile(AvroFile[D]):

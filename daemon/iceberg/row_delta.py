@@ -7,7 +7,7 @@ table's state. Iceberg spec, "Snapshots", "Manifests".
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -26,6 +26,7 @@ from daemon.iceberg.manifests import (
     schema_with_sources,
     write_manifest,
 )
+from daemon.iceberg.merging import live_files, plan_merges
 from daemon.iceberg.pyiceberg_ext import entry_record
 
 # The place of `partition` among the fields of a data file record.
@@ -53,6 +54,7 @@ class TableView:
     specs: Mapping[int, PartitionSpec]
     format_version: int
     parent: Snapshot | None
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class RowDelta:
     """The file changes of one snapshot. Files to remove are grouped by the path of the manifest that holds them.
 
     A file both removed and added gets a new data sequence number: older position deletes no longer reach it.
-    `replacements` leads from removed delete files to those that take over what is left of them, and their partitions.
+    `replacements` are removed delete files with those that take over what they hold, and their partitions: one of
+    either may be there several times. `replaces_all` leaves nothing of what was there, whoever wrote it.
     `written_manifests` are data manifests that Spark tasks wrote for this very snapshot, `written_size_bytes` the sum
     of their files' sizes. `same_rows` says that rows were only moved between files.
     """
@@ -70,7 +73,8 @@ class RowDelta:
     removed_data_files: Mapping[str, Set[str]] = field(default_factory=dict)
     added_delete_files: Sequence[DataFile] = ()
     removed_delete_files: Mapping[str, Set[str]] = field(default_factory=dict)
-    replacements: Mapping[str, DataFile] = field(default_factory=dict)
+    replacements: Sequence[tuple[str, DataFile]] = ()
+    replaces_all: bool = False
     written_manifests: Sequence[ManifestFile] = ()
     written_size_bytes: int = 0
     same_rows: bool = False
@@ -79,12 +83,12 @@ class RowDelta:
     def operation(self) -> Operation:
         """Iceberg spec, "Snapshots", `operation`."""
         adds = bool(self.added_data_files or self.written_manifests)
-        deletes = bool(self.removed_data_files or self.added_delete_files or self.replacements)
+        deletes = bool(self.removed_data_files or self.added_delete_files or self.replacements or self.replaces_all)
         if not deletes:
             return Operation.APPEND
-        if adds:
-            return Operation.REPLACE if self.same_rows else Operation.OVERWRITE
-        return Operation.DELETE
+        if self.same_rows and (adds or self.replacements):
+            return Operation.REPLACE
+        return Operation.OVERWRITE if adds or self.replaces_all else Operation.DELETE
 
 
 @dataclass(frozen=True)
@@ -106,12 +110,13 @@ class PreparedSnapshot:
 
 @dataclass
 class _Draft:
-    """A manifest to be written."""
+    """A manifest to be written. `sources` are the manifests whose place it takes."""
 
     path: str
     content: ManifestContent
     spec_id: int
     entries: list[ManifestEntry]
+    sources: list[str] = field(default_factory=list)
 
 
 def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequence[str]], None]) -> PreparedSnapshot:
@@ -120,32 +125,36 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
     Raises `StateMismatch` when a file to remove is not where the state store said.
     """
     names = _names(table.locations, delta.snapshot_id)
-    parent_manifests = read_manifest_list(table.io, table.parent.manifest_list) if table.parent else []
     counts: dict[str, int] = defaultdict(int)
-    drafts: list[_Draft] = []
-    moved: dict[str, str] = {}
-    dropped: dict[str, _Draft] = {}
+    # Manifests that lose entries, with what is to be told of each of theirs.
+    changed: dict[str, tuple[ManifestFile, list[ManifestEntry]]] = {}
     carried: list[ManifestFile] = []
     removed = {ManifestContent.DATA: delta.removed_data_files, ManifestContent.DELETES: delta.removed_delete_files}
-    for manifest in parent_manifests:
+    for manifest in read_manifest_list(table.io, table.parent.manifest_list) if table.parent else ():
         gone = removed[manifest.content].get(manifest.manifest_path)
-        if gone:
-            draft = _draft_without(table, manifest, gone, next(names), delta.snapshot_id)
-            if _may_stay(table, draft):
-                moved[manifest.manifest_path] = draft.path
-                drafts.append(draft)
-            else:
-                dropped[manifest.manifest_path] = draft
-        elif manifest.has_added_files() or manifest.has_existing_files():
+        if delta.replaces_all:
+            _count_replaced(counts, manifest)
+        elif gone:
+            changed[manifest.manifest_path] = (manifest, _entries_without(table, manifest, gone, delta.snapshot_id))
+        elif live_files(manifest):
             carried.append(manifest)
-    _check_all_found(removed.values(), {*moved, *dropped})
-    replacements = list(_take_over(delta.replacements, [*drafts, *dropped.values()]))
+    _check_all_found(removed.values(), changed)
+    replacements = list(_take_over(delta.replacements, [entry for _, entries in changed.values() for entry in entries]))
+    merged = [
+        (manifest, _entries_without(table, manifest, frozenset(), delta.snapshot_id))
+        for group in plan_merges(carried, table.properties)
+        for manifest in group
+    ]
+    kept = [(manifest, entries) for manifest, entries in changed.values() if _may_stay(table, manifest, entries)]
+    rewritten = list(_pack(names, [*kept, *merged]))
+    moved = {source: draft.path for draft in rewritten for source in draft.sources}
+    carried = [manifest for manifest in carried if manifest.manifest_path not in moved]
     added = [
         *_draft_added(names, ManifestContent.DATA, delta.added_data_files, delta.snapshot_id),
         *_draft_added(names, ManifestContent.DELETES, [*delta.added_delete_files, *replacements], delta.snapshot_id),
     ]
     placements = {entry.data_file.file_path: draft.path for draft in added for entry in draft.entries}
-    drafts = [*added, *drafts]
+    drafts = [*added, *rewritten]
     manifest_list_path = table.locations.new_metadata_location(f"snap-{delta.snapshot_id}-{uuid4()}.avro")
     announce([*(draft.path for draft in drafts), manifest_list_path])
     written = [
@@ -161,9 +170,12 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         )
         for draft in drafts
     ]
-    changed = [*drafts, *dropped.values()]
-    for draft in changed:
-        _count(counts, draft)
+    told = [
+        *((draft.content, entry) for draft in added for entry in draft.entries),
+        *((manifest.content, entry) for manifest, entries in changed.values() for entry in entries),
+    ]
+    for content, entry in told:
+        _count(counts, content, entry)
     for manifest in delta.written_manifests:
         counts["added-data-files"] += manifest.added_files_count or 0
         counts["added-records"] += manifest.added_rows_count or 0
@@ -174,9 +186,8 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         if delta.written_manifests
         else len(
             {
-                (draft.spec_id, repr(entry.data_file.partition))
-                for draft in changed
-                for entry in draft.entries
+                (entry.data_file.spec_id, repr(entry.data_file.partition))
+                for _, entry in told
                 if entry.status is not ManifestEntryStatus.EXISTING
             }
         )
@@ -185,7 +196,7 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         snapshot_id=delta.snapshot_id,
         operation=delta.operation,
         manifests=[*delta.written_manifests, *written, *carried],
-        summary=_summary(counts, table.parent),
+        summary=_summary(counts, None if delta.replaces_all else table.parent),
         placements=placements,
         moved_manifests=moved,
         manifest_list_path=manifest_list_path,
@@ -213,26 +224,25 @@ def _draft_added(
             yield _Draft(next(names), content, spec_id, entries)
 
 
-def _take_over(replacements: Mapping[str, DataFile], drafts: Iterable[_Draft]) -> Iterator[DataFile]:
-    """Each replacement with the partition of the delete file in whose place it comes."""
-    for draft in drafts:
-        for entry in draft.entries:
-            old = entry.data_file
-            if entry.status is ManifestEntryStatus.DELETED and old.file_path in replacements:
-                new = replacements[old.file_path]
-                new[PARTITION_FIELD] = old.partition
-                new.spec_id = old.spec_id
-                yield new
+def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[ManifestEntry]) -> Iterator[DataFile]:
+    """Each replacement with the partition of a delete file in whose place it comes."""
+    removed = {
+        entry.data_file.file_path: entry.data_file for entry in entries if entry.status is ManifestEntryStatus.DELETED
+    }
+    for path, new in replacements:
+        new[PARTITION_FIELD] = removed[path].partition
+        new.spec_id = removed[path].spec_id
+        yield new
 
 
-def _draft_without(table: TableView, manifest: ManifestFile, gone: Set[str], path: str, snapshot_id: int) -> _Draft:
-    """The manifest again: entries of `gone` marked deleted by this snapshot, the others existing."""
+def _entries_without(table: TableView, manifest: ManifestFile, gone: Set[str], snapshot_id: int) -> list[ManifestEntry]:
+    """The entries of a manifest again: those of `gone` marked deleted by this snapshot, the others existing."""
     spec = table.specs[manifest.partition_spec_id]
-    draft = _Draft(path, manifest.content, manifest.partition_spec_id, [])
     schema = schema_with_sources(spec, table.schemas)
+    entries = []
     for entry in read_entries(table.io, manifest, spec=spec, schema=schema):
         leaves = entry.data_file.file_path in gone
-        draft.entries.append(
+        entries.append(
             entry_record(
                 ManifestEntryStatus.DELETED if leaves else ManifestEntryStatus.EXISTING,
                 entry.data_file,
@@ -241,24 +251,39 @@ def _draft_without(table: TableView, manifest: ManifestFile, gone: Set[str], pat
                 file_sequence_number=entry.file_sequence_number,
             )
         )
-    found = {entry.data_file.file_path for entry in draft.entries if entry.status is ManifestEntryStatus.DELETED}
+    found = {entry.data_file.file_path for entry in entries if entry.status is ManifestEntryStatus.DELETED}
     if found != set(gone):
         raise _misplaced(sorted(set(gone) - found)[0], manifest.manifest_path)
-    return draft
+    return entries
 
 
-def _may_stay(table: TableView, draft: _Draft) -> bool:
+def _may_stay(table: TableView, manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> bool:
     """Whether the manifest has anything to tell: not when all of it left along with a partition column.
 
     DuckDB 1.5.5 dies of a manifest whose partition field has no column in the current schema.
     """
-    sources = {field.source_id for field in table.specs[draft.spec_id].fields}
+    sources = {field.source_id for field in table.specs[manifest.partition_spec_id].fields}
     return sources <= table.schemas[0].field_ids or any(
-        entry.status is not ManifestEntryStatus.DELETED for entry in draft.entries
+        entry.status is not ManifestEntryStatus.DELETED for entry in entries
     )
 
 
-def _check_all_found(removed: Iterable[Mapping[str, Set[str]]], found: Set[str]) -> None:
+def _pack(names: Iterator[str], manifests: Iterable[tuple[ManifestFile, Sequence[ManifestEntry]]]) -> Iterator[_Draft]:
+    """As few manifests as can hold these entries, of one content and spec each; none is taken apart."""
+    filling: dict[tuple[ManifestContent, int], _Draft] = {}
+    for manifest, entries in manifests:
+        kind = (manifest.content, manifest.partition_spec_id)
+        draft = filling.get(kind)
+        if draft is None or len(draft.entries) + len(entries) > MANIFEST_ENTRIES_MAX:
+            if draft:
+                yield draft
+            draft = filling[kind] = _Draft(next(names), *kind, [])
+        draft.entries += entries
+        draft.sources.append(manifest.manifest_path)
+    yield from filling.values()
+
+
+def _check_all_found(removed: Iterable[Mapping[str, Set[str]]], found: Container[str]) -> None:
     for by_manifest in removed:
         for manifest_path, files in by_manifest.items():
             if manifest_path not in found:
@@ -273,28 +298,34 @@ def _misplaced(file_path: str, manifest_path: str) -> StateMismatch:
     )
 
 
-def _count(counts: dict[str, int], draft: _Draft) -> None:
+def _count_replaced(counts: dict[str, int], manifest: ManifestFile) -> None:
+    """As far as a manifest list tells what leaves with the whole manifest."""
+    is_data = manifest.content is ManifestContent.DATA
+    counts["deleted-data-files" if is_data else "removed-delete-files"] += live_files(manifest)
+    if is_data:
+        counts["deleted-records"] += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
+
+
+def _count(counts: dict[str, int], content: ManifestContent, entry: ManifestEntry) -> None:
     """Iceberg spec, appendix "Optional Snapshot Summary Fields"."""
-    is_data = draft.content is ManifestContent.DATA
-    for entry in draft.entries:
-        if entry.status is ManifestEntryStatus.EXISTING:
-            continue
-        added = entry.status is ManifestEntryStatus.ADDED
-        counts["added-files-size" if added else "removed-files-size"] += entry.data_file.file_size_in_bytes
-        if is_data:
-            counts["added-data-files" if added else "deleted-data-files"] += 1
-            counts["added-records" if added else "deleted-records"] += entry.data_file.record_count
-        else:
-            verb = "added" if added else "removed"
-            counts[f"{verb}-delete-files"] += 1
-            counts[f"{verb}-position-delete-files"] += 1
-            counts[f"{verb}-position-deletes"] += entry.data_file.record_count
+    if entry.status is ManifestEntryStatus.EXISTING:
+        return
+    added = entry.status is ManifestEntryStatus.ADDED
+    counts["added-files-size" if added else "removed-files-size"] += entry.data_file.file_size_in_bytes
+    if content is ManifestContent.DATA:
+        counts["added-data-files" if added else "deleted-data-files"] += 1
+        counts["added-records" if added else "deleted-records"] += entry.data_file.record_count
+    else:
+        verb = "added" if added else "removed"
+        counts[f"{verb}-delete-files"] += 1
+        counts[f"{verb}-position-delete-files"] += 1
+        counts[f"{verb}-position-deletes"] += entry.data_file.record_count
 
 
 def _summary(counts: Mapping[str, int], parent: Snapshot | None) -> dict[str, str]:
     summary = {name: str(count) for name, count in counts.items() if count}
     before = parent.summary if parent and parent.summary else None
     for total, added, removed in TOTALS:
-        base = int(str(before[total] or 0)) if before else 0
-        summary[total] = str(base + counts.get(added, 0) - counts.get(removed, 0))
+        kept = int(str(before[total] or 0)) - counts.get(removed, 0) if before else 0
+        summary[total] = str(kept + counts.get(added, 0))
     return summary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -24,6 +24,7 @@ from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     AssignUUIDUpdate,
+    RemoveSnapshotsUpdate,
     SetCurrentSchemaUpdate,
     SetDefaultSortOrderUpdate,
     SetDefaultSpecUpdate,
@@ -38,7 +39,7 @@ from pyiceberg.table.update import (
 from daemon.clock import Clock
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown
 from daemon.iceberg.manifests import write_manifest_list
-from daemon.iceberg.pyiceberg_ext import commit_updates, stage_table
+from daemon.iceberg.pyiceberg_ext import Announce, commit_updates, stage_table
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 
 
@@ -93,7 +94,13 @@ class Target:
             hint="Check the catalog's address, credentials and health; dvsync tries again.",
         )
 
-    def define(self, table: Table, definition: Definition, stamp: Mapping[str, str] = MappingProxyType({})) -> Table:
+    def define(
+        self,
+        table: Table,
+        definition: Definition,
+        announce: Announce,
+        stamp: Mapping[str, str] = MappingProxyType({}),
+    ) -> Table:
         """Bring an existing table to `definition` without a snapshot; costs nothing when it is there already.
 
         `stamp` are properties to set along with a change. Raises as `commit` does.
@@ -103,9 +110,15 @@ class Target:
             return table
         if stamp:
             updates = (*updates, SetPropertiesUpdate(updates=dict(stamp)))
-        requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), _same_snapshot(table))
+        return self._commit_metadata(table, updates, announce)
+
+    def expire(self, table: Table, snapshot_ids: Sequence[int], announce: Announce) -> Table:
+        """Take snapshots out of the table's metadata; their files stay. Raises as `commit` does."""
+        return self._commit_metadata(table, (RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)),), announce)
+
+    def _commit_metadata(self, table: Table, updates: tuple[TableUpdate, ...], announce: Announce) -> Table:
         try:
-            commit_updates(table, updates, requirements)
+            commit_updates(table, updates, _unchanged(table), announce)
         except CommitFailedException as error:
             raise self._conflict(error) from error
         except Exception as error:
@@ -113,10 +126,16 @@ class Target:
         return table
 
     def commit(
-        self, table: Table, definition: Definition, prepared: PreparedSnapshot, marker: Mapping[str, str]
+        self,
+        table: Table,
+        definition: Definition,
+        prepared: PreparedSnapshot,
+        marker: Mapping[str, str],
+        announce: Announce,
     ) -> Table:
         """Make `prepared` the table's current snapshot, creating the table when it was only staged.
 
+        `announce` is told the path of the new metadata file before it is written, where the client names it.
         Raises `CommitConflict` when someone else was first (ours certainly did not land) and `CommitOutcomeUnknown`
         when it may have landed; the files stay where they are in both cases. Trying again is for the next cycle, which
         looks at the table first: what the lost try left behind is found before something new is written.
@@ -145,7 +164,7 @@ class Target:
         )
         updates, requirements = _changes(table, definition, snapshot, creating=creating)
         try:
-            commit_updates(table, updates, requirements)
+            commit_updates(table, updates, requirements, announce)
         except (CommitFailedException, TableAlreadyExistsError) as error:
             # A catalog that repeats a request of its own accord can be in conflict with itself.
             found = self.find_table()
@@ -182,6 +201,7 @@ def view_of(table: Table, definition: Definition) -> TableView:
         specs={**table.specs(), definition.spec.spec_id: definition.spec},
         format_version=table.metadata.format_version,
         parent=table.current_snapshot(),
+        properties=table.properties,
     )
 
 
@@ -213,13 +233,17 @@ def _changes(
             SetPropertiesUpdate(updates={**table.metadata.properties, **definition.properties}),
             *reference,
         ), (AssertCreate(),)
-    requirements = (AssertTableUUID(uuid=table.metadata.table_uuid), _same_snapshot(table))
-    return (*_definition_changes(table, definition), *reference), requirements
+    return (*_definition_changes(table, definition), *reference), _unchanged(table)
 
 
-def _same_snapshot(table: Table) -> TableRequirement:
+def _unchanged(table: Table) -> tuple[TableRequirement, ...]:
+    """The table is still the same one, and nobody committed rows since it was loaded."""
     current = table.current_snapshot()
-    return AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=current.snapshot_id if current else None)
+    snapshot_id = current.snapshot_id if current else None
+    return (
+        AssertTableUUID(uuid=table.metadata.table_uuid),
+        AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=snapshot_id),
+    )
 
 
 def _definition_changes(table: Table, definition: Definition) -> tuple[TableUpdate, ...]:

@@ -6,7 +6,7 @@ The wanted state follows from the new deletion vectors alone, so planning a vers
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from msgspec.structs import replace as with_fields
@@ -278,10 +278,10 @@ def complete_plan(
     delta = RowDelta(
         snapshot_id=snapshot_id,
         added_data_files=[data_file_of(add, path, plan.table, metrics[path]) for path, add in sorted(added.items())],
-        removed_data_files=_by_manifest((plan.live[path].manifest_path, path) for path in leaving),
+        removed_data_files=by_manifest((plan.live[path].manifest_path, path) for path in leaving),
         added_delete_files=[_delete_file_of(task, result) for task, result in written],
-        removed_delete_files=_by_manifest((file.manifest_path, file.path) for file in serving),
-        replacements={rewrite.old.path: _delete_file_record((), result) for rewrite, result in rewritten},
+        removed_delete_files=by_manifest((file.manifest_path, file.path) for file in serving),
+        replacements=[(rewrite.old.path, delete_file_record((), result)) for rewrite, result in rewritten],
         same_rows=_moves_rows_only(plan, counts, positions=sum(result.positions for _, result in written)),
     )
     return CommitPlan(
@@ -308,7 +308,8 @@ def _metrics(plan: SyncPlan, path: str) -> Metrics:
     return metrics_of(plan.change.dv_changed[path], path, plan.table, plan.live[path].record_count)
 
 
-def _by_manifest(placed: Iterator[tuple[str, str]]) -> dict[str, set[str]]:
+def by_manifest(placed: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    """Paths grouped by the manifest that comes first in each pair."""
     groups: dict[str, set[str]] = defaultdict(set)
     for manifest_path, path in placed:
         groups[manifest_path].add(path)
@@ -341,12 +342,12 @@ def _account_of(file: LiveFile) -> Account:
 
 
 def _delete_file_of(task: DeleteFileTask, result: DeleteFileResult) -> DataFile:
-    record = _delete_file_record(task.partition, result)
+    record = delete_file_record(task.partition, result)
     record.spec_id = task.spec_id
     return record
 
 
-def _delete_file_record(partition: Sequence[object], result: DeleteFileResult) -> DataFile:
+def delete_file_record(partition: Sequence[object], result: DeleteFileResult) -> DataFile:
     """Iceberg spec, "Data File Fields", of a position-delete file.
 
     Bounds and counts are given for a file that serves one data file; engines take equal bounds of `file_path` for it.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.status import Board, TableState, TableStatus
+from daemon.status import Board, TableState, TableStatus, WrittenStatus
 
 Value = float | None
 # Name -> what it counts, and where it stands. A value that is not known leaves its series out.
@@ -21,6 +21,19 @@ GAUGES: dict[str, tuple[str, Callable[[TableStatus], Value]]] = {
     "dvsync_live_delete_files": ("Delete files that are live in Iceberg.", lambda table: table.live_delete_files),
     "dvsync_deleted_positions": ("Positions that live delete files hold.", lambda table: table.deleted_positions),
     "dvsync_orphans_waiting": ("Files that dvsync wrote and nothing references.", lambda table: table.orphans_waiting),
+}
+WRITTEN: dict[str, tuple[str, Callable[[WrittenStatus], float]]] = {
+    "dvsync_written_files": ("Files that dvsync wrote, by kind and status.", lambda each: each.files),
+    "dvsync_written_bytes": ("Their bytes, as far as known.", lambda each: each.size_bytes),
+    "dvsync_written_oldest_seconds": ("How long the oldest has its status.", lambda each: each.oldest_seconds),
+}
+UPKEEP = {
+    "maintenance_rounds": "Rounds of maintenance.",
+    "maintenance_failures": "Rounds of maintenance that failed.",
+    "compacted_delete_files": "Delete files that compaction replaced.",
+    "expired_snapshots": "Iceberg snapshots that were expired.",
+    "removed_files": "Files that cleanup removed.",
+    "removed_bytes": "Bytes that cleanup removed, as far as known.",
 }
 
 
@@ -59,6 +72,22 @@ class BoardCollector(Collector):
             mismatches.add_metric([name], counted.mismatches)
         yield accounts
         yield mismatches
+        yield from self._written(statuses)
+        upkeep = self._board.upkeep()
+        for field, text in UPKEEP.items():
+            counter = CounterMetricFamily(f"dvsync_{field}", text, labels=["table"])
+            for name, counts in upkeep.items():
+                counter.add_metric([name], getattr(counts, field.removeprefix("maintenance_")))
+            yield counter
+
+    def _written(self, statuses: Sequence[TableStatus]) -> Iterator[Metric]:
+        """Files that dvsync wrote, by kind and status."""
+        for name, (text, read) in WRITTEN.items():
+            gauge = GaugeMetricFamily(name, text, labels=["table", "kind", "status"])
+            for table in statuses:
+                for each in table.written_files or ():
+                    gauge.add_metric([table.name, each.kind, each.status], read(each))
+            yield gauge
 
 
 def make_metrics(board: Board) -> Callable[[], bytes]:

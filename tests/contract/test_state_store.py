@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
@@ -13,13 +14,17 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from msgspec.structs import replace
+from sqlalchemy import create_engine
 
+from state.database import MIGRATIONS
 from state.memory_store import MemoryStateStore
 from state.models import Base
 from state.records import (
@@ -27,13 +32,15 @@ from state.records import (
     DeletionVectorRecord,
     DvMapping,
     FileKind,
+    FileStatus,
     Intent,
     LiveFile,
     OrphanReason,
     Outcome,
     SyncRun,
-    TableCounts,
     TableError,
+    WrittenCount,
+    WrittenFile,
 )
 from state.sql_bulk import IN_LIST_MAX
 from state.sql_store import READ_BATCH_MAX, SqlStateStore
@@ -111,13 +118,29 @@ def observe(store: StateStore, table_id: int, paths: list[str]) -> dict[str, Any
         "serving": store.find_serving(table_id, paths),
         "intents": store.find_open_intents(table_id),
         "counts": store.count(table_id),
-        "orphans": store.list_orphans(table_id),
+        "written": store.list_written(table_id, FileStatus),
+        "crowded": store.find_crowded(table_id, delete_files_max=2, deleted_share=0.3),
         "runs": store.list_runs(table_id, runs_max=100),
     }
 
 
+def totals(store: StateStore, table_id: int) -> tuple[int, int, int, int, int]:
+    """Live data files, live rows, live delete files, deleted positions, orphans of any kind."""
+    counts = store.count(table_id)
+    orphaned = sum(group.files for group in counts.orphans)
+    return counts.live_data_files, counts.live_rows, counts.live_delete_files, counts.deleted_positions, orphaned
+
+
+def orphans(store: StateStore, table_id: int) -> list[tuple[str, FileKind, OrphanReason | None]]:
+    return [(file.path, file.kind, file.reason) for file in store.list_written(table_id, [FileStatus.ORPHANED])]
+
+
 def orphan_paths(store: StateStore, table_id: int) -> list[str]:
-    return [path for path, _, _ in store.list_orphans(table_id)]
+    return [path for path, _, _ in orphans(store, table_id)]
+
+
+def find_written(store: StateStore, table_id: int, path: str) -> WrittenFile | None:
+    return next((file for file in store.list_written(table_id, FileStatus) if file.path == path), None)
 
 
 # --- tables ---
@@ -154,7 +177,7 @@ def test_changed_source_or_target_starts_afresh(store: StateStore, table_id: int
     assert afresh.id != table_id
     assert (afresh.synced_version, afresh.last_synced_at_ms) == (None, None)
     assert store.list_tables() == [afresh]
-    assert store.count(afresh.id) == TableCounts(0, 0, 0, 0, 0)
+    assert totals(store, afresh.id) == (0, 0, 0, 0, 0)
     assert store.list_runs(afresh.id, runs_max=9) == []
     with pytest.raises(LookupError):
         store.count(table_id)
@@ -171,7 +194,11 @@ def test_tables_do_not_share_files(store: StateStore, table_id: int) -> None:
     before = observe(store, other, ["a", "d"])
     store.record_synced(None, outcome(table_id, 2, moved_manifests=((MANIFEST, "m1"),)), at_ms=2)
     store.record_synced(None, outcome(table_id, 3, removed_files=("a",)), at_ms=3)
-    store.record_rebuilt(outcome(table_id, 4), [], [], at_ms=4)
+    store.record_sizes(table_id, {"d": 7, "m1": 7})
+    store.record_unreferenced(table_id, ["d", "m1"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=4)
+    store.record_deleted(table_id, ["d", "m1"], at_ms=5)
+    store.forget_before(table_id, 6)
+    store.record_rebuilt(outcome(table_id, 4), [], [], at_ms=6)
     assert observe(store, other, ["a", "d"]) == before
 
 
@@ -188,11 +215,16 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.record_synced(None, outcome(UNKNOWN, 1), at_ms=1),
     lambda store: store.record_rebuilt(outcome(UNKNOWN, 1), [], [], at_ms=1),
     lambda store: store.record_orphans(UNKNOWN, FileKind.MANIFEST, ["m"], OrphanReason.COMMIT_FAILED, at_ms=1),
+    lambda store: store.record_unreferenced(UNKNOWN, ["m"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=1),
+    lambda store: store.record_sizes(UNKNOWN, {"m": 1}),
+    lambda store: store.record_deleted(UNKNOWN, ["m"], at_ms=1),
+    lambda store: store.forget_before(UNKNOWN, 1),
     lambda store: store.record_failure(UNKNOWN, TableError("k", "m", "h", None, 1, 1, False)),
     lambda store: store.record_run(SyncRun(UNKNOWN, 1, 1, "advanced")),
     lambda store: store.record_resumed(UNKNOWN),
     lambda store: store.count(UNKNOWN),
-    lambda store: store.list_orphans(UNKNOWN),
+    lambda store: store.list_written(UNKNOWN, [FileStatus.LIVE]),
+    lambda store: store.find_crowded(UNKNOWN, delete_files_max=1, deleted_share=0.5),
     lambda store: store.list_runs(UNKNOWN, runs_max=1),
 ]
 
@@ -228,7 +260,7 @@ def test_added_file_replaces_its_row(store: StateStore, table_id: int) -> None:
     store.record_synced(None, outcome(table_id, 2, added_files=(again,)), at_ms=2)
     assert store.find_live_files(table_id, ["a"]) == {"a": again}
     assert store.find_serving(table_id, ["d1"]) == {"d1": {"a"}}
-    assert store.count(table_id) == TableCounts(1, 4, 1, 3, 0)
+    assert totals(store, table_id) == (1, 4, 1, 3, 0)
 
 
 def test_changed_dvs(store: StateStore, table_id: int) -> None:
@@ -242,7 +274,7 @@ def test_changed_dvs(store: StateStore, table_id: int) -> None:
         live_file("b"),
         files[2],
     ]
-    assert store.count(table_id) == TableCounts(3, 291, 0, 9, 0)
+    assert totals(store, table_id) == (3, 291, 0, 9, 0)
 
 
 def test_removed_file_takes_its_mappings(store: StateStore, table_id: int) -> None:
@@ -260,10 +292,10 @@ def test_removed_file_takes_its_mappings(store: StateStore, table_id: int) -> No
     store.record_synced(None, outcome(table_id, 2, removed_files=("a",)), at_ms=2)
     assert store.find_delete_files(table_id, ["a"]) == []
     assert store.find_serving(table_id, ["d1", "unknown"]) == {"d1": {"b"}, "unknown": set()}
-    assert store.count(table_id) == TableCounts(1, 100, 1, 0, 0)
+    assert totals(store, table_id) == (1, 100, 1, 0, 0)
     store.record_synced(None, outcome(table_id, 3, removed_files=("b",)), at_ms=3)
     assert store.find_serving(table_id, ["d1"]) == {"d1": set()}
-    assert (store.count(table_id).live_delete_files, store.list_orphans(table_id)) == (1, [])
+    assert (store.count(table_id).live_delete_files, orphans(store, table_id)) == (1, [])
 
 
 def test_removed_and_added_again(store: StateStore, table_id: int) -> None:
@@ -285,7 +317,7 @@ def test_removed_and_added_again(store: StateStore, table_id: int) -> None:
     store.record_synced(None, change, at_ms=2)
     assert store.find_live_files(table_id, ["a"]) == {"a": shrunk}
     assert store.find_delete_files(table_id, ["a"]) == [delete_file("d2", "a")]
-    assert store.list_orphans(table_id) == [("d1", FileKind.DELETE_FILE, OrphanReason.DV_SHRUNK)]
+    assert orphans(store, table_id) == [("d1", FileKind.DELETE_FILE, OrphanReason.DV_SHRUNK)]
 
 
 def test_find_delete_files(store: StateStore, table_id: int) -> None:
@@ -315,23 +347,23 @@ def test_removed_delete_files_become_orphans(store: StateStore, table_id: int) -
     store.record_synced(None, first, at_ms=1)
     removed = (("d1", OrphanReason.DV_SHRUNK), ("d0", OrphanReason.DATA_FILES_GONE))
     store.record_synced(None, outcome(table_id, 2, removed_delete_files=removed), at_ms=2)
-    assert store.list_orphans(table_id) == [
+    assert orphans(store, table_id) == [
         ("d0", FileKind.DELETE_FILE, OrphanReason.DATA_FILES_GONE),
         ("d1", FileKind.DELETE_FILE, OrphanReason.DV_SHRUNK),
     ]
     assert store.find_delete_files(table_id, ["a"]) == []
     assert store.find_serving(table_id, ["d1"]) == {"d1": set()}
-    assert store.count(table_id) == TableCounts(1, 100, 0, 0, 2)
+    assert totals(store, table_id) == (1, 100, 0, 0, 2)
 
 
 def test_orphans_outlive_a_rebuild(store: StateStore, table_id: int) -> None:
-    """A rebuild forgets manifests, and still knows the orphans that were in them."""
+    """A rebuild replaces what is live, and still knows the orphans of before."""
     first = outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d1", "a"),))
     store.record_synced(None, first, at_ms=1)
     removed = (("d1", OrphanReason.DV_SHRUNK),)
     store.record_synced(None, outcome(table_id, 2, removed_delete_files=removed), at_ms=2)
     store.record_rebuilt(outcome(table_id, 3), [live_file("b", manifest="m1")], [], at_ms=3)
-    assert store.list_orphans(table_id) == [("d1", FileKind.DELETE_FILE, OrphanReason.DV_SHRUNK)]
+    assert orphans(store, table_id) == [("d1", FileKind.DELETE_FILE, OrphanReason.DV_SHRUNK)]
 
 
 def test_moved_manifests(store: StateStore, table_id: int) -> None:
@@ -402,7 +434,7 @@ def test_ending_an_intent_that_is_not_known(store: StateStore, table_id: int) ->
     """What landed is recorded even when its intent is not known; abandoning such an intent does nothing."""
     store.record_synced(UNKNOWN, outcome(table_id, 1, added_files=(live_file("a"),)), at_ms=1)
     store.record_abandoned(UNKNOWN, OrphanReason.COMMIT_FAILED, at_ms=1)
-    assert store.count(table_id) == TableCounts(1, 100, 0, 0, 0)
+    assert totals(store, table_id) == (1, 100, 0, 0, 0)
 
 
 def test_pending_files_of_a_synced_intent_become_live(store: StateStore, table_id: int) -> None:
@@ -412,7 +444,7 @@ def test_pending_files_of_a_synced_intent_become_live(store: StateStore, table_i
     store.record_pending(1, FileKind.DELETE_FILE, ["d1"])
     store.record_pending(1, FileKind.MANIFEST, ["m1", "m-unwritten"])
     store.record_pending(1, FileKind.MANIFEST_LIST, ["snap-1"])
-    assert store.count(table_id) == TableCounts(0, 0, 0, 0, 0)
+    assert totals(store, table_id) == (0, 0, 0, 0, 0)
     synced = outcome(
         table_id,
         1,
@@ -422,7 +454,7 @@ def test_pending_files_of_a_synced_intent_become_live(store: StateStore, table_i
     )
     store.record_synced(1, synced, at_ms=1)
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=2)
-    assert store.count(table_id) == TableCounts(1, 100, 1, 0, 0)
+    assert totals(store, table_id) == (1, 100, 1, 0, 0)
     store.record_orphans(table_id, FileKind.MANIFEST_LIST, ["snap-1"], OrphanReason.COMMIT_FAILED, at_ms=3)
     store.record_orphans(table_id, FileKind.MANIFEST, ["m-unwritten"], OrphanReason.COMMIT_FAILED, at_ms=3)
     assert orphan_paths(store, table_id) == ["m-unwritten"]
@@ -438,8 +470,26 @@ def test_abandoned_files_become_orphans(store: StateStore, table_id: int) -> Non
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=4)
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=5)
     expected = [(f"lost-{number}", kind, OrphanReason.COMMIT_FAILED) for number, kind in enumerate(FileKind)]
-    assert store.list_orphans(table_id) == expected
+    assert orphans(store, table_id) == expected
     assert [intent.id for intent, _ in store.find_open_intents(table_id)] == [2]
+
+
+def test_abandoned_files_in_use_become_live(store: StateStore, table_id: int) -> None:
+    """Of an abandoned intent, the pending files in use are live; a file in use of another intent stays pending."""
+    open_intent(store, table_id, 1, created_at_ms=3)
+    open_intent(store, table_id, 2, created_at_ms=4)
+    store.record_pending(1, FileKind.METADATA, ["v1.json", "v2.json"])
+    store.record_pending(1, FileKind.DELETE_FILE, ["d1"])
+    store.record_pending(2, FileKind.MANIFEST, ["m2"])
+    in_use = {"v1.json", "m2", "never-heard-of"}
+    store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=5, in_use=in_use)
+    store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=6, in_use={"v2.json"})
+    assert store.list_written(table_id, FileStatus) == [
+        WrittenFile("m2", FileKind.MANIFEST, FileStatus.PENDING, 4),
+        WrittenFile("d1", FileKind.DELETE_FILE, FileStatus.ORPHANED, 5, OrphanReason.COMMIT_FAILED),
+        WrittenFile("v1.json", FileKind.METADATA, FileStatus.LIVE, 5),
+        WrittenFile("v2.json", FileKind.METADATA, FileStatus.ORPHANED, 5, OrphanReason.COMMIT_FAILED),
+    ]
 
 
 def test_pending_path_moves_to_the_newer_intent(store: StateStore, table_id: int) -> None:
@@ -452,7 +502,7 @@ def test_pending_path_moves_to_the_newer_intent(store: StateStore, table_id: int
     open_intent(store, table_id, 3)
     store.record_pending(3, FileKind.DELETE_FILE, ["pending"])
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=2)
-    assert store.list_orphans(table_id) == []
+    assert orphans(store, table_id) == []
 
 
 def test_live_path_stays_live(store: StateStore, table_id: int) -> None:
@@ -463,7 +513,7 @@ def test_live_path_stays_live(store: StateStore, table_id: int) -> None:
     store.record_pending(1, FileKind.DELETE_FILE, ["d"])
     store.record_pending(1, FileKind.MANIFEST, [MANIFEST])
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=2)
-    assert store.list_orphans(table_id) == []
+    assert orphans(store, table_id) == []
     assert store.find_delete_files(table_id, ["a"]) == [delete_file("d", "a")]
 
 
@@ -486,6 +536,17 @@ def test_synced_moves_the_cursor_and_clears_the_error(store: StateStore, table_i
     assert (table.delta_table_id, table.synced_version, table.source_timestamp_ms) == ("delta-id", 4, 4_000)
     assert (table.snapshot_id, table.metadata_location) == (7_004, "s3://iceberg/metadata/v4.json")
     assert (table.last_synced_at_ms, table.error) == (77, None)
+
+
+def test_maintenance_leaves_the_error_and_the_time(store: StateStore, table_id: int) -> None:
+    """An outcome of the same version that changes no rows moves the snapshot alone."""
+    store.record_synced(None, outcome(table_id, 1, added_files=(live_file("a"),)), at_ms=1)
+    error = TableError("Retryable", "away", "Wait.", None, 1, 1, False)
+    store.record_failure(table_id, error)
+    maintained = replace(outcome(table_id, 1, moved_manifests=((MANIFEST, "m1"),)), snapshot_id=99)
+    store.record_synced(None, maintained, at_ms=2)
+    (table,) = store.list_tables()
+    assert (table.snapshot_id, table.last_synced_at_ms, table.error) == (99, 1, error)
 
 
 def test_synced_twice_changes_nothing(store: StateStore, table_id: int) -> None:
@@ -535,7 +596,8 @@ def test_rebuilt_replaces_what_is_live(store: StateStore, table_id: int) -> None
     store.record_rebuilt(outcome(table_id, 9), iter(files), iter(deletes), at_ms=90)
     assert list(store.read_live_files(table_id)) == files
     assert store.find_delete_files(table_id, ["old", "both", "new"]) == deletes
-    assert store.count(table_id) == TableCounts(2, 198, 2, 2, 0)
+    assert totals(store, table_id) == (2, 198, 2, 2, 1)
+    assert orphans(store, table_id) == [("d-old", FileKind.DELETE_FILE, OrphanReason.TABLE_REPLACED)]
     (table,) = store.list_tables()
     assert (table.synced_version, table.last_synced_at_ms, table.error) == (9, 90, None)
 
@@ -557,12 +619,54 @@ def test_rebuilt_ends_intents(store: StateStore, table_id: int) -> None:
     store.record_pending(lost.id, FileKind.METADATA, [rebuilt.metadata_location or ""])
     store.record_rebuilt(rebuilt, [live_file("a")], [delete_file("d-live", "a")], at_ms=5)
     assert store.find_open_intents(table_id) == []
-    assert store.list_orphans(table_id) == [
+    assert orphans(store, table_id) == [
         ("d-lost", FileKind.DELETE_FILE, OrphanReason.COMMIT_FAILED),
         ("d-replaced", FileKind.DELETE_FILE, OrphanReason.DV_SHRUNK),
         ("m-lost", FileKind.MANIFEST, OrphanReason.COMMIT_FAILED),
     ]
-    assert store.count(table_id) == TableCounts(1, 100, 1, 0, 3)
+    assert totals(store, table_id) == (1, 100, 1, 0, 3)
+
+
+def test_rebuild_keeps_what_older_snapshots_use(store: StateStore, table_id: int) -> None:
+    """After a rebuild, manifests, lists and metadata files are live as long as before."""
+    open_intent(store, table_id, 1)
+    store.record_pending(1, FileKind.MANIFEST_LIST, ["snap-1"])
+    store.record_pending(1, FileKind.METADATA, ["v1.json"])
+    store.record_synced(1, outcome(table_id, 1, added_files=(live_file("a"),)), at_ms=2)
+    store.record_rebuilt(outcome(table_id, 2), [live_file("b", manifest="m1")], [], at_ms=3)
+    assert store.list_written(table_id, FileStatus) == [
+        WrittenFile(MANIFEST, FileKind.MANIFEST, FileStatus.LIVE, 2),
+        WrittenFile("snap-1", FileKind.MANIFEST_LIST, FileStatus.LIVE, 2),
+        WrittenFile("v1.json", FileKind.METADATA, FileStatus.LIVE, 2),
+        WrittenFile("m1", FileKind.MANIFEST, FileStatus.LIVE, 3),
+    ]
+
+
+def test_rebuild_orphans_delete_files(store: StateStore, table_id: int) -> None:
+    """A delete file that a rebuild does not read is an orphan, for the outcome's reason if it has one."""
+    served = outcome(
+        table_id,
+        1,
+        added_files=(live_file("a"),),
+        added_delete_files=(delete_file("kept", "a"), delete_file("shrunk", "a"), delete_file("replaced", "a")),
+    )
+    store.record_synced(None, served, at_ms=1)
+    rebuilt = outcome(table_id, 2, removed_delete_files=(("shrunk", OrphanReason.DV_SHRUNK),))
+    store.record_rebuilt(rebuilt, [live_file("a")], [delete_file("kept", "a")], at_ms=2)
+    delete_files = [file for file in store.list_written(table_id, FileStatus) if file.kind is FileKind.DELETE_FILE]
+    assert delete_files == [
+        WrittenFile("kept", FileKind.DELETE_FILE, FileStatus.LIVE, 1, None, 900),
+        WrittenFile("replaced", FileKind.DELETE_FILE, FileStatus.ORPHANED, 2, OrphanReason.TABLE_REPLACED, 900),
+        WrittenFile("shrunk", FileKind.DELETE_FILE, FileStatus.ORPHANED, 2, OrphanReason.DV_SHRUNK, 900),
+    ]
+
+
+def test_rebuilt_without_a_snapshot(store: StateStore, table_id: int) -> None:
+    """A rebuild that knows no snapshot takes back no orphans."""
+    store.record_orphans(table_id, FileKind.MANIFEST, ["found"], OrphanReason.FOUND, at_ms=1)
+    empty = replace(outcome(table_id, 1), snapshot_id=None, metadata_location=None)
+    store.record_rebuilt(empty, [], [], at_ms=2)
+    assert orphan_paths(store, table_id) == ["found"]
 
 
 def test_rebuilt_from_itself(store: StateStore, table_id: int) -> None:
@@ -599,7 +703,7 @@ def test_record_orphans_leaves_known_paths(store: StateStore, table_id: int) -> 
     store.record_orphans(table_id, FileKind.DELETE_FILE, ["z-found"], OrphanReason.DATA_FILES_GONE, at_ms=3)
     store.record_orphans(table_id, FileKind.METADATA, ["a-later"], OrphanReason.COMMIT_FAILED, at_ms=4)
     store.record_orphans(table_id, FileKind.MANIFEST, [MANIFEST], OrphanReason.COMMIT_FAILED, at_ms=4)
-    assert store.list_orphans(table_id) == [
+    assert orphans(store, table_id) == [
         ("z-found", FileKind.DELETE_FILE, OrphanReason.COMMIT_FAILED),
         ("a-later", FileKind.METADATA, OrphanReason.COMMIT_FAILED),
     ]
@@ -624,6 +728,215 @@ def test_runs_newest_first(store: StateStore, table_id: int) -> None:
         store.record_run(run)
     assert store.list_runs(table_id, runs_max=3) == [runs[3], runs[1], runs[2]]
     assert store.list_runs(table_id, runs_max=9)[-1] == runs[0]
+
+
+# --- the life of written files ---
+
+
+def write_files(store: StateStore, table_id: int) -> None:
+    """A data file in a live manifest, a delete file for it, and a list that is pending, live, orphaned, deleted."""
+    open_intent(store, table_id, 1, created_at_ms=1)
+    store.record_pending(1, FileKind.MANIFEST_LIST, ["live"])
+    files = outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d", "a"),))
+    store.record_synced(1, files, at_ms=2)
+    open_intent(store, table_id, 2, created_at_ms=3)
+    store.record_pending(2, FileKind.MANIFEST_LIST, ["pending"])
+    store.record_orphans(table_id, FileKind.MANIFEST_LIST, ["orphaned"], OrphanReason.FOUND, at_ms=4)
+    store.record_orphans(table_id, FileKind.MANIFEST_LIST, ["deleted"], OrphanReason.FOUND, at_ms=4)
+    store.record_deleted(table_id, ["deleted"], at_ms=5)
+
+
+def test_list_written(store: StateStore, table_id: int) -> None:
+    """Files come in the statuses asked for, the longest in it first, of equal times by path."""
+    write_files(store, table_id)
+    live = [
+        WrittenFile("d", FileKind.DELETE_FILE, FileStatus.LIVE, 2, None, 900),
+        WrittenFile("live", FileKind.MANIFEST_LIST, FileStatus.LIVE, 2),
+        WrittenFile(DELETE_MANIFEST, FileKind.MANIFEST, FileStatus.LIVE, 2),
+        WrittenFile(MANIFEST, FileKind.MANIFEST, FileStatus.LIVE, 2),
+    ]
+    others = [
+        WrittenFile("pending", FileKind.MANIFEST_LIST, FileStatus.PENDING, 3),
+        WrittenFile("orphaned", FileKind.MANIFEST_LIST, FileStatus.ORPHANED, 4, OrphanReason.FOUND),
+        WrittenFile("deleted", FileKind.MANIFEST_LIST, FileStatus.DELETED, 5, OrphanReason.FOUND),
+    ]
+    assert store.list_written(table_id, FileStatus) == live + others
+    assert store.list_written(table_id, {FileStatus.LIVE}) == live
+    assert store.list_written(table_id, [FileStatus.DELETED, FileStatus.PENDING]) == [others[0], others[2]]
+    assert store.list_written(table_id, []) == []
+
+
+def test_unreferenced_files_are_orphans_from_now_on(store: StateStore, table_id: int) -> None:
+    """Live and orphaned files take the new time and reason; pending, deleted and unknown ones stay as they are."""
+    write_files(store, table_id)
+    paths = ["live", "orphaned", "pending", "deleted", "never-heard-of"]
+    store.record_unreferenced(table_id, paths, OrphanReason.SNAPSHOT_EXPIRED, at_ms=9)
+    expired = (FileKind.MANIFEST_LIST, FileStatus.ORPHANED, 9, OrphanReason.SNAPSHOT_EXPIRED)
+    others = store.list_written(table_id, [FileStatus.PENDING, FileStatus.DELETED])
+    assert store.list_written(table_id, [FileStatus.ORPHANED]) == [
+        WrittenFile("live", *expired),
+        WrittenFile("orphaned", *expired),
+    ]
+    assert [(file.path, file.since_ms) for file in others] == [("pending", 3), ("deleted", 5)]
+
+
+def test_unreferenced_delete_file_serves_nothing(store: StateStore, table_id: int) -> None:
+    """A live delete file that no snapshot refers to is not found any more, and keeps its size as an orphan."""
+    write_files(store, table_id)
+    store.record_unreferenced(table_id, ["d"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=9)
+    reason = OrphanReason.SNAPSHOT_EXPIRED
+    assert find_written(store, table_id, "d") == WrittenFile(
+        "d", FileKind.DELETE_FILE, FileStatus.ORPHANED, 9, reason, 900
+    )
+    assert store.find_delete_files(table_id, ["a"]) == []
+    assert store.find_serving(table_id, ["d"]) == {"d": set()}
+
+
+def test_manifest_of_live_files_stays_live(store: StateStore, table_id: int) -> None:
+    """A manifest is not unreferenced while a live data file or delete file is in it, and is afterwards."""
+    write_files(store, table_id)
+    manifests = [MANIFEST, DELETE_MANIFEST]
+    store.record_unreferenced(table_id, manifests, OrphanReason.SNAPSHOT_EXPIRED, at_ms=9)
+    assert orphan_paths(store, table_id) == ["orphaned"]
+    store.record_unreferenced(table_id, [*manifests, "d"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=9)
+    assert orphan_paths(store, table_id) == ["orphaned", "d", DELETE_MANIFEST]
+    store.record_synced(None, outcome(table_id, 2, moved_manifests=((MANIFEST, "m1"),)), at_ms=10)
+    store.record_unreferenced(table_id, manifests, OrphanReason.SNAPSHOT_EXPIRED, at_ms=11)
+    assert orphan_paths(store, table_id) == ["orphaned", "d", DELETE_MANIFEST, MANIFEST]
+
+
+def test_sizes_are_kept(store: StateStore, table_id: int) -> None:
+    """A size is taken for a file in any status, keeps its time, and stays through what comes after."""
+    write_files(store, table_id)
+    sizes_bytes = {"d": 1, "live": 2, "pending": 3, "orphaned": 4, "deleted": 5, "never-heard-of": 6}
+    before = {file.path: file for file in store.list_written(table_id, FileStatus)}
+    store.record_sizes(table_id, sizes_bytes)
+    store.record_sizes(table_id, {})
+    assert {file.path: file for file in store.list_written(table_id, FileStatus)} == {
+        path: replace(file, size_bytes=sizes_bytes.get(path, file.size_bytes)) for path, file in before.items()
+    }
+    assert [file.size_bytes for file in store.find_delete_files(table_id, ["a"])] == [1]
+    store.record_unreferenced(table_id, ["live"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=9)
+    store.record_deleted(table_id, ["live"], at_ms=10)
+    store.record_abandoned(2, OrphanReason.COMMIT_FAILED, at_ms=10)
+    sized = {file.path: file.size_bytes for file in store.list_written(table_id, FileStatus)}
+    assert (sized["live"], sized["pending"]) == (2, 3)
+
+
+def test_only_orphans_are_deleted(store: StateStore, table_id: int) -> None:
+    """A deleted orphan keeps its reason; pending, live, deleted and unknown files stay as they are."""
+    write_files(store, table_id)
+    before = {file.path: file for file in store.list_written(table_id, FileStatus)}
+    store.record_deleted(table_id, [*before, "never-heard-of"], at_ms=9)
+    after = {file.path: file for file in store.list_written(table_id, FileStatus)}
+    deleted = replace(before["orphaned"], status=FileStatus.DELETED, since_ms=9)
+    assert after == {**before, "orphaned": deleted}
+
+
+def test_deleted_file_written_again(store: StateStore, table_id: int) -> None:
+    """A deleted path that is written again is pending and then live, and one that is found again stays deleted."""
+    write_files(store, table_id)
+    store.record_orphans(table_id, FileKind.MANIFEST_LIST, ["deleted"], OrphanReason.FOUND, at_ms=8)
+    assert find_written(store, table_id, "deleted") == WrittenFile(
+        "deleted", FileKind.MANIFEST_LIST, FileStatus.DELETED, 5, OrphanReason.FOUND
+    )
+    store.record_pending(2, FileKind.MANIFEST_LIST, ["deleted"])
+    store.record_synced(2, outcome(table_id, 2), at_ms=9)
+    assert find_written(store, table_id, "deleted") == WrittenFile(
+        "deleted", FileKind.MANIFEST_LIST, FileStatus.LIVE, 9
+    )
+
+
+def test_forget_before(store: StateStore, table_id: int) -> None:
+    """Deleted files, ended intents and runs are forgotten when older, open intents and all other files never."""
+    write_files(store, table_id)
+    for started_at_ms in (4, 5):
+        store.record_run(SyncRun(table_id, started_at_ms, 1, "advanced"))
+    written = store.list_written(table_id, FileStatus)
+    store.forget_before(table_id, 5)
+    assert store.list_written(table_id, FileStatus) == written
+    assert [run.started_at_ms for run in store.list_runs(table_id, runs_max=9)] == [5]
+    store.forget_before(table_id, 6)
+    assert store.list_written(table_id, FileStatus) == [file for file in written if file.path != "deleted"]
+    assert store.list_runs(table_id, runs_max=9) == []
+    assert [intent.id for intent, _ in store.find_open_intents(table_id)] == [2]
+    with pytest.raises(LookupError):
+        store.record_prepared(1, outcome(table_id, 1))
+    store.record_abandoned(2, OrphanReason.COMMIT_FAILED, at_ms=7)
+    assert orphan_paths(store, table_id) == ["orphaned", "pending"]
+
+
+def test_forgotten_path_is_new(store: StateStore, table_id: int) -> None:
+    """A path whose row was forgotten is found again as a new one, of no intent."""
+    intent = open_intent(store, table_id, 7_002)
+    store.record_pending(intent.id, FileKind.MANIFEST, ["gone"])
+    store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=6)
+    store.record_deleted(table_id, ["gone"], at_ms=7)
+    store.forget_before(table_id, 8)
+    store.record_orphans(table_id, FileKind.MANIFEST, ["gone"], OrphanReason.FOUND, at_ms=9)
+    store.record_rebuilt(outcome(table_id, 2), [], [], at_ms=10)
+    assert orphans(store, table_id) == [("gone", FileKind.MANIFEST, OrphanReason.FOUND)]
+
+
+def test_count_groups_written_files(store: StateStore, table_id: int) -> None:
+    """Written files are counted by kind and status, with the bytes that are known and the oldest time."""
+    assert store.count(table_id).written == ()
+    write_files(store, table_id)
+    store.record_orphans(table_id, FileKind.MANIFEST_LIST, ["o2", "o3"], OrphanReason.FOUND, at_ms=9)
+    store.record_orphans(table_id, FileKind.DELETE_FILE, ["o4"], OrphanReason.FOUND, at_ms=8)
+    store.record_sizes(table_id, {"orphaned": 10, "o2": 2**40})
+    counts = store.count(table_id)
+    lost_list = WrittenCount(FileKind.MANIFEST_LIST, FileStatus.ORPHANED, 3, 2**40 + 10, 4)
+    lost_delete_file = WrittenCount(FileKind.DELETE_FILE, FileStatus.ORPHANED, 1, 0, 8)
+    assert counts.written == (
+        WrittenCount(FileKind.DELETE_FILE, FileStatus.LIVE, 1, 900, 2),
+        lost_delete_file,
+        WrittenCount(FileKind.MANIFEST, FileStatus.LIVE, 2, 0, 2),
+        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.DELETED, 1, 0, 5),
+        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.LIVE, 1, 0, 2),
+        lost_list,
+        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.PENDING, 1, 0, 3),
+    )
+    assert counts.orphans == (lost_delete_file, lost_list)
+    assert counts.live_delete_files == 1
+
+
+def test_find_crowded(store: StateStore, table_id: int) -> None:
+    """Crowded is a file that too many delete files serve, or several while enough of its rows are deleted."""
+    rows = {"z-many": 0, "few-full": 50, "few-sparse": 49, "one-full": 100, "none": 0}
+    files = tuple(
+        live_file(path, dv=deletion_vector("x", deleted) if deleted else None) for path, deleted in rows.items()
+    )
+    served = (
+        delete_file("d1", "z-many", "few-full", "few-sparse", "one-full"),
+        delete_file("d2", "z-many", "few-full", "few-sparse"),
+        delete_file("d3", "z-many"),
+    )
+    store.record_synced(None, outcome(table_id, 1, added_files=files, added_delete_files=served), at_ms=1)
+    assert store.find_crowded(table_id, delete_files_max=2, deleted_share=0.5) == ["few-full", "z-many"]
+    assert store.find_crowded(table_id, delete_files_max=3, deleted_share=0.5) == ["few-full"]
+    assert store.find_crowded(table_id, delete_files_max=3, deleted_share=1.0) == []
+    assert store.find_crowded(table_id, delete_files_max=3, deleted_share=0.0) == ["few-full", "few-sparse", "z-many"]
+    assert store.find_crowded(table_id, delete_files_max=0, deleted_share=1.0) == sorted(rows.keys() - {"none"})
+    removed = (("d2", OrphanReason.COMPACTED),)
+    store.record_synced(None, outcome(table_id, 2, removed_delete_files=removed), at_ms=2)
+    assert store.find_crowded(table_id, delete_files_max=2, deleted_share=0.5) == []
+
+
+def test_long_lists_of_written_files(store: StateStore, table_id: int) -> None:
+    """Verbs over written files take lists longer than a statement takes."""
+    paths = [f"m{number:05}" for number in range(2 * IN_LIST_MAX + 1)]
+    open_intent(store, table_id, 1)
+    store.record_pending(1, FileKind.MANIFEST, paths)
+    store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=6, in_use=paths)
+    store.record_unreferenced(table_id, paths, OrphanReason.SNAPSHOT_EXPIRED, at_ms=7)
+    store.record_sizes(table_id, dict.fromkeys(paths, 10))
+    expired = WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, len(paths), 10 * len(paths), 7)
+    assert store.count(table_id).written == (expired,)
+    store.record_deleted(table_id, paths, at_ms=8)
+    assert [file.path for file in store.list_written(table_id, [FileStatus.DELETED])] == paths
+    store.forget_before(table_id, 9)
+    assert store.count(table_id).written == ()
 
 
 # --- many threads ---
@@ -710,6 +1023,64 @@ def test_models_and_migrations_agree(sql_store: SqlStateStore) -> None:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
 
 
+FIRST_SCHEMA_ROWS = """
+INSERT INTO tables (id, name, source, target, paused, must_compare) VALUES (1, 'orders', 'source', 'target', 0, 0);
+INSERT INTO intents (id, table_id, to_version, created_at_ms, status) VALUES (11, 1, 1, 50, 'open');
+INSERT INTO metadata_files (id, table_id, path, kind, status, reason, orphaned_at_ms, intent_id) VALUES
+    (1, 1, 'm-live', 'manifest', 'live', NULL, NULL, NULL),
+    (2, 1, 'm-orphaned', 'manifest', 'orphaned', 'commit-failed', 70, 11),
+    (3, 1, 'snap-pending', 'manifest-list', 'pending', NULL, NULL, 11);
+INSERT INTO data_files (id, table_id, path, record_count, size_bytes, spec_id, manifest_id) VALUES
+    (1, 1, 'a', 100, 5000, 0, 1),
+    (2, 1, 'b', 100, 5000, 0, 1);
+INSERT INTO delete_files
+    (id, table_id, path, status, reason, orphaned_at_ms, intent_id, size_bytes, positions, spec_id, manifest_id) VALUES
+    (1, 1, 'd-live', 'live', NULL, NULL, 11, 900, 4, 0, 1),
+    (2, 1, 'd-orphaned', 'orphaned', 'dv-shrunk', 60, NULL, 800, 4, 0, NULL);
+INSERT INTO dv_mappings (delete_file_id, data_file_id, dv_unique_id, positions) VALUES
+    (1, 1, 'u-of-a', 2),
+    (1, 2, 'u-of-b', 2);
+INSERT INTO sync_runs (table_id, started_at_ms, duration_ms, outcome, data_files_added, data_files_removed,
+    delete_files_added, positions_added) VALUES (1, 40, 5, 'advanced', 2, 0, 1, 4);
+"""
+
+
+def test_first_schema_is_upgraded(tmp_path: Path) -> None:
+    """Opening a database of the first schema loses no row, and files have their status since what was known of it."""
+    url = f"sqlite:///{tmp_path / 'dvsync.db'}"
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+    engine.dispose()
+    with closing(sqlite3.connect(tmp_path / "dvsync.db")) as raw, raw:
+        raw.executescript(FIRST_SCHEMA_ROWS)
+
+    opened_at_ms = time.time_ns() // 1_000_000
+    with closing(SqlStateStore.open(url)) as store:
+        table_id = store.load_table("orders", "source", "target").id
+        written = store.list_written(table_id, FileStatus)
+        (live_manifest,) = (file for file in written if file.path == "m-live")
+        assert written == [
+            WrittenFile("d-live", FileKind.DELETE_FILE, FileStatus.LIVE, 50, None, 900),
+            WrittenFile("snap-pending", FileKind.MANIFEST_LIST, FileStatus.PENDING, 50),
+            WrittenFile("d-orphaned", FileKind.DELETE_FILE, FileStatus.ORPHANED, 60, OrphanReason.DV_SHRUNK, 800),
+            WrittenFile("m-orphaned", FileKind.MANIFEST, FileStatus.ORPHANED, 70, OrphanReason.COMMIT_FAILED),
+            WrittenFile("m-live", FileKind.MANIFEST, FileStatus.LIVE, live_manifest.since_ms),
+        ]
+        assert live_manifest.since_ms >= opened_at_ms
+        assert list(store.read_live_files(table_id)) == [live_file(path, manifest="m-live") for path in "ab"]
+        assert store.find_delete_files(table_id, ["a"]) == [delete_file("d-live", "a", "b", manifest="m-live")]
+        assert [intent.id for intent, _ in store.find_open_intents(table_id)] == [11]
+        assert len(store.list_runs(table_id, runs_max=9)) == 1
+        store.record_abandoned(11, OrphanReason.COMMIT_FAILED, at_ms=80)
+        assert orphan_paths(store, table_id) == ["d-orphaned", "m-orphaned", "snap-pending"]
+        with store._database.read() as connection:
+            assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
+
+
 def test_newer_database_is_refused(database_path: Path) -> None:
     """A database that a newer dvsync has migrated is refused, and left as it is."""
     SqlStateStore.open(f"sqlite:///{database_path}").close()
@@ -759,6 +1130,10 @@ def write_verbs(store: StateStore, table_id: int) -> list[Callable[[], object]]:
         lambda: store.record_rebuilt(outcome(table_id, 2), [], [], at_ms=2),
         lambda: store.record_abandoned(1, failed, at_ms=2),
         lambda: store.record_orphans(table_id, FileKind.MANIFEST, ["m9"], failed, at_ms=2),
+        lambda: store.record_unreferenced(table_id, ["d"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=2),
+        lambda: store.record_sizes(table_id, {"d": 1}),
+        lambda: store.record_deleted(table_id, ["orphaned"], at_ms=3),
+        lambda: store.forget_before(table_id, 4),
         lambda: store.record_failure(table_id, TableError("k", "m", "h", None, 1, 1, True)),
         lambda: store.record_run(SyncRun(table_id, 1, 1, "advanced")),
         lambda: store.record_resumed(table_id),
@@ -769,6 +1144,7 @@ def fill(store: StateStore) -> int:
     table_id = store.load_table("orders", "s3://delta/orders", "sales.orders").id
     files = outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d", "a"),))
     store.record_synced(None, files, at_ms=1)
+    store.record_orphans(table_id, FileKind.MANIFEST, ["orphaned"], OrphanReason.FOUND, at_ms=1)
     open_intent(store, table_id, 1)
     return table_id
 
@@ -801,21 +1177,38 @@ def test_readonly_database(database_path: Path) -> None:
         assert observe(store, table_id, ["a", "d"]) == before
 
 
-def test_damaged_table_fails_without_a_trace(sql_store: SqlStateStore) -> None:
+FAILING: list[tuple[str, Callable[[StateStore, int], None]]] = [
+    ("UPDATE ON tables", lambda store, id: store.record_synced(1, outcome(id, 2, removed_files=("a",)), at_ms=9)),
+    ("UPDATE ON tables", lambda store, id: store.record_rebuilt(outcome(id, 2), [live_file("b")], [], at_ms=9)),
+    ("UPDATE ON intents", lambda store, _: store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=9)),
+    (
+        "UPDATE ON metadata_files",
+        lambda store, id: store.record_unreferenced(id, ["d", "orphaned"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=9),
+    ),
+    ("UPDATE ON metadata_files", lambda store, id: store.record_sizes(id, {"d": 1, "orphaned": 1})),
+    ("UPDATE ON metadata_files", lambda store, id: store.record_deleted(id, ["lost", "orphaned"], at_ms=9)),
+    ("DELETE ON sync_runs", lambda store, id: store.forget_before(id, 9)),
+]
+
+
+@pytest.mark.parametrize(("statement", "verb"), FAILING)
+def test_damaged_table_fails_without_a_trace(
+    sql_store: SqlStateStore, statement: str, verb: Callable[[StateStore, int], None]
+) -> None:
     """A verb whose last statement fails leaves nothing of the statements before it."""
     table_id = fill(sql_store)
+    sql_store.record_pending(1, FileKind.DELETE_FILE, ["pending"])
+    sql_store.record_orphans(table_id, FileKind.DELETE_FILE, ["lost", "deleted"], OrphanReason.FOUND, at_ms=2)
+    sql_store.record_deleted(table_id, ["deleted"], at_ms=3)
+    sql_store.record_run(SyncRun(table_id, 3, 1, "advanced"))
     with sql_store._database.write() as connection:
         connection.exec_driver_sql(
-            "CREATE TRIGGER broken BEFORE UPDATE ON tables BEGIN SELECT RAISE(ABORT, 'no space'); END"
+            f"CREATE TRIGGER broken BEFORE {statement} BEGIN SELECT RAISE(ABORT, 'no space'); END"
         )
     before = observe(sql_store, table_id, ["a", "d"])
-    for verb in (
-        lambda: sql_store.record_synced(1, outcome(table_id, 2, removed_files=("a",)), at_ms=2),
-        lambda: sql_store.record_rebuilt(outcome(table_id, 2), [live_file("b")], [], at_ms=2),
-    ):
-        with pytest.raises(StateUnavailable, match="no space"):
-            verb()
-        assert observe(sql_store, table_id, ["a", "d"]) == before
+    with pytest.raises(StateUnavailable, match="no space"):
+        verb(sql_store, table_id)
+    assert observe(sql_store, table_id, ["a", "d"]) == before
 
 
 CRASHING = """
@@ -919,6 +1312,15 @@ changes = st.fixed_dictionaries(
         "unwritten_files": st.lists(st.sampled_from(DELETE_FILES + MANIFESTS), max_size=2).map(tuple),
     }
 )
+written_paths = st.sampled_from(DELETE_FILES + MANIFESTS + OTHER_METADATA)
+some_written_paths = st.lists(written_paths, min_size=1, max_size=4)
+
+
+def without_returning(changed: dict[str, Any]) -> dict[str, Any]:
+    """The same changes, without the removal of delete files that they add: those would start anew each time."""
+    added = {delete_file.path for delete_file in changed["added_delete_files"]}
+    removed = tuple(each for each in changed["removed_delete_files"] if each[0] not in added)
+    return {**changed, "removed_delete_files": removed}
 
 
 class BothStores(RuleBasedStateMachine):
@@ -947,7 +1349,7 @@ class BothStores(RuleBasedStateMachine):
         self.now += 1
         return self.now
 
-    def outcome(self, changed: dict[str, Any], snapshot_id: int) -> Outcome:
+    def outcome(self, changed: dict[str, Any], snapshot_id: int | None) -> Outcome:
         now = self.tick()
         return Outcome(
             self.table_id, "id", None, to_version=now, source_timestamp_ms=now, snapshot_id=snapshot_id, **changed
@@ -955,26 +1357,29 @@ class BothStores(RuleBasedStateMachine):
 
     @rule()
     def record_intent(self) -> None:
-        self.intents.append(self.intents[-1] + 1)
-        intent = Intent(self.intents[-1], self.table_id, None, 1, self.tick())
+        intent = Intent(self.tick(), self.table_id, None, 1, self.now)
+        self.intents.append(intent.id)
         for store in self.stores:
             store.record_intent(intent)
 
-    @precondition(lambda self: len(self.intents) > 1)
+    def open_intents(self) -> list[int]:
+        return [intent.id for intent, _ in self.memory.find_open_intents(self.table_id)]
+
+    @precondition(lambda self: self.open_intents())
     @rule(data=st.data(), files=pending_files)
     def record_pending(self, data: st.DataObject, files: tuple[FileKind, list[str]]) -> None:
-        intent_id = data.draw(st.sampled_from(self.intents[1:]))
+        intent_id = data.draw(st.sampled_from(self.open_intents()))
         for store in self.stores:
             store.record_pending(intent_id, *files)
 
-    @precondition(lambda self: len(self.intents) > 1)
+    @precondition(lambda self: self.open_intents())
     @rule(changed=changes)
     def record_prepared(self, changed: dict[str, Any]) -> None:
-        prepared = self.outcome(changed, 1)
+        prepared, intent_id = self.outcome(changed, 1), self.open_intents()[-1]
         for store in self.stores:
-            store.record_prepared(self.intents[-1], prepared)
+            store.record_prepared(intent_id, prepared)
 
-    @rule(data=st.data(), changed=changes)
+    @rule(data=st.data(), changed=changes.map(without_returning))
     def record_synced(self, data: st.DataObject, changed: dict[str, Any]) -> None:
         intent_id = data.draw(st.none() | st.sampled_from(self.intents))
         synced, now = self.outcome(changed, 1), self.tick()
@@ -992,21 +1397,44 @@ class BothStores(RuleBasedStateMachine):
     def record_rebuilt(
         self, data: st.DataObject, changed: dict[str, Any], files: list[LiveFile], deletes: list[DeleteFileRecord]
     ) -> None:
-        rebuilt, now = self.outcome(changed, data.draw(st.sampled_from(self.intents))), self.tick()
+        snapshot_ids = st.none() | st.sampled_from(self.intents)
+        rebuilt, now = self.outcome(changed, data.draw(snapshot_ids)), self.tick()
         for store in self.stores:
             store.record_rebuilt(rebuilt, iter(files), iter(deletes), at_ms=now)
 
-    @rule(data=st.data(), reason=reasons)
-    def record_abandoned(self, data: st.DataObject, reason: OrphanReason) -> None:
+    @rule(data=st.data(), reason=reasons, in_use=st.lists(written_paths, max_size=4))
+    def record_abandoned(self, data: st.DataObject, reason: OrphanReason, in_use: list[str]) -> None:
         intent_id, now = data.draw(st.sampled_from(self.intents)), self.tick()
         for store in self.stores:
-            store.record_abandoned(intent_id, reason, at_ms=now)
+            store.record_abandoned(intent_id, reason, at_ms=now, in_use=in_use)
 
     @rule(files=pending_files, reason=reasons)
     def record_orphans(self, files: tuple[FileKind, list[str]], reason: OrphanReason) -> None:
         now = self.tick()
         for store in self.stores:
             store.record_orphans(self.table_id, *files, reason, at_ms=now)
+
+    @rule(paths=some_written_paths, reason=reasons)
+    def record_unreferenced(self, paths: list[str], reason: OrphanReason) -> None:
+        now = self.tick()
+        for store in self.stores:
+            store.record_unreferenced(self.table_id, paths, reason, at_ms=now)
+
+    @rule(sizes_bytes=st.dictionaries(written_paths, st.integers(0, 9), min_size=1, max_size=4))
+    def record_sizes(self, sizes_bytes: dict[str, int]) -> None:
+        for store in self.stores:
+            store.record_sizes(self.table_id, sizes_bytes)
+
+    @rule(paths=some_written_paths)
+    def record_deleted(self, paths: list[str]) -> None:
+        now = self.tick()
+        for store in self.stores:
+            store.record_deleted(self.table_id, paths, at_ms=now)
+
+    @rule(age=st.integers(0, 3))
+    def forget_before(self, age: int) -> None:
+        for store in self.stores:
+            store.forget_before(self.table_id, self.now - age)
 
     @rule(parked=st.booleans())
     def record_failure(self, parked: bool) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyiceberg.manifest import DataFileContent, ManifestEntry
 from pyiceberg.table import Table
 
-from state import OrphanReason
+from state import FileStatus, OrphanReason
 from tests.handmade import Bench, HandmadeTable
 
 Row = tuple[int, str, str]
@@ -70,11 +70,13 @@ def check_files(benches: Sequence[Bench], iceberg: Table, entries: Entries) -> N
     referenced |= {entry.data_file.file_path for members in entries.values() for entry in members}
     gone = [path for path in referenced if not Path(path.removeprefix("file://")).is_file()]
     assert not gone, "referenced, but not there"
-    orphans = [orphan for bench in benches for orphan in bench.store.list_orphans(table_id(bench))]
+    orphans = [
+        orphan for bench in benches for orphan in bench.store.list_written(table_id(bench), (FileStatus.ORPHANED,))
+    ]
     folder = Path(iceberg.location().removeprefix("file://"))
     on_disk = {f"file://{path}" for path in folder.rglob("*") if path.is_file()}
-    assert sorted(on_disk - referenced - {path for path, _, _ in orphans}) == [], "on disk, but unknown"
-    failed = {path for path, _, reason in orphans if reason is OrphanReason.COMMIT_FAILED}
+    assert sorted(on_disk - referenced - {file.path for file in orphans}) == [], "on disk, but unknown"
+    failed = {file.path for file in orphans if file.reason is OrphanReason.COMMIT_FAILED}
     assert sorted(failed & referenced) == [], "referenced, but taken for the rest of a failed commit"
 
 

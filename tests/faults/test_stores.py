@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
@@ -277,9 +278,9 @@ def lose_the_next_race(patch: pytest.MonkeyPatch, winner: Callable[[], None]) ->
     """`winner` plays after the next commit has written its metadata file, before its row in the catalog changes."""
     inner = SqlCatalog._write_metadata
 
-    def outer(**arguments: object) -> None:
+    def outer(*arguments: Any) -> None:
         patch.setattr(SqlCatalog, "_write_metadata", staticmethod(inner))
-        inner(**arguments)  # type: ignore[arg-type]
+        inner(*arguments)
         winner()
 
     patch.setattr(SqlCatalog, "_write_metadata", staticmethod(outer))

@@ -17,6 +17,7 @@ from pyspark.sql.functions import lit
 from daemon.delta.log import COMMIT_FILE
 from daemon.settings import LimitsSettings, PipelineSettings
 from daemon.sync import SyncResult
+from state import FileStatus
 from tests.handmade import Bench
 from tests.integration.images import ADDED, DATA, DELETED, NOTHING, POSITION_DELETES, Entry, Image, image_of
 from tests.readers import Row, assert_readers_agree, rows_of
@@ -248,7 +249,7 @@ class Followed:
                 known.add(manifest.manifest_path)
                 known |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
         record = self.bench.store.load_table("t", self.bench.source, self.bench.target)
-        known |= {path for path, _, _ in self.bench.store.list_orphans(record.id)}
+        known |= {file.path for file in self.bench.store.list_written(record.id, (FileStatus.ORPHANED,))}
         folder = Path(table.metadata.location.removeprefix("file://"))
         there = {f"file://{path}" for path in folder.rglob("*") if path.is_file()}
         assert not there - known, "files that nobody knows"

@@ -16,7 +16,7 @@ from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
-from state import FileKind
+from state import FileKind, FileStatus
 from tests.handmade import Bench
 from tests.property.histories import PARTS, History, State
 from tests.readers import Row, assert_same_rows, read_duckdb, read_polars_native, read_polars_pyiceberg, rows_of
@@ -141,7 +141,8 @@ class Watch:
         found = (counts.live_data_files, counts.live_rows, counts.live_delete_files, counts.deleted_positions)
         assert found == (len(data), rows, len(deletes), positions), "counts of the state store"
         assert not store.find_open_intents(table_id)
-        orphans = {path for path, kind, _ in store.list_orphans(table_id) if kind is FileKind.DELETE_FILE}
+        known = store.list_written(table_id, (FileStatus.ORPHANED,))
+        orphans = {file.path for file in known if file.kind is FileKind.DELETE_FILE}
         warehouse = Path(self.bench.folder) / "warehouse"
         written = {f"file://{path}" for path in warehouse.glob("**/*.parquet")}
         assert written == set(deletes) | orphans, "delete files on disk are live, or known as orphans"

@@ -16,7 +16,7 @@ from daemon.settings import HealthSettings, TableSettings
 from daemon.status import AccountCounts, Board, Observation
 from daemon.web.endpoints import SILENT_MAX_S, make_app
 from daemon.web.server import WebServer
-from state import TableCounts, TableError, TableRecord
+from state import FileKind, FileStatus, TableCounts, TableError, TableRecord, WrittenCount
 
 NOW_MS = 1_700_000_000_000
 
@@ -46,9 +46,16 @@ RECORD = TableRecord(
     metadata_location="file:///wh/m.json",
     last_synced_at_ms=NOW_MS,
 )
-IN_STEP = Observation(
-    record=RECORD, counts=TableCounts(3, 90, 2, 10, 1), source_version=7, behind_since_ms=None, looked_at_s=0.0
+COUNTS = TableCounts(
+    live_data_files=3,
+    live_rows=90,
+    deleted_positions=10,
+    written=(
+        WrittenCount(FileKind.DELETE_FILE, FileStatus.LIVE, 2, 700, NOW_MS - 5_000),
+        WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 40, NOW_MS - 60_000),
+    ),
 )
+IN_STEP = Observation(record=RECORD, counts=COUNTS, source_version=7, behind_since_ms=None, looked_at_s=0.0)
 ERROR = TableError("CorruptInput", "bad CRC", "Restore it.", version=8, since_ms=NOW_MS, consecutive=2, parked=True)
 
 
@@ -104,6 +111,23 @@ def test_tables_are_the_list_of_status_json(server):
                 "live_delete_files": 2,
                 "deleted_positions": 10,
                 "orphans_waiting": 1,
+                "orphan_bytes": 40,
+                "written_files": [
+                    {
+                        "kind": "delete-file",
+                        "status": "live",
+                        "files": 2,
+                        "size_bytes": 700,
+                        "oldest_seconds": 5.0,
+                    },
+                    {
+                        "kind": "manifest",
+                        "status": "orphaned",
+                        "files": 1,
+                        "size_bytes": 40,
+                        "oldest_seconds": 60.0,
+                    },
+                ],
             }
         ],
     )

@@ -110,7 +110,9 @@ class MadeTable:
         """A snapshot with these changes; the first one creates the table."""
         table = self.table() if self.snapshots else self.target.stage(self.definition, 2)
         prepared = self.prepare(table, **changes)
-        self.target.commit(table, self.definition, prepared, {"marker": str(prepared.snapshot_id)})
+        self.target.commit(
+            table, self.definition, prepared, {"marker": str(prepared.snapshot_id)}, self.announced.extend
+        )
         return prepared
 
     def manifests(self, table: Table | None = None) -> list[ManifestFile]:

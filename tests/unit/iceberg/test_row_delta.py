@@ -14,7 +14,8 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField
 
 from daemon.errors import ResyncNeeded
-from daemon.iceberg import row_delta
+from daemon.iceberg import merging, row_delta
+from daemon.iceberg.merging import live_files
 from daemon.iceberg.row_delta import RowDelta
 from daemon.iceberg.target import Definition
 from tests.readers import duckdb_connection
@@ -256,7 +257,7 @@ def test_a_shared_delete_file_is_replaced_in_its_partition(partitioned: MadeTabl
     prepared = partitioned.commit(
         removed_data_files={data: {"a"}},
         removed_delete_files={deletes: {"both"}},
-        replacements={"both": delete_file("rest", 2, "b")},
+        replacements=[("both", delete_file("rest", 2, "b"))],
     )
     assert set(partitioned.live()) == {"b", "c", "rest"}
     assert partitioned.live()["rest"] == (prepared.placements["rest"], 2, 2)
@@ -266,6 +267,75 @@ def test_a_shared_delete_file_is_replaced_in_its_partition(partitioned: MadeTabl
     summary = partitioned.summary()
     assert (summary["added-position-deletes"], summary["removed-position-deletes"]) == ("2", "5")
     assert (summary["total-delete-files"], summary["total-position-deletes"]) == ("1", "2")
+
+
+def test_several_delete_files_become_one_in_a_replace_snapshot(partitioned: MadeTable) -> None:
+    """Compaction: rows stay, one entry comes in the place of several, and their manifests become one."""
+    partitioned.commit(added_data_files=[data_file("a", part="x", spec=BY_PART)])
+    for number in range(3):
+        partitioned.commit(added_delete_files=[delete_file(f"d{number}", 2, "a", "x", spec=BY_PART)])
+    live = partitioned.live()
+    prepared = partitioned.commit(
+        removed_delete_files={live[f"d{number}"][0]: {f"d{number}"} for number in range(3)},
+        replacements=[("d1", delete_file("all", 6, "a"))],
+        same_rows=True,
+    )
+    assert prepared.operation is Operation.REPLACE
+    assert set(partitioned.live()) == {"a", "all"}
+    deletes = [each for each in partitioned.manifests() if each.content is ManifestContent.DELETES]
+    assert sorted((each.added_files_count, each.deleted_files_count) for each in deletes) == [(0, 3), (1, 0)]
+    (row,) = read_avro(prepared.placements["all"])
+    assert row["data_file"]["partition"] == {"part": "x"}
+    assert set(prepared.moved_manifests) == {live[f"d{number}"][0] for number in range(3)}
+    summary = partitioned.summary()
+    assert (summary["total-delete-files"], summary["total-position-deletes"]) == ("1", "6")
+
+
+def test_small_manifests_are_merged_when_there_are_enough(made: MadeTable) -> None:
+    """Entries keep their snapshot and sequence numbers, and the state store learns where each went."""
+    made.definition = Definition(SCHEMA, UNPARTITIONED, {"commit.manifest.min-count-to-merge": "3"})
+    for number in range(3):
+        made.commit(added_data_files=some(f"f{number}"))
+    before = made.live()
+    assert len(made.manifests()) == 3
+    prepared = made.commit(added_data_files=some("f3"))
+    assert len(made.manifests()) == 2
+    after = made.live()
+    assert {path: after[path][1:] for path in before} == {path: place[1:] for path, place in before.items()}
+    assert {prepared.moved_manifests[place[0]] for place in before.values()} == {after["f0"][0]}
+    assert made.summary()["total-data-files"] == "4"
+    assert "deleted-data-files" not in made.summary()
+
+
+def test_a_full_manifest_takes_no_part_in_a_merge(made: MadeTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that holds more than half of what a manifest may hold is not written again for a small change."""
+    monkeypatch.setattr(merging, "MANIFEST_ENTRIES_MAX", 4)
+    made.definition = Definition(SCHEMA, UNPARTITIONED, {"commit.manifest.min-count-to-merge": "3"})
+    made.commit(added_data_files=some("a", "b", "c"))
+    big = made.manifests()[0].manifest_path
+    for number in range(6):
+        made.commit(added_data_files=some(f"f{number}"))
+        assert big in {manifest.manifest_path for manifest in made.manifests()}
+    assert [live_files(manifest) for manifest in made.manifests()] == [1, 1, 1, 3, 3]
+
+
+def test_everything_is_replaced_whoever_wrote_it(made: MadeTable) -> None:
+    """Nothing of the parent's manifests is carried over, and the totals are those of what is added."""
+    made.commit(added_data_files=some("a", "b"), added_delete_files=[delete_file("d")])
+    prepared = made.commit(replaces_all=True, added_data_files=some("a", "c"))
+    assert prepared.operation is Operation.OVERWRITE
+    assert set(made.live()) == {"a", "c"}
+    assert made.live()["a"][2] == 2, "older deletes do not reach it"
+    summary = made.summary()
+    assert (summary["deleted-data-files"], summary["deleted-records"], summary["removed-delete-files"]) == (
+        "2",
+        "20",
+        "1",
+    )
+    assert (summary["total-data-files"], summary["total-delete-files"], summary["total-records"]) == ("2", "0", "20")
+    made.commit(replaces_all=True)
+    assert made.live() == {}
+    assert made.summary()["total-data-files"] == "0"
 
 
 def test_an_emptied_table_has_zero_totals(made: MadeTable) -> None:

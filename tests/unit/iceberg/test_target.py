@@ -36,7 +36,7 @@ def snapshot_ids(table: Table) -> list[int]:
 def commit(made: MadeTable, table: Table, **changes: Any) -> Table:
     """As `MadeTable.commit`, on a table as it was looked at earlier."""
     prepared = made.prepare(table, **(changes or ADDED))
-    return made.target.commit(table, made.definition, prepared, {"marker": "x"})
+    return made.target.commit(table, made.definition, prepared, {"marker": "x"}, made.announced.extend)
 
 
 # --- creating ---
@@ -49,7 +49,9 @@ def test_a_table_is_created_with_its_first_snapshot(made: MadeTable) -> None:
     staged = made.target.stage(made.definition, 2)
     prepared = made.prepare(staged, added_data_files=[data_file("a", part="x", spec=BY_PART)])
     assert made.target.find_table() is None
-    table = made.target.commit(staged, made.definition, prepared, Marker("t", 4, 17).to_summary(operation="WRITE"))
+    table = made.target.commit(
+        staged, made.definition, prepared, Marker("t", 4, 17).to_summary(operation="WRITE"), made.announced.extend
+    )
     found = made.target.find_table()
     assert found is not None
     assert (found.schema(), found.spec(), found.metadata.format_version) == (SCHEMA, BY_PART, 2)
@@ -86,7 +88,7 @@ def test_creating_a_table_that_someone_else_created(made: MadeTable) -> None:
     prepared = made.prepare(staged, **ADDED)
     theirs = made.catalog.create_table("lake.t", SCHEMA)
     with pytest.raises(CommitConflict, match=r"another writer committed to lake\.t first"):
-        made.target.commit(staged, made.definition, prepared, {})
+        made.target.commit(staged, made.definition, prepared, {}, made.announced.extend)
     assert made.table().metadata_location == theirs.metadata_location
 
 
@@ -253,14 +255,14 @@ def test_defining_what_is_there_costs_nothing(made: MadeTable) -> None:
     made.commit(**ADDED)
     table = made.table()
     made.catalog.before = AssertionError("no commit is needed")
-    assert made.target.define(table, made.definition) is table
+    assert made.target.define(table, made.definition, made.announced.extend) is table
 
 
 def test_a_definition_changes_without_a_snapshot(made: MadeTable) -> None:
     """A version that only changes the schema or the properties shows in the table, not in its history."""
     made.commit(**ADDED)
     wider = Schema(*SCHEMA.fields, NestedField(3, "new", LongType()), schema_id=1)
-    made.target.define(made.table(), Definition(wider, UNPARTITIONED, {"k": "v"}))
+    made.target.define(made.table(), Definition(wider, UNPARTITIONED, {"k": "v"}), made.announced.extend)
     table = made.table()
     assert (table.schema(), table.properties["k"], snapshot_ids(table)) == (wider, "v", [1])
 
@@ -271,7 +273,7 @@ def test_a_definition_loses_to_another_snapshot(made: MadeTable) -> None:
     stale = made.table()
     made.commit(added_data_files=[data_file("theirs")])
     with pytest.raises(CommitConflict):
-        made.target.define(stale, Definition(SCHEMA, UNPARTITIONED, {"k": "v"}))
+        made.target.define(stale, Definition(SCHEMA, UNPARTITIONED, {"k": "v"}), made.announced.extend)
     assert "k" not in made.table().properties
 
 

@@ -287,7 +287,7 @@ def test_a_removed_file_takes_its_delete_files_along() -> None:
     }
     assert done.removed_files == ("a",)
     assert done.removed_delete_files == dict.fromkeys(["only", "both", "two"], OrphanReason.DATA_FILES_GONE)
-    assert {old: new.record_count for old, new in done.delta.replacements.items()} == {"both": 2}
+    assert {old: new.record_count for old, new in done.delta.replacements} == {"both": 2}
     assert [(rewrite.old.path, rewrite.kept) for rewrite, _ in done.rewritten] == [("both", {"b"})]
 
 

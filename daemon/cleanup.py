@@ -1,0 +1,203 @@
+"""Cleanup: files that dvsync wrote and that nothing refers to any more are removed, after a grace period.
+
+The proof is the Iceberg table's own metadata, read anew each time: what one of its snapshots leads to stays. Safe to be
+killed at any point, and to run beside a sync in this or another process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Event
+
+from msgspec.structs import replace as with_fields
+from pyiceberg.table import Table
+
+from daemon.commit import metadata_kind
+from daemon.context import TableContext, find_record
+from daemon.errors import ObjectStoreAway
+from daemon.iceberg.references import referenced_files
+from daemon.storage import FileMeta
+from state import FileKind, FileStatus, OrphanReason, WrittenFile
+
+# Requests that remove files wait on the store, not on the processor.
+REMOVALS_AT_ONCE = 16
+BATCH = 500
+# Reasons for which a delete file has left the newest snapshot while older ones may use it.
+SHOWN_BY_OLDER = frozenset(
+    {OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED, OrphanReason.TABLE_REPLACED}
+)
+UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+# What dvsync and its catalogs call the files that they write.
+DELETE_FILE_NAME = re.compile(r"\d+-\d{6}-deletes\.parquet")
+METADATA_NAME = re.compile(rf"{UUID}-\d+-m\d+\.avro|snap-\d+-{UUID}\.avro|\d{{5,}}-{UUID}(\.gz)?\.metadata\.json")
+
+
+@dataclass
+class Cleanup:
+    """What was removed, or would be: files and bytes, as far as these are known. `left` counts orphans by why they
+    stay, `found` are files that a scan found and that no row tells of, `failed` says what could not be removed."""
+
+    removed: list[WrittenFile] = field(default_factory=list)
+    left: Counter[str] = field(default_factory=Counter)
+    found: list[WrittenFile] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+    @property
+    def removed_bytes(self) -> int:
+        return sum(file.size_bytes or 0 for file in self.removed)
+
+
+def clean_up(
+    context: TableContext, stop: Event, *, dry_run: bool = False, scan: bool = False, remove_found: bool = False
+) -> Cleanup:
+    """Remove the orphans whose time has come; `scan` looks for files that the state store does not know.
+
+    What a scan finds is removed only with `remove_found`. `stop` ends it between two batches. Raises SyncError.
+    """
+    store, settings = context.store, context.settings.maintenance
+    done = Cleanup()
+    record = find_record(store.list_tables(), context.settings)
+    if record is None:
+        return done
+    # Before the table is looked at: what is live here was committed before, so the metadata has it or has let it go.
+    known = store.list_written(record.id, tuple(FileStatus))
+    table = context.target.find_table()
+    in_question = [file for file in known if file.status in (FileStatus.LIVE, FileStatus.ORPHANED)]
+    orphans = [file for file in in_question if file.status is FileStatus.ORPHANED]
+    if table is None:
+        done.left["the Iceberg table is not there, so nothing tells what is in use"] += len(orphans)
+        return done
+    now_ms = context.clock.now_ms()
+    own = _OwnPlaces(context, table)
+    delete_files = scan or any(file.kind is FileKind.DELETE_FILE for file in orphans)
+    in_use = referenced_files(table, delete_files=delete_files)
+    released = [
+        with_fields(file, status=FileStatus.ORPHANED, reason=OrphanReason.SNAPSHOT_EXPIRED, since_ms=now_ms)
+        for file in in_question
+        if file.path not in in_use and _was_in_use(file)
+    ]
+    if not dry_run:
+        released_paths = [file.path for file in released]
+        store.record_unreferenced(record.id, released_paths, OrphanReason.SNAPSHOT_EXPIRED, at_ms=now_ms)
+        for file in orphans:
+            if file.path in in_use and file.reason and not _was_in_use(file):
+                # A commit that landed late, or metadata that was not the newest: the grace period has not begun.
+                store.record_unreferenced(record.id, [file.path], file.reason, at_ms=now_ms)
+        _look_up_sizes(context, record.id, in_question)
+    waiting = {file.path: file for file in (*orphans, *released)}
+    if scan:
+        there = {file.path for file in known if file.status is not FileStatus.DELETED} | in_use
+        done.found = [file for file in own.scan() if file.path not in there]
+        waiting |= {file.path: file for file in done.found if remove_found}
+    why_left = partial(_why_left, in_use=in_use, own=own, before_ms=now_ms - round(settings.orphan_grace_s * 1000))
+    reasons = {path: why_left(file) for path, file in waiting.items()}
+    done.left += Counter(reason for reason in reasons.values() if reason)
+    due = [file for path, file in waiting.items() if reasons[path] is None]
+    if dry_run:
+        done.removed = due
+        return done
+    for start in range(0, len(due), BATCH):
+        if stop.is_set():
+            return done
+        _remove(context, record.id, due[start : start + BATCH], done)
+    store.forget_before(record.id, now_ms - round(settings.history_s * 1000))
+    return done
+
+
+def _was_in_use(file: WrittenFile) -> bool:
+    """Whether the state store still says that a snapshot, or an older one at least, leads to the file."""
+    if file.status is FileStatus.LIVE:
+        # The newest snapshot's delete files are the syncs' business, down to the last position.
+        return file.kind is not FileKind.DELETE_FILE
+    return file.reason in SHOWN_BY_OLDER
+
+
+def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, before_ms: int) -> str | None:
+    if file.path in in_use:
+        return "a snapshot still uses it"
+    if file.since_ms > before_ms:
+        return "its grace period is not over"
+    return None if own.has(file.path) else "it lies outside of the table's own places"
+
+
+def _look_up_sizes(context: TableContext, table_id: int, files: Sequence[WrittenFile]) -> None:
+    """Learn the bytes of files that are not known yet, by one listing of each folder."""
+    unknown = {file.path for file in files if file.size_bytes is None}
+    sizes_bytes = {
+        meta.path: meta.size
+        for folder in sorted({path.rsplit("/", 1)[0] for path in unknown})
+        for meta in context.storage.list_from(folder, after="")
+        if meta.path in unknown
+    }
+    context.store.record_sizes(table_id, sizes_bytes)
+
+
+def _remove(context: TableContext, table_id: int, files: Sequence[WrittenFile], done: Cleanup) -> None:
+    """Remove first, record then: whoever is killed in between finds the files gone, which is no error."""
+
+    def remove(file: WrittenFile) -> ObjectStoreAway | None:
+        try:
+            context.storage.delete(file.path)
+        except ObjectStoreAway as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(REMOVALS_AT_ONCE, thread_name_prefix="cleanup") as pool:
+        errors = list(pool.map(remove, files))
+    removed = [file for file, error in zip(files, errors, strict=True) if error is None]
+    context.store.record_deleted(table_id, [file.path for file in removed], at_ms=context.clock.now_ms())
+    done.removed += removed
+    done.failed += [str(error) for error in errors if error is not None]
+
+
+class _OwnPlaces:
+    """The folders of the Iceberg table, in which alone dvsync removes anything."""
+
+    def __init__(self, context: TableContext, table: Table) -> None:
+        self._context = context
+        configured = (context.settings.delete_files_location, table.properties.get("write.data.path"))
+        places = {table.metadata.location, table.properties.get("write.metadata.path"), *configured}
+        self._places = sorted(place.rstrip("/") for place in places if place)
+
+    def has(self, path: str) -> bool:
+        """Whether `path` lies in one of the places, links and `..` followed, and is not the Delta table's."""
+        return any(_is_inside(path, place) and not self._is_source(path, place) for place in self._places)
+
+    def _is_source(self, path: str, place: str) -> bool:
+        source = self._context.location
+        return _is_inside(path, source) and not _is_inside(place, source)
+
+    def scan(self) -> Iterator[WrittenFile]:
+        """The files in these places that have a name as dvsync gives it, each once."""
+        seen: set[str] = set()
+        for place in self._places:
+            for meta in self._context.storage.list_below(place):
+                kind = _kind_by_name(meta)
+                if kind is not None and meta.path not in seen and self.has(meta.path):
+                    seen.add(meta.path)
+                    yield WrittenFile(
+                        meta.path, kind, FileStatus.ORPHANED, meta.modified_ms, OrphanReason.FOUND, meta.size
+                    )
+
+
+def _kind_by_name(meta: FileMeta) -> FileKind | None:
+    name = meta.path.rsplit("/", 1)[1]
+    if DELETE_FILE_NAME.fullmatch(name):
+        return FileKind.DELETE_FILE
+    return metadata_kind(meta.path) if METADATA_NAME.fullmatch(name) else None
+
+
+def _is_inside(path: str, place: str) -> bool:
+    if ".." in path.split("/") or not path.startswith(f"{place}/"):
+        return False
+    local, folder = (each.removeprefix("file://") for each in (path, place))
+    if "://" in local:
+        return True
+    real, real_folder = os.path.realpath(os.path.dirname(local)), os.path.realpath(folder)
+    return os.path.commonpath((real, real_folder)) == real_folder

@@ -1,0 +1,54 @@
+"""Which manifests to merge, as `commit.manifest.*` has it: each commit leaves a small one, and readers open all."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.table import TableProperties
+from pyiceberg.utils.properties import property_as_bool, property_as_int
+
+from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
+
+
+def live_files(manifest: ManifestFile) -> int:
+    """The live entries of a manifest, as its list counts them."""
+    return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
+
+
+def plan_merges(manifests: Sequence[ManifestFile], properties: Mapping[str, str]) -> Iterator[list[ManifestFile]]:
+    """Groups of small manifests of one spec and content, to be merged into one each; at most one group of a kind.
+
+    `commit.manifest.min-count-to-merge` of them must have come together. A merged manifest has at most
+    `commit.manifest.target-size-bytes` and MANIFEST_ENTRIES_MAX entries; one that fills half of that stays as it is, so
+    that the work of a commit does not grow with the table.
+    """
+    options = dict(properties)
+    if not property_as_bool(options, TableProperties.MANIFEST_MERGE_ENABLED, default=True):
+        return
+    count_min = property_as_int(
+        options, TableProperties.MANIFEST_MIN_MERGE_COUNT, TableProperties.MANIFEST_MIN_MERGE_COUNT_DEFAULT
+    )
+    size_max = property_as_int(
+        options, TableProperties.MANIFEST_TARGET_SIZE_BYTES, TableProperties.MANIFEST_TARGET_SIZE_BYTES_DEFAULT
+    )
+    assert count_min is not None and size_max is not None, "both have defaults"
+    groups: dict[tuple[ManifestContent, int], list[ManifestFile]] = defaultdict(list)
+    for manifest in manifests:
+        if 2 * live_files(manifest) <= MANIFEST_ENTRIES_MAX and 2 * manifest.manifest_length <= size_max:
+            groups[manifest.content, manifest.partition_spec_id].append(manifest)
+    for small in groups.values():
+        if len(small) >= max(count_min, 2):
+            yield _fill(sorted(small, key=live_files), size_max)
+
+
+def _fill(manifests: Sequence[ManifestFile], size_max: int) -> list[ManifestFile]:
+    """As many of `manifests`, in their order, as fit into one: at least two, as each fills half of it at most."""
+    entries, size_bytes = 0, 0
+    for count, manifest in enumerate(manifests):
+        entries += live_files(manifest)
+        size_bytes += manifest.manifest_length
+        if entries > MANIFEST_ENTRIES_MAX or size_bytes > size_max:
+            return list(manifests[:count])
+    return list(manifests)

@@ -1,0 +1,61 @@
+"""What a table's metadata leads to: the files that nobody may remove, and those that later snapshots let go."""
+
+from __future__ import annotations
+
+from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from daemon.iceberg.manifests import read_entries, read_manifest_list, schema_with_sources
+
+
+def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
+    """Every metadata file, statistics file, manifest list and manifest that the metadata leads to, over all snapshots,
+    branches and tags; with `delete_files` every delete file, too, for which each delete manifest is opened.
+    """
+    metadata = table.metadata
+    found = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
+    found |= {statistics.statistics_path for statistics in (*metadata.statistics, *metadata.partition_statistics)}
+    manifests: dict[str, ManifestFile] = {}
+    for snapshot in metadata.snapshots:
+        found.add(snapshot.manifest_list)
+        listed = read_manifest_list(table.io, snapshot.manifest_list)
+        manifests |= {manifest.manifest_path: manifest for manifest in listed}
+    found |= manifests.keys()
+    if delete_files:
+        for manifest in manifests.values():
+            if manifest.content is ManifestContent.DELETES:
+                found |= {entry.data_file.file_path for entry in _entries(table, manifest, live=True)}
+    return found
+
+
+def live_delete_files(table: Table) -> dict[str, tuple[str, int]]:
+    """The delete files of the current snapshot: of each its partition, as a name for it, and its bytes."""
+    snapshot = table.current_snapshot()
+    return {
+        entry.data_file.file_path: (
+            f"{manifest.partition_spec_id} {entry.data_file.partition!r}",
+            entry.data_file.file_size_in_bytes,
+        )
+        for manifest in (read_manifest_list(table.io, snapshot.manifest_list) if snapshot else ())
+        if manifest.content is ManifestContent.DELETES
+        for entry in _entries(table, manifest, live=True)
+    }
+
+
+def removed_data_files(table: Table, snapshot: Snapshot) -> list[tuple[str, int]]:
+    """The data files that `snapshot` removed, each with the sequence number of the snapshot that had added it."""
+    return [
+        (entry.data_file.file_path, entry.file_sequence_number or 0)
+        for manifest in read_manifest_list(table.io, snapshot.manifest_list)
+        if manifest.content is ManifestContent.DATA
+        and manifest.added_snapshot_id == snapshot.snapshot_id
+        and manifest.deleted_files_count
+        for entry in _entries(table, manifest, live=False)
+    ]
+
+
+def _entries(table: Table, manifest: ManifestFile, *, live: bool) -> list[ManifestEntry]:
+    spec = table.specs()[manifest.partition_spec_id]
+    schema = schema_with_sources(spec, (table.schema(), *table.schemas().values()))
+    return read_entries(table.io, manifest, spec=spec, schema=schema, live=live)
