@@ -13,6 +13,8 @@ PROGRAMS = (
     "table_size",
     "first_sync",
     "idle_daemon",
+    "compaction",
+    "soak",
 )
 
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from threading import Event
 
 from msgspec.structs import replace as with_fields
@@ -23,7 +22,7 @@ from daemon.context import TableContext, find_record
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.references import referenced_files
 from daemon.storage import FileMeta
-from state import FileKind, FileStatus, OrphanReason, WrittenFile
+from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 
 # Requests that remove files wait on the store, not on the processor.
 REMOVALS_AT_ONCE = 16
@@ -65,40 +64,24 @@ def clean_up(
     record = find_record(store.list_tables(), context.settings)
     if record is None:
         return done
-    # Before the table is looked at: what is live here was committed before, so the metadata has it or has let it go.
-    known = store.list_written(record.id, tuple(FileStatus))
-    table = context.target.find_table()
-    in_question = [file for file in known if file.status in (FileStatus.LIVE, FileStatus.ORPHANED)]
-    orphans = [file for file in in_question if file.status is FileStatus.ORPHANED]
-    if table is None:
-        done.left["the Iceberg table is not there, so nothing tells what is in use"] += len(orphans)
+    survey = release_files(context, record, dry_run=dry_run, delete_files=scan)
+    if survey.table is None:
+        done.left["the Iceberg table is not there, so nothing tells what is in use"] += len(survey.orphans)
         return done
-    now_ms = context.clock.now_ms()
-    own = _OwnPlaces(context, table)
-    delete_files = scan or any(file.kind is FileKind.DELETE_FILE for file in orphans)
-    in_use = referenced_files(table, delete_files=delete_files)
-    released = [
-        with_fields(file, status=FileStatus.ORPHANED, reason=OrphanReason.SNAPSHOT_EXPIRED, since_ms=now_ms)
-        for file in in_question
-        if file.path not in in_use and _was_in_use(file)
-    ]
-    if not dry_run:
-        released_paths = [file.path for file in released]
-        store.record_unreferenced(record.id, released_paths, OrphanReason.SNAPSHOT_EXPIRED, at_ms=now_ms)
-        for file in orphans:
-            if file.path in in_use and file.reason and not _was_in_use(file):
-                # A commit that landed late, or metadata that was not the newest: the grace period has not begun.
-                store.record_unreferenced(record.id, [file.path], file.reason, at_ms=now_ms)
-        _look_up_sizes(context, record.id, in_question)
-    waiting = {file.path: file for file in (*orphans, *released)}
+    own = _OwnPlaces(context, survey.table)
+    waiting = survey.orphans
     if scan:
-        there = {file.path for file in known if file.status is not FileStatus.DELETED} | in_use
-        done.found = [file for file in own.scan() if file.path not in there]
-        waiting |= {file.path: file for file in done.found if remove_found}
-    why_left = partial(_why_left, in_use=in_use, own=own, before_ms=now_ms - round(settings.orphan_grace_s * 1000))
-    reasons = {path: why_left(file) for path, file in waiting.items()}
-    done.left += Counter(reason for reason in reasons.values() if reason)
-    due = [file for path, file in waiting.items() if reasons[path] is None]
+        done.found = [file for file in own.scan() if file.path not in survey.known and file.path not in survey.in_use]
+    if remove_found and not dry_run:
+        for kind in FileKind:
+            paths = [file.path for file in done.found if file.kind is kind]
+            store.record_orphans(record.id, kind, paths, OrphanReason.FOUND, at_ms=survey.at_ms)
+    if remove_found:
+        waiting = [*waiting, *done.found]
+    before_ms = survey.at_ms - round(settings.orphan_grace_s * 1000)
+    judged = [(file, _why_left(file, in_use=survey.in_use, own=own, before_ms=before_ms)) for file in waiting]
+    done.left += Counter(reason for _, reason in judged if reason)
+    due = [file for file, reason in judged if reason is None]
     if dry_run:
         done.removed = due
         return done
@@ -106,8 +89,54 @@ def clean_up(
         if stop.is_set():
             return done
         _remove(context, record.id, due[start : start + BATCH], done)
-    store.forget_before(record.id, now_ms - round(settings.history_s * 1000))
+    store.forget_before(record.id, survey.at_ms - round(settings.history_s * 1000))
     return done
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the table's metadata and the state store say of the files that dvsync wrote, at `at_ms`.
+
+    `table` is None when it is not there, and then `in_use` is empty and `orphans` are those recorded. `known` are the
+    paths of files that are not known to be removed.
+    """
+
+    table: Table | None
+    in_use: Set[str]
+    orphans: Sequence[WrittenFile]
+    known: Set[str]
+    at_ms: int
+
+
+def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, delete_files: bool = False) -> Survey:
+    """Find what no snapshot leads to any more: orphaned from now on, which begins the grace period.
+
+    With `delete_files` each delete file in use is told, even if none of them is in question.
+    """
+    store = context.store
+    # Before the table is looked at: what is live here was committed before, so the metadata has it or has let it go.
+    known = store.list_written(record.id, tuple(FileStatus))
+    table = context.target.find_table()
+    at_ms = context.clock.now_ms()
+    orphans = {file.path: file for file in known if file.status is FileStatus.ORPHANED}
+    there = {file.path for file in known if file.status is not FileStatus.DELETED}
+    if table is None:
+        return Survey(None, frozenset(), list(orphans.values()), there, at_ms)
+    delete_files = delete_files or any(file.kind is FileKind.DELETE_FILE for file in orphans.values())
+    in_use = referenced_files(table, delete_files=delete_files)
+    released = {
+        file.path: with_fields(file, status=FileStatus.ORPHANED, reason=OrphanReason.SNAPSHOT_EXPIRED, since_ms=at_ms)
+        for file in known
+        if _was_in_use(file) and file.path not in in_use
+    }
+    if not dry_run:
+        store.record_unreferenced(record.id, released, OrphanReason.SNAPSHOT_EXPIRED, at_ms=at_ms)
+        for file in orphans.values():
+            if file.path in in_use and file.reason and not _was_in_use(file):
+                # A commit that landed late, or metadata that was not the newest: the grace period has not begun.
+                store.record_unreferenced(record.id, [file.path], file.reason, at_ms=at_ms)
+        _look_up_sizes(context, record.id, known)
+    return Survey(table, in_use, list((orphans | released).values()), there, at_ms)
 
 
 def _was_in_use(file: WrittenFile) -> bool:
@@ -115,7 +144,7 @@ def _was_in_use(file: WrittenFile) -> bool:
     if file.status is FileStatus.LIVE:
         # The newest snapshot's delete files are the syncs' business, down to the last position.
         return file.kind is not FileKind.DELETE_FILE
-    return file.reason in SHOWN_BY_OLDER
+    return file.status is FileStatus.ORPHANED and file.reason in SHOWN_BY_OLDER
 
 
 def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, before_ms: int) -> str | None:
@@ -128,7 +157,8 @@ def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, bef
 
 def _look_up_sizes(context: TableContext, table_id: int, files: Sequence[WrittenFile]) -> None:
     """Learn the bytes of files that are not known yet, by one listing of each folder."""
-    unknown = {file.path for file in files if file.size_bytes is None}
+    looked_at = (FileStatus.LIVE, FileStatus.ORPHANED)
+    unknown = {file.path for file in files if file.size_bytes is None and file.status in looked_at}
     sizes_bytes = {
         meta.path: meta.size
         for folder in sorted({path.rsplit("/", 1)[0] for path in unknown})

@@ -1,6 +1,6 @@
 """Snapshot expiry: old snapshots leave the Iceberg table's metadata, and so do those that VACUUM made unreadable.
 
-No file is removed here: `cleanup.py` sees what nothing refers to any more.
+No file is removed here: those that nothing refers to any more become orphans, for `cleanup.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.utils.properties import property_as_int
 
+from daemon.cleanup import release_files
 from daemon.commit import announce_files, new_intent, unchanged_outcome
 from daemon.context import TableContext, find_record
 from daemon.delta.vacuum import RETENTIONS_S
@@ -67,6 +68,7 @@ class Expirer:
             table = context.target.expire(table, expiry.expired, partial(announce_files, context, intent))
             outcome = with_fields(unchanged_outcome(record), metadata_location=table.metadata_location)
             context.store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
+        release_files(context, record, dry_run=False)
         return expiry
 
     def _find_unreadable(self, table: Table) -> set[int]:

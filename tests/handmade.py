@@ -65,6 +65,8 @@ class HandmadeTable:
     live: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: dict[str, list[tuple[int, str, str]]] = field(default_factory=dict)
     deleted: dict[str, set[int]] = field(default_factory=dict)
+    # `pathOrInlineDv` of a descriptor -> the file that it leads to.
+    dv_files: dict[str, Path] = field(default_factory=dict)
 
     @property
     def location(self) -> str:
@@ -170,6 +172,7 @@ class HandmadeTable:
                 descriptors[path] = {"storageType": "i", "pathOrInlineDv": z85(payload), **common}
                 continue
             place = f"{self.location}/deletion_vector_{uuid}.bin" if storage == "p" else z85(uuid.bytes)
+            self.dv_files[place] = self.folder / f"deletion_vector_{uuid}.bin"
             descriptors[path] = {"storageType": storage, "pathOrInlineDv": place, "offset": len(data), **common}
             data += struct.pack(">i", len(payload)) + payload + struct.pack(">I", zlib.crc32(payload))
         if storage != "i":

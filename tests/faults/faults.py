@@ -47,7 +47,7 @@ def _unavailable(name: str) -> Exception:
     return StateUnavailable(f"{name} failed by design")
 
 
-STORAGE_VERBS = ("exists", "stat", "read", "list_from", "open_input")
+STORAGE_VERBS = ("exists", "stat", "read", "list_from", "list_below", "open_input", "delete")
 # What fails, how, and whether it may fail after its effect too. A state store's verb that failed has changed nothing.
 TARGETS: dict[str, tuple[list[tuple[Any, str]], Callable[[str], Exception], bool]] = {
     "storage": (

@@ -32,6 +32,7 @@ from daemon.iceberg.target import Target
 from daemon.pipeline import data_manifests
 from daemon.pipeline.runner import Runner
 from daemon.settings import LimitsSettings
+from daemon.storage import FileIOStorage
 from state.sql_store import SqlStateStore
 from tests.faults import sparkless
 from tests.faults.checks import check, duckdb_rows
@@ -41,8 +42,13 @@ from tests.handmade import COLUMNS, Bench, HandmadeTable
 STEPS: tuple[tuple[Any, str], ...] = (
     *(
         (SqlStateStore, f"record_{verb}")
-        for verb in ("intent", "pending", "prepared", "synced", "rebuilt", "abandoned", "orphans")
+        for verb in (
+            *("intent", "pending", "prepared", "synced", "rebuilt", "abandoned", "orphans"),
+            *("unreferenced", "sizes", "deleted"),
+        )
     ),
+    (SqlStateStore, "forget_before"),
+    (FileIOStorage, "delete"),
     (Runner, "write_delete_files"),
     (PositionDeleteWriter, "__init__"),
     (PositionDeleteWriter, "finish"),
@@ -230,7 +236,7 @@ def _load(folder: Path, name: str) -> Case:
     return case
 
 
-def _in_a_process(work: Callable[[], object]) -> object:
+def in_a_process(work: Callable[[], object]) -> object:
     """The result of `work` in a forked process, or its traceback; the number of the signal that ended it."""
     reading, writing = os.pipe()
     process = os.fork()
@@ -262,7 +268,7 @@ def main() -> None:
     gc.freeze()  # What is here already is never looked at again, and so not copied into each process.
     for line in sys.stdin:
         order, *arguments = json.loads(line)
-        print(json.dumps(_in_a_process(lambda: orders[order](*arguments))), flush=True)  # noqa: B023
+        print(json.dumps(in_a_process(lambda: orders[order](*arguments))), flush=True)  # noqa: B023
 
 
 if __name__ == "__main__":

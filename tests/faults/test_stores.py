@@ -19,6 +19,7 @@ from daemon.errors import CommitConflict, CommitOutcomeUnknown, Retryable, SyncE
 from tests.faults import sparkless
 from tests.faults.checks import check, duckdb_rows, shown_versions
 from tests.faults.faults import TARGETS, Faults, fault_seed
+from tests.faults.histories import History
 from tests.handmade import COLUMNS, Bench, HandmadeTable
 
 CYCLES = 12
@@ -49,53 +50,6 @@ def open_bench(tmp_path: Path, table: HandmadeTable) -> Iterator[Callable[..., B
     yield opened
     for bench in benches:
         bench.close()
-
-
-class History:
-    """Random Delta commits; `versions` are those with a change of rows, which have one snapshot each."""
-
-    def __init__(self, table: HandmadeTable, random: Random) -> None:
-        self.table = table
-        self.random = random
-        self.versions = [0]
-        self._columns = list(COLUMNS)
-
-    def play(self) -> None:
-        kinds = [self._append, self._delete, self._delete, self._restore, self._remove, self._add_column]
-        self.random.choice(kinds if self.table.live else [self._append])()
-
-    def _append(self) -> None:
-        first = 10 * len(self.table.rows)
-        part = self.random.choice("xy")
-        paths = [self.table.write_file([(first + n, part, f"v{n}") for n in range(6)])]
-        self._commit([self.table.add(path, deleted=self._some(2)) for path in paths])
-
-    def _delete(self) -> None:
-        paths = self.random.sample(sorted(self.table.live), min(2, len(self.table.live)))
-        fresh = {path: set(range(6)) - self.table.deleted[path] for path in paths}
-        picks = {path: {self.random.choice(sorted(left))} for path, left in fresh.items() if left}
-        self._commit(self.table.delete(picks), changes=bool(picks))
-
-    def _restore(self) -> None:
-        path = self.random.choice(sorted(self.table.live))
-        before = self.table.deleted[path]
-        after = self._some(3) if before else {0}
-        self._commit([self.table.remove(path), self.table.add(path, deleted=after)], changes=before != after)
-
-    def _remove(self) -> None:
-        self._commit([self.table.remove(self.random.choice(sorted(self.table.live)))])
-
-    def _add_column(self) -> None:
-        self._columns.append((f"c{len(self._columns)}", "long"))
-        self._commit([{"metaData": self.table.metadata(self._columns)}], changes=False)
-
-    def _some(self, most: int) -> set[int]:
-        return set(self.random.sample(range(6), self.random.randint(0, most)))
-
-    def _commit(self, actions: list[dict[str, object]], *, changes: bool = True) -> None:
-        version = self.table.commit(actions)
-        if changes:
-            self.versions.append(version)
 
 
 @pytest.mark.parametrize("kinds", [[kind] for kind in TARGETS] + [list(TARGETS)], ids="-".join)

@@ -18,8 +18,12 @@ from daemon.pipeline.session import session_conf
 from daemon.settings import SparkSettings
 
 ROOT = Path(__file__).parents[2]
+# With it Spark's Iceberg catalog and PyIceberg's share one SQLite file: somebody else commits to our table.
+SQLITE_JAR = "org.xerial:sqlite-jdbc:3.54.1.0"
 CONF = {
-    "spark.jars.packages": ICEBERG_JAR,
+    "spark.jars.packages": f"{ICEBERG_JAR},{SQLITE_JAR}",
+    # For branches and tags in SQL.
+    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.driver.memory": "2g",
     # Tables here are tiny: starting up costs more than running, for Spark's jobs and for the JVM's compiler alike.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",

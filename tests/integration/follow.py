@@ -58,6 +58,7 @@ class Followed:
     granularity: str | None = None
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     pipeline: PipelineSettings = field(default_factory=lambda: PipelineSettings(engine="local"))
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.source = self.folder / "lake" / "t"
@@ -78,7 +79,7 @@ class Followed:
             f"file://{self.source}",
             limits=self.limits,
             pipeline=pipeline,
-            table_options={"delete_granularity": self.granularity, **options},
+            table_options={"delete_granularity": self.granularity, **self.options, **options},
         )
 
     @property

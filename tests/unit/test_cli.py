@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from daemon.cli import app
 from daemon.lock import hold_state
 from daemon.signals import SAME_REQUEST_S
+from tests.handmade import Bench, HandmadeTable
 
 CATALOGS = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
 EMPTY = CATALOGS + "health: {port: 0}\nlog: {format: json}\n"
@@ -55,6 +56,78 @@ def test_version_needs_no_configuration(dvsync):
     """It prints the name and the version of the package."""
     result = dvsync("--version")
     assert (result.exit_code, result.stdout.split()[0]) == (0, "dvsync")
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Iterator[Bench]:
+    """A handmade Delta table with five deletions, followed into the places that `config.yaml` names."""
+    table = HandmadeTable(tmp_path / "data" / "t")
+    table.create()
+    bench = Bench(tmp_path, table.location)
+    bench.first_sync_empty(table)
+    path = table.write_file([(number, "x", "v") for number in range(9)])
+    table.commit([table.add(path)])
+    for number in range(5):
+        table.commit(table.delete({path: [number]}))
+    bench.follower.sync()
+    yield bench
+    bench.close()
+
+
+FOLLOWED = """
+state: {url: "sqlite:///state.db"}
+catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
+maintenance: {delete_files_max: 3, snapshots_max: 2, orphan_grace: 0s}
+tables:
+- {source: data/t, target: lake.t, name: t}
+"""
+
+
+def test_maintenance_by_hand(dvsync, followed: Bench):
+    """Each command says what it would do, does it, and then has nothing left to do."""
+    for arguments, said in (
+        (["compact", "--dry-run"], "t: would compact the delete files of 1 data files: 5 into 1"),
+        (["compact"], "t: compacted the delete files of 1 data files: 5 into 1"),
+        (["compact", "t"], "t: nothing to compact"),
+        (["expire", "--dry-run"], "t: would expire 6 snapshots"),
+        (["expire"], "t: expired 6 snapshots"),
+        (["expire"], "t: no snapshot to expire"),
+    ):
+        result = dvsync(*arguments, config=FOLLOWED)
+        assert (result.exit_code, result.output) == (0, said + "\n"), result.output
+    for command in (["cleanup", "--dry-run"], ["cleanup"]):
+        result = dvsync(*command)
+        verb = "would remove" if "--dry-run" in command else "removed"
+        assert result.output.startswith(f"t: {verb} 6 files, "), result.output
+        assert "(manifest-list 6)" in result.output
+        assert "  left 5: a snapshot still uses it\n" in result.output
+    assert dvsync("cleanup").output.startswith("t: removed 0 files, 0 bytes\n")
+    lost = Path(followed.iceberg().location().removeprefix("file://")) / "data" / "7-000000-deletes.parquet"
+    lost.write_bytes(b"x")
+    assert f"  found, unknown to the state database: file://{lost}\n" in dvsync("cleanup", "--scan").output
+    assert "removed 1 files, 1 byte (delete-file 1)" in dvsync("cleanup", "--scan", "--remove").output
+    assert dvsync("cleanup", "--remove").exit_code == 2
+    assert len(followed.iceberg().scan().to_arrow()) == 4
+
+
+def test_what_commits_does_not_work_beside_a_daemon(dvsync, followed: Bench):
+    """`compact` and `expire` are refused with who holds the state; `cleanup` and the dry runs are not."""
+    with hold_state(followed.state_file):
+        for command in ("compact", "expire"):
+            result = dvsync(command, config=FOLLOWED)
+            assert result.exit_code == 1
+            assert f"in use by process {os.getpid()}" in result.output
+            assert dvsync(command, "--dry-run").exit_code == 0
+        assert dvsync("cleanup").exit_code == 0
+
+
+def test_a_table_that_cannot_be_maintained_fails_the_command(dvsync, followed: Bench):
+    """The error is told with its hint, and the exit code is 1."""
+    Path(followed.iceberg().metadata_location.removeprefix("file://")).unlink()
+    for command in ("compact", "expire", "cleanup"):
+        result = dvsync(command, config=FOLLOWED)
+        assert result.exit_code == 1
+        assert result.output.startswith("t: CatalogAway: the catalog of lake.t does not answer")
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["sync", "--nonsense"], ["resume"]])

@@ -12,7 +12,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from daemon.cleanup import Cleanup
 from daemon.clock import SystemClock
+from daemon.compaction import Compaction
 from daemon.cycle import TableCycle
 from daemon.errors import (
     AccountMismatch,
@@ -25,13 +27,16 @@ from daemon.errors import (
     TargetChanged,
     Unsupported,
 )
+from daemon.expiry import Expiry
 from daemon.failures import BACKOFF_MAX_S
+from daemon.maintenance import Round
 from daemon.scheduler import Scheduler
-from daemon.settings import TableSettings
+from daemon.settings import MaintenanceSettings, TableSettings
 from daemon.slots import Slots
-from daemon.status import AccountCounts, Board, TableState, TableStatus
+from daemon.status import AccountCounts, Board, TableState, TableStatus, UpkeepCounts
 from daemon.sync import SyncResult
-from state import Outcome, StateUnavailable, SyncRun, TableError
+from daemon.upkeep import TableUpkeep
+from state import FileKind, FileStatus, Outcome, StateUnavailable, SyncRun, TableError, WrittenFile
 from state.memory_store import MemoryStateStore
 
 WAIT_S = 10.0
@@ -116,7 +121,13 @@ class FakeFollower:
 
 
 def settings_of(name: str, poll_interval: str = "10s") -> TableSettings:
-    return TableSettings(source=f"file:///data/{name}", target=f"db.{name}", name=name, poll_interval=poll_interval)
+    return TableSettings(
+        source=f"file:///data/{name}",
+        target=f"db.{name}",
+        name=name,
+        poll_interval=poll_interval,
+        maintenance=MaintenanceSettings(interval="1s"),
+    )
 
 
 class Bench:
@@ -422,18 +433,25 @@ class Running:
         tables = [settings_of(name, poll_interval) for name in names]
         self.followers = {table.name: FakeFollower(table, self.store) for table in tables}
         self.board = Board(tables, clock, lag_budget_s=300)
+        self.maintainers = {table.name: FakeMaintainer() for table in tables}
+        self.maintainers[names[0]].gate = Event()
+        cycles = [
+            TableCycle(
+                table,
+                self.followers[table.name],
+                store=self.store,
+                board=self.board,
+                clock=clock,
+                random=Random(1),
+                commit_time_ms=self.followers[table.name].commit_time_ms,
+            )
+            for table in tables
+        ]
         self.scheduler = Scheduler(
+            cycles,
             [
-                TableCycle(
-                    table,
-                    self.followers[table.name],
-                    store=self.store,
-                    board=self.board,
-                    clock=clock,
-                    random=Random(1),
-                    commit_time_ms=self.followers[table.name].commit_time_ms,
-                )
-                for table in tables
+                TableUpkeep(cycle, self.maintainers[cycle.name], board=self.board, clock=clock, random=Random(1))
+                for cycle in cycles
             ],
             store=self.store,
             board=self.board,
@@ -546,3 +564,85 @@ def test_stop_gives_up_on_a_cycle_that_hangs():
     assert not running.scheduler.stop(grace_s=0.05)
     release.set()
     until(lambda: running.states()["a"] is not TableState.SYNCING)
+
+
+# --- maintenance ---
+
+
+class FakeMaintainer:
+    """Counts its rounds; raises `fails` when set, and stops in `gate` when given one."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.fails: Exception | None = None
+        self.gate: Event | None = None
+        self.entered = Event()
+
+    def run(self, stop: Event) -> Round:
+        self.rounds += 1
+        self.entered.set()
+        if self.gate:
+            while not (self.gate.wait(0.01) or stop.is_set()):
+                pass
+        if self.fails:
+            raise self.fails
+        cleanup = Cleanup(removed=[WrittenFile("m", FileKind.MANIFEST, FileStatus.ORPHANED, 1, size_bytes=70)])
+        return Round(Compaction(2, 9, 2, 1), Expiry(expired=(1, 2, 3)), cleanup)
+
+
+def upkeep_of(bench: Bench) -> tuple[TableUpkeep, FakeMaintainer]:
+    maintainer = FakeMaintainer()
+    return TableUpkeep(bench.cycle, maintainer, board=bench.board, clock=bench.clock, random=Random(1)), maintainer
+
+
+def test_a_round_of_maintenance_is_counted_and_told(bench):
+    """One line for each part that did something, and the sums on the board."""
+    upkeep, maintainer = upkeep_of(bench)
+    upkeep.run(Event())
+    assert maintainer.rounds == 0, "a table that was never synced has nothing to maintain"
+    bench.poll()
+    with capture_logs() as told:
+        upkeep.run(Event())
+        upkeep.run(Event())
+    counts = UpkeepCounts(2, 0, compacted_delete_files=18, expired_snapshots=6, removed_files=2, removed_bytes=140)
+    assert bench.board.upkeep() == {"orders": counts}
+    parts = ["maintenance.compacted", "maintenance.expired", "maintenance.cleaned"]
+    assert [line["event"] for line in told] == 2 * parts
+
+
+@pytest.mark.parametrize(
+    ("fails", "kind"), [(away(), "ObjectStoreAway"), (ValueError("a bug"), "InternalError")], ids=["known", "bug"]
+)
+def test_a_failed_round_leaves_the_table_in_step(bench, fails, kind):
+    """It is told and counted; the table's state and error are the syncs' alone."""
+    upkeep, maintainer = upkeep_of(bench)
+    bench.poll()
+    maintainer.fails = fails
+    with capture_logs() as told:
+        upkeep.run(Event())
+    assert bench.board.upkeep() == {"orders": UpkeepCounts(rounds=1, failures=1)}
+    assert (bench.status.state, bench.status.error) == (TableState.SYNCED, None)
+    (line,) = told
+    assert (line["event"], line["kind"], bool(line["hint"])) == ("maintenance.failed", kind, True)
+
+
+def test_a_parked_table_is_not_maintained(bench):
+    """Its Iceberg side stays exactly as it is until a person has looked at it."""
+    upkeep, maintainer = upkeep_of(bench)
+    bench.poll()
+    bench.follower.fails = CorruptInput("bad CRC", hint="Restore it.")
+    bench.poll()
+    upkeep.run(Event())
+    assert maintainer.rounds == 0
+
+
+def test_maintenance_runs_beside_the_polls_and_ends_with_them():
+    """A round that takes long holds up no poll; the scheduler's stop tells it to end and waits for that."""
+    with Running("a", "b", poll_interval="100ms") as running:
+        until(lambda: set(running.states().values()) == {TableState.SYNCED})
+        maintainer = running.maintainers["a"]
+        until(maintainer.entered.is_set)
+        polls = running.followers["a"].polls
+        until(lambda: running.followers["a"].polls > polls + 2)
+        assert not running.board.upkeep()["a"].rounds
+    assert running.board.upkeep()["a"].rounds == 1

@@ -1,0 +1,31 @@
+"""Hundreds of random cycles: whatever happens in between, the table ends right and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.faults import fault_seed
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_long_life_ends_well(tmp_path: Path, part: int) -> None:
+    """Seeded by `FAULT_SEED`; `FAULT_CYCLES` makes it longer. Killed, failing and concurrent work of every kind."""
+    seed, cycles = f"{fault_seed()}-{part}", os.environ.get("FAULT_CYCLES", "150")
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.faults.long_run", str(tmp_path), seed, cycles],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, f"{ended.stdout[-2000:]}\n{ended.stderr}"
+    assert ended.stdout.endswith("end all well\n")
+    killed = ended.stdout.count("'signal': 9")
+    assert killed > int(cycles) // 20, "the run kills, too"
