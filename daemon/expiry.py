@@ -5,7 +5,9 @@ No file is removed here: those that nothing refers to any more become orphans, f
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections import defaultdict
+from collections.abc import Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,8 +24,10 @@ from daemon.iceberg.references import removed_data_files
 from daemon.iceberg.retention import RETENTION_MS, Retention, find_expired
 from daemon.settings import MaintenanceSettings
 
-# Of the data files that a snapshot removed, so many of those that came first are looked for: VACUUM takes all or none.
-LOOKS = 3
+# Of the data files that a snapshot removed, so many are looked for. VACUUM takes all that one version removed, or none;
+# only where a snapshot shows several versions at once may it take some.
+LOOKS = 100
+LOOKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Expirer:
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
-        self._removed: dict[int, list[tuple[str, int]]] = {}
+        self._removed: dict[int, Sequence[tuple[str, int]]] = {}
 
     def expire(self, *, dry_run: bool = False) -> Expiry:
         """Raises SyncError; nothing has changed then, or the next sync sees that it has."""
@@ -72,27 +76,33 @@ class Expirer:
         return expiry
 
     def _find_unreadable(self, table: Table) -> set[int]:
-        """Snapshots of which a data file is not there any more.
-
-        Files go in the order in which they were removed from the table. So of those that a snapshot removed the ones
-        that had come first tell for all the others, and for every snapshot since they came.
-        """
+        """Snapshots of which a data file is not there any more, as far as the files tell that later ones removed."""
         snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
         self._removed = {key: removed for key, removed in self._removed.items() if key in snapshots}
-        unreadable: set[int] = set()
+        showing: dict[str, set[int]] = defaultdict(set)
         for snapshot in snapshots.values():
             if snapshot.snapshot_id not in self._removed:
-                oldest = sorted(removed_data_files(table, snapshot), key=lambda file: file[1])
-                self._removed[snapshot.snapshot_id] = oldest[:LOOKS]
+                self._removed[snapshot.snapshot_id] = _spread(sorted(removed_data_files(table, snapshot)))
             for path, added_in in self._removed[snapshot.snapshot_id]:
-                showing = {
+                showing[path] |= {
                     other.snapshot_id
                     for other in snapshots.values()
                     if added_in <= (other.sequence_number or 0) < (snapshot.sequence_number or 0)
                 }
-                if not showing <= unreadable and not self._context.storage.exists(path):
-                    unreadable |= showing
-        return unreadable
+        paths = [path for path, shown_by in showing.items() if shown_by]
+        with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="expiry") as pool:
+            exist = list(pool.map(self._context.storage.exists, paths))
+        return {
+            snapshot_id
+            for path, exists in zip(paths, exist, strict=True)
+            if not exists
+            for snapshot_id in showing[path]
+        }
+
+
+def _spread(files: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
+    """At most LOOKS of them, evenly spaced."""
+    return files[:: max(1, -(-len(files) // LOOKS))]
 
 
 def _retention(table: Table, settings: MaintenanceSettings) -> Retention:

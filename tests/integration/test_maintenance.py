@@ -1,0 +1,538 @@
+"""Maintenance of a followed table, ours and other people's: Spark works on the same Iceberg catalog, as somebody else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from pyiceberg.table import Table
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import Row as SparkRow
+
+from daemon import commit
+from daemon.errors import TargetChanged
+from daemon.expiry import Expiry
+from daemon.maintenance import Maintainer
+from daemon.settings import LimitsSettings, MaintenanceSettings, PipelineSettings
+from daemon.translate.plan import CommitPlan
+from tests.handmade import HandmadeTable
+from tests.integration.follow import Followed, check_change
+from tests.integration.images import DATA, NOTHING, POSITION_DELETES, image_of
+from tests.readers import READERS, Row, assert_same_rows, rows_of
+
+CREATE = (
+    "CREATE TABLE {t} USING delta {by} TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    " AS SELECT id, concat('p', id % 2) AS part FROM range(0, {end}, 1, {files})"
+)
+VACUUM = "VACUUM {t} RETAIN 0 HOURS"
+A_LONG_TIME_S = 30 * 86_400
+
+
+def create(end: int = 40, files: int = 2, by: str = "") -> str:
+    return CREATE.format(t="{t}", end=end, files=files, by=by)
+
+
+def followed(spark: SparkSession, folder: Path, *, on_foreign_commit: str = "park", **maintenance: Any) -> Followed:
+    """With `maintenance` as people write it; nothing waits for a grace period."""
+    settings = MaintenanceSettings(**{"orphan_grace": "0s", **maintenance})
+    return Followed(
+        spark, folder, "file", options={"maintenance": settings, "on_foreign_commit": on_foreign_commit}
+    )
+
+
+class SomebodyElse:
+    """Spark's Iceberg catalog on the SQL catalog of dvsync. `{i}` in statements stands for the Iceberg table."""
+
+    def __init__(self, table: Followed) -> None:
+        folder = table.bench.folder
+        # A session of its own: catalogs are known to Spark by their names, which every test uses anew.
+        self.session = table.spark.newSession()
+        for key, value in {
+            "": "org.apache.iceberg.spark.SparkCatalog",
+            ".type": "jdbc",
+            ".uri": f"jdbc:sqlite:{folder}/catalog.db",
+            ".warehouse": f"file://{folder}/warehouse",
+            ".cache-enabled": "false",
+        }.items():
+            self.session.conf.set(f"spark.sql.catalog.local{key}", value)
+
+    def sql(self, statement: str) -> list[SparkRow]:
+        return self.session.sql(statement.replace("{i}", "local.lake.t")).collect()
+
+    @property
+    def app_id(self) -> str:
+        return str(self.session.sparkContext.applicationId)
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def versions_shown(table: Table) -> dict[int, int]:
+    """The Delta version of each snapshot of ours."""
+    return {
+        snapshot.snapshot_id: int(str(snapshot.summary["dvsync.delta.version"]))
+        for snapshot in table.snapshots()
+        if snapshot.summary and snapshot.summary["dvsync.delta.version"] is not None
+    }
+
+
+def read_snapshot(table: Table, snapshot_id: int) -> list[Row]:
+    return rows_of(table.scan(snapshot_id=snapshot_id).to_arrow(), table.schema().fields)
+
+
+def assert_time_travel(table: Followed, snapshot_ids: Iterable[int]) -> None:
+    """PyIceberg shows at each of the snapshots what Delta shows at its version."""
+    iceberg = table.bench.iceberg()
+    shown = versions_shown(iceberg)
+    for snapshot_id in snapshot_ids:
+        delta = table.spark.read.format("delta").option("versionAsOf", shown[snapshot_id]).load(str(table.source))
+        expected = rows_of(delta.toArrow(), iceberg.schema().fields)
+        assert_same_rows(read_snapshot(iceberg, snapshot_id), expected, "PyIceberg", f"snapshot {snapshot_id}")
+
+
+def unreadable(table: Table) -> set[int]:
+    """The snapshots that a full read cannot read, by trying."""
+    failing = set()
+    for snapshot in table.snapshots():
+        try:
+            read_snapshot(table, snapshot.snapshot_id)
+        except FileNotFoundError:
+            failing.add(snapshot.snapshot_id)
+    return failing
+
+
+def snapshot_ids(table: Followed) -> list[int]:
+    return [snapshot.snapshot_id for snapshot in table.bench.iceberg().snapshots()]
+
+
+# --- compaction ---
+
+
+@pytest.mark.parametrize(
+    ("partitioned", "granularity", "engine", "before", "after"),
+    [
+        (False, "file", "local", 10, 2),
+        (False, "partition", "spark", 5, 1),
+        (True, "file", "spark", 20, 4),
+        (True, "partition", "local", 10, 2),
+    ],
+    ids=["whole-file", "whole-partition", "partitioned-file", "partitioned-partition"],
+)
+def test_compaction(
+    spark: SparkSession, tmp_path: Path, partitioned: bool, granularity: str, engine: Any, before: int, after: int
+) -> None:
+    """Many delete files become few in one `replace` snapshot; no row changes, history stays, following goes on."""
+    settings = MaintenanceSettings(delete_files_max=4, partition_delete_files_max=4, deleted_share=1)
+    table = Followed(
+        spark, tmp_path, granularity, pipeline=PipelineSettings(engine=engine), options={"maintenance": settings}
+    )
+    table.sql(create(by="PARTITIONED BY (part)" if partitioned else ""))
+    for number in range(5):
+        table.sql(f"DELETE FROM {{t}} WHERE id % 10 IN ({number}, {9 - number}) AND id > 3")
+    table.sync_and_check("many deletes")
+    crowded, ids = table.image, snapshot_ids(table)
+    assert len(crowded.delete_files) == before
+
+    maintainer = Maintainer(table.bench.context)
+    would = maintainer.compact(Event(), dry_run=True)
+    assert snapshot_ids(table) == ids
+    done = maintainer.compact(Event())
+    assert (done.delete_files_before, done.delete_files_after, done.data_files) == (before, after, len(crowded.positions))
+    assert replace(would, snapshots=1) == done
+    iceberg = table.bench.iceberg()
+    truth = table.truth(iceberg)
+    image = table.check(iceberg, truth, "the compacted table")
+    assert check_change(crowded, image, truth, "replace", set()) == 0
+    assert (len(image.delete_files), image.positions) == (after, crowded.positions)
+    assert [*ids, image.snapshot_id] == snapshot_ids(table)
+    assert image.summary["dvsync.delta.operation"] == "compact"
+    assert maintainer.compact(Event()).snapshots == 0
+    table.image = image
+
+    table.step("DELETE FROM {t} WHERE id < 3", operation="delete")
+    table.step("RESTORE TABLE {t} TO VERSION AS OF 3")  # which shrinks every deletion vector
+    table.step("DELETE FROM {t} WHERE id % 10 = 6", operation="delete")
+    assert_time_travel(table, snapshot_ids(table))
+    table.step("OPTIMIZE {t}", operation="replace")
+    assert not table.image.delete_files
+    table.check_leftovers()
+
+
+def test_compaction_after_a_restore(spark: SparkSession, tmp_path: Path) -> None:
+    """A vector that shrank below what was compacted is shown as it is, and crowds again, and is compacted again."""
+    settings = MaintenanceSettings(delete_files_max=1)
+    table = Followed(spark, tmp_path, "partition", options={"maintenance": settings})
+    maintainer = Maintainer(table.bench.context)
+    table.step(create(), operation="append")
+    for start in (0, 10):
+        table.step(f"DELETE FROM {{t}} WHERE id % 10 = 1 AND id >= {start}" if start else "DELETE FROM {t} WHERE id = 0")
+        table.step("DELETE FROM {t} WHERE id % 10 = 2")
+        table.step("DELETE FROM {t} WHERE id % 10 = 3")
+        assert maintainer.compact(Event()).snapshots == 1
+        table.sync_and_check("the compacted table")
+        assert len(table.image.delete_files) == 1
+        table.step("RESTORE TABLE {t} TO VERSION AS OF 1")
+
+
+def test_a_delete_file_that_dangles_is_noticed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check behind each step names a delete file that outlives its data files."""
+    complete = commit.complete_plan
+
+    def complete_badly(*args: Any, **options: Any) -> CommitPlan:
+        completed = complete(*args, **options)
+        return replace(completed, delta=replace(completed.delta, removed_delete_files={}))
+
+    table = followed(spark, tmp_path)
+    table.step(create(), operation="append")
+    table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="delete")
+    served = {entry.referenced: path for path, entry in table.image.delete_files.items()}
+    monkeypatch.setattr(commit, "complete_plan", complete_badly)
+    table.sql("OPTIMIZE {t}")
+    table.bench.follower.sync()
+    with pytest.raises(AssertionError, match="dangles") as raised:
+        image_of(table.bench.iceberg())
+    assert any(f"{path} dangles: {data_path} is not live" in str(raised.value) for data_path, path in served.items())
+
+
+# --- expiry ---
+
+
+def test_branches_and_tags_keep_snapshots(spark: SparkSession, tmp_path: Path) -> None:
+    """Expiry takes what Iceberg's own expiry would take, with branches and tags of other people."""
+    table = followed(spark, tmp_path, snapshot_age_max="0s", snapshots_min=2)
+    theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
+    table.sql(create())
+    table.bench.follower.sync()
+    for number in range(6):
+        table.sql(f"DELETE FROM {{t}} WHERE id % 7 = {number}")
+    table.bench.follower.sync()
+    first, *_ = ids = snapshot_ids(table)
+    assert len(ids) == 7
+    theirs.sql(f"ALTER TABLE {{i}} CREATE TAG audit AS OF VERSION {ids[1]} RETAIN 365 DAYS")
+    theirs.sql(f"ALTER TABLE {{i}} CREATE BRANCH short AS OF VERSION {ids[3]} WITH SNAPSHOT RETENTION 1 SNAPSHOTS")
+    theirs.sql("INSERT INTO {i}.branch_short VALUES (1000, 'theirs')")
+    on_branch = table.bench.iceberg().metadata.refs["short"].snapshot_id
+    theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('gc.enabled' = 'true')")
+
+    expected = set(expired_by_iceberg(theirs, min_snapshots=2))
+    assert expected == {first, ids[2], ids[3], ids[4]}
+    assert set(maintainer.expire(dry_run=True).expired) == expected
+    assert maintainer.expire() == Expiry(expired=(first, *ids[2:5]))
+    assert maintainer.expire() == Expiry()
+    assert set(snapshot_ids(table)) == {ids[1], ids[5], ids[6], on_branch}
+
+    maintainer.clean_up(Event())
+    table.step("DELETE FROM {t} WHERE id = 39", operation="delete")
+    assert_time_travel(table, (ids[1], ids[5], ids[6]))
+    assert (1000, "theirs") in read_snapshot(table.bench.iceberg(), on_branch)
+    assert {row.part for row in theirs.sql("SELECT * FROM {i} VERSION AS OF 'audit'")} == {"p0", "p1"}
+    table.step("OPTIMIZE {t}", operation="replace")
+
+
+def expired_by_iceberg(theirs: SomebodyElse, *, min_snapshots: int) -> list[int]:
+    """What Iceberg's RemoveSnapshots would take now; it commits nothing."""
+    jvm = theirs.session._jvm
+    assert jvm is not None
+    iceberg = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(theirs.session._jsparkSession, "local.lake.t")
+    expiring = iceberg.expireSnapshots().expireOlderThan(jvm.System.currentTimeMillis()).retainLast(min_snapshots)
+    return [snapshot.snapshotId() for snapshot in expiring.apply()]
+
+
+def vacuum(table: Followed) -> None:
+    before = files_of(table.source)
+    table.sql(VACUUM)
+    assert files_of(table.source) < before, "VACUUM removed something, or this test shows nothing"
+
+
+def check_expiry(table: Followed, maintainer: Maintainer, *, held: Mapping[int, str] | None = None) -> Expiry:
+    """`expire` names what cannot be read, and leaves what can; Delta's files stay through it and `clean_up`."""
+    iceberg = table.bench.iceberg()
+    gone, tags = unreadable(iceberg), dict(held or {})
+    assert gone, "something is unreadable, or this test shows nothing"
+    would = maintainer.expire(dry_run=True)
+    assert set(would.unreadable) == gone - tags.keys()
+    assert dict(would.held) == tags
+    files, ids = files_of(table.source), set(snapshot_ids(table))
+    done = maintainer.expire()
+    assert done == would
+    maintainer.clean_up(Event())
+    assert files_of(table.source) == files, "the Delta table's folder changed"
+    assert set(snapshot_ids(table)) == ids - set(done.expired)
+    assert unreadable(table.bench.iceberg()) == tags.keys()
+    table.sync_and_check("the expired table")
+    return done
+
+
+def test_snapshots_that_vacuum_made_unreadable(spark: SparkSession, tmp_path: Path) -> None:
+    """Exactly the snapshots that cannot be read are expired; a tag holds one, which is told, until it is dropped."""
+    table = followed(spark, tmp_path)
+    theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
+    table.sql(create())
+    table.sql("INSERT INTO {t} SELECT id, 'second' FROM range(100, 110, 1, 1)")
+    table.sql("DELETE FROM {t} WHERE id % 7 = 1")
+    table.sql("OPTIMIZE {t}")
+    table.sql("DELETE FROM {t} WHERE id % 7 = 2")
+    table.bench.follower.sync()
+    ids = snapshot_ids(table)
+    assert maintainer.expire() == Expiry()
+    vacuum(table)
+    table.bench.follower.sync()
+    theirs.sql(f"ALTER TABLE {{i}} CREATE TAG audit AS OF VERSION {ids[1]}")
+    done = check_expiry(table, maintainer, held={ids[1]: "audit"})
+    assert set(done.unreadable) == {ids[0], ids[2]}
+
+    table.step("INSERT OVERWRITE {t} SELECT id, 'new' FROM range(0, 10, 1, 1)", operation="overwrite")
+    table.step("DELETE FROM {t} WHERE id = 3", operation="delete")
+    vacuum(table)
+    table.bench.follower.sync()
+    theirs.sql("ALTER TABLE {i} DROP TAG audit")
+    done = check_expiry(table, maintainer)
+    assert set(done.unreadable) == {ids[1], ids[3], ids[4]}
+    table.step("DELETE FROM {t} WHERE id = 4", operation="delete")
+    table.check_leftovers()
+
+
+def test_unreadable_beside_files_that_came_back(spark: SparkSession, tmp_path: Path) -> None:
+    """Files that RESTORE brought back are there; that does not hide a younger one that VACUUM took."""
+    table = followed(spark, tmp_path)
+    table.sql(create(files=4))
+    table.sql("INSERT INTO {t} SELECT id, 'second' FROM range(100, 110, 1, 1)")
+    table.sql("OPTIMIZE {t}")
+    table.sql("RESTORE TABLE {t} TO VERSION AS OF 0")
+    table.bench.follower.sync()
+    vacuum(table)
+    table.bench.follower.sync()
+    ids = snapshot_ids(table)
+    done = check_expiry(table, Maintainer(table.bench.context))
+    assert set(done.unreadable) == {ids[1], ids[2]}
+
+
+def test_unreadable_before_a_restored_state(spark: SparkSession, tmp_path: Path) -> None:
+    """What left the table by the snapshot that brought back Delta's state is looked for as well."""
+    table = followed(spark, tmp_path)
+    theirs = SomebodyElse(table)
+    table.step(create(), operation="append")
+    theirs.sql("INSERT INTO {i} VALUES (1000, 'theirs')")
+    table.sql("OPTIMIZE {t}")
+    table.sql("DELETE FROM {t} WHERE id % 7 = 2")
+    table.bench.follower.sync(full=True)
+    vacuum(table)
+    table.bench.follower.sync()
+    done = check_expiry(table, Maintainer(table.bench.context))
+    assert len(done.unreadable) == 2
+
+
+def test_files_of_others_are_found_by_their_paths(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's spelling of a path does not make a snapshot unreadable, nor the table's newest metadata a stray file."""
+    table = followed(spark, tmp_path)
+    theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
+    table.step(create(), operation="append")
+    theirs.sql("INSERT INTO {i} VALUES (1000, 'theirs')")
+    theirs.sql("DELETE FROM {i} WHERE id = 1000")
+    theirs.sql("ALTER TABLE {i} CREATE TAG theirs")
+    files, ids = files_of(table.bench.folder / "warehouse"), snapshot_ids(table)
+    assert not unreadable(table.bench.iceberg())
+    assert maintainer.expire() == Expiry()
+    assert maintainer.clean_up(Event(), scan=True, remove_found=True).found == []
+    assert files_of(table.bench.folder / "warehouse") == files
+    assert table.bench.follower.sync(full=True).snapshots == 1
+    assert maintainer.expire() == Expiry()
+    maintainer.clean_up(Event(), scan=True, remove_found=True)
+    assert snapshot_ids(table)[:-1] == ids
+    assert not unreadable(table.bench.iceberg())
+    table.sync_and_check("the table after a scan")
+    theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('theirs' = 'too')")
+    assert maintainer.clean_up(Event(), scan=True, remove_found=True).found == []
+    table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
+
+
+# --- other people's maintenance ---
+
+
+def expire_by_spark(theirs: SomebodyElse) -> None:
+    theirs.sql("CALL local.system.expire_snapshots(table => 'lake.t', older_than => TIMESTAMP '2100-01-01')")
+
+
+def remove_orphans_by_spark(theirs: SomebodyElse) -> list[SparkRow]:
+    return theirs.sql("CALL local.system.remove_orphan_files(table => 'lake.t', dry_run => false)")
+
+
+def test_maintenance_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """Iceberg's procedures refuse our table. Whoever turns `gc.enabled` on loses Delta's history, never live files,
+    and the next commit turns it off again."""
+    table = followed(spark, tmp_path)
+    theirs = SomebodyElse(table)
+    table.sql(create())
+    table.sql("DELETE FROM {t} WHERE id % 7 = 1")
+    table.sql("OPTIMIZE {t}")
+    table.sql("DELETE FROM {t} WHERE id % 7 = 2")
+    table.sync_and_check("the table before")
+    delta_files, iceberg_files = files_of(table.source), files_of(table.bench.folder / "warehouse")
+    for procedure in (expire_by_spark, remove_orphans_by_spark):
+        with pytest.raises(PySparkException, match="GC is disabled") if False else pytest.raises(Exception) as raised:
+            procedure(theirs)
+        assert "GC is disabled" in str(raised.value)
+    assert files_of(table.source) == delta_files
+    assert files_of(table.bench.folder / "warehouse") == iceberg_files
+
+    theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('gc.enabled' = 'true')")
+    long_ago = table.bench.clock.now_ms() / 1000 - A_LONG_TIME_S  # remove_orphan_files leaves what is of today
+    for path in delta_files | iceberg_files:
+        os.utime(path, (long_ago, long_ago))
+    remove_orphans_by_spark(theirs)
+    assert files_of(table.source) == delta_files
+    expire_by_spark(theirs)
+    history = {f"{table.source}/{name}" for name in ()} | (delta_files - files_of(table.source))
+    assert history and not history & {path.removeprefix("file://") for path in table.live_adds()}
+    assert len(snapshot_ids(table)) == 1
+    image = table.check(table.bench.iceberg(), table.truth(table.bench.iceberg()), "what Spark left")
+    assert image.snapshot_id == table.image.snapshot_id
+
+    table.step("DELETE FROM {t} WHERE id % 7 = 3", operation="delete")
+    assert table.bench.iceberg().properties["gc.enabled"] == "false"
+    Maintainer(table.bench.context).run(Event())
+    table.step("DELETE FROM {t} WHERE id % 7 = 4", operation="delete")
+    table.check_leftovers()
+
+
+# --- foreign commits ---
+
+FOREIGN = {
+    "append": "INSERT INTO {i} VALUES (1000, 'theirs')",
+    "overwrite": "DELETE FROM {i} WHERE id % 5 = 0",
+    "delete": "DELETE FROM {i} WHERE id % 5 = 1",  # merge-on-read
+    "replace": "CALL local.system.rewrite_manifests('lake.t')",
+    "replace ": (
+        "CALL local.system.rewrite_position_delete_files(table => 'lake.t', options => map('rewrite-all', 'true'))"
+    ),
+}
+
+
+def assert_parked(table: Followed, words: Iterable[str]) -> None:
+    """Each sync is refused with these words and changes nothing in the Iceberg table."""
+    location = table.bench.iceberg().metadata_location
+    files = files_of(table.bench.folder / "warehouse")
+    for _ in range(2):
+        with pytest.raises(TargetChanged) as raised:
+            table.bench.follower.sync()
+        for word in words:
+            assert word in str(raised.value)
+        assert raised.value.hint
+    assert table.bench.iceberg().metadata_location == location
+    assert files_of(table.bench.folder / "warehouse") == files
+
+
+def assert_restored(table: Followed, *, full: bool) -> None:
+    """One snapshot on top of theirs shows Delta's rows."""
+    before = table.bench.iceberg()
+    result = table.bench.follower.sync(full=full)
+    assert (result.snapshots, result.operation, result.to_version) == (1, "restore", table.version)
+    iceberg = table.bench.iceberg()
+    assert [snapshot.snapshot_id for snapshot in iceberg.snapshots()] == [
+        *(snapshot.snapshot_id for snapshot in before.snapshots()),
+        result.snapshot_id,
+    ]
+    current = iceberg.current_snapshot()
+    assert current is not None and current.parent_snapshot_id == before.metadata.current_snapshot_id
+    table.image = table.check(iceberg, table.truth(iceberg), "the restored table")
+    assert table.image.summary["dvsync.delta.operation"] == "restore"
+
+
+def crowd(table: Followed) -> None:
+    table.sql(create(by="PARTITIONED BY (part)"))
+    table.sql("DELETE FROM {t} WHERE id % 7 = 1")
+    table.sql("DELETE FROM {t} WHERE id % 7 = 2")
+    table.sync_and_check("the table before")
+
+
+def test_foreign_commits_are_told_and_undone_when_asked(spark: SparkSession, tmp_path: Path) -> None:
+    """Whatever Spark commits parks the table, with who and what; a full sync restores it, and following goes on."""
+    table = followed(spark, tmp_path)
+    theirs = SomebodyElse(table)
+    crowd(table)
+    theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('write.delete.mode' = 'copy-on-write')")
+    for number, (operation, statement) in enumerate(FOREIGN.items()):
+        if "% 5 = 1" in statement:
+            theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
+        theirs.sql(statement)
+        current = table.bench.iceberg().current_snapshot()
+        assert current is not None and current.snapshot_id != table.image.snapshot_id
+        assert current.summary is not None and current.summary.operation.value == operation.strip()
+        assert_parked(table, (str(current.snapshot_id), f"{operation.strip()} by spark", theirs.app_id))
+        assert_restored(table, full=True)
+        table.step(f"DELETE FROM {{t}} WHERE id % 11 = {number}", operation="delete")
+    back_to = snapshot_ids(table)[1]
+    theirs.sql(f"CALL local.system.rollback_to_snapshot('lake.t', {back_to})")
+    assert_parked(table, (f"rolled back from snapshot {table.image.snapshot_id}", f"to {back_to} (Delta version 1)"))
+    assert_restored(table, full=True)
+    table.step("RESTORE TABLE {t} TO VERSION AS OF 1")
+    table.step("OPTIMIZE {t}", operation="replace")
+
+
+def test_foreign_commits_are_overwritten_when_configured(spark: SparkSession, tmp_path: Path) -> None:
+    """With on_foreign_commit: overwrite the next sync restores Delta's rows by itself, and the one after follows."""
+    table = followed(spark, tmp_path, on_foreign_commit="overwrite")
+    theirs = SomebodyElse(table)
+    crowd(table)
+    theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
+    first = snapshot_ids(table)[0]
+    for number, statement in enumerate(
+        ("INSERT OVERWRITE {i} VALUES (1000, 'theirs')", "DELETE FROM {i} WHERE id % 5 = 0", "TRUNCATE TABLE {i}")
+    ):
+        theirs.sql(statement)
+        table.sql(f"DELETE FROM {{t}} WHERE id % 11 = {number}")
+        assert_restored(table, full=False)
+        table.step(f"DELETE FROM {{t}} WHERE id % 13 = {number}", operation="delete")
+    theirs.sql(f"CALL local.system.rollback_to_snapshot('lake.t', {first})")
+    assert_restored(table, full=False)
+    table.step("RESTORE TABLE {t} TO VERSION AS OF 1")
+    Maintainer(table.bench.context).run(Event())
+    table.step("OPTIMIZE {t}", operation="replace")
+
+
+# --- manifests ---
+
+
+def test_merged_manifests_of_a_long_history(spark: SparkSession, tmp_path: Path) -> None:
+    """After 120 commits with a low `commit.manifest.min-count-to-merge` there are few manifests, and all rows."""
+    merging_from = 6
+    table = Followed(spark, tmp_path, limits=LimitsSettings(commits_max=10))
+    handmade = HandmadeTable(table.source, partitioned=True)
+    handmade.create()
+    table.bench.first_sync_empty(handmade)
+    SomebodyElse(table).sql(
+        f"ALTER TABLE {{i}} SET TBLPROPERTIES ('commit.manifest.min-count-to-merge' = '{merging_from}')"
+    )
+    for number in range(120):
+        actions = [
+            handmade.add(handmade.write_file([(number * 10 + row, f"p{number % 2}", "value") for row in range(10)]))
+        ]
+        if number % 3:
+            path = list(handmade.live)[number // 2]
+            actions += handmade.delete({path: [number % 10]})
+        if number % 10 == 9:
+            actions.append(handmade.remove(next(iter(handmade.live))))
+        handmade.commit(actions)
+        if number % 10 == 9:
+            assert table.bench.follower.sync().snapshots == 10
+            image = image_of(table.bench.iceberg())
+            for content in (DATA, POSITION_DELETES):
+                manifests = {entry.manifest for entry in image.entries if entry.content == content}
+                assert len(manifests) < merging_from
+    assert len(image.manifests) < len(image.data_files) / 5
+    table.sync_and_check("a long history")
+    assert table.image != NOTHING and len(snapshot_ids(table)) == 121
+    assert sorted(READERS["PyIceberg"](table.bench.iceberg(), None)) == handmade.live_rows()
+    with suppress(StopIteration):
+        table.sql("DELETE FROM {t} WHERE id % 10 = 5")
+    table.sync_and_check("a DELETE by Spark")
