@@ -93,6 +93,16 @@ def clean_up(
     return done
 
 
+def has_due_orphans(context: TableContext) -> bool:
+    """Whether the grace period of a file is over that no snapshot needs, as far as the state store tells."""
+    record = find_record(context.store.list_tables(), context.settings)
+    if record is None:
+        return False
+    before_ms = context.clock.now_ms() - round(context.settings.maintenance.orphan_grace_s * 1000)
+    orphans = context.store.list_written(record.id, (FileStatus.ORPHANED,))
+    return any(file.since_ms <= before_ms and not _was_in_use(file) for file in orphans)
+
+
 @dataclass(frozen=True)
 class Survey:
     """What the table's metadata and the state store say of the files that dvsync wrote, at `at_ms`.

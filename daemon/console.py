@@ -129,6 +129,8 @@ def cleanup_lines(name: str, done: Cleanup, *, dry_run: bool) -> list[str]:
     kinds = Counter(file.kind for file in done.removed)
     by_kind = f" ({', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))})" if kinds else ""
     lines = [f"{name}: {verb} {len(done.removed)} files, {decimal(done.removed_bytes)}{by_kind}"]
+    if dry_run:
+        lines += (f"    {file.path} ({file.reason}, {decimal(file.size_bytes or 0)})" for file in done.removed)
     lines += (f"  left {count}: {reason}" for reason, count in sorted(done.left.items()))
     lines += (f"  could not be removed: {failure}" for failure in done.failed)
     lines += (f"  found, unknown to the state database: {file.path}" for file in done.found)

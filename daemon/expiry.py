@@ -92,12 +92,8 @@ class Expirer:
         paths = [path for path, shown_by in showing.items() if shown_by]
         with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="expiry") as pool:
             exist = list(pool.map(self._context.storage.exists, paths))
-        return {
-            snapshot_id
-            for path, exists in zip(paths, exist, strict=True)
-            if not exists
-            for snapshot_id in showing[path]
-        }
+        gone = [path for path, exists in zip(paths, exist, strict=True) if not exists]
+        return {snapshot_id for path in gone for snapshot_id in showing[path]}
 
 
 def _spread(files: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:

@@ -10,6 +10,7 @@ from threading import Event
 from typing import Any
 
 import pytest
+from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.table import Table
 
 from daemon.compaction import Compaction
@@ -381,6 +382,28 @@ def test_a_scan_finds_what_no_row_tells_of(make: Callable[..., World]) -> None:
     assert {file.path for file in done.removed} == {f"file://{path}" for path in lost}
     assert not any(path.exists() for path in lost) and all(path.exists() for path in theirs)
     assert rows_of(world.bench.iceberg().scan().to_arrow()) == world.table.live_rows()
+
+
+def test_a_table_that_is_left_alone_is_not_looked_at_again(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round without news reads no manifest; orphans whose time has come and new commits are news."""
+    world = make(snapshots_max=3)
+    world.delete(5)
+    for _ in range(3):
+        world.maintainer.run(Event())
+    opened: list[str] = []
+    inner = PyArrowFile.open
+    monkeypatch.setattr(
+        PyArrowFile, "open", lambda file, *options: opened.append(file.location) or inner(file, *options)
+    )
+    world.maintainer.run(Event())
+    assert [path for path in opened if path.endswith(".avro")] == []
+    world.clock.later_s = 2 * HOUR_S
+    assert world.maintainer.run(Event()).cleanup.removed
+    world.delete(3, first=9)
+    assert world.maintainer.run(Event()).compaction.data_files == 2
+    world.check()
 
 
 def test_an_intent_in_the_making_is_left_alone(make: Callable[..., World]) -> None:
