@@ -7,7 +7,7 @@ table's state. Iceberg spec, "Snapshots", "Manifests".
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -119,41 +119,34 @@ class _Draft:
     sources: list[str] = field(default_factory=list)
 
 
+# Manifests, each with entries of theirs.
+_Changed = Sequence[tuple[ManifestFile, Sequence[ManifestEntry]]]
+
+
 def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequence[str]], None]) -> PreparedSnapshot:
     """Write the manifests of `delta`; `announce` is told their paths, and the manifest list's, before they are written.
 
     Raises `StateMismatch` when a file to remove is not where the state store said.
     """
     names = _names(table.locations, delta.snapshot_id)
-    counts: dict[str, int] = defaultdict(int)
-    # Manifests that lose entries, with what is to be told of each of theirs.
-    changed: dict[str, tuple[ManifestFile, list[ManifestEntry]]] = {}
-    carried: list[ManifestFile] = []
-    removed = {ManifestContent.DATA: delta.removed_data_files, ManifestContent.DELETES: delta.removed_delete_files}
-    for manifest in read_manifest_list(table.io, table.parent.manifest_list) if table.parent else ():
-        gone = removed[manifest.content].get(manifest.manifest_path)
-        if delta.replaces_all:
-            _count_replaced(counts, manifest)
-        elif gone:
-            changed[manifest.manifest_path] = (manifest, _entries_without(table, manifest, gone, delta.snapshot_id))
-        elif live_files(manifest):
-            carried.append(manifest)
-    _check_all_found(removed.values(), changed)
-    replacements = list(_take_over(delta.replacements, [entry for _, entries in changed.values() for entry in entries]))
+    parent = read_manifest_list(table.io, table.parent.manifest_list) if table.parent else []
+    changed = _without_removed(table, parent, delta)
+    replacements = _take_over(delta.replacements, [entry for _, entries in changed for entry in entries])
+    touched = {manifest.manifest_path for manifest, _ in changed}
+    untouched = [each for each in parent if each.manifest_path not in touched and live_files(each)]
+    carried = [] if delta.replaces_all else untouched
     merged = [
         (manifest, _entries_without(table, manifest, frozenset(), delta.snapshot_id))
         for group in plan_merges(carried, table.properties)
         for manifest in group
     ]
-    kept = [(manifest, entries) for manifest, entries in changed.values() if _may_stay(table, manifest, entries)]
+    kept = [(manifest, entries) for manifest, entries in changed if _may_stay(table, manifest, entries)]
     rewritten = list(_pack(names, [*kept, *merged]))
     moved = {source: draft.path for draft in rewritten for source in draft.sources}
-    carried = [manifest for manifest in carried if manifest.manifest_path not in moved]
     added = [
         *_draft_added(names, ManifestContent.DATA, delta.added_data_files, delta.snapshot_id),
         *_draft_added(names, ManifestContent.DELETES, [*delta.added_delete_files, *replacements], delta.snapshot_id),
     ]
-    placements = {entry.data_file.file_path: draft.path for draft in added for entry in draft.entries}
     drafts = [*added, *rewritten]
     manifest_list_path = table.locations.new_metadata_location(f"snap-{delta.snapshot_id}-{uuid4()}.avro")
     announce([*(draft.path for draft in drafts), manifest_list_path])
@@ -170,37 +163,38 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         )
         for draft in drafts
     ]
-    told = [
-        *((draft.content, entry) for draft in added for entry in draft.entries),
-        *((manifest.content, entry) for manifest, entries in changed.values() for entry in entries),
-    ]
-    for content, entry in told:
-        _count(counts, content, entry)
-    for manifest in delta.written_manifests:
-        counts["added-data-files"] += manifest.added_files_count or 0
-        counts["added-records"] += manifest.added_rows_count or 0
-    counts["added-files-size"] += delta.written_size_bytes
-    # What Spark's tasks wrote is known by its sums only.
-    counts["changed-partition-count"] = (
-        0
-        if delta.written_manifests
-        else len(
-            {
-                (entry.data_file.spec_id, repr(entry.data_file.partition))
-                for _, entry in told
-                if entry.status is not ManifestEntryStatus.EXISTING
-            }
-        )
-    )
+    counts = _counts(added, changed, delta)
+    if delta.replaces_all:
+        for manifest in parent:
+            _count_replaced(counts, manifest)
     return PreparedSnapshot(
         snapshot_id=delta.snapshot_id,
         operation=delta.operation,
-        manifests=[*delta.written_manifests, *written, *carried],
+        manifests=[
+            *delta.written_manifests,
+            *written,
+            *(manifest for manifest in carried if manifest.manifest_path not in moved),
+        ],
         summary=_summary(counts, None if delta.replaces_all else table.parent),
-        placements=placements,
+        placements={entry.data_file.file_path: draft.path for draft in added for entry in draft.entries},
         moved_manifests=moved,
         manifest_list_path=manifest_list_path,
     )
+
+
+def _without_removed(table: TableView, parent: Sequence[ManifestFile], delta: RowDelta) -> _Changed:
+    """The manifests that lose entries to `delta`, with what is to be told of each of theirs."""
+    removed = {ManifestContent.DATA: delta.removed_data_files, ManifestContent.DELETES: delta.removed_delete_files}
+    changed = [
+        (manifest, _entries_without(table, manifest, gone, delta.snapshot_id))
+        for manifest in parent
+        if (gone := removed[manifest.content].get(manifest.manifest_path))
+    ]
+    found = {manifest.manifest_path for manifest, _ in changed}
+    for manifest_path, files in (item for by_manifest in removed.values() for item in by_manifest.items()):
+        if manifest_path not in found:
+            raise _misplaced(sorted(files)[0], manifest_path)
+    return changed
 
 
 def _names(locations: LocationProvider, snapshot_id: int) -> Iterator[str]:
@@ -224,7 +218,7 @@ def _draft_added(
             yield _Draft(next(names), content, spec_id, entries)
 
 
-def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[ManifestEntry]) -> Iterator[DataFile]:
+def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[ManifestEntry]) -> list[DataFile]:
     """Each replacement with the partition of a delete file in whose place it comes."""
     removed = {
         entry.data_file.file_path: entry.data_file for entry in entries if entry.status is ManifestEntryStatus.DELETED
@@ -232,7 +226,7 @@ def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[M
     for path, new in replacements:
         new[PARTITION_FIELD] = removed[path].partition
         new.spec_id = removed[path].spec_id
-        yield new
+    return [new for _, new in replacements]
 
 
 def _entries_without(table: TableView, manifest: ManifestFile, gone: Set[str], snapshot_id: int) -> list[ManifestEntry]:
@@ -268,7 +262,7 @@ def _may_stay(table: TableView, manifest: ManifestFile, entries: Iterable[Manife
     )
 
 
-def _pack(names: Iterator[str], manifests: Iterable[tuple[ManifestFile, Sequence[ManifestEntry]]]) -> Iterator[_Draft]:
+def _pack(names: Iterator[str], manifests: _Changed) -> Iterator[_Draft]:
     """As few manifests as can hold these entries, of one content and spec each; none is taken apart."""
     filling: dict[tuple[ManifestContent, int], _Draft] = {}
     for manifest, entries in manifests:
@@ -281,13 +275,6 @@ def _pack(names: Iterator[str], manifests: Iterable[tuple[ManifestFile, Sequence
         draft.entries += entries
         draft.sources.append(manifest.manifest_path)
     yield from filling.values()
-
-
-def _check_all_found(removed: Iterable[Mapping[str, Set[str]]], found: Container[str]) -> None:
-    for by_manifest in removed:
-        for manifest_path, files in by_manifest.items():
-            if manifest_path not in found:
-                raise _misplaced(sorted(files)[0], manifest_path)
 
 
 def _misplaced(file_path: str, manifest_path: str) -> StateMismatch:
@@ -306,10 +293,30 @@ def _count_replaced(counts: dict[str, int], manifest: ManifestFile) -> None:
         counts["deleted-records"] += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
 
 
-def _count(counts: dict[str, int], content: ManifestContent, entry: ManifestEntry) -> None:
+def _counts(added: Sequence[_Draft], changed: _Changed, delta: RowDelta) -> dict[str, int]:
     """Iceberg spec, appendix "Optional Snapshot Summary Fields"."""
-    if entry.status is ManifestEntryStatus.EXISTING:
-        return
+    counts: dict[str, int] = defaultdict(int)
+    told = [(draft.content, entry) for draft in added for entry in draft.entries]
+    told += [
+        (manifest.content, entry)
+        for manifest, entries in changed
+        for entry in entries
+        if entry.status is ManifestEntryStatus.DELETED
+    ]
+    for content, entry in told:
+        _count(counts, content, entry)
+    for manifest in delta.written_manifests:
+        counts["added-data-files"] += manifest.added_files_count or 0
+        counts["added-records"] += manifest.added_rows_count or 0
+    counts["added-files-size"] += delta.written_size_bytes
+    if not delta.written_manifests:
+        # What Spark's tasks wrote is known by its sums only.
+        partitions = {(entry.data_file.spec_id, repr(entry.data_file.partition)) for _, entry in told}
+        counts["changed-partition-count"] = len(partitions)
+    return counts
+
+
+def _count(counts: dict[str, int], content: ManifestContent, entry: ManifestEntry) -> None:
     added = entry.status is ManifestEntryStatus.ADDED
     counts["added-files-size" if added else "removed-files-size"] += entry.data_file.file_size_in_bytes
     if content is ManifestContent.DATA:
