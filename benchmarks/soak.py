@@ -14,6 +14,7 @@ ended.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -238,6 +239,14 @@ def _scan_ms(scan: Callable[[], object]) -> float:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """This process, and everything that runs beside it, at the end of a window."""
+
+    memory_mb: float
+    load_1min: float
+
+
+@dataclass(frozen=True)
 class Figures:
     """Medians of one figure over the first, the settled and the last window."""
 
@@ -252,9 +261,9 @@ class Figures:
         return self.last / self.settled if self.last and self.settled else None
 
 
-def measure(folder: Path, *, commits: int, round_every: int, seed: int) -> tuple[list[Side], dict[int, float]]:
-    """Both sides after `commits` commits, and this process's resident MB at the end of each window."""
-    memory_mb: dict[int, float] = {}
+def measure(folder: Path, *, commits: int, round_every: int, seed: int) -> tuple[list[Side], dict[int, Machine]]:
+    """Both sides after `commits` commits, and the machine at the end of each window."""
+    machine: dict[int, Machine] = {}
     duckdb_connection().execute("SET enable_external_file_cache = false")
     with TemporaryDirectory(dir=folder) as name:
         table = HandmadeTable(Path(name) / "lake")
@@ -282,11 +291,11 @@ def measure(folder: Path, *, commits: int, round_every: int, seed: int) -> tuple
                 if commit % round_every == 0:
                     side.maintain(commit)
             if commit % WINDOW == 0:
-                memory_mb[commit] = psutil.Process().memory_info().rss / 1e6
+                machine[commit] = Machine(psutil.Process().memory_info().rss / 1e6, os.getloadavg()[0])
         for side in sides:
             side.check(table)
             side.bench.close()
-    return sides, memory_mb
+    return sides, machine
 
 
 def figures_of(sides: list[Side], windows: tuple[int, int, int]) -> list[Figures]:
@@ -297,7 +306,7 @@ def figures_of(sides: list[Side], windows: tuple[int, int, int]) -> list[Figures
     return [figures for figures in found if figures.last is not None]
 
 
-def table_lines(figures: list[Figures], windows: tuple[int, int, int], memory_mb: dict[int, float]) -> list[str]:
+def table_lines(figures: list[Figures], windows: tuple[int, int, int], machine: dict[int, Machine]) -> list[str]:
     spans = "".join(f"{f'{end - WINDOW + 1:,}-{end:,}':>13}" for end in windows)
     lines = [
         f"{'':24}{'':18}{'first':>13}{'settled':>13}{'last':>13}",
@@ -306,8 +315,10 @@ def table_lines(figures: list[Figures], windows: tuple[int, int, int], memory_mb
     for f in figures:
         values = "".join(f"{'-' if value is None else f'{value:,.1f}':>13}" for value in (f.first, f.settled, f.last))
         lines.append(f"{FIGURES[f.figure]:24}{f.side:18}{values}{'-' if f.ratio is None else f'{f.ratio:.2f}':>8}")
-    memory = "".join(f"{memory_mb[end]:13,.1f}" for end in windows)
-    lines.append(f"{'this process, RSS, MB':24}{'both':18}{memory}{memory_mb[windows[2]] / memory_mb[windows[1]]:8.2f}")
+    lines.append(
+        f"{'RSS of this process, MB':24}{'':18}" + "".join(f"{machine[end].memory_mb:13,.1f}" for end in windows)
+    )
+    lines.append(f"{'load, 1 min':24}{'':18}" + "".join(f"{machine[end].load_1min:13.1f}" for end in windows))
     lines += ["", "without / with maintenance, last window"]
     last = {(f.figure, f.side): f.last or 0.0 for f in figures}
     for name, title in FIGURES.items():
@@ -350,7 +361,7 @@ def main() -> None:
     if arguments.commits < WINDOW or arguments.commits % WINDOW:
         options.error(f"--commits must be a multiple of {WINDOW}")
     before = conditions(arguments.folder)
-    sides, memory_mb = measure(
+    sides, machine = measure(
         arguments.folder, commits=arguments.commits, round_every=arguments.round_every, seed=arguments.seed
     )
     windows = (WINDOW, -(-arguments.commits // (4 * WINDOW)) * WINDOW, arguments.commits)
@@ -361,10 +372,10 @@ def main() -> None:
         "windows": windows,
         "results": [{**asdict(f), "ratio": f.ratio} for f in figures],
         "curves": {side.name: {name: list(side.points(name)) for name in FIGURES} for side in sides},
-        "memory_mb": memory_mb,
+        "machine": {commit: asdict(at) for commit, at in machine.items()},
         "target_ratio": TARGET_RATIO,
     }
-    print_report(arguments, before, report, table_lines(figures, windows, memory_mb))
+    print_report(arguments, before, report, table_lines(figures, windows, machine))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table, TableProperties
@@ -20,11 +21,11 @@ from daemon.cleanup import release_files
 from daemon.commit import announce_files, new_intent, unchanged_outcome
 from daemon.context import TableContext, find_record
 from daemon.delta.vacuum import RETENTIONS_S
-from daemon.iceberg.references import removed_data_files
+from daemon.iceberg.references import data_files_let_go
 from daemon.iceberg.retention import RETENTION_MS, Retention, find_expired
 from daemon.settings import MaintenanceSettings
 
-# Of the data files that a snapshot removed, so many are looked for. VACUUM takes all that one version removed, or none;
+# Of the data files that a snapshot let go, so many are looked for. VACUUM takes all that one version removed, or none;
 # only where a snapshot shows several versions at once may it take some.
 LOOKS = 100
 LOOKS_AT_ONCE = 16
@@ -43,11 +44,11 @@ class Expiry:
 
 
 class Expirer:
-    """Expires one table's snapshots. What a snapshot removed is read once."""
+    """Expires one table's snapshots. What a snapshot let go of the one before it is read once."""
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
-        self._removed: dict[int, Sequence[tuple[str, int]]] = {}
+        self._let_go: dict[tuple[int, int], Sequence[tuple[str, int]]] = {}
 
     def expire(self, *, dry_run: bool = False) -> Expiry:
         """Raises SyncError; nothing has changed then, or the next sync sees that it has."""
@@ -76,29 +77,31 @@ class Expirer:
         return expiry
 
     def _find_unreadable(self, table: Table) -> set[int]:
-        """Snapshots of which a data file is not there any more, as far as the files tell that later ones removed."""
-        snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
-        self._removed = {key: removed for key, removed in self._removed.items() if key in snapshots}
+        """Snapshots of which a data file is not there any more, as far as those tell that the next snapshot let go."""
+        snapshots = sorted(table.metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
+        let_go = {}
+        for snapshot, following in pairwise(snapshots):
+            pair = (snapshot.snapshot_id, following.snapshot_id)
+            known = self._let_go.get(pair)
+            let_go[pair] = _spread(data_files_let_go(table, snapshot, following)) if known is None else known
+        self._let_go = let_go
         showing: dict[str, set[int]] = defaultdict(set)
-        for snapshot in snapshots.values():
-            if snapshot.snapshot_id not in self._removed:
-                self._removed[snapshot.snapshot_id] = _spread(sorted(removed_data_files(table, snapshot)))
-            for path, added_in in self._removed[snapshot.snapshot_id]:
+        for snapshot, files in zip(snapshots, let_go.values(), strict=False):
+            for path, added_in in files:
                 showing[path] |= {
                     other.snapshot_id
-                    for other in snapshots.values()
-                    if added_in <= (other.sequence_number or 0) < (snapshot.sequence_number or 0)
+                    for other in snapshots
+                    if added_in <= (other.sequence_number or 0) <= (snapshot.sequence_number or 0)
                 }
-        paths = [path for path, shown_by in showing.items() if shown_by]
         with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="expiry") as pool:
-            exist = list(pool.map(self._context.storage.exists, paths))
-        gone = [path for path, exists in zip(paths, exist, strict=True) if not exists]
+            exist = list(pool.map(self._context.storage.exists, showing))
+        gone = [path for path, exists in zip(showing, exist, strict=True) if not exists]
         return {snapshot_id for path in gone for snapshot_id in showing[path]}
 
 
 def _spread(files: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
-    """At most LOOKS of them, evenly spaced."""
-    return files[:: max(1, -(-len(files) // LOOKS))]
+    """At most LOOKS of them, evenly spaced by name."""
+    return sorted(files)[:: max(1, -(-len(files) // LOOKS))]
 
 
 def _retention(table: Table, settings: MaintenanceSettings) -> Retention:

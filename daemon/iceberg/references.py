@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from daemon.iceberg.manifests import read_entries, read_manifest_list, schema_with_sources
+
+# Of the manifests in which two snapshots differ that do not follow each other, so many are opened.
+MANIFESTS_OPENED = 20
 
 
 def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
@@ -43,16 +48,34 @@ def live_delete_files(table: Table) -> dict[str, tuple[str, int]]:
     }
 
 
-def removed_data_files(table: Table, snapshot: Snapshot) -> list[tuple[str, int]]:
-    """The data files that `snapshot` removed, each with the sequence number of the snapshot that had added it."""
+def data_files_let_go(table: Table, snapshot: Snapshot, following: Snapshot) -> list[tuple[str, int]]:
+    """The data files of `snapshot` that `following` does not show any more, each with the sequence number of the
+    snapshot that had added it. Where others were expired between the two, perhaps not all, and some that it does show.
+    """
+    manifests = _data_manifests(table, following)
+    if following.parent_snapshot_id == snapshot.snapshot_id and following.summary:
+        told = [
+            each for each in manifests if each.added_snapshot_id == following.snapshot_id and each.deleted_files_count
+        ]
+        # One that replaced all there was tells of none of it.
+        if told or not following.summary["deleted-data-files"]:
+            return _paths(table, told, live=False)
+    shared = {manifest.manifest_path for manifest in manifests}
+    differing = [each for each in _data_manifests(table, snapshot) if each.manifest_path not in shared]
+    return _paths(table, differing[:: max(1, len(differing) // MANIFESTS_OPENED)], live=True)
+
+
+def _paths(table: Table, manifests: Iterable[ManifestFile], *, live: bool) -> list[tuple[str, int]]:
     return [
         (entry.data_file.file_path, entry.file_sequence_number or 0)
-        for manifest in read_manifest_list(table.io, snapshot.manifest_list)
-        if manifest.content is ManifestContent.DATA
-        and manifest.added_snapshot_id == snapshot.snapshot_id
-        and manifest.deleted_files_count
-        for entry in _entries(table, manifest, live=False)
+        for manifest in manifests
+        for entry in _entries(table, manifest, live=live)
     ]
+
+
+def _data_manifests(table: Table, snapshot: Snapshot) -> list[ManifestFile]:
+    listed = read_manifest_list(table.io, snapshot.manifest_list)
+    return [manifest for manifest in listed if manifest.content is ManifestContent.DATA]
 
 
 def _entries(table: Table, manifest: ManifestFile, *, live: bool) -> list[ManifestEntry]:

@@ -9,6 +9,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
+from daemon.iceberg.marker import find_marker
+
 # Set from Delta's own retention: an older snapshot's data files may be gone.
 RETENTION_MS = "dvsync.delta.retention-ms"
 
@@ -36,23 +38,31 @@ def find_expired(
     """
     snapshots = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     kept = {ref.snapshot_id for ref in metadata.refs.values()}
-    on_branch: set[int] = set()
-    for name, ref in metadata.refs.items():
-        if ref.snapshot_ref_type is SnapshotRefType.BRANCH:
-            count_max = retention.count_max if name == MAIN_BRANCH else len(snapshots)
-            count_min = ref.min_snapshots_to_keep or retention.count_min
-            age_max_ms = min(ref.max_snapshot_age_ms or retention.age_max_ms, retention.age_cap_ms)
-            for number, snapshot in enumerate(_ancestors(snapshots, ref.snapshot_id)):
-                on_branch.add(snapshot.snapshot_id)
-                is_young = now_ms - snapshot.timestamp_ms <= age_max_ms
-                stays = number < count_min or (number < count_max and is_young)
-                if stays and snapshot.snapshot_id not in unreadable:
-                    kept.add(snapshot.snapshot_id)
+    lines = {
+        name: list(_ancestors(snapshots, ref.snapshot_id))
+        for name, ref in metadata.refs.items()
+        if ref.snapshot_ref_type is SnapshotRefType.BRANCH
+    }
+    on_branch = {snapshot.snapshot_id for line in lines.values() for snapshot in line}
+    loose = [snapshot for snapshot in snapshots.values() if snapshot.snapshot_id not in on_branch]
+    # Ours were on the main branch once, before those in between were expired.
+    ours = [snapshot for snapshot in loose if find_marker(snapshot) is not None]
+    lines.setdefault(MAIN_BRANCH, []).extend(sorted(ours, key=lambda each: each.sequence_number or 0, reverse=True))
+    for name, line in lines.items():
+        count_max = retention.count_max if name == MAIN_BRANCH else len(snapshots)
+        ref = metadata.refs.get(name)
+        count_min = (ref.min_snapshots_to_keep if ref else None) or retention.count_min
+        age_max_ms = min((ref.max_snapshot_age_ms if ref else None) or retention.age_max_ms, retention.age_cap_ms)
+        for number, snapshot in enumerate(line):
+            is_young = now_ms - snapshot.timestamp_ms <= age_max_ms
+            stays = number < count_min or (number < count_max and is_young)
+            if stays and snapshot.snapshot_id not in unreadable:
+                kept.add(snapshot.snapshot_id)
     age_max_ms = min(retention.age_max_ms, retention.age_cap_ms)
-    for snapshot in snapshots.values():
-        # What no branch leads to may be staged to become one.
+    for snapshot in loose:
+        # What no branch leads to may be staged by someone to become one.
         is_young = now_ms - snapshot.timestamp_ms <= age_max_ms and snapshot.snapshot_id not in unreadable
-        if snapshot.snapshot_id not in on_branch and is_young:
+        if is_young and find_marker(snapshot) is None:
             kept.add(snapshot.snapshot_id)
     expired = [snapshot for snapshot in snapshots.values() if snapshot.snapshot_id not in kept]
     return sorted(expired, key=lambda snapshot: snapshot.timestamp_ms)

@@ -35,6 +35,7 @@ CONF = {
     # RESTORE must find files that no test would call old, and VACUUM must not.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
 }
+LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 # PySpark leaves the sockets of collected results to the garbage collector.
 TOLERATED = r"ignore:unclosed <socket\.socket:ResourceWarning"
 
@@ -70,6 +71,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         gateway.proc.wait(30)
         SparkContext._gateway = SparkContext._jvm = None
         gc.collect()
+
+
+@pytest.fixture
+def quick_vacuum(spark: SparkSession) -> Iterator[None]:
+    """VACUUM lists folders in as many tasks as it may."""
+    spark.conf.set(LISTING_TASKS, "1")
+    yield
+    spark.conf.unset(LISTING_TASKS)
 
 
 @pytest.fixture(autouse=True)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyiceberg.table import Table
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import Row as SparkRow
 
@@ -31,8 +30,9 @@ CREATE = (
     "CREATE TABLE {t} USING delta {by} TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
     " AS SELECT id, concat('p', id % 2) AS part FROM range(0, {end}, 1, {files})"
 )
+SECOND = "INSERT INTO {t} SELECT id, 'second' FROM range(100, 110, 1, 1)"
 VACUUM = "VACUUM {t} RETAIN 0 HOURS"
-A_LONG_TIME_S = 30 * 86_400
+LONG_AGO_S = 30 * 86_400
 
 
 def create(end: int = 40, files: int = 2, by: str = "") -> str:
@@ -71,8 +71,19 @@ class SomebodyElse:
         return str(self.session.sparkContext.applicationId)
 
 
+def follow(table: Followed, *statements: str) -> None:
+    """A snapshot for each of the statements, unchecked."""
+    for statement in statements:
+        table.sql(statement)
+    table.bench.follower.sync()
+
+
 def files_of(folder: Path) -> set[str]:
     return {str(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def data_files_of(table: Followed) -> set[str]:
+    return {path for path in files_of(table.source) if path.endswith(".parquet") and "/_delta_log/" not in path}
 
 
 def versions_shown(table: Table) -> dict[int, int]:
@@ -110,7 +121,9 @@ def unreadable(table: Table) -> set[int]:
 
 
 def snapshot_ids(table: Followed) -> list[int]:
-    return [snapshot.snapshot_id for snapshot in table.bench.iceberg().snapshots()]
+    """The oldest first: Iceberg's JVM library writes them in no order."""
+    snapshots = sorted(table.bench.iceberg().snapshots(), key=lambda snapshot: snapshot.sequence_number or 0)
+    return [snapshot.snapshot_id for snapshot in snapshots]
 
 
 # --- compaction ---
@@ -134,9 +147,8 @@ def test_compaction(
     table = Followed(
         spark, tmp_path, granularity, pipeline=PipelineSettings(engine=engine), options={"maintenance": settings}
     )
-    table.sql(create(by="PARTITIONED BY (part)" if partitioned else ""))
-    for number in range(5):
-        table.sql(f"DELETE FROM {{t}} WHERE id % 10 IN ({number}, {9 - number}) AND id > 3")
+    follow(table, create(by="PARTITIONED BY (part)" if partitioned else ""))
+    follow(table, *(f"DELETE FROM {{t}} WHERE id div 2 % 10 = {number}" for number in range(5)))
     table.sync_and_check("many deletes")
     crowded, ids = table.image, snapshot_ids(table)
     assert len(crowded.delete_files) == before
@@ -173,7 +185,7 @@ def test_compaction_after_a_restore(spark: SparkSession, tmp_path: Path) -> None
     maintainer = Maintainer(table.bench.context)
     table.step(create(), operation="append")
     for start in (0, 10):
-        table.step(f"DELETE FROM {{t}} WHERE id % 10 = 1 AND id >= {start}" if start else "DELETE FROM {t} WHERE id = 0")
+        table.step(f"DELETE FROM {{t}} WHERE id % 10 = 1 AND id >= {start}")
         table.step("DELETE FROM {t} WHERE id % 10 = 2")
         table.step("DELETE FROM {t} WHERE id % 10 = 3")
         assert maintainer.compact(Event()).snapshots == 1
@@ -197,6 +209,7 @@ def test_a_delete_file_that_dangles_is_noticed(
     table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="delete")
     served = {entry.referenced: path for path, entry in table.image.delete_files.items()}
     monkeypatch.setattr(commit, "complete_plan", complete_badly)
+    monkeypatch.setattr(commit, "check_account", lambda *_: None)  # which would refuse it before
     table.sql("OPTIMIZE {t}")
     table.bench.follower.sync()
     with pytest.raises(AssertionError, match="dangles") as raised:
@@ -211,11 +224,8 @@ def test_branches_and_tags_keep_snapshots(spark: SparkSession, tmp_path: Path) -
     """Expiry takes what Iceberg's own expiry would take, with branches and tags of other people."""
     table = followed(spark, tmp_path, snapshot_age_max="0s", snapshots_min=2)
     theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
-    table.sql(create())
-    table.bench.follower.sync()
-    for number in range(6):
-        table.sql(f"DELETE FROM {{t}} WHERE id % 7 = {number}")
-    table.bench.follower.sync()
+    follow(table, create())
+    follow(table, *(f"DELETE FROM {{t}} WHERE id % 7 = {number}" for number in range(6)))
     first, *_ = ids = snapshot_ids(table)
     assert len(ids) == 7
     theirs.sql(f"ALTER TABLE {{i}} CREATE TAG audit AS OF VERSION {ids[1]} RETAIN 365 DAYS")
@@ -232,7 +242,7 @@ def test_branches_and_tags_keep_snapshots(spark: SparkSession, tmp_path: Path) -
     assert set(snapshot_ids(table)) == {ids[1], ids[5], ids[6], on_branch}
 
     maintainer.clean_up(Event())
-    table.step("DELETE FROM {t} WHERE id = 39", operation="delete")
+    table.step("DELETE FROM {t} WHERE id = 13", operation="delete")
     assert_time_travel(table, (ids[1], ids[5], ids[6]))
     assert (1000, "theirs") in read_snapshot(table.bench.iceberg(), on_branch)
     assert {row.part for row in theirs.sql("SELECT * FROM {i} VERSION AS OF 'audit'")} == {"p0", "p1"}
@@ -249,9 +259,9 @@ def expired_by_iceberg(theirs: SomebodyElse, *, min_snapshots: int) -> list[int]
 
 
 def vacuum(table: Followed) -> None:
-    before = files_of(table.source)
+    before = data_files_of(table)
     table.sql(VACUUM)
-    assert files_of(table.source) < before, "VACUUM removed something, or this test shows nothing"
+    assert data_files_of(table) < before, "VACUUM removed something, or this test shows nothing"
 
 
 def check_expiry(table: Followed, maintainer: Maintainer, *, held: Mapping[int, str] | None = None) -> Expiry:
@@ -273,16 +283,19 @@ def check_expiry(table: Followed, maintainer: Maintainer, *, held: Mapping[int, 
     return done
 
 
+@pytest.mark.usefixtures("quick_vacuum")
 def test_snapshots_that_vacuum_made_unreadable(spark: SparkSession, tmp_path: Path) -> None:
     """Exactly the snapshots that cannot be read are expired; a tag holds one, which is told, until it is dropped."""
     table = followed(spark, tmp_path)
     theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
-    table.sql(create())
-    table.sql("INSERT INTO {t} SELECT id, 'second' FROM range(100, 110, 1, 1)")
-    table.sql("DELETE FROM {t} WHERE id % 7 = 1")
-    table.sql("OPTIMIZE {t}")
-    table.sql("DELETE FROM {t} WHERE id % 7 = 2")
-    table.bench.follower.sync()
+    follow(table, create())
+    follow(
+        table,
+        SECOND,
+        "DELETE FROM {t} WHERE id % 7 = 1",
+        "OPTIMIZE {t}",
+        "DELETE FROM {t} WHERE id % 7 = 2",
+    )
     ids = snapshot_ids(table)
     assert maintainer.expire() == Expiry()
     vacuum(table)
@@ -302,14 +315,12 @@ def test_snapshots_that_vacuum_made_unreadable(spark: SparkSession, tmp_path: Pa
     table.check_leftovers()
 
 
+@pytest.mark.usefixtures("quick_vacuum")
 def test_unreadable_beside_files_that_came_back(spark: SparkSession, tmp_path: Path) -> None:
     """Files that RESTORE brought back are there; that does not hide a younger one that VACUUM took."""
     table = followed(spark, tmp_path)
-    table.sql(create(files=4))
-    table.sql("INSERT INTO {t} SELECT id, 'second' FROM range(100, 110, 1, 1)")
-    table.sql("OPTIMIZE {t}")
-    table.sql("RESTORE TABLE {t} TO VERSION AS OF 0")
-    table.bench.follower.sync()
+    follow(table, create(files=4))
+    follow(table, SECOND, "OPTIMIZE {t}", "RESTORE TABLE {t} TO VERSION AS OF 0")
     vacuum(table)
     table.bench.follower.sync()
     ids = snapshot_ids(table)
@@ -317,6 +328,7 @@ def test_unreadable_beside_files_that_came_back(spark: SparkSession, tmp_path: P
     assert set(done.unreadable) == {ids[1], ids[2]}
 
 
+@pytest.mark.usefixtures("quick_vacuum")
 def test_unreadable_before_a_restored_state(spark: SparkSession, tmp_path: Path) -> None:
     """What left the table by the snapshot that brought back Delta's state is looked for as well."""
     table = followed(spark, tmp_path)
@@ -367,32 +379,30 @@ def remove_orphans_by_spark(theirs: SomebodyElse) -> list[SparkRow]:
     return theirs.sql("CALL local.system.remove_orphan_files(table => 'lake.t', dry_run => false)")
 
 
+@pytest.mark.usefixtures("quick_vacuum")
 def test_maintenance_by_spark(spark: SparkSession, tmp_path: Path) -> None:
     """Iceberg's procedures refuse our table. Whoever turns `gc.enabled` on loses Delta's history, never live files,
     and the next commit turns it off again."""
     table = followed(spark, tmp_path)
     theirs = SomebodyElse(table)
-    table.sql(create())
-    table.sql("DELETE FROM {t} WHERE id % 7 = 1")
-    table.sql("OPTIMIZE {t}")
-    table.sql("DELETE FROM {t} WHERE id % 7 = 2")
+    follow(table, create())
+    follow(table, "DELETE FROM {t} WHERE id % 7 = 1", "OPTIMIZE {t}", "DELETE FROM {t} WHERE id % 7 = 2")
     table.sync_and_check("the table before")
     delta_files, iceberg_files = files_of(table.source), files_of(table.bench.folder / "warehouse")
     for procedure in (expire_by_spark, remove_orphans_by_spark):
-        with pytest.raises(PySparkException, match="GC is disabled") if False else pytest.raises(Exception) as raised:
+        with pytest.raises(Py4JJavaError, match="GC is disabled"):
             procedure(theirs)
-        assert "GC is disabled" in str(raised.value)
     assert files_of(table.source) == delta_files
     assert files_of(table.bench.folder / "warehouse") == iceberg_files
 
     theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('gc.enabled' = 'true')")
-    long_ago = table.bench.clock.now_ms() / 1000 - A_LONG_TIME_S  # remove_orphan_files leaves what is of today
+    long_ago = table.bench.clock.now_ms() / 1000 - LONG_AGO_S  # remove_orphan_files leaves what is of today
     for path in delta_files | iceberg_files:
         os.utime(path, (long_ago, long_ago))
     remove_orphans_by_spark(theirs)
     assert files_of(table.source) == delta_files
     expire_by_spark(theirs)
-    history = {f"{table.source}/{name}" for name in ()} | (delta_files - files_of(table.source))
+    history = delta_files - files_of(table.source)
     assert history and not history & {path.removeprefix("file://") for path in table.live_adds()}
     assert len(snapshot_ids(table)) == 1
     image = table.check(table.bench.iceberg(), table.truth(table.bench.iceberg()), "what Spark left")
@@ -434,14 +444,11 @@ def assert_parked(table: Followed, words: Iterable[str]) -> None:
 
 def assert_restored(table: Followed, *, full: bool) -> None:
     """One snapshot on top of theirs shows Delta's rows."""
-    before = table.bench.iceberg()
+    before, ids = table.bench.iceberg(), snapshot_ids(table)
     result = table.bench.follower.sync(full=full)
     assert (result.snapshots, result.operation, result.to_version) == (1, "restore", table.version)
     iceberg = table.bench.iceberg()
-    assert [snapshot.snapshot_id for snapshot in iceberg.snapshots()] == [
-        *(snapshot.snapshot_id for snapshot in before.snapshots()),
-        result.snapshot_id,
-    ]
+    assert snapshot_ids(table) == [*ids, result.snapshot_id]
     current = iceberg.current_snapshot()
     assert current is not None and current.parent_snapshot_id == before.metadata.current_snapshot_id
     table.image = table.check(iceberg, table.truth(iceberg), "the restored table")
@@ -449,9 +456,8 @@ def assert_restored(table: Followed, *, full: bool) -> None:
 
 
 def crowd(table: Followed) -> None:
-    table.sql(create(by="PARTITIONED BY (part)"))
-    table.sql("DELETE FROM {t} WHERE id % 7 = 1")
-    table.sql("DELETE FROM {t} WHERE id % 7 = 2")
+    follow(table, create(by="PARTITIONED BY (part)"))
+    follow(table, "DELETE FROM {t} WHERE id % 7 = 1", "DELETE FROM {t} WHERE id % 7 = 2")
     table.sync_and_check("the table before")
 
 
@@ -528,11 +534,11 @@ def test_merged_manifests_of_a_long_history(spark: SparkSession, tmp_path: Path)
             image = image_of(table.bench.iceberg())
             for content in (DATA, POSITION_DELETES):
                 manifests = {entry.manifest for entry in image.entries if entry.content == content}
-                assert len(manifests) < merging_from
+                # What a commit adds and what it writes anew is not merged at once.
+                assert len(manifests) <= merging_from + 1
     assert len(image.manifests) < len(image.data_files) / 5
     table.sync_and_check("a long history")
     assert table.image != NOTHING and len(snapshot_ids(table)) == 121
     assert sorted(READERS["PyIceberg"](table.bench.iceberg(), None)) == handmade.live_rows()
-    with suppress(StopIteration):
-        table.sql("DELETE FROM {t} WHERE id % 10 = 5")
+    table.sql("DELETE FROM {t} WHERE id % 10 = 5")
     table.sync_and_check("a DELETE by Spark")

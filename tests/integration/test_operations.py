@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -21,7 +21,6 @@ from tests.integration.follow import Followed
 from tests.readers import assert_same_rows, rows_of
 
 MAPPED = "'delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name'"
-LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 COLUMNS = "id BIGINT, name STRING, amount DECIMAL(12, 3), place STRUCT<city: STRING, floor: INT>, part STRING, day DATE"
 PARTITIONED = "PARTITIONED BY (part, day)"
 ROWS = """
@@ -131,14 +130,6 @@ def test_deletes_until_a_file_is_empty(
     assert len(table.image.data_files) == 1
     assert [len(positions) for positions in table.image.positions.values()] == [2]
     table.check_leftovers()
-
-
-@pytest.fixture
-def quick_vacuum(spark: SparkSession) -> Iterator[None]:
-    """VACUUM lists folders in as many tasks as it may."""
-    spark.conf.set(LISTING_TASKS, "1")
-    yield
-    spark.conf.unset(LISTING_TASKS)
 
 
 @pytest.mark.usefixtures("quick_vacuum")

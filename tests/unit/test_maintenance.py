@@ -282,6 +282,25 @@ def test_what_vacuum_made_unreadable_is_expired_and_named(make: Callable[..., Wo
     assert rows == world.table.live_rows()
 
 
+def test_a_snapshot_whose_followers_are_gone_is_still_watched(make: Callable[..., World]) -> None:
+    """Those between were expired, and with them what they say they removed; it is compared with the next one left."""
+    world = make(snapshots_max=3)
+    world.delete(1)
+    old = world.bench.iceberg().current_snapshot()
+    assert old is not None
+    world.bench.iceberg().manage_snapshots().create_tag(old.snapshot_id, "audit").commit()
+    world.commit([world.table.remove(world.paths[0])])
+    for number in range(4):
+        world.commit(world.table.delete({world.paths[1]: [10 + number]}))
+    assert world.maintainer.expire().held == ()
+    assert len(world.bench.iceberg().snapshots()) == 4
+    (world.table.folder / world.paths[0]).unlink()
+    assert Maintainer(world.bench.context).expire().held == ((old.snapshot_id, "audit"),)
+    world.bench.iceberg().manage_snapshots().remove_tag("audit").commit()
+    assert Maintainer(world.bench.context).expire().unreadable == (old.snapshot_id,)
+    assert len(world.check().snapshots()) == 3
+
+
 # --- cleanup ---
 
 

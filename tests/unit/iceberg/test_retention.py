@@ -10,21 +10,27 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataV2
 from pyiceberg.table.refs import SnapshotRef
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
+from daemon.iceberg.marker import Marker
 from daemon.iceberg.retention import Retention, find_expired
 from tests.unit.iceberg.made import MadeTable, data_file
 
 NOW_MS = 1_000_000
 
 
-def snapshot(snapshot_id: int, parent: int | None, age_ms: int) -> Snapshot:
+def snapshot(snapshot_id: int, parent: int | None, age_ms: int, *, ours: bool) -> Snapshot:
+    marker = Marker("t", snapshot_id, 0).to_summary() if ours else {}
     return Snapshot(
         snapshot_id=snapshot_id,
         parent_snapshot_id=parent,
         sequence_number=snapshot_id,
         timestamp_ms=NOW_MS - age_ms,
         manifest_list=f"snap-{snapshot_id}",
-        summary=Summary(Operation.APPEND),
+        summary=Summary(Operation.APPEND, **marker),
     )
+
+
+def ours(each: Snapshot) -> bool:
+    return each.summary is not None and "dvsync.delta.version" in each.summary.additional_properties
 
 
 def metadata(snapshots: list[Snapshot], refs: dict[str, SnapshotRef]) -> TableMetadata:
@@ -41,7 +47,7 @@ def histories(draw: st.DrawFn) -> tuple[list[Snapshot], dict[str, SnapshotRef]]:
     """A tree of snapshots, each younger than its parent, with `main` and other references to any of them."""
     ages = sorted(draw(st.lists(st.integers(0, 100), min_size=1, max_size=12)), reverse=True)
     snapshots = [
-        snapshot(number, draw(st.sampled_from([None, *range(1, number)])) if number > 1 else None, age)
+        snapshot(number, draw(st.sampled_from([None, *range(1, number)])), age, ours=draw(st.booleans()))
         for number, age in enumerate(ages, start=1)
     ]
     ids = st.sampled_from([each.snapshot_id for each in snapshots])
@@ -68,9 +74,14 @@ def test_expired_is_what_the_specification_says(
     def line(snapshot_id: int | None) -> list[int]:
         return [] if snapshot_id is None else [snapshot_id, *line(by_id[snapshot_id].parent_snapshot_id)]
 
+    lines = {name: line(of.snapshot_id) for name, of in refs.items() if of.snapshot_ref_type.value == "branch"}
+    reached = {snapshot_id for ids in lines.values() for snapshot_id in ids}
+    # Ours belong to the main branch even when those that lead to them are gone.
+    lines["main"] += [
+        each.snapshot_id for each in reversed(snapshots) if each.snapshot_id not in reached and ours(each)
+    ]
     for each in snapshots:
         age_ms, kept = NOW_MS - each.timestamp_ms, False
-        lines = {name: line(of.snapshot_id) for name, of in refs.items() if of.snapshot_ref_type.value == "branch"}
         for name, ids in lines.items():
             if each.snapshot_id in ids and each.snapshot_id not in unreadable:
                 newer = ids.index(each.snapshot_id)
