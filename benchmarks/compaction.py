@@ -1,13 +1,15 @@
 """The scan of a data file that many delete files serve, before their compaction and after it.
 
-One data file; each Delta commit deletes some thousand rows more, which makes one delete file. Both states are scanned
-in turns in one process, each by the metadata file that shows it, so that what one scan leaves in caches and compilers
-serves the other as well; Spark's and DuckDB's own caches of files are turned off. A scan loads the table and asks for
-count(*) and the sum of a column. Medians; the ratio is before to after.
+One data file; each Delta commit deletes some thousand rows more, which makes one delete file. The table without
+deletions, with all delete files and compacted is scanned in turns in one process, each by the metadata file that shows
+it, so that what one scan leaves in caches and compilers serves the others as well; Spark's and DuckDB's own caches of
+files are turned off. A scan loads the table and asks for count(*) and the sum of a column. Medians; the ratio is before
+to after. All files are on a local disk, where opening one costs next to nothing.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -40,14 +42,17 @@ SPARK_CONF = {
 # Rows, and the sum of their ids.
 Answer = tuple[int, int]
 Scan = Callable[[str], Answer]
+# A metadata file, and what a scan by it must find.
+State = tuple[str, Answer]
 
 
 @dataclass(frozen=True)
 class Result:
-    """Median milliseconds."""
+    """Median milliseconds; `none` is the table without deletions."""
 
     reader: str
     scans: int
+    none_ms: float
     before_ms: float
     after_ms: float
 
@@ -83,8 +88,11 @@ def scan_with(spark: SparkSession, location: str) -> Answer:
     return int(rows), int(total)
 
 
-def make_table(folder: Path, *, rows: int, commits: int, positions: int) -> tuple[HandmadeTable, Bench]:
-    """A followed table of one data file, from which each of `commits` commits deleted `positions` rows."""
+def make_table(folder: Path, *, rows: int, commits: int, positions: int) -> tuple[HandmadeTable, Bench, str]:
+    """A followed table of one data file, from which each of `commits` commits deleted `positions` rows.
+
+    Also a metadata file that shows it before.
+    """
     table = HandmadeTable(folder / "lake")
     table.create()
     bench = Bench(folder / "iceberg", table.location)
@@ -92,11 +100,14 @@ def make_table(folder: Path, *, rows: int, commits: int, positions: int) -> tupl
     path = table.write_file([(row, "a", f"value {row}") for row in range(rows)])
     table.commit([table.add(path)])
     bench.follower.sync()
+    # A copy: the table removes its own after a hundred commits.
+    added = Path(bench.iceberg().metadata_location.removeprefix("file://"))
+    none = shutil.copy(added, added.with_name(f"none-{added.name}"))
     order = Random(1).sample(range(rows), commits * positions)
     for start in range(0, len(order), positions):
         table.commit(table.delete({path: order[start : start + positions]}), operation="DELETE")
         bench.follower.sync()
-    return table, bench
+    return table, bench, f"file://{none}"
 
 
 def delete_files_of(table: Table) -> tuple[int, int]:
@@ -108,7 +119,7 @@ def delete_files_of(table: Table) -> tuple[int, int]:
 def measure(folder: Path, *, rows: int, commits: int, positions: int, scans: int, warm_up: int) -> Compacted:
     pipeline = SparkPipeline(SparkSettings(conf=SPARK_CONF))
     with TemporaryDirectory(dir=folder) as name:
-        table, bench = make_table(Path(name), rows=rows, commits=commits, positions=positions)
+        table, bench, none = make_table(Path(name), rows=rows, commits=commits, positions=positions)
         before = bench.iceberg()
         start_s = time.perf_counter()
         done = Maintainer(bench.context).compact(Event())
@@ -117,6 +128,11 @@ def measure(folder: Path, *, rows: int, commits: int, positions: int, scans: int
         (files_before, bytes_before), (files_after, bytes_after) = delete_files_of(before), delete_files_of(after)
         assert (files_before, files_after) == (commits, 1) == (done.delete_files_before, done.delete_files_after)
         live = [row for row, _, _ in table.live_rows()]
+        states: Mapping[str, State] = {
+            "none": (none, (rows, sum(range(rows)))),
+            "before": (before.metadata_location, (len(live), sum(live))),
+            "after": (after.metadata_location, (len(live), sum(live))),
+        }
         duckdb_connection().execute("SET enable_external_file_cache = false")
         with pipeline.session() as spark:
             readers: Mapping[str, Scan] = {
@@ -124,10 +140,8 @@ def measure(folder: Path, *, rows: int, commits: int, positions: int, scans: int
                 "DuckDB": scan_with_duckdb,
                 "PyIceberg": scan_with_pyiceberg,
             }
-            states = {"before": before.metadata_location, "after": after.metadata_location}
             results = [
-                _measure_reader(reader, scan, states, expected=(len(live), sum(live)), scans=scans, warm_up=warm_up)
-                for reader, scan in readers.items()
+                _measure_reader(reader, scan, states, scans=scans, warm_up=warm_up) for reader, scan in readers.items()
             ]
         pipeline.close()
         bench.close()
@@ -136,18 +150,17 @@ def measure(folder: Path, *, rows: int, commits: int, positions: int, scans: int
     )
 
 
-def _measure_reader(
-    reader: str, scan: Scan, states: Mapping[str, str], *, expected: Answer, scans: int, warm_up: int
-) -> Result:
+def _measure_reader(reader: str, scan: Scan, states: Mapping[str, State], *, scans: int, warm_up: int) -> Result:
     times_ms: dict[str, list[float]] = defaultdict(list)
     for number in range(-warm_up, scans):
-        for state, location in sorted(states.items(), reverse=number % 2 == 0):
+        for state, (location, expected) in sorted(states.items(), reverse=number % 2 == 0):
             start_s = time.perf_counter()
             found = scan(location)
             if number >= 0:
                 times_ms[state].append((time.perf_counter() - start_s) * 1000)
             assert found == expected, f"{reader}, {state}: {found}, not {expected}"
-    return Result(reader, scans, percentile(times_ms["before"], 50), percentile(times_ms["after"], 50))
+    medians_ms = {f"{state}_ms": percentile(times_ms[state], 50) for state in states}
+    return Result(reader, scans, **medians_ms)
 
 
 def table_lines(compacted: Compacted) -> list[str]:
@@ -156,10 +169,10 @@ def table_lines(compacted: Compacted) -> list[str]:
         f"one data file of {c.rows:,} rows, {c.positions:,} of them deleted",
         f"compacted in {c.compact_ms:.0f} ms: {c.delete_files_before} delete files of {c.bytes_before / 1e3:,.0f} kB, "
         f"then {c.delete_files_after} of {c.bytes_after / 1e3:,.0f} kB",
-        f"{'reader':10}{'scans':>6}{'before ms':>11}{'after ms':>10}{'ratio':>7}",
+        f"{'reader':10}{'scans':>6}{'none ms':>9}{'before ms':>11}{'after ms':>10}{'ratio':>7}",
     ]
     for r in c.results:
-        lines.append(f"{r.reader:10}{r.scans:6}{r.before_ms:11.1f}{r.after_ms:10.1f}{r.ratio:7.1f}")
+        lines.append(f"{r.reader:10}{r.scans:6}{r.none_ms:9.1f}{r.before_ms:11.1f}{r.after_ms:10.1f}{r.ratio:7.1f}")
     return lines
 
 
@@ -168,7 +181,7 @@ def main() -> None:
     options.add_argument("--rows", type=int, default=1_000_000)
     options.add_argument("--commits", type=int, default=200, help="delete files before (%(default)s)")
     options.add_argument("--positions", type=int, default=3_000, help="of each delete file (%(default)s)")
-    options.add_argument("--scans", type=int, default=9, help="of each reader and state (%(default)s)")
+    options.add_argument("--scans", type=int, default=15, help="of each reader and state (%(default)s)")
     options.add_argument("--warm-up", type=int, default=4)
     arguments = options.parse_args()
     before = conditions(arguments.folder)

@@ -54,9 +54,8 @@ def data_files_let_go(table: Table, snapshot: Snapshot, following: Snapshot) -> 
     """
     manifests = _data_manifests(table, following)
     if following.parent_snapshot_id == snapshot.snapshot_id and following.summary:
-        told = [
-            each for each in manifests if each.added_snapshot_id == following.snapshot_id and each.deleted_files_count
-        ]
+        new = [each for each in manifests if each.added_snapshot_id == following.snapshot_id]
+        told = [each for each in new if each.deleted_files_count]
         # One that replaced all there was tells of none of it.
         if told or not following.summary["deleted-data-files"]:
             return _paths(table, told, live=False)
