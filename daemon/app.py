@@ -188,6 +188,9 @@ def sync_tables(
         board = parts.board()
         for table in tables:
             cycle = parts.cycle(parts.context(table, progress_of(table.name)), board)
+            if cycle.is_paused:
+                yield table, Verdict(paused=True)
+                continue
             more = True
             while more and not stop.is_set():
                 verdict = cycle.sync(stop, full=full)
@@ -264,16 +267,37 @@ def maintain_tables(
 
 
 def resume_table(settings: Settings, table: TableSettings) -> bool:
-    """Clear a table's error and parking; a running daemon sees it within seconds. False when there was none.
+    """Clear a table's error and parking, and take back its pause; a running daemon sees it within seconds.
+
+    False when there was neither. Raises StateStoreAway.
+    """
+    with open_parts(settings) as parts:
+        record = find_record(parts.store.list_tables(), table)
+        if record is None or (record.error is None and not record.paused):
+            return False
+        parts.store.record_paused(record.id, False)
+        parts.store.record_resumed(record.id)
+        return True
+
+
+def pause_table(settings: Settings, table: TableSettings) -> None:
+    """Hold a table until it is resumed, over restarts, too; a running daemon sees it within seconds.
 
     Raises StateStoreAway.
     """
     with open_parts(settings) as parts:
-        record = find_record(parts.store.list_tables(), table)
-        if record is None or record.error is None:
-            return False
+        parts.store.record_paused(parts.store.load_table(table.name, table.source, table.target).id, True)
+
+
+def want_resync(settings: Settings, table: TableSettings) -> None:
+    """Have the next sync of a table compare whole states, parked or not; a running daemon begins within seconds.
+
+    Raises StateStoreAway.
+    """
+    with open_parts(settings) as parts:
+        record = parts.store.load_table(table.name, table.source, table.target)
+        parts.store.record_resync_wanted(record.id, True)
         parts.store.record_resumed(record.id)
-        return True
 
 
 def find_tables(settings: Settings, names: Sequence[str]) -> list[TableSettings]:

@@ -155,13 +155,35 @@ def doctor(
 
 @app.command()
 def resume(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Let a parked table be tried again; a running daemon sees it within seconds."""
+    """Let a parked or paused table go on; a running daemon sees it within seconds."""
     from daemon.app import find_tables, resume_table  # noqa: PLC0415
 
     with _told():
         settings = _load_for_people(context, config)
         cleared = resume_table(settings, find_tables(settings, [table])[0])
-    typer.echo(f"{table}: resumed" if cleared else f"{table}: was not parked; nothing to do")
+    typer.echo(f"{table}: resumed" if cleared else f"{table}: was neither parked nor paused; nothing to do")
+
+
+@app.command()
+def pause(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
+    """Hold a table as it is until `dvsync resume`; a running daemon sees it within seconds."""
+    from daemon.app import find_tables, pause_table  # noqa: PLC0415
+
+    with _told():
+        settings = _load_for_people(context, config)
+        pause_table(settings, find_tables(settings, [table])[0])
+    typer.echo(f"{table}: paused")
+
+
+@app.command()
+def resync(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
+    """Have a table's next sync compare whole states; a running daemon begins within seconds."""
+    from daemon.app import find_tables, want_resync  # noqa: PLC0415
+
+    with _told():
+        settings = _load_for_people(context, config)
+        want_resync(settings, find_tables(settings, [table])[0])
+    typer.echo(f"{table}: is compared whole by its next sync")
 
 
 @app.command()

@@ -85,6 +85,8 @@ def verdict_line(name: str, verdict: Verdict) -> str:
     """One line on one cycle of `dvsync sync`."""
     if verdict.error is not None:
         return f"{name}: {verdict.error.kind}: {verdict.error.message}\n  {verdict.error.hint}"
+    if verdict.paused:
+        return f"{name}: paused; `dvsync resume {name}` lets it go on"
     result = verdict.result
     if result is None or result.outcome == "waiting":
         return f"{name}: the Delta table is not there yet"

@@ -40,6 +40,10 @@ class Follower(Protocol):
         """Whether a sync would find something to do: the next commit file is there, or something is in doubt."""
         ...
 
+    def doubt(self) -> None:
+        """The next sync looks at the table whole."""
+        ...
+
     def source_version(self) -> int | None:
         """The newest Delta version, by existence checks only; None when these cannot tell."""
         ...
@@ -56,6 +60,7 @@ class Verdict:
     delay_s: float | None = None
     result: SyncResult | None = None
     error: TableError | None = None
+    paused: bool = False
 
 
 def is_held(record: TableRecord) -> bool:
@@ -104,10 +109,16 @@ class TableCycle:
         self._lag_look_after_s = clock.monotonic_s()
         self._show()
 
+    def is_told_otherwise(self, record: TableRecord) -> bool:
+        """Whether a person has said something of the table, in the store, that the cycle does not know yet."""
+        mine = self._record
+        # An error that the store does not know cannot have been answered there.
+        freed = is_held(mine) and not is_held(record) and not self._is_unrecorded
+        return freed or (record.paused and not mine.paused) or (record.resync_wanted and not mine.resync_wanted)
+
     @property
-    def waits_for_a_person(self) -> bool:
-        """False until the store knows of it too: before that, the store's word means nothing."""
-        return is_held(self._record) and not self._is_unrecorded
+    def is_paused(self) -> bool:
+        return self._record.paused
 
     @property
     def is_followed(self) -> bool:
@@ -119,10 +130,17 @@ class TableCycle:
         self._counts_due = True
 
     def take_up(self, record: TableRecord) -> None:
-        """Go on with a table that a person set free, from what the store says of it now."""
-        self._record = record
-        self._failures.forget()
-        _log.info(events.TABLE_RESUMED, table=self.name)
+        """Do as a person said, from what the store says of the table now."""
+        was_held, self._record = is_held(self._record), record
+        if record.paused:
+            _log.info(events.TABLE_PAUSED, table=self.name)
+        elif was_held:
+            self._failures.forget()
+            _log.info(events.TABLE_RESUMED, table=self.name)
+        if record.resync_wanted:
+            self._follower.doubt()
+            _log.info(events.RESYNC_WANTED, table=self.name)
+        self._show()
 
     def poll(self, slots: Slots, stop: Event, on_free: Callable[[str], None]) -> Verdict:
         """Look for news, and sync when there is some and a slot is free; without news this is one existence check.

@@ -12,7 +12,7 @@ from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import ancestors_of
 
-from daemon.commit import Shown, remembered
+from daemon.commit import Shown, remembered, unchanged_outcome
 from daemon.context import TableContext
 from daemon.delta.actions import Commit, RemoveFile, encode_path, resolve_path
 from daemon.delta.protocol import check_protocol
@@ -70,7 +70,12 @@ def load_shown(context: TableContext, record: TableRecord, table: Table) -> tupl
     if current is None or marker is None:
         raise _target_changed(context, table, _foreign_commits(table))
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
-        return Shown(with_fields(record, metadata_location=table.metadata_location), table), record.must_compare
+        if record.metadata_location != table.metadata_location:
+            # Someone set a property, or an expiry was not recorded any more.
+            same = with_fields(unchanged_outcome(record), metadata_location=table.metadata_location)
+            context.store.record_synced(None, same, at_ms=context.clock.now_ms())
+            record = remembered(record, same)
+        return Shown(record, table), record.must_compare
     if _is_rolled_back(record, table, marker):
         raise _target_changed(
             context,

@@ -20,15 +20,15 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.cycle import TableCycle, is_held
+from daemon.cycle import TableCycle
 from daemon.slots import Slots
 from daemon.status import Board
 from daemon.upkeep import TableUpkeep
 from state import StateStore, StateUnavailable, TableRecord
 
 BEAT_INTERVAL_S = 5.0
-# How soon a `dvsync resume` or `pause` in another terminal is seen. Nothing is read while no table is held.
-HELD_LOOK_INTERVAL_S = 2.0
+# How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen.
+WISHES_LOOK_INTERVAL_S = 2.0
 IDLE_LOOK_INTERVAL_S = 30.0
 # A share of the poll interval: tables that start together do not poll together for ever.
 JITTER = 0.1
@@ -69,8 +69,8 @@ class Scheduler:
         self._all_done.set()
         # Tables that are wanted again at a time of their own, in seconds from the end of their cycle.
         self._wanted: dict[str, float] = {}
-        # Tables that a person set free, as the store shows them; taken up by their own next poll.
-        self._freed: dict[str, TableRecord] = {}
+        # Tables of which a person said something, as the store shows them; taken up by their own next poll.
+        self._told: dict[str, TableRecord] = {}
         self._lock = Lock()
         self._rescheduler = ThreadPool(1, thread_name_prefix="reschedule")
         poll_threads = max(1, min(len(cycles), POLL_THREADS_MAX))
@@ -111,7 +111,7 @@ class Scheduler:
             )
         for job_id, work, interval_s in (
             ("/beat", self._board.beat, BEAT_INTERVAL_S),
-            ("/held", self._look_at_held, HELD_LOOK_INTERVAL_S),
+            ("/wishes", self._look_at_wishes, WISHES_LOOK_INTERVAL_S),
             ("/idle", self._stop_if_idle, IDLE_LOOK_INTERVAL_S),
         ):
             # A table's name has no slash in it.
@@ -137,9 +137,9 @@ class Scheduler:
                 return
             with self._lock:
                 self._wanted.pop(cycle.name, None)
-                freed = self._freed.pop(cycle.name, None)
-            if freed is not None:
-                cycle.take_up(freed)
+                told = self._told.pop(cycle.name, None)
+            if told is not None:
+                cycle.take_up(told)
             verdict = cycle.poll(self._slots, self._stopping, self._wake)
             if verdict.delay_s is not None:
                 with self._lock:
@@ -189,18 +189,16 @@ class Scheduler:
         with suppress(JobLookupError):
             self._timer.modify_job(name, next_run_time=datetime.now(UTC) + timedelta(seconds=delay_s))
 
-    def _look_at_held(self) -> None:
-        """See whether a person set a parked or paused table free, in the store."""
-        held = [name for name, cycle in self._cycles.items() if cycle.waits_for_a_person]
-        if not held:
-            return
+    def _look_at_wishes(self) -> None:
+        """See what people said of tables, in the store."""
         try:
             records = self._store.list_tables()
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
             return
         for record in records:
-            if record.name in held and not is_held(record):
+            cycle = self._cycles.get(record.name)
+            if cycle is not None and cycle.is_told_otherwise(record):
                 with self._lock:
-                    self._freed[record.name] = record
+                    self._told[record.name] = record
                 self._wake(record.name)

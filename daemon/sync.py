@@ -55,6 +55,10 @@ class Follower:
             return True
         return self._context.log.has_version(self._synced_version + 1)
 
+    def doubt(self) -> None:
+        """There is news, whatever the log says: a person wants the whole states compared."""
+        self._in_doubt = True
+
     def source_version(self) -> int | None:
         """The newest Delta version, by existence checks only; None when it cannot be told without Spark."""
         log, settings = self._context.log, self._context.settings
@@ -83,6 +87,8 @@ class Follower:
         self._in_doubt = True
         with told_as_sync_errors(self._context.settings.name), self._context.committing:
             shown, result = self._sync(stop or Event(), full=full)
+            if shown and shown.record.resync_wanted:
+                self._context.store.record_resync_wanted(shown.record.id, False)
         self._in_doubt = False
         self._synced_version = shown.record.synced_version if shown else None
         self._continuity_due_s = self._context.clock.monotonic_s() + CONTINUITY_INTERVAL_S
@@ -93,6 +99,7 @@ class Follower:
         settings = context.settings
         check_format_version(settings, None)
         record = context.store.load_table(settings.name, settings.source, settings.target)
+        full = full or record.resync_wanted
         if record.synced_version is None and not context.log.is_there():
             return None, SyncResult("waiting", None, None)
         table = context.target.find_table()

@@ -378,6 +378,16 @@ class MemoryStateStore:
             table = self._tables[table_id]
             table.record = replace(table.record, error=None)
 
+    def record_paused(self, table_id: int, paused: bool) -> None:
+        with self._lock:
+            table = self._tables[table_id]
+            table.record = replace(table.record, paused=paused)
+
+    def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
+        with self._lock:
+            table = self._tables[table_id]
+            table.record = replace(table.record, resync_wanted=wanted)
+
     def count(self, table_id: int) -> TableCounts:
         with self._lock:
             table = self._tables[table_id]

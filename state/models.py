@@ -80,6 +80,7 @@ class TableRow(Base):
     last_synced_at_ms: Mapped[int | None]
     paused: Mapped[bool]
     must_compare: Mapped[bool]
+    resync_wanted: Mapped[bool] = mapped_column(server_default="0")
     # A `TableError` as JSON: it is written and cleared as a whole, and never searched.
     error: Mapped[bytes | None]
 

@@ -161,7 +161,10 @@ class TableError(msgspec.Struct, frozen=True):
 
 
 class TableRecord(msgspec.Struct, frozen=True):
-    """A table's cursor and condition. `synced_version` is None until the first sync is recorded."""
+    """A table's cursor and condition. `synced_version` is None until the first sync is recorded.
+
+    `paused` and `resync_wanted` are a person's word, which holds until it is taken back or done.
+    """
 
     id: int
     name: str
@@ -175,6 +178,7 @@ class TableRecord(msgspec.Struct, frozen=True):
     last_synced_at_ms: int | None = None
     paused: bool = False
     must_compare: bool = False
+    resync_wanted: bool = False
     error: TableError | None = None
 
 

@@ -70,7 +70,9 @@ class SqlStateStore:
                 # All that belongs to the old row goes with it, by the foreign keys. Nothing of it becomes an orphan:
                 # whoever reads the old target still needs its files.
                 connection.execute(delete(TableRow).where(TableRow.name == name))
-                new = insert(TableRow).values(name=name, source=source, target=target, paused=False, must_compare=False)
+                new = insert(TableRow).values(
+                    name=name, source=source, target=target, paused=False, must_compare=False, resync_wanted=False
+                )
                 connection.execute(new)
             return _table_record(connection.execute(named).one())
 
@@ -286,6 +288,14 @@ class SqlStateStore:
     def record_resumed(self, table_id: int) -> None:
         with self._database.write() as connection:
             _write_table(connection, replace(_load_table(connection, table_id), error=None))
+
+    def record_paused(self, table_id: int, paused: bool) -> None:
+        with self._database.write() as connection:
+            _write_table(connection, replace(_load_table(connection, table_id), paused=paused))
+
+    def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
+        with self._database.write() as connection:
+            _write_table(connection, replace(_load_table(connection, table_id), resync_wanted=wanted))
 
     def count(self, table_id: int) -> TableCounts:
         sums = select(func.count(), func.sum(DataFileRow.record_count), func.sum(DataFileRow.dv_cardinality))

@@ -138,6 +138,14 @@ class StateStore(Protocol):
         """Clear the error and the parking of a table: the next poll tries again."""
         ...
 
+    def record_paused(self, table_id: int, paused: bool) -> None:
+        """Hold the table, or let it go on."""
+        ...
+
+    def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
+        """The next sync compares whole states, or has done so."""
+        ...
+
     def count(self, table_id: int) -> TableCounts: ...
 
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:

@@ -222,6 +222,8 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.record_failure(UNKNOWN, TableError("k", "m", "h", None, 1, 1, False)),
     lambda store: store.record_run(SyncRun(UNKNOWN, 1, 1, "advanced")),
     lambda store: store.record_resumed(UNKNOWN),
+    lambda store: store.record_paused(UNKNOWN, True),
+    lambda store: store.record_resync_wanted(UNKNOWN, True),
     lambda store: store.count(UNKNOWN),
     lambda store: store.list_written(UNKNOWN, [FileStatus.LIVE]),
     lambda store: store.find_crowded(UNKNOWN, delete_files_max=1, deleted_share=0.5),

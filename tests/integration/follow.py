@@ -252,8 +252,9 @@ class Followed:
         record = self.bench.store.load_table("t", self.bench.source, self.bench.target)
         known |= {file.path for file in self.bench.store.list_written(record.id, (FileStatus.ORPHANED,))}
         folder = Path(table.metadata.location.removeprefix("file://"))
-        there = {f"file://{path}" for path in folder.rglob("*") if path.is_file()}
-        # Hadoop's spelling of a local path, where Spark committed.
+        # Hadoop puts a checksum beside each file, where Spark committed.
+        there = {f"file://{path}" for path in folder.rglob("*") if path.is_file() and path.suffix != ".crc"}
+        # Hadoop's spelling of a local path.
         known = {f"file://{path.removeprefix('file:').removeprefix('//')}" for path in known}
         assert not there - known, f"files that nobody knows: {there - known}"
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyiceberg.table import Table
-from pyspark.sql import SparkSession
 from pyspark.sql import Row as SparkRow
+from pyspark.sql import SparkSession
 
 from daemon import commit
 from daemon.errors import TargetChanged
@@ -42,9 +42,7 @@ def create(end: int = 40, files: int = 2, by: str = "") -> str:
 def followed(spark: SparkSession, folder: Path, *, on_foreign_commit: str = "park", **maintenance: Any) -> Followed:
     """With `maintenance` as people write it; nothing waits for a grace period."""
     settings = MaintenanceSettings(**{"orphan_grace": "0s", **maintenance})
-    return Followed(
-        spark, folder, "file", options={"maintenance": settings, "on_foreign_commit": on_foreign_commit}
-    )
+    return Followed(spark, folder, "file", options={"maintenance": settings, "on_foreign_commit": on_foreign_commit})
 
 
 class SomebodyElse:
@@ -157,7 +155,11 @@ def test_compaction(
     would = maintainer.compact(Event(), dry_run=True)
     assert snapshot_ids(table) == ids
     done = maintainer.compact(Event())
-    assert (done.delete_files_before, done.delete_files_after, done.data_files) == (before, after, len(crowded.positions))
+    assert (done.delete_files_before, done.delete_files_after, done.data_files) == (
+        before,
+        after,
+        len(crowded.positions),
+    )
     assert replace(would, snapshots=1) == done
     iceberg = table.bench.iceberg()
     truth = table.truth(iceberg)
@@ -182,12 +184,10 @@ def test_compaction_after_a_restore(spark: SparkSession, tmp_path: Path) -> None
     """A vector that shrank below what was compacted is shown as it is, and crowds again, and is compacted again."""
     settings = MaintenanceSettings(delete_files_max=1)
     table = Followed(spark, tmp_path, "partition", options={"maintenance": settings})
-    maintainer = Maintainer(table.bench.context)
-    table.step(create(), operation="append")
+    follow(table, create())
     for digits in ((1, 2, 3), (4, 5, 6)):
-        for digit in digits:
-            table.step(f"DELETE FROM {{t}} WHERE id % 10 = {digit}", operation="delete")
-        assert maintainer.compact(Event()).snapshots == 1
+        follow(table, *(f"DELETE FROM {{t}} WHERE id % 10 = {digit}" for digit in digits))
+        assert Maintainer(table.bench.context).compact(Event()).snapshots == 1
         table.sync_and_check("the compacted table")
         assert len(table.image.delete_files) == 1
         table.step("RESTORE TABLE {t} TO VERSION AS OF 1")
@@ -345,26 +345,36 @@ def test_unreadable_before_a_restored_state(spark: SparkSession, tmp_path: Path)
 
 
 def test_files_of_others_are_found_by_their_paths(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's spelling of a path does not make a snapshot unreadable, nor the table's newest metadata a stray file."""
+    """A snapshot with files of other people is readable, however Hadoop spells their paths."""
     table = followed(spark, tmp_path)
     theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
     table.step(create(), operation="append")
     theirs.sql("INSERT INTO {i} VALUES (1000, 'theirs')")
     theirs.sql("DELETE FROM {i} WHERE id = 1000")
-    theirs.sql("ALTER TABLE {i} CREATE TAG theirs")
-    files, ids = files_of(table.bench.folder / "warehouse"), snapshot_ids(table)
-    assert not unreadable(table.bench.iceberg())
-    assert maintainer.expire() == Expiry()
-    assert maintainer.clean_up(Event(), scan=True, remove_found=True).found == []
-    assert files_of(table.bench.folder / "warehouse") == files
     assert table.bench.follower.sync(full=True).snapshots == 1
-    assert maintainer.expire() == Expiry()
-    maintainer.clean_up(Event(), scan=True, remove_found=True)
-    assert snapshot_ids(table)[:-1] == ids
+    ids = snapshot_ids(table)
     assert not unreadable(table.bench.iceberg())
+    # BUG: storage.exists raises pyarrow.lib.ArrowInvalid for "file:/…", which is no SyncError either.
+    assert maintainer.expire() == Expiry()
+    maintainer.clean_up(Event())
+    assert snapshot_ids(table) == ids
+    assert not unreadable(table.bench.iceberg())
+    table.sync_and_check("the maintained table")
+
+
+def test_metadata_of_others_is_no_stray_file(spark: SparkSession, tmp_path: Path) -> None:
+    """A scan leaves what Spark committed, however Hadoop spells the paths of its metadata files."""
+    table = followed(spark, tmp_path)
+    theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
+    table.step(create(), operation="append")
+    theirs.sql("ALTER TABLE {i} CREATE TAG theirs")
+    theirs.sql("ALTER TABLE {i} CREATE BRANCH side")
+    theirs.sql("INSERT INTO {i}.branch_side VALUES (1000, 'theirs')")
+    files = files_of(table.bench.folder / "warehouse")
+    assert maintainer.clean_up(Event(), scan=True, dry_run=True).found == []
+    maintainer.clean_up(Event(), scan=True, remove_found=True)
+    assert files_of(table.bench.folder / "warehouse") == files
     table.sync_and_check("the table after a scan")
-    theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('theirs' = 'too')")
-    assert maintainer.clean_up(Event(), scan=True, remove_found=True).found == []
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
 
 
@@ -468,7 +478,7 @@ def test_foreign_commits_are_told_and_undone_when_asked(spark: SparkSession, tmp
     theirs = SomebodyElse(table)
     crowd(table)
     theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('write.delete.mode' = 'copy-on-write')")
-    for number, (operation, statement) in enumerate(FOREIGN.items()):
+    for operation, statement in FOREIGN.items():
         if "% 5 = 1" in statement:
             theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
         theirs.sql(statement)
@@ -477,7 +487,7 @@ def test_foreign_commits_are_told_and_undone_when_asked(spark: SparkSession, tmp
         assert current.summary is not None and current.summary.operation.value == operation.strip()
         assert_parked(table, (str(current.snapshot_id), f"{operation.strip()} by spark", theirs.app_id))
         assert_restored(table, full=True)
-        table.step(f"DELETE FROM {{t}} WHERE id % 11 = {number}", operation="delete")
+    table.step("DELETE FROM {t} WHERE id % 11 = 3", operation="delete")
     back_to = snapshot_ids(table)[1]
     theirs.sql(f"CALL local.system.rollback_to_snapshot('lake.t', {back_to})")
     assert_parked(table, (f"rolled back from snapshot {table.image.snapshot_id}", f"to {back_to} (Delta version 1)"))

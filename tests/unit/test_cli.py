@@ -110,6 +110,21 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
     assert len(followed.iceberg().scan().to_arrow()) == 4
 
 
+def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
+    """A paused table is skipped and says so; a resync compares whole states at the next sync, once."""
+    assert dvsync("pause", "t", config=FOLLOWED).output == "t: paused\n"
+    result = dvsync("sync")
+    assert (result.exit_code, result.output) == (0, "t: paused; `dvsync resume t` lets it go on\n")
+    assert json.loads(dvsync("status", "--json").output)[0]["state"] == "paused"
+    assert dvsync("resume", "t").output == "t: resumed\n"
+    assert dvsync("resume", "t").output == "t: was neither parked nor paused; nothing to do\n"
+    assert dvsync("sync").output.startswith("t: unchanged, version 6")
+    assert dvsync("resync", "t").output == "t: is compared whole by its next sync\n"
+    assert followed.store.list_tables()[0].resync_wanted
+    for command in ("pause", "resync"):
+        assert dvsync(command, "nobody").exit_code == 2
+
+
 def test_what_commits_does_not_work_beside_a_daemon(dvsync, followed: Bench):
     """`compact` and `expire` are refused with who holds the state; `cleanup` and the dry runs are not."""
     with hold_state(followed.state_file):

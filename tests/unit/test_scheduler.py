@@ -83,6 +83,7 @@ class FakeFollower:
         self.entered = Event()
         self.polls = 0
         self.syncs = 0
+        self.in_doubt = False
 
     @property
     def synced(self) -> int | None:
@@ -92,7 +93,11 @@ class FakeFollower:
         self.polls += 1
         if self.poll_fails:
             raise self.poll_fails
-        return self.newest is None or self.synced is None or self.synced < self.newest or self.fails is not None
+        behind = self.newest is None or self.synced is None or self.synced < self.newest
+        return behind or self.fails is not None or self.in_doubt
+
+    def doubt(self) -> None:
+        self.in_doubt = True
 
     def source_version(self) -> int | None:
         return self.newest
@@ -108,6 +113,9 @@ class FakeFollower:
                 pass
         if self.fails:
             raise self.fails
+        if self.in_doubt:
+            self.in_doubt = False
+            self.store.record_resync_wanted(1, False)
         record = self.store.load_table(self.table.name, self.table.source, self.table.target)
         start = -1 if record.synced_version is None else record.synced_version
         if self.newest is None:
@@ -316,10 +324,11 @@ def test_what_a_person_must_mend_parks_the_table(bench, kind):
     assert (status.state, status.error.kind, status.error.version) == ("parked", kind.__name__, 7)
     assert (status.source_version, status.lag_versions) == (0, 1)
     assert [unready.reason for unready in bench.board.find_unready()] == [f"parked: {kind.__name__}"]
-    assert bench.cycle.waits_for_a_person
+    assert not bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
 
     bench.follower.fails = None
     bench.store.record_resumed(1)
+    assert bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.poll()
     assert (bench.status.state, bench.status.error) == ("synced", None)
@@ -352,11 +361,10 @@ def test_parking_that_could_not_be_recorded_is_not_taken_for_a_resume(bench):
     bench.store.is_away = True
     bench.poll()
     assert bench.store.list_tables()[0].error is None
-    assert not bench.cycle.waits_for_a_person
+    assert not bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
     bench.store.is_away = False
     bench.poll(after_s=10)
     assert bench.store.list_tables()[0].error.parked
-    assert bench.cycle.waits_for_a_person
     assert bench.follower.syncs == 1
 
 
@@ -531,8 +539,8 @@ def test_one_table_that_fails_stops_no_other():
 
 
 def test_resume_in_another_terminal_sets_a_parked_table_free(monkeypatch):
-    """The store is looked at while a table is parked, even if its own poll is an hour away."""
-    monkeypatch.setattr("daemon.scheduler.HELD_LOOK_INTERVAL_S", 0.05)
+    """The store is looked at even if the table's own poll is an hour away."""
+    monkeypatch.setattr("daemon.scheduler.WISHES_LOOK_INTERVAL_S", 0.05)
     running = Running("a", poll_interval="1h")
     running.followers["a"].fails = Unsupported("cannot", hint="Mend it.")
     with running:
@@ -540,6 +548,33 @@ def test_resume_in_another_terminal_sets_a_parked_table_free(monkeypatch):
         running.followers["a"].fails = None
         running.store.record_resumed(1)
         until(lambda: running.states()["a"] is TableState.SYNCED)
+
+
+def test_pause_and_resync_in_another_terminal_reach_the_daemon(monkeypatch):
+    """A paused table is not synced until it is resumed; a resync is one sync, news or not."""
+    monkeypatch.setattr("daemon.scheduler.WISHES_LOOK_INTERVAL_S", 0.05)
+    with Running("a", poll_interval="1h") as running:
+        follower = running.followers["a"]
+        until(lambda: running.states()["a"] is TableState.SYNCED)
+        running.store.record_resync_wanted(1, True)
+        until(lambda: follower.syncs == 2)
+        until(lambda: not running.store.list_tables()[0].resync_wanted)
+        running.store.record_paused(1, True)
+        until(lambda: running.states()["a"] is TableState.PAUSED)
+        follower.newest = 3
+        running.store.record_paused(1, False)
+        until(lambda: follower.synced == 3)
+    assert follower.syncs == 5, "one for each version"
+
+
+def test_a_pause_outlives_the_process(bench):
+    """A new start finds the table paused and leaves it alone; so does one round by hand."""
+    bench.poll()
+    bench.store.record_paused(1, True)
+    bench.follower.newest = 5
+    bench.start()
+    bench.poll(after_s=100)
+    assert (bench.status.state, bench.follower.syncs, bench.cycle.is_paused) == (TableState.PAUSED, 1, True)
 
 
 def test_stop_tells_running_cycles():

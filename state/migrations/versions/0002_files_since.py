@@ -1,4 +1,4 @@
-"""Since when each written file has its status, and its bytes."""
+"""Since when each written file has its status, and its bytes; a resync that a person asked for."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ update {table} set since_ms = coalesce(
 
 
 def upgrade() -> None:
+    op.add_column("tables", sa.Column("resync_wanted", sa.Boolean(), nullable=False, server_default="0"))
     # Column by column: a copy of the table, as Alembic's batch mode makes it, would let foreign keys empty others.
     for table in ("delete_files", "metadata_files"):
         op.add_column(table, sa.Column("since_ms", sa.BigInteger(), nullable=False, server_default="0"))
