@@ -21,7 +21,7 @@ from daemon.commit import metadata_kind
 from daemon.context import TableContext, find_record
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.references import referenced_files
-from daemon.storage import FileMeta
+from daemon.storage import FileMeta, canonical
 from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 
 # Requests that remove files wait on the store, not on the processor.
@@ -71,7 +71,8 @@ def clean_up(
     own = _OwnPlaces(context, survey.table)
     waiting = survey.orphans
     if scan:
-        done.found = [file for file in own.scan() if file.path not in survey.known and file.path not in survey.in_use]
+        there = survey.known | survey.in_use
+        done.found = [file for file in own.scan() if canonical(file.path) not in there]
     if remove_found and not dry_run:
         for kind in FileKind:
             paths = [file.path for file in done.found if file.kind is kind]
@@ -108,7 +109,7 @@ class Survey:
     """What the table's metadata and the state store say of the files that dvsync wrote, at `at_ms`.
 
     `table` is None when it is not there, and then `in_use` is empty and `orphans` are those recorded. `known` are the
-    paths of files that are not known to be removed.
+    paths of files that are not known to be removed, in canonical spelling like `in_use`.
     """
 
     table: Table | None
@@ -129,7 +130,7 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     table = context.target.find_table()
     at_ms = context.clock.now_ms()
     orphans = {file.path: file for file in known if file.status is FileStatus.ORPHANED}
-    there = {file.path for file in known if file.status is not FileStatus.DELETED}
+    there = {canonical(file.path) for file in known if file.status is not FileStatus.DELETED}
     if table is None:
         return Survey(None, frozenset(), list(orphans.values()), there, at_ms)
     delete_files = delete_files or any(file.kind is FileKind.DELETE_FILE for file in orphans.values())
@@ -137,12 +138,12 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     released = {
         file.path: with_fields(file, status=FileStatus.ORPHANED, reason=OrphanReason.SNAPSHOT_EXPIRED, since_ms=at_ms)
         for file in known
-        if _was_in_use(file) and file.path not in in_use
+        if _was_in_use(file) and canonical(file.path) not in in_use
     }
     if not dry_run:
         store.record_unreferenced(record.id, released, OrphanReason.SNAPSHOT_EXPIRED, at_ms=at_ms)
         for file in orphans.values():
-            if file.path in in_use and file.reason and not _was_in_use(file):
+            if canonical(file.path) in in_use and file.reason and not _was_in_use(file):
                 # A commit that landed late, or metadata that was not the newest: the grace period has not begun.
                 store.record_unreferenced(record.id, [file.path], file.reason, at_ms=at_ms)
         _look_up_sizes(context, record.id, known)
@@ -158,7 +159,7 @@ def _was_in_use(file: WrittenFile) -> bool:
 
 
 def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, before_ms: int) -> str | None:
-    if file.path in in_use:
+    if canonical(file.path) in in_use:
         return "a snapshot still uses it"
     if file.since_ms > before_ms:
         return "its grace period is not over"
@@ -203,15 +204,15 @@ class _OwnPlaces:
         self._context = context
         configured = (context.settings.delete_files_location, table.properties.get("write.data.path"))
         places = {table.metadata.location, table.properties.get("write.metadata.path"), *configured}
-        self._places = sorted(place.rstrip("/") for place in places if place)
+        self._places = sorted(canonical(place).rstrip("/") for place in places if place)
 
     def has(self, path: str) -> bool:
         """Whether `path` lies in one of the places, links and `..` followed, and is not the Delta table's."""
-        return any(_is_inside(path, place) and not self._is_source(path, place) for place in self._places)
-
-    def _is_source(self, path: str, place: str) -> bool:
-        source = self._context.location
-        return _is_inside(path, source) and not _is_inside(place, source)
+        path, source = canonical(path), canonical(self._context.location)
+        return any(
+            _is_inside(path, place) and (not _is_inside(path, source) or _is_inside(place, source))
+            for place in self._places
+        )
 
     def scan(self) -> Iterator[WrittenFile]:
         """The files in these places that have a name as dvsync gives it, each once."""

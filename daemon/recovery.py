@@ -103,7 +103,7 @@ def _foreign_commits(table: Table) -> str:
         if find_marker(snapshot) is not None:
             break
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
-        who = " ".join(summary[key] for key in WHO if key in summary) or "someone who left no name"
+        who = " ".join(dict.fromkeys(summary[key] for key in WHO if key in summary)) or "someone who left no name"
         operation = snapshot.summary.operation.value if snapshot.summary else "commit"
         at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).isoformat(timespec="seconds")
         told.append(f"snapshot {snapshot.snapshot_id}, {operation} by {who} at {at}")

@@ -64,6 +64,14 @@ def normalize_location(location: str) -> str:
     return location.rstrip("/")
 
 
+def canonical(path: str) -> str:
+    """One spelling for what engines spell differently: `/a`, `file:/a` and `file:///a`; `s3://b`, `s3a://b`, `s3n://b`."""
+    scheme, _, rest = path.partition(":")
+    if path.startswith("/") or (scheme == "file" and rest.startswith("/") and not rest.startswith("//")):
+        return f"file://{path.removeprefix('file:')}"
+    return f"s3:{rest}" if scheme in ("s3a", "s3n") else path
+
+
 def check_path(path: str) -> None:
     """Raise `Unsupported` for a path that PyIceberg would cut."""
     if any(sign in path for sign in CUT_AT):
@@ -82,7 +90,7 @@ class FileIOStorage:
 
     def _open_fs(self, path: str) -> tuple[FileSystem, str]:
         # Not by PyIceberg's own URL splitting, see CUT_AT.
-        scheme, separator, rest = path.partition("://")
+        scheme, separator, rest = (canonical(path) if path.startswith("file:") else path).partition("://")
         if not separator:
             return self._io.fs_by_scheme("file", None), path
         if scheme == "file":

@@ -1,4 +1,4 @@
-"""Maintenance of a followed table, ours and other people's: Spark works on the same Iceberg catalog, as somebody else."""
+"""Maintenance of a followed table, ours and other people's: Spark works on the same catalog, as somebody else."""
 
 from __future__ import annotations
 
@@ -130,15 +130,13 @@ def snapshot_ids(table: Followed) -> list[int]:
 @pytest.mark.parametrize(
     ("partitioned", "granularity", "engine", "before", "after"),
     [
-        (False, "file", "local", 10, 2),
-        (False, "partition", "spark", 5, 1),
-        (True, "file", "spark", 20, 4),
+        (False, "file", "spark", 10, 2),
         (True, "partition", "local", 10, 2),
     ],
-    ids=["whole-file", "whole-partition", "partitioned-file", "partitioned-partition"],
+    ids=["whole-file", "partitioned-partition"],
 )
 def test_compaction(
-    spark: SparkSession, tmp_path: Path, partitioned: bool, granularity: str, engine: Any, before: int, after: int
+    spark: SparkSession, tmp_path: Path, *, partitioned: bool, granularity: str, engine: Any, before: int, after: int
 ) -> None:
     """Many delete files become few in one `replace` snapshot; no row changes, history stays, following goes on."""
     settings = MaintenanceSettings(delete_files_max=4, partition_delete_files_max=4, deleted_share=1)
@@ -354,7 +352,7 @@ def test_files_of_others_are_found_by_their_paths(spark: SparkSession, tmp_path:
     assert table.bench.follower.sync(full=True).snapshots == 1
     ids = snapshot_ids(table)
     assert not unreadable(table.bench.iceberg())
-    # BUG: storage.exists raises pyarrow.lib.ArrowInvalid for "file:/…", which is no SyncError either.
+    # Hadoop writes file:/…, which Arrow refuses as it is.
     assert maintainer.expire() == Expiry()
     maintainer.clean_up(Event())
     assert snapshot_ids(table) == ids
@@ -371,7 +369,8 @@ def test_metadata_of_others_is_no_stray_file(spark: SparkSession, tmp_path: Path
     theirs.sql("ALTER TABLE {i} CREATE BRANCH side")
     theirs.sql("INSERT INTO {i}.branch_side VALUES (1000, 'theirs')")
     files = files_of(table.bench.folder / "warehouse")
-    assert maintainer.clean_up(Event(), scan=True, dry_run=True).found == []
+    # They are listed as file:///… and referenced as file:/…: the newest metadata file must not pass for a stray one.
+    assert [file.path for file in maintainer.clean_up(Event(), scan=True, dry_run=True).found] == []
     maintainer.clean_up(Event(), scan=True, remove_found=True)
     assert files_of(table.bench.folder / "warehouse") == files
     table.sync_and_check("the table after a scan")
@@ -391,8 +390,8 @@ def remove_orphans_by_spark(theirs: SomebodyElse) -> list[SparkRow]:
 
 @pytest.mark.usefixtures("quick_vacuum")
 def test_maintenance_by_spark(spark: SparkSession, tmp_path: Path) -> None:
-    """Iceberg's procedures refuse our table. Whoever turns `gc.enabled` on loses Delta's history, never live files,
-    and the next commit turns it off again."""
+    """Iceberg's procedures refuse our table. Whoever turns `gc.enabled` on while it is in step with Delta loses Delta's
+    history and no live file, and the next commit turns it off again."""
     table = followed(spark, tmp_path)
     theirs = SomebodyElse(table)
     follow(table, create())
@@ -428,15 +427,18 @@ def test_maintenance_by_spark(spark: SparkSession, tmp_path: Path) -> None:
 
 # --- foreign commits ---
 
-FOREIGN = {
-    "append": "INSERT INTO {i} VALUES (1000, 'theirs')",
-    "overwrite": "DELETE FROM {i} WHERE id % 5 = 0",
-    "delete": "DELETE FROM {i} WHERE id % 5 = 1",  # merge-on-read
-    "replace": "CALL local.system.rewrite_manifests('lake.t')",
-    "replace ": (
-        "CALL local.system.rewrite_position_delete_files(table => 'lake.t', options => map('rewrite-all', 'true'))"
+# What Spark commits, the `write.delete.mode` for it, and the operation that its snapshot has.
+FOREIGN = (
+    ("INSERT INTO {i} VALUES (1000, 'theirs')", "copy-on-write", "append"),
+    ("DELETE FROM {i} WHERE id % 5 = 0", "copy-on-write", "overwrite"),
+    ("DELETE FROM {i} WHERE id % 5 = 1", "merge-on-read", "delete"),
+    ("CALL local.system.rewrite_manifests('lake.t')", "merge-on-read", "replace"),
+    (
+        "CALL local.system.rewrite_position_delete_files(table => 'lake.t', options => map('rewrite-all', 'true'))",
+        "merge-on-read",
+        "replace",
     ),
-}
+)
 
 
 def assert_parked(table: Followed, words: Iterable[str]) -> None:
@@ -477,17 +479,17 @@ def test_foreign_commits_are_told_and_undone_when_asked(spark: SparkSession, tmp
     table = followed(spark, tmp_path)
     theirs = SomebodyElse(table)
     crowd(table)
-    theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('write.delete.mode' = 'copy-on-write')")
-    for operation, statement in FOREIGN.items():
-        if "% 5 = 1" in statement:
-            theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
+    for number, (statement, mode, operation) in enumerate(FOREIGN):
+        follow(table, f"DELETE FROM {{t}} WHERE id % 11 = {number}")
+        ours = snapshot_ids(table)[-1]
+        theirs.sql(f"ALTER TABLE {{i}} SET TBLPROPERTIES ('write.delete.mode' = '{mode}')")
         theirs.sql(statement)
         current = table.bench.iceberg().current_snapshot()
-        assert current is not None and current.snapshot_id != table.image.snapshot_id
-        assert current.summary is not None and current.summary.operation.value == operation.strip()
-        assert_parked(table, (str(current.snapshot_id), f"{operation.strip()} by spark", theirs.app_id))
+        assert current is not None and current.parent_snapshot_id == ours
+        assert current.summary is not None and current.summary.operation.value == operation
+        assert_parked(table, (str(current.snapshot_id), f"{operation} by spark", theirs.app_id))
         assert_restored(table, full=True)
-    table.step("DELETE FROM {t} WHERE id % 11 = 3", operation="delete")
+    table.step("DELETE FROM {t} WHERE id % 11 = 5", operation="delete")
     back_to = snapshot_ids(table)[1]
     theirs.sql(f"CALL local.system.rollback_to_snapshot('lake.t', {back_to})")
     assert_parked(table, (f"rolled back from snapshot {table.image.snapshot_id}", f"to {back_to} (Delta version 1)"))
