@@ -55,7 +55,9 @@ class Parts:
     catalogs: Catalogs
     clock: Clock
 
-    def context(self, table: TableSettings, progress: Progress | None = None) -> TableContext:
+    def context(
+        self, table: TableSettings, progress: Progress | None = None, board: Board | None = None
+    ) -> TableContext:
         return TableContext.make(
             table,
             properties=self.settings.file_properties(table),
@@ -65,6 +67,7 @@ class Parts:
             clock=self.clock,
             limits=self.settings.limits,
             progress=progress,
+            **({"observe_step": board.activity.observe_step} if board else {}),
         )
 
     def cycle(self, context: TableContext, board: Board) -> TableCycle:
@@ -143,7 +146,7 @@ def run_daemon(settings: Settings, version: str) -> bool:
         opened.enter_context(hold_state(settings.state.sqlite_file))
         parts = opened.enter_context(open_parts(settings))
         board = parts.board()
-        web = WebServer.start(settings.health, make_app(board))
+        web = WebServer.start(settings.health, make_app(board, is_spark_up=lambda: parts.spark.is_running))
         opened.callback(web.stop)
         notifier = Notifier.from_environment()
 
@@ -151,7 +154,7 @@ def run_daemon(settings: Settings, version: str) -> bool:
             board.beat()
             notifier.beat(board.summary())
 
-        contexts = [parts.context(table, LogProgress(parts.clock)) for table in settings.tables]
+        contexts = [parts.context(table, LogProgress(parts.clock), board) for table in settings.tables]
         cycles = [parts.cycle(context, board) for context in contexts]
         scheduler = Scheduler(
             cycles,

@@ -190,6 +190,8 @@ class TableCycle:
         progressed = result.outcome in ("advanced", "rebuilt")
         _log_result(result, duration_ms, progressed=progressed)
         self._count_accounts(checked=result.snapshots)
+        if progressed:
+            self._board.activity.count_sync(self.name, result)
         self._recover()
         if progressed:
             self._record_run(_run_of(self._record.id, result, started_ms, duration_ms))
@@ -230,6 +232,7 @@ class TableCycle:
         failure = self._failures.add(raised, synced_version=self._record.synced_version)
         self._record = replace(self._record, error=failure.error)
         self._record_failure(failure.error)
+        self._board.activity.count_failure(self.name, failure.error.kind)
         if isinstance(raised, AccountMismatch):
             self._count_accounts(checked=1, mismatches=1)
         if failure.is_news:

@@ -13,6 +13,7 @@ from threading import Lock
 
 import msgspec
 
+from daemon.activity import Activity
 from daemon.clock import Clock
 from daemon.settings import TableSettings
 from daemon.timeline import SAMPLE_INTERVAL_S, Sample, Timeline
@@ -207,6 +208,7 @@ class Board:
         self._lag_budget_s = lag_budget_s
         self._lock = Lock()
         self._seen = {name: Observation() for name in self._tables}
+        self.activity = Activity()
         self._upkeep = {name: UpkeepCounts() for name in self._tables}
         self.timelines: Mapping[str, Timeline] = {name: Timeline() for name in self._tables}
         self._sampled_at_s = clock.monotonic_s() - SAMPLE_INTERVAL_S

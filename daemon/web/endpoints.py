@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
@@ -42,9 +44,9 @@ class TableDetail(msgspec.Struct, frozen=True):
     day: list[Sample]
 
 
-def make_app(board: Board) -> Starlette:
+def make_app(board: Board, *, is_spark_up: Callable[[], bool] = lambda: False) -> Starlette:
     """`/livez`, `/readyz`, `/api/tables`, `/api/tables/{name}`, `/metrics`, and the page for people."""
-    read_metrics = make_metrics(board)
+    read_metrics = make_metrics(board, is_spark_up)
 
     async def livez(_: Request) -> Response:
         silent_s = board.silent_s()

@@ -33,6 +33,7 @@ ROWS: list[dict[str, tuple[str, ...]]] = [
     },
     {
         "cycle": (
+            "activity",
             "timeline",
             "status",
             "failures",

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from daemon.errors import ConfigInvalid
 from daemon.settings import HealthSettings, TableSettings
 from daemon.status import AccountCounts, Board, Observation
+from daemon.sync import SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, make_app
 from daemon.web.server import WebServer
 from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
@@ -140,7 +141,9 @@ def read_metrics(server):
         assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
         families = text_string_to_metric_families(response.read().decode())
         return {
-            (sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples
+            (sample.name, *sorted(sample.labels.values())): sample.value
+            for family in families
+            for sample in family.samples
         }
 
 
@@ -309,3 +312,28 @@ def test_the_page_loads_nothing(server):
     """Its policy forbids what it does not need."""
     with urlopen(server.web.url + "/", timeout=10) as response:
         assert response.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_metrics_tell_what_the_syncs_did(server):
+    """Syncs by outcome, failures by kind, amounts by table, durations by step, and whether Spark is up."""
+    activity = server.board.activity
+    activity.count_sync("orders", SyncResult("advanced", 1, 2, snapshots=2, positions_added=30))
+    activity.count_sync("orders", SyncResult("rebuilt", 2, 2))
+    activity.count_failure("orders", "CatalogAway")
+    for seconds in (0.004, 0.03, 4000.0):
+        activity.observe_step("commit", seconds)
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(page_of(server, "/metrics")[1])
+        for sample in family.samples
+    }
+    assert found["dvsync_syncs_total", "advanced", "orders"] == 1
+    assert found["dvsync_syncs_total", "orders", "rebuilt"] == 1
+    assert found["dvsync_sync_failures_total", "CatalogAway", "orders"] == 1
+    assert (found["dvsync_snapshots_total", "orders"], found["dvsync_positions_added_total", "orders"]) == (2, 30)
+    buckets = [
+        found["dvsync_step_seconds_bucket", *sorted(("commit", bound))] for bound in ("0.005", "0.05", "1800.0", "+Inf")
+    ]
+    assert buckets == [1, 2, 2, 3]
+    assert found["dvsync_step_seconds_sum", "commit"] == pytest.approx(4000.034)
+    assert found["dvsync_spark_session_up",] == 0
