@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import stat
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
+from daemon.config import load_settings
 from daemon.errors import PipelineAway
 from daemon.notify import Notifier
 from daemon.pipeline.java import check_java
@@ -19,11 +22,13 @@ from daemon.probe import ask
 from daemon.settings import HealthSettings, TableSettings
 from daemon.status import Board, Observation
 from daemon.web.endpoints import make_app
+from daemon.web.metrics import make_metrics
 from daemon.web.server import WebServer
-from state import TableError, TableRecord
+from state import FileKind, FileStatus, TableCounts, TableError, TableRecord, WrittenCount
 from tests.unit.test_web import FakeClock, table
 
-UNIT = Path(__file__).parents[2] / "deploy" / "dvsync.service"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+UNIT = DEPLOY / "dvsync.service"
 
 
 # --- systemd ---
@@ -89,6 +94,38 @@ def test_the_status_line_names_the_worst_table() -> None:
     board.show("b", Observation(TableRecord(1, "b", "s", "t", synced_version=3, error=error)))
     assert board.summary() == "3 tables: 1 parked, 2 waiting; b: CorruptInput: bad CRC"
     assert Board([], FakeClock(), lag_budget_s=60).summary() == "no tables"
+
+
+# --- containers and Prometheus ---
+
+
+def test_alerts_ask_for_metrics_that_there_are() -> None:
+    """Every metric that a rule names is one that `/metrics` has, with the labels that it selects by."""
+    board = Board([table("orders")], FakeClock(), lag_budget_s=60)
+    counts = TableCounts(1, 1, 0, (WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 1, 1),))
+    board.show("orders", Observation(TableRecord(1, "orders", "s", "t", synced_version=1), counts, source_version=1))
+    board.activity.count_failure("orders", "CatalogAway")
+    there = make_metrics(board, lambda: False)().decode()
+    rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
+    for rule in rules:
+        for name, selector in re.findall(r"(dvsync_\w+)(?:\{(\w+)=)?", rule["expr"]):
+            series = [line for line in there.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+            assert series, f"{rule['alert']} asks for {name}"
+            assert not selector or f"{selector}=" in series[0]
+
+
+def test_the_example_configurations_are_accepted(tmp_path: Path) -> None:
+    """What the container examples mount passes `dvsync config check`."""
+    kubernetes = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["dvsync"]
+    assert any(volume.startswith("./config.example.yaml:") for volume in compose["volumes"])
+    for name, text in (
+        ("compose", (DEPLOY / "config.example.yaml").read_text()),
+        ("kubernetes", kubernetes[0]["data"]["config.yaml"]),
+    ):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text)
+        assert load_settings(path).tables[0].target == "sales.orders"
 
 
 # --- the probe ---

@@ -141,9 +141,7 @@ def read_metrics(server):
         assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
         families = text_string_to_metric_families(response.read().decode())
         return {
-            (sample.name, *sample.labels.values()): sample.value
-            for family in families
-            for sample in family.samples
+            (sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples
         }
 
 
