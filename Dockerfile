@@ -27,7 +27,7 @@ RUN python -m daemon.pipeline.jars
 VOLUME /var/lib/dvsync
 EXPOSE 8080
 HEALTHCHECK --interval=15s --timeout=5s --start-period=30s --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/livez', timeout=4)"]
+    CMD ["dvsync", "healthcheck"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["dvsync"]
 CMD ["run"]

@@ -19,10 +19,12 @@ from daemon.context import TableContext, find_record
 from daemon.cycle import TableCycle, Verdict
 from daemon.delta.log import DeltaLog
 from daemon.doctor import Diagnosis, diagnose
-from daemon.errors import ConfigInvalid, ObjectMissing, StateStoreAway, SyncError
+from daemon.errors import ConfigInvalid, ObjectMissing, PipelineAway, StateStoreAway, SyncError
 from daemon.iceberg.catalogs import Catalogs
 from daemon.lock import hold_state
 from daemon.maintenance import Maintainer
+from daemon.notify import Notifier
+from daemon.pipeline.java import check_java
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.session import SparkPipeline
 from daemon.progress import LogProgress
@@ -53,7 +55,9 @@ class Parts:
     catalogs: Catalogs
     clock: Clock
 
-    def context(self, table: TableSettings, progress: Progress | None = None) -> TableContext:
+    def context(
+        self, table: TableSettings, progress: Progress | None = None, board: Board | None = None
+    ) -> TableContext:
         return TableContext.make(
             table,
             properties=self.settings.file_properties(table),
@@ -63,6 +67,7 @@ class Parts:
             clock=self.clock,
             limits=self.settings.limits,
             progress=progress,
+            **({"observe_step": board.activity.observe_step} if board else {}),
         )
 
     def cycle(self, context: TableContext, board: Board) -> TableCycle:
@@ -141,9 +146,15 @@ def run_daemon(settings: Settings, version: str) -> bool:
         opened.enter_context(hold_state(settings.state.sqlite_file))
         parts = opened.enter_context(open_parts(settings))
         board = parts.board()
-        web = WebServer.start(settings.health, make_app(board))
+        web = WebServer.start(settings.health, make_app(board, is_spark_up=lambda: parts.spark.is_running))
         opened.callback(web.stop)
-        contexts = [parts.context(table, LogProgress(parts.clock)) for table in settings.tables]
+        notifier = Notifier.from_environment()
+
+        def beat() -> None:
+            board.beat()
+            notifier.beat(board.summary())
+
+        contexts = [parts.context(table, LogProgress(parts.clock), board) for table in settings.tables]
         cycles = [parts.cycle(context, board) for context in contexts]
         scheduler = Scheduler(
             cycles,
@@ -152,14 +163,21 @@ def run_daemon(settings: Settings, version: str) -> bool:
                 for cycle, context in zip(cycles, contexts, strict=True)
             ],
             store=parts.store,
-            board=board,
+            beat=beat,
             clock=parts.clock,
             tables_at_once=settings.limits.tables_at_once,
             stop_if_idle=lambda: _stop_if_idle(parts.spark),
         )
+        try:
+            check_java()
+        except PipelineAway as error:
+            # Following goes on without Spark; first syncs and large changes will not.
+            _log.warning(events.PIPELINE_MISSING, reason=error.message, hint=error.hint)
         scheduler.start()
+        notifier.ready()
         _log.info(events.DAEMON_STARTED, version=version, tables=len(settings.tables), health=web.url, pid=os.getpid())
         received = signals.wait()
+        notifier.stopping()
         _log.info(events.DAEMON_STOPPING, signal=received)
         finished = scheduler.stop(grace_s=STOP_GRACE_S)
         if not finished:

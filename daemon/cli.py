@@ -278,6 +278,31 @@ def _maintain(
 
 
 @app.command()
+def healthcheck(
+    context: typer.Context,
+    ready: Annotated[bool, typer.Option("--ready", help="Ask /readyz instead of /livez.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Ask the running daemon whether it is alive; exit code 0 or 1, for containers."""
+    from daemon.probe import ask  # noqa: PLC0415
+
+    with _told():
+        answer = ask(_load(context, config).health, "readyz" if ready else "livez")
+    typer.echo(answer.text)
+    raise typer.Exit(0 if answer.is_well else 1)
+
+
+@app.command()
+def setup() -> None:
+    """Check Java and fetch Spark's jars once; the first start does the same."""
+    from daemon.pipeline.jars import fetch_jars  # noqa: PLC0415
+
+    with _told():
+        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+        typer.echo(fetch_jars())
+
+
+@app.command()
 def demo(
     folder: Annotated[Path, typer.Option("--folder", help="Where the tables are made.")] = Path("demo"),
 ) -> None:

@@ -114,7 +114,8 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
     change = fold_commits(commits, dv_ids, context.location)
 
     shape = _shape_after(context, shown, change)
-    inspection = context.runner.inspect_data_files(change.added, shape.table, context.storage, context.properties)
+    with context.step("inspect"):
+        inspection = context.runner.inspect_data_files(change.added, shape.table, context.storage, context.properties)
     shape = shape.with_hidden(inspection.hidden)
     view = view_of(shown.table, shape.definition)
     intent = new_intent(context, record, change.from_version, change.to_version)
@@ -131,7 +132,8 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
     store.record_intent(intent)
     try:
         store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in plan.tasks])
-        plan, results = _translate(context, plan)
+        with context.step("translate"):
+            plan, results = _translate(context, plan)
         leaving = files_to_leave(plan, results)
         serving = store.find_delete_files(record.id, leaving)
         still_serving = store.find_serving(record.id, [file.path for file in serving])
@@ -151,7 +153,8 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
         if completed.is_empty:
             check_account(account, before)
         else:
-            prepared = prepare_snapshot(view, completed.delta, announce)
+            with context.step("prepare"):
+                prepared = prepare_snapshot(view, completed.delta, announce)
             check_account(account, account_of(prepared.manifests))
             outcome = placed(outcome, prepared)
             store.record_prepared(intent.id, outcome)
@@ -165,9 +168,11 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
     else:
         marker = marker_of(outcome).to_summary(from_version=change.from_version, operation=change.operation)
         summary = {**marker, **account.to_summary()}
-        table = context.target.commit(shown.table, shape.definition, prepared, summary, announce)
+        with context.step("commit"):
+            table = context.target.commit(shown.table, shape.definition, prepared, summary, announce)
     outcome = with_fields(outcome, metadata_location=table.metadata_location)
-    store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
+    with context.step("record"):
+        store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
     return Shown(remembered(record, outcome), table), _result(change, completed, outcome)
 
 

@@ -54,7 +54,7 @@ class TableContext:
     """One table's parts. `properties` are PyIceberg FileIO properties that reach both sides of the table.
 
     Who commits to the Iceberg table holds `committing`. `in_work` are the intents of this process that are not decided
-    yet although nobody commits: `end_intents` leaves them alone.
+    yet although nobody commits: `end_intents` leaves them alone. `observe_step` is told how many seconds a step took.
     """
 
     settings: TableSettings
@@ -70,6 +70,7 @@ class TableContext:
     progress: Progress | None = None
     committing: Lock = field(default_factory=Lock)
     in_work: set[int] = field(default_factory=set)
+    observe_step: Callable[[str, float], None] = lambda _step, _seconds: None
 
     @classmethod
     def make(
@@ -83,6 +84,7 @@ class TableContext:
         clock: Clock,
         limits: LimitsSettings,
         progress: Progress | None = None,
+        observe_step: Callable[[str, float], None] = lambda _step, _seconds: None,
     ) -> Self:
         """The parts of one table around what all tables share."""
         storage = FileIOStorage(properties)
@@ -98,7 +100,17 @@ class TableContext:
             clock=clock,
             limits=limits,
             progress=progress,
+            observe_step=observe_step,
         )
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time a step of a sync, whether it succeeds or not."""
+        started_s = self.clock.monotonic_s()
+        try:
+            yield
+        finally:
+            self.observe_step(name, self.clock.monotonic_s() - started_s)
 
     @property
     def location(self) -> str:

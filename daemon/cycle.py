@@ -23,6 +23,7 @@ from daemon.settings import TableSettings
 from daemon.slots import Slots
 from daemon.status import AccountCounts, Board, Observation
 from daemon.sync import SyncResult
+from daemon.timeline import RUNS_MAX
 from state import StateStore, StateUnavailable, SyncRun, TableError, TableRecord
 
 # Counting a table's files reads all its rows in the state database: it may take a fiftieth of the time.
@@ -95,6 +96,7 @@ class TableCycle:
         self._random = random
         self._commit_time_ms = commit_time_ms
         record = store.load_table(table.name, table.source, table.target)
+        board.timelines[table.name].add_runs(reversed(store.list_runs(record.id, runs_max=RUNS_MAX)))
         self._failures = Failures(
             table.name, poll_interval_s=table.poll_interval_s, last=record.error, clock=clock, random=random
         )
@@ -188,6 +190,8 @@ class TableCycle:
         progressed = result.outcome in ("advanced", "rebuilt")
         _log_result(result, duration_ms, progressed=progressed)
         self._count_accounts(checked=result.snapshots)
+        if progressed:
+            self._board.activity.count_sync(self.name, result)
         self._recover()
         if progressed:
             self._record_run(_run_of(self._record.id, result, started_ms, duration_ms))
@@ -228,6 +232,7 @@ class TableCycle:
         failure = self._failures.add(raised, synced_version=self._record.synced_version)
         self._record = replace(self._record, error=failure.error)
         self._record_failure(failure.error)
+        self._board.activity.count_failure(self.name, failure.error.kind)
         if isinstance(raised, AccountMismatch):
             self._count_accounts(checked=1, mismatches=1)
         if failure.is_news:
@@ -244,6 +249,7 @@ class TableCycle:
             _log.warning(events.STATE_UNRECORDED, table=self.name, reason=str(unavailable))
 
     def _record_run(self, run: SyncRun) -> None:
+        self._board.timelines[self.name].add_runs([run])
         try:
             self._store.record_run(run)
         except StateUnavailable as unavailable:

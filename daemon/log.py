@@ -39,6 +39,7 @@ MAINTENANCE_EXPIRED = "maintenance.expired"
 MAINTENANCE_CLEANED = "maintenance.cleaned"
 MAINTENANCE_FAILED = "maintenance.failed"
 PIPELINE_IDLED = "pipeline.idled"
+PIPELINE_MISSING = "pipeline.missing"
 PIPELINE_SAID = "pipeline.said"
 
 # Loggers whose warnings are the daily round: APScheduler warns each time a poll finds its table still syncing,

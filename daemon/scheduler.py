@@ -22,7 +22,6 @@ from daemon import log as events
 from daemon.clock import Clock
 from daemon.cycle import TableCycle
 from daemon.slots import Slots
-from daemon.status import Board
 from daemon.upkeep import TableUpkeep
 from state import StateStore, StateUnavailable, TableRecord
 
@@ -51,15 +50,16 @@ class Scheduler:
         upkeeps: Sequence[TableUpkeep] = (),
         *,
         store: StateStore,
-        board: Board,
+        beat: Callable[[], None],
         clock: Clock,
         tables_at_once: int,
         stop_if_idle: Callable[[], None],
     ) -> None:
+        """`beat` is called every few seconds for as long as the work goes on."""
         self._cycles = {cycle.name: cycle for cycle in cycles}
         self._upkeeps = upkeeps
         self._store = store
-        self._board = board
+        self._beat = beat
         self._clock = clock
         self._stop_if_idle = stop_if_idle
         self._slots = Slots(tables_at_once)
@@ -110,7 +110,7 @@ class Scheduler:
                 next_run_time=now + timedelta(seconds=min(interval_s, FIRST_UPKEEP_S)),
             )
         for job_id, work, interval_s in (
-            ("/beat", self._board.beat, BEAT_INTERVAL_S),
+            ("/beat", self._beat, BEAT_INTERVAL_S),
             ("/wishes", self._look_at_wishes, WISHES_LOOK_INTERVAL_S),
             ("/idle", self._stop_if_idle, IDLE_LOOK_INTERVAL_S),
         ):

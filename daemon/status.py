@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from threading import Lock
 
 import msgspec
 
+from daemon.activity import Activity
 from daemon.clock import Clock
 from daemon.settings import TableSettings
+from daemon.timeline import SAMPLE_INTERVAL_S, Sample, Timeline
 from state import TableCounts, TableError, TableRecord, WrittenCount
 
 
@@ -25,6 +28,17 @@ class TableState(StrEnum):
     RETRYING = "retrying"
     PARKED = "parked"  # a person must act, then `dvsync resume`
     PAUSED = "paused"
+
+
+WORST_FIRST = (
+    TableState.PARKED,
+    TableState.RETRYING,
+    TableState.BEHIND,
+    TableState.SYNCING,
+    TableState.WAITING,
+    TableState.PAUSED,
+    TableState.SYNCED,
+)
 
 
 class ErrorStatus(msgspec.Struct, frozen=True):
@@ -194,7 +208,10 @@ class Board:
         self._lag_budget_s = lag_budget_s
         self._lock = Lock()
         self._seen = {name: Observation() for name in self._tables}
+        self.activity = Activity()
         self._upkeep = {name: UpkeepCounts() for name in self._tables}
+        self.timelines: Mapping[str, Timeline] = {name: Timeline() for name in self._tables}
+        self._sampled_at_s = clock.monotonic_s() - SAMPLE_INTERVAL_S
         self._beaten_at_s = clock.monotonic_s()
 
     def show(self, name: str, seen: Observation) -> None:
@@ -212,8 +229,13 @@ class Board:
             return dict(self._upkeep)
 
     def beat(self) -> None:
-        """The scheduler is alive."""
-        self._beaten_at_s = self._clock.monotonic_s()
+        """The scheduler is alive. Once a minute, every table is put on its timeline."""
+        self._beaten_at_s = now_s = self._clock.monotonic_s()
+        if now_s - self._sampled_at_s >= SAMPLE_INTERVAL_S:
+            self._sampled_at_s = now_s
+            for status in self.statuses():
+                sample = Sample(self._clock.now_ms(), status.lag_seconds, status.deleted_positions)
+                self.timelines[status.name].add_sample(sample)
 
     def silent_s(self) -> float:
         """Seconds since the scheduler's last sign of life."""
@@ -223,6 +245,18 @@ class Board:
         """All tables, in the order of the configuration."""
         now_ms = self._clock.now_ms()
         return [table_status(table, seen, now_ms) for table, seen in self._observed()]
+
+    def summary(self) -> str:
+        """One line on all tables: how many in which state, and the worst of them with its error."""
+        statuses = self.statuses()
+        counts = Counter(status.state for status in statuses)
+        line = f"{len(statuses)} tables: " + ", ".join(
+            f"{counts[state]} {state}" for state in WORST_FIRST if counts[state]
+        )
+        if not statuses:
+            return "no tables"
+        worst = min(statuses, key=lambda status: WORST_FIRST.index(status.state))
+        return f"{line}; {worst.name}: {worst.error.kind}: {worst.error.message}" if worst.error else line
 
     def accounts(self) -> dict[str, AccountCounts]:
         """The account counts of each table, by name."""

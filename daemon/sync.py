@@ -143,7 +143,8 @@ class Follower:
             group: list[Commit] = []
             while version < last and log.has_version(version + 1) and (far_behind or not group):
                 version += 1
-                commit = log.read_commit(version)
+                with self._context.step("read"):
+                    commit = log.read_commit(version)
                 if commit.metadata and commit.metadata.id != shown.record.delta_table_id:
                     raise ResyncNeeded(
                         f"version {version} makes another table of it (id {commit.metadata.id})",

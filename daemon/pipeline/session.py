@@ -18,6 +18,7 @@ from daemon import log as events
 from daemon.clock import Clock, SystemClock
 from daemon.errors import PipelineAway
 from daemon.pipeline.jars import DELTA_JAR
+from daemon.pipeline.java import check_java
 from daemon.settings import SparkSettings
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class SparkPipeline:
         if running is not None:
             self._session, self._owned = running, False
             return running
+        check_java()
         # PySpark starts its workers with the first python3 on PATH unless it is told.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -125,9 +127,12 @@ class SparkPipeline:
                 signal.signal(signal.SIGINT, interrupt)
         except Exception as error:
             _end_jvm()
+            last_words = " / ".join(output.last_lines) or "none"
+            hint = "See its last words and its own log; dvsync tries again."
+            if "unresolved dependency" in last_words or "UnknownHostException" in last_words:
+                hint = "Its jars are not all here: run `dvsync setup` once with a network, as the same user."
             raise PipelineAway(
-                f"Spark could not be started: {error}; its last words: {' / '.join(output.last_lines) or 'none'}",
-                hint="Java 17 must be installed, and the jars fetched once with network (`make setup`).",
+                f"Spark could not be started: {error}; its last words: {last_words}", hint=hint
             ) from error
         return self._session
 

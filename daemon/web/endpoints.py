@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
@@ -9,11 +11,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from daemon.status import Board, Unready
+from daemon.status import Board, TableStatus, Unready
+from daemon.timeline import Sample
 from daemon.web.metrics import make_metrics
+from daemon.web.page import render_missing, render_table, render_tables
+from state import SyncRun
 
 # Three of the scheduler's heartbeats. A wall clock that jumps back stops APScheduler's timer: this shows it.
 SILENT_MAX_S = 15.0
+
+# The page asks for nothing from anywhere, and says so.
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 class Liveness(msgspec.Struct, frozen=True):
@@ -26,9 +36,17 @@ class Readiness(msgspec.Struct, frozen=True):
     reasons: list[Unready]
 
 
-def make_app(board: Board) -> Starlette:
-    """`/livez`, `/readyz`, `/api/tables` and `/metrics`."""
-    read_metrics = make_metrics(board)
+class TableDetail(msgspec.Struct, frozen=True):
+    """One table with its last syncs, the newest first, and its last day, the oldest first."""
+
+    status: TableStatus
+    runs: list[SyncRun]
+    day: list[Sample]
+
+
+def make_app(board: Board, *, is_spark_up: Callable[[], bool] = lambda: False) -> Starlette:
+    """`/livez`, `/readyz`, `/api/tables`, `/api/tables/{name}`, `/metrics`, and the page for people."""
+    read_metrics = make_metrics(board, is_spark_up)
 
     async def livez(_: Request) -> Response:
         silent_s = board.silent_s()
@@ -42,6 +60,21 @@ def make_app(board: Board) -> Starlette:
     async def tables(_: Request) -> Response:
         return _json(board.statuses(), ok=True)
 
+    async def table(request: Request) -> Response:
+        detail = _find_table(board, request)
+        if detail is None:
+            return _json({"error": "no such table"}, ok=False, status_code=404)
+        return _json(detail, ok=True)
+
+    async def page(_: Request) -> Response:
+        return _html(render_tables(board.statuses(), board.find_unready()))
+
+    async def table_page(request: Request) -> Response:
+        detail = _find_table(board, request)
+        if detail is None:
+            return _html(render_missing(request.path_params["name"]), status_code=404)
+        return _html(render_table(detail.status, detail.runs, detail.day))
+
     async def metrics(_: Request) -> Response:
         return Response(read_metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
@@ -50,15 +83,36 @@ def make_app(board: Board) -> Starlette:
             Route("/livez", livez),
             Route("/readyz", readyz),
             Route("/api/tables", tables),
+            Route("/api/tables/{name}", table),
+            Route("/", page),
+            Route("/tables/{name}", table_page),
             Route("/metrics", metrics),
         ]
     )
 
 
-def _json(body: object, *, ok: bool) -> Response:
+def _find_table(board: Board, request: Request) -> TableDetail | None:
+    name = request.path_params["name"]
+    status = next((status for status in board.statuses() if status.name == name), None)
+    if status is None:
+        return None
+    timeline = board.timelines[name]
+    return TableDetail(status, timeline.runs(), timeline.samples())
+
+
+def _html(text: str, *, status_code: int = 200) -> Response:
+    # The page asks for nothing from anywhere, and says so.
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    headers = {"cache-control": "no-store", "content-security-policy": policy}
+    return Response(text, status_code=status_code, media_type="text/html", headers=headers)
+
+
+def _json(body: object, *, ok: bool, status_code: int | None = None) -> Response:
     return Response(
         msgspec.json.encode(body),
-        status_code=200 if ok else 503,
+        status_code=status_code or (200 if ok else 503),
         media_type="application/json",
         headers={"cache-control": "no-store"},
     )

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from daemon.status import Board, TableState, TableStatus, WrittenStatus
 
 Value = float | None
+
+
+def _unix_time(iso: str | None) -> float | None:
+    return datetime.fromisoformat(iso).timestamp() if iso else None
+
+
 # Name -> what it counts, and where it stands. A value that is not known leaves its series out.
 GAUGES: dict[str, tuple[str, Callable[[TableStatus], Value]]] = {
     "dvsync_lag_versions": ("Delta versions that Iceberg does not show yet.", lambda table: table.lag_versions),
     "dvsync_lag_seconds": ("Age of the oldest Delta version not shown yet.", lambda table: table.lag_seconds),
     "dvsync_synced_version": ("Newest Delta version that Iceberg shows.", lambda table: table.synced_version),
+    "dvsync_last_success_timestamp_seconds": (
+        "When a sync last changed what Iceberg shows, Unix time.",
+        lambda table: _unix_time(table.last_synced_at),
+    ),
     "dvsync_live_data_files": ("Data files that are live in Iceberg.", lambda table: table.live_data_files),
     "dvsync_live_rows": ("Physical rows minus deleted ones.", lambda table: table.live_rows),
     "dvsync_live_delete_files": ("Delete files that are live in Iceberg.", lambda table: table.live_delete_files),
@@ -26,6 +37,13 @@ WRITTEN: dict[str, tuple[str, Callable[[WrittenStatus], float]]] = {
     "dvsync_written_files": ("Files that dvsync wrote, by kind and status.", lambda each: each.files),
     "dvsync_written_bytes": ("Their bytes, as far as known.", lambda each: each.size_bytes),
     "dvsync_written_oldest_seconds": ("How long the oldest has its status.", lambda each: each.oldest_seconds),
+}
+AMOUNTS = {
+    "snapshots": "Iceberg snapshots that syncs committed.",
+    "data_files_added": "Data files that syncs registered.",
+    "data_files_removed": "Data files that syncs let go.",
+    "delete_files_added": "Delete files that syncs wrote.",
+    "positions_added": "Deleted positions that syncs wrote.",
 }
 UPKEEP = {
     "maintenance_rounds": "Rounds of maintenance.",
@@ -40,8 +58,9 @@ UPKEEP = {
 class BoardCollector(Collector):
     """Reads the board when Prometheus asks; nothing is counted twice and no probe does I/O."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, is_spark_up: Callable[[], bool]) -> None:
         self._board = board
+        self._is_spark_up = is_spark_up
 
     def collect(self) -> Iterator[Metric]:
         statuses = self._board.statuses()
@@ -73,12 +92,37 @@ class BoardCollector(Collector):
         yield accounts
         yield mismatches
         yield from self._written(statuses)
+        yield from self._activity()
+        spark = GaugeMetricFamily("dvsync_spark_session_up", "1 while there is a Spark session.")
+        spark.add_metric([], float(self._is_spark_up()))
+        yield spark
         upkeep = self._board.upkeep()
         for field, text in UPKEEP.items():
             counter = CounterMetricFamily(f"dvsync_{field}", text, labels=["table"])
             for name, counts in upkeep.items():
                 counter.add_metric([name], getattr(counts, field.removeprefix("maintenance_")))
             yield counter
+
+    def _activity(self) -> Iterator[Metric]:
+        """What the syncs did: counts by table, and durations by step over all tables."""
+        activity = self._board.activity
+        syncs = CounterMetricFamily("dvsync_syncs", "Syncs that did something.", labels=["table", "outcome"])
+        failures = CounterMetricFamily("dvsync_sync_failures", "Syncs that failed.", labels=["table", "kind"])
+        steps = HistogramMetricFamily("dvsync_step_seconds", "Duration of a sync's steps.", labels=["step"])
+        amounts = []
+        with activity.lock():
+            for labels, count in activity.syncs.items():
+                syncs.add_metric(labels, count)
+            for labels, count in activity.failures.items():
+                failures.add_metric(labels, count)
+            for step, histogram in activity.steps.items():
+                steps.add_metric([step], histogram.cumulative(), histogram.sum_s)
+            for name, counts in activity.amounts.items():
+                amount = CounterMetricFamily(f"dvsync_{name}", AMOUNTS[name], labels=["table"])
+                for table, count in counts.items():
+                    amount.add_metric([table], count)
+                amounts.append(amount)
+        yield from (syncs, failures, steps, *amounts)
 
     def _written(self, statuses: Sequence[TableStatus]) -> Iterator[Metric]:
         """Files that dvsync wrote, by kind and status."""
@@ -90,8 +134,8 @@ class BoardCollector(Collector):
             yield gauge
 
 
-def make_metrics(board: Board) -> Callable[[], bytes]:
+def make_metrics(board: Board, is_spark_up: Callable[[], bool]) -> Callable[[], bytes]:
     """The text that Prometheus reads, anew with each call."""
     registry = CollectorRegistry()
-    registry.register(BoardCollector(board))
+    registry.register(BoardCollector(board, is_spark_up))
     return lambda: generate_latest(registry)

@@ -31,7 +31,23 @@ ROWS: list[dict[str, tuple[str, ...]]] = [
             "doctor",
         )
     },
-    {"cycle": ("status", "failures", "slots", "progress", "cycle", "upkeep", "config", "lock", "signals")},
+    {
+        "cycle": (
+            "activity",
+            "timeline",
+            "status",
+            "failures",
+            "slots",
+            "progress",
+            "cycle",
+            "upkeep",
+            "config",
+            "lock",
+            "signals",
+            "notify",
+            "probe",
+        )
+    },
     {"scheduler": ("scheduler",), "web": ("web",)},
     {"app": ("app", "demo")},
     {"cli": ("console", "cli", "__main__")},
@@ -48,6 +64,7 @@ EXCLUSIVE = {
     "prometheus_client": ("daemon/web/",),
     "starlette": ("daemon/web/",),
     "uvicorn": ("daemon/web/",),
+    "jinja2": ("daemon/web/",),
     "typer": ("daemon/cli.py",),
 }
 PYICEBERG_PRIVATE = "daemon/iceberg/pyiceberg_ext.py"

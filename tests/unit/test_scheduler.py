@@ -462,7 +462,7 @@ class Running:
                 for cycle in cycles
             ],
             store=self.store,
-            board=self.board,
+            beat=self.board.beat,
             clock=clock,
             tables_at_once=tables_at_once,
             stop_if_idle=lambda: None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -14,9 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from daemon.errors import ConfigInvalid
 from daemon.settings import HealthSettings, TableSettings
 from daemon.status import AccountCounts, Board, Observation
+from daemon.sync import SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, make_app
 from daemon.web.server import WebServer
-from state import FileKind, FileStatus, TableCounts, TableError, TableRecord, WrittenCount
+from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 
 NOW_MS = 1_700_000_000_000
 
@@ -244,3 +246,92 @@ def test_after_stop_the_port_is_free_again(server):
     server.web.stop()
     second = WebServer.start(HealthSettings(port=port), make_app(server.board))
     second.stop()
+
+
+# --- one table, and the page ---
+
+
+def page_of(server: Server, path: str) -> tuple[int, str]:
+    try:
+        with urlopen(server.web.url + path, timeout=10) as response:
+            return response.status, response.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_one_table_has_its_last_syncs_and_its_day(server):
+    """The newest sync first, one sample a minute, and 404 for a table that nobody knows."""
+    server.board.show("orders", IN_STEP)
+    timeline = server.board.timelines["orders"]
+    timeline.add_runs(SyncRun(1, NOW_MS + number, 40, "advanced", to_version=number) for number in range(60))
+    for _ in range(5):
+        server.board.beat()
+        server.clock.time_s += 45
+    status, body = server.ask("/api/tables/orders")
+    assert (status, body["status"]["name"]) == (200, "orders")
+    assert [run["to_version"] for run in body["runs"]] == list(range(59, 9, -1))
+    assert [(sample["lag_seconds"], sample["deleted_positions"]) for sample in body["day"]] == 3 * [(0.0, 10)]
+    assert server.ask("/api/tables/nobody") == (404, {"error": "no such table"})
+
+
+def test_the_page_tells_state_error_and_hint(server):
+    """Without a script, with everything escaped, and with nothing from another host."""
+    evil = replace(ERROR, message="<script>alert(1)</script>", kind="CorruptInput")
+    server.board.show("orders", replace(IN_STEP, record=replace(RECORD, error=evil)))
+    for path in ("/", "/tables/orders"):
+        status, text = page_of(server, path)
+        assert status == 200
+        for told in ("orders", "parked", "CorruptInput", "Restore it.", "&lt;script&gt;"):
+            assert told in text, (path, told)
+        assert "<script" not in text
+        assert not re.search(r"(src|href)=\"?(https?:)?//", text)
+    assert "Not ready" in page_of(server, "/")[1]
+    assert page_of(server, "/tables/%3Cnobody%3E")[0] == 404
+
+
+def test_a_tables_page_draws_its_day_and_lists_its_files(server):
+    """Two charts once there are two points, the syncs with their counts, files by kind with bytes and age."""
+    server.board.show("orders", IN_STEP)
+    assert "Nothing to draw yet" in page_of(server, "/tables/orders")[1]
+    server.board.timelines["orders"].add_runs(
+        [SyncRun(1, NOW_MS, 1234, "advanced", 6, 7, data_files_added=2, delete_files_added=3, positions_added=4567)]
+    )
+    for _ in range(3):
+        server.board.beat()
+        server.clock.time_s += 60
+    text = page_of(server, "/tables/orders")[1]
+    assert text.count("<polyline") == 2
+    for told in ("6 to 7", "1,234 ms", "+4,567", "delete-file", "700 B", "manifest", "orphaned", "4.0 min"):
+        assert told in text, told
+
+
+def test_the_page_loads_nothing(server):
+    """Its policy forbids what it does not need."""
+    with urlopen(server.web.url + "/", timeout=10) as response:
+        assert response.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_metrics_tell_what_the_syncs_did(server):
+    """Syncs by outcome, failures by kind, amounts by table, durations by step, and whether Spark is up."""
+    activity = server.board.activity
+    activity.count_sync("orders", SyncResult("advanced", 1, 2, snapshots=2, positions_added=30))
+    activity.count_sync("orders", SyncResult("rebuilt", 2, 2))
+    activity.count_failure("orders", "CatalogAway")
+    for seconds in (0.004, 0.03, 4000.0):
+        activity.observe_step("commit", seconds)
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(page_of(server, "/metrics")[1])
+        for sample in family.samples
+    }
+    assert found["dvsync_syncs_total", "advanced", "orders"] == 1
+    assert found["dvsync_syncs_total", "orders", "rebuilt"] == 1
+    assert found["dvsync_sync_failures_total", "CatalogAway", "orders"] == 1
+    assert (found["dvsync_snapshots_total", "orders"], found["dvsync_positions_added_total", "orders"]) == (2, 30)
+    buckets = [
+        found["dvsync_step_seconds_bucket", *sorted(("commit", bound))] for bound in ("0.005", "0.05", "1800", "+Inf")
+    ]
+    assert buckets == [1, 2, 2, 3]
+    assert found["dvsync_step_seconds_sum", "commit"] == pytest.approx(4000.034)
+    assert found["dvsync_spark_session_up",] == 0

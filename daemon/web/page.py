@@ -1,0 +1,102 @@
+"""The status page: HTML from the board, without a script and without anything from other hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from daemon.status import TableState, TableStatus, Unready
+from daemon.timeline import Sample
+from state import SyncRun
+
+# How each state looks: a word of the style sheet.
+LOOKS = {
+    TableState.SYNCED: "good",
+    TableState.SYNCING: "busy",
+    TableState.WAITING: "busy",
+    TableState.BEHIND: "late",
+    TableState.RETRYING: "late",
+    TableState.PARKED: "bad",
+    TableState.PAUSED: "held",
+}
+WIDTH, HEIGHT = 600, 120
+
+
+def _bytes(value: int | None) -> str:
+    if value is None:
+        return "?"
+    size, units = float(value), ("B", "kB", "MB", "GB", "TB")
+    for unit in units:
+        if size < 1000 or unit == units[-1]:
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _span(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    for length_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= length_s:
+            return f"{seconds / length_s:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _time(epoch_ms: int) -> str:
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _count(value: int | None) -> str:
+    return "?" if value is None else f"{value:,}"
+
+
+_templates = Environment(
+    loader=PackageLoader("daemon.web"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_templates.filters.update(bytes=_bytes, span=_span, time=_time, count=_count, look=LOOKS.__getitem__)
+
+
+def render_tables(statuses: Sequence[TableStatus], unready: Sequence[Unready]) -> str:
+    """Every table with its state, lag, error and hint."""
+    return _templates.get_template("tables.html").render(statuses=statuses, unready=unready)
+
+
+def render_table(status: TableStatus, runs: Sequence[SyncRun], day: Sequence[Sample]) -> str:
+    """One table: charts of its day, its last syncs, its files by kind and status."""
+    lag = _chart(day, lambda sample: sample.lag_seconds, _span)
+    deleted = _chart(day, lambda sample: sample.deleted_positions, lambda value: f"{value:,.0f}")
+    return _templates.get_template("table.html").render(status=status, runs=runs, lag=lag, deleted=deleted)
+
+
+def render_missing(name: str) -> str:
+    return _templates.get_template("missing.html").render(name=name)
+
+
+def _chart(
+    day: Sequence[Sample], read: Callable[[Sample], float | None], label: Callable[[float], str]
+) -> dict[str, object] | None:
+    """A line over the samples in which the value is known; None when there are fewer than two."""
+    points = [(sample.at_ms, value) for sample in day if (value := read(sample)) is not None]
+    if len(points) < 2:
+        return None
+    first_ms, last_ms = points[0][0], points[-1][0]
+    top = max(value for _, value in points) or 1.0
+    line = " ".join(
+        f"{(at_ms - first_ms) / max(1, last_ms - first_ms) * WIDTH:.1f},{HEIGHT - value / top * HEIGHT:.1f}"
+        for at_ms, value in points
+    )
+    return {
+        "line": line,
+        "top": label(max(value for _, value in points)),
+        "now": label(points[-1][1]),
+        "from": _time(first_ms),
+        "to": _time(last_ms),
+        "width": WIDTH,
+        "height": HEIGHT,
+    }
