@@ -19,7 +19,7 @@ from daemon.context import TableContext, find_record
 from daemon.cycle import TableCycle, Verdict
 from daemon.delta.log import DeltaLog
 from daemon.doctor import Diagnosis, diagnose
-from daemon.errors import ConfigInvalid, ObjectMissing, PipelineAway, StateStoreAway, SyncError
+from daemon.errors import ConfigInvalid, ObjectMissing, PipelineAway, StateStoreAway, SyncError, Unsupported
 from daemon.iceberg.catalogs import Catalogs
 from daemon.lock import hold_state
 from daemon.maintenance import Maintainer
@@ -33,7 +33,7 @@ from daemon.signals import StopSignals
 from daemon.status import Board, Observation, TableStatus, table_status
 from daemon.storage import FileIOStorage, normalize_location
 from daemon.sync import Follower
-from state import StateStore, StateUnavailable
+from state import StateStore, StateUnavailable, TableRecord
 from state.sql_store import SqlStateStore
 
 # A cycle that has not come to a step by then is cut off, which is as safe as any kill.
@@ -278,6 +278,10 @@ def maintain_tables(
         for table in tables:
             if stop.is_set():
                 return
+            record = find_record(parts.store.list_tables(), table)
+            if alone and record is not None and record.paused:
+                yield table, Unsupported("it is paused", hint=f"`dvsync resume {table.name}` lets it go on.")
+                continue
             try:
                 yield table, verb(Maintainer(parts.context(table)), stop)
             except SyncError as error:
@@ -301,21 +305,33 @@ def resume_table(settings: Settings, table: TableSettings) -> bool:
 def pause_table(settings: Settings, table: TableSettings) -> None:
     """Hold a table until it is resumed, over restarts, too; a running daemon sees it within seconds.
 
-    Raises StateStoreAway.
+    Raises StateStoreAway, ConfigInvalid.
     """
     with open_parts(settings) as parts:
-        parts.store.record_paused(parts.store.load_table(table.name, table.source, table.target).id, True)
+        parts.store.record_paused(_known_or_new(parts.store, table).id, True)
 
 
 def want_resync(settings: Settings, table: TableSettings) -> None:
     """Have the next sync of a table compare whole states, parked or not; a running daemon begins within seconds.
 
-    Raises StateStoreAway.
+    Raises StateStoreAway, ConfigInvalid.
     """
     with open_parts(settings) as parts:
-        record = parts.store.load_table(table.name, table.source, table.target)
+        record = _known_or_new(parts.store, table)
         parts.store.record_resync_wanted(record.id, True)
         parts.store.record_resumed(record.id)
+
+
+def _known_or_new(store: StateStore, table: TableSettings) -> TableRecord:
+    """The table's row. Raises ConfigInvalid when its name stands for another source or target in the state database."""
+    records = store.list_tables()
+    other = next((record for record in records if record.name == table.name), None)
+    if other and find_record(records, table) is None:
+        raise ConfigInvalid(
+            f"{table.name}: the state database knows it as {other.source} -> {other.target}",
+            hint="Start dvsync with the changed configuration first, which forgets the old table, or change it back.",
+        )
+    return store.load_table(table.name, table.source, table.target)
 
 
 def find_tables(settings: Settings, names: Sequence[str]) -> list[TableSettings]:

@@ -27,10 +27,6 @@ from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 # Requests that remove files wait on the store, not on the processor.
 REMOVALS_AT_ONCE = 16
 BATCH = 500
-# Reasons for which a delete file has left the newest snapshot while older ones may use it.
-SHOWN_BY_OLDER = frozenset(
-    {OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED, OrphanReason.TABLE_REPLACED}
-)
 UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 # What dvsync and its catalogs call the files that they write.
 DELETE_FILE_NAME = re.compile(r"\d+-\d{6}-deletes\.parquet")
@@ -62,23 +58,32 @@ def clean_up(
     store, settings = context.store, context.settings.maintenance
     done = Cleanup()
     record = find_record(store.list_tables(), context.settings)
-    if record is None:
+    table = context.target.find_table()
+    if record is None or table is None:
+        orphans = store.list_written(record.id, (FileStatus.ORPHANED,)) if record else []
+        done.left["the Iceberg table is not there, so nothing tells what is in use"] += len(orphans)
         return done
+    own = _OwnPlaces(context, table)
+    # Listed first: whatever is written from here on has a row before it exists.
+    listed = list(own.scan()) if scan else []
     survey = release_files(context, record, dry_run=dry_run, delete_files=scan)
-    if survey.table is None:
-        done.left["the Iceberg table is not there, so nothing tells what is in use"] += len(survey.orphans)
-        return done
-    own = _OwnPlaces(context, survey.table)
-    waiting = survey.orphans
+    waiting = [file for file in survey.orphans if file.reason is not OrphanReason.TABLE_REPLACED]
+    done.left["written for a table that was dropped, renamed or left for another catalog"] += len(survey.orphans) - len(
+        waiting
+    )
     if scan:
-        there = survey.known | survey.in_use
-        done.found = [file for file in own.scan() if canonical(file.path) not in there]
+        known = {
+            name_of(file.path)
+            for each in store.list_tables()
+            for file in store.list_written(each.id, (FileStatus.PENDING, FileStatus.LIVE, FileStatus.ORPHANED))
+        }
+        done.found = [file for file in listed if name_of(file.path) not in known | survey.in_use]
     if remove_found and not dry_run:
         for kind in FileKind:
             paths = [file.path for file in done.found if file.kind is kind]
             store.record_orphans(record.id, kind, paths, OrphanReason.FOUND, at_ms=survey.at_ms)
     if remove_found:
-        waiting = [*waiting, *done.found]
+        waiting += done.found
     before_ms = survey.at_ms - round(settings.orphan_grace_s * 1000)
     judged = [(file, _why_left(file, in_use=survey.in_use, own=own, before_ms=before_ms)) for file in waiting]
     done.left += Counter(reason for _, reason in judged if reason)
@@ -97,25 +102,22 @@ def clean_up(
 def has_due_orphans(context: TableContext) -> bool:
     """Whether the grace period of a file is over that no snapshot needs, as far as the state store tells."""
     record = find_record(context.store.list_tables(), context.settings)
-    if record is None:
-        return False
     before_ms = context.clock.now_ms() - round(context.settings.maintenance.orphan_grace_s * 1000)
-    orphans = context.store.list_written(record.id, (FileStatus.ORPHANED,))
-    return any(file.since_ms <= before_ms and not _was_in_use(file) for file in orphans)
+    reasons = [
+        reason for reason in OrphanReason if not reason.shown_by_older and reason is not OrphanReason.TABLE_REPLACED
+    ]
+    return record is not None and context.store.has_orphans(record.id, before_ms=before_ms, reasons=reasons)
 
 
 @dataclass(frozen=True)
 class Survey:
     """What the table's metadata and the state store say of the files that dvsync wrote, at `at_ms`.
 
-    `table` is None when it is not there, and then `in_use` is empty and `orphans` are those recorded. `known` are the
-    paths of files that are not known to be removed, in canonical spelling like `in_use`.
+    `in_use` are file names: they hold an id of their own, and the same file may be spelled in several ways.
     """
 
-    table: Table | None
     in_use: Set[str]
     orphans: Sequence[WrittenFile]
-    known: Set[str]
     at_ms: int
 
 
@@ -126,28 +128,30 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     """
     store = context.store
     # Before the table is looked at: what is live here was committed before, so the metadata has it or has let it go.
-    known = store.list_written(record.id, tuple(FileStatus))
+    known = store.list_written(record.id, (FileStatus.LIVE, FileStatus.ORPHANED))
     table = context.target.find_table()
     at_ms = context.clock.now_ms()
     orphans = {file.path: file for file in known if file.status is FileStatus.ORPHANED}
-    there = {canonical(file.path) for file in known if file.status is not FileStatus.DELETED}
     if table is None:
-        return Survey(None, frozenset(), list(orphans.values()), there, at_ms)
+        return Survey(frozenset(), [], at_ms)
     delete_files = delete_files or any(file.kind is FileKind.DELETE_FILE for file in orphans.values())
-    in_use = referenced_files(table, delete_files=delete_files)
+    in_use = {name_of(path) for path in referenced_files(table, delete_files=delete_files)}
     released = {
         file.path: with_fields(file, status=FileStatus.ORPHANED, reason=OrphanReason.SNAPSHOT_EXPIRED, since_ms=at_ms)
         for file in known
-        if _was_in_use(file) and canonical(file.path) not in in_use
+        if _was_in_use(file) and name_of(file.path) not in in_use
     }
     if not dry_run:
         store.record_unreferenced(record.id, released, OrphanReason.SNAPSHOT_EXPIRED, at_ms=at_ms)
-        for file in orphans.values():
-            if canonical(file.path) in in_use and file.reason and not _was_in_use(file):
-                # A commit that landed late, or metadata that was not the newest: the grace period has not begun.
-                store.record_unreferenced(record.id, [file.path], file.reason, at_ms=at_ms)
+        # A commit that landed late, or metadata that was not the newest: the grace period has not begun.
+        late = [path for path, file in orphans.items() if name_of(path) in in_use and not _was_in_use(file)]
+        store.record_still_used(record.id, late, at_ms=at_ms)
         _look_up_sizes(context, record.id, known)
-    return Survey(table, in_use, list((orphans | released).values()), there, at_ms)
+    return Survey(in_use, list((orphans | released).values()), at_ms)
+
+
+def name_of(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
 
 
 def _was_in_use(file: WrittenFile) -> bool:
@@ -155,11 +159,11 @@ def _was_in_use(file: WrittenFile) -> bool:
     if file.status is FileStatus.LIVE:
         # The newest snapshot's delete files are the syncs' business, down to the last position.
         return file.kind is not FileKind.DELETE_FILE
-    return file.status is FileStatus.ORPHANED and file.reason in SHOWN_BY_OLDER
+    return file.reason is not None and file.reason.shown_by_older
 
 
 def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, before_ms: int) -> str | None:
-    if canonical(file.path) in in_use:
+    if name_of(file.path) in in_use:
         return "a snapshot still uses it"
     if file.since_ms > before_ms:
         return "its grace period is not over"
@@ -168,8 +172,7 @@ def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, bef
 
 def _look_up_sizes(context: TableContext, table_id: int, files: Sequence[WrittenFile]) -> None:
     """Learn the bytes of files that are not known yet, by one listing of each folder."""
-    looked_at = (FileStatus.LIVE, FileStatus.ORPHANED)
-    unknown = {file.path for file in files if file.size_bytes is None and file.status in looked_at}
+    unknown = {file.path for file in files if file.size_bytes is None}
     sizes_bytes = {
         meta.path: meta.size
         for folder in sorted({path.rsplit("/", 1)[0] for path in unknown})

@@ -18,7 +18,7 @@ from msgspec.structs import replace as with_fields
 from daemon.commit import announce_files, delete_file_namer, new_intent, placed, unchanged_outcome, written_record
 from daemon.context import TableContext, find_record
 from daemon.definition import shape_of
-from daemon.errors import CorruptInput, SyncError
+from daemon.errors import CorruptInput, ObjectMissing, SyncError
 from daemon.iceberg.account import account_of, check_account, find_account
 from daemon.iceberg.manifests import read_manifest_list
 from daemon.iceberg.marker import shown_by
@@ -38,6 +38,8 @@ from state import DeleteFileRecord, FileKind, Intent, LiveFile, OrphanReason, Ta
 
 # Data files that one snapshot compacts, or a few more where delete files tie them together.
 DATA_FILES_AT_ONCE = 1000
+# A sync that is at work for longer is not waited for: the next round tries again.
+COMMIT_WAIT_S = 30.0
 # What the summary of a snapshot says that compacts delete files.
 OPERATION = "compact"
 
@@ -70,31 +72,68 @@ class Crowd:
     works: tuple[tuple[DvWork, ...], ...]
 
     @property
+    def is_worth_it(self) -> bool:
+        return len(self.works) < len(self.delete_files)
+
+    @property
     def outcome(self) -> Compaction:
         return Compaction(len(self.data_files), len(self.delete_files), len(self.works))
 
 
-def compact(context: TableContext, stop: Event, *, dry_run: bool = False) -> Compaction:
-    """Compact what `maintenance` calls crowded, in one snapshot or several; until `stop` is set, between two of them.
+class Compactor:
+    """Compacts one table's delete files. Remembers the deletion vectors that cannot be read, and leaves them alone."""
 
-    Raises SyncError; what has landed by then stays.
-    """
-    record = find_record(context.store.list_tables(), context.settings)
-    table = context.target.find_table()
-    done = Compaction()
-    if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
+    def __init__(self, context: TableContext) -> None:
+        self._context = context
+        self._unreadable: dict[str, LiveFile] = {}
+
+    def compact(self, stop: Event, *, dry_run: bool = False) -> Compaction:
+        """Compact what `maintenance` calls crowded, in one snapshot or several; `stop` ends it between two of them.
+
+        Raises SyncError, also when only some could not be compacted; what has landed by then stays.
+        """
+        context = self._context
+        record = find_record(context.store.list_tables(), context.settings)
+        table = context.target.find_table()
+        done = Compaction()
+        if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
+            return done
+        shared = shape_of(table, context.settings).granularity == "partition"
+        partitions = live_delete_files(table) if shared else {}
+        seeds = _find_crowded(context, record, partitions)
+        failed: SyncError | None = None
+        while seeds and not stop.is_set():
+            crowds = _gather(context, record, seeds[:DATA_FILES_AT_ONCE], partitions, shared=shared)
+            gathered = {file.path for crowd in crowds for file in crowd.data_files}
+            seeds = [path for path in seeds[DATA_FILES_AT_ONCE:] if path not in gathered]
+            worth = [
+                crowd for crowd in crowds if len(crowd.works) < len(crowd.delete_files) and self._is_readable(crowd)
+            ]
+            if dry_run:
+                done += _sum(worth)
+                continue
+            # Halved after a failure, until what cannot be read stands alone.
+            parts = [worth] if worth else []
+            while parts and not stop.is_set():
+                part = parts.pop()
+                try:
+                    done += _rewrite(context, record, part)
+                except (CorruptInput, ObjectMissing) as error:
+                    failed = failed or error
+                    if len(part) == 1:
+                        self._unreadable |= {file.path: file for file in part[0].data_files}
+                    else:
+                        parts += [part[: len(part) // 2], part[len(part) // 2 :]]
+        if failed:
+            raise failed
         return done
-    shared = shape_of(table, context.settings).granularity == "partition"
-    partitions = live_delete_files(table) if shared else {}
-    seeds = _find_crowded(context, record, partitions)
-    while seeds and not stop.is_set():
-        crowds = _gather(context, record, seeds[:DATA_FILES_AT_ONCE], partitions, shared=shared)
-        gathered = {file.path for crowd in crowds for file in crowd.data_files}
-        seeds = [path for path in seeds[DATA_FILES_AT_ONCE:] if path not in gathered]
-        worth = [crowd for crowd in crowds if len(crowd.works) < len(crowd.delete_files)]
-        if worth:
-            done += _sum(worth) if dry_run else _rewrite(context, record, worth)
-    return done
+
+    def _is_readable(self, crowd: Crowd) -> bool:
+        """False for what failed before and has the same deletion vectors still."""
+        return not all(
+            file.path in self._unreadable and self._unreadable[file.path].deletion_vector == file.deletion_vector
+            for file in crowd.data_files
+        )
 
 
 def _sum(crowds: Iterable[Crowd], *, snapshots: int = 0) -> Compaction:
@@ -146,15 +185,15 @@ def _gather(
     serving: dict[str, list[DeleteFileRecord]] = defaultdict(list)
     for file in delete_files:
         serving[groups.find(file.mappings[0].data_file)].append(file)
+    size = DATA_FILES_PER_DELETE_FILE_MAX if shared else 1
     return [
-        Crowd(tuple(data_files), tuple(serving[group]), tuple(_works(data_files, 1 if not shared else None)))
+        Crowd(tuple(data_files), tuple(serving[group]), tuple(_works(data_files, size)))
         for group, data_files in members.items()
         if all(file.deletion_vector not in (None, UNKNOWN_DV) for file in data_files)
     ]
 
 
-def _works(data_files: Sequence[LiveFile], count: int | None) -> Iterator[tuple[DvWork, ...]]:
-    size = count or DATA_FILES_PER_DELETE_FILE_MAX
+def _works(data_files: Sequence[LiveFile], size: int) -> Iterator[tuple[DvWork, ...]]:
     for start in range(0, len(data_files), size):
         yield tuple(
             DvWork(file.path, file.record_count, None, file.deletion_vector)
@@ -216,8 +255,13 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
             (crowd, [(task, by_path[task.output_path]) for task in of_crowd])
             for crowd, of_crowd in zip(crowds, tasks, strict=True)
         ]
-        with context.committing:
+        if not context.committing.acquire(timeout=COMMIT_WAIT_S):
+            store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
+            return Compaction()
+        try:
             return _commit(context, intent, written)
+        finally:
+            context.committing.release()
     finally:
         # What is open from here on is decided by the next sync.
         context.in_work.discard(intent.id)

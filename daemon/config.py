@@ -237,10 +237,16 @@ def _catalog_faults(readable: _Readable) -> Iterator[str]:
 def _clashes(readable: _Readable) -> Iterator[str]:
     names: dict[str, str] = {}
     targets: dict[tuple[str, str], str] = {}
+    places: list[tuple[str, str]] = []
     for place, table in readable.tables():
         first = targets.setdefault((table.catalog, table.target), place)
         if first != place:
             yield f"{place}.target: {table.target} is the target of {first} too"
+        written = [location for location in (table.location, table.delete_files_location) if location]
+        for other, location in places:
+            if any(f"{location}/".startswith(f"{own}/") or f"{own}/".startswith(f"{location}/") for own in written):
+                yield f"{place}: it writes its files to where {other} does, {location}; each needs a place of its own"
+        places += ((place, location) for location in written)
         first_named = names.setdefault(table.name, place)
         # Two tables that differ in neither have one fault, not two.
         if first_named not in (place, first):

@@ -12,7 +12,7 @@ from pyiceberg.catalog import Catalog
 
 from daemon.clock import Clock
 from daemon.delta.log import DeltaLog
-from daemon.errors import ObjectStoreAway, StateStoreAway, SyncError
+from daemon.errors import ObjectMissing, ObjectStoreAway, StateStoreAway, SyncError
 from daemon.iceberg.target import Target
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.runner import Runner
@@ -38,6 +38,13 @@ def told_as_sync_errors(table: str) -> Iterator[None]:
             f"the state database does not answer: {error}",
             table=table,
             hint="Check the database's disk and permissions; dvsync tries again.",
+        ) from error
+    except FileNotFoundError as error:
+        raise ObjectMissing(
+            f"a file of the Iceberg table is not there: {error}",
+            table=table,
+            hint="Someone removed it: restore it, or expire the snapshots that need it (`dvsync expire`); if it is the "
+            "newest one's, `dvsync sync --full` makes another from Delta's state.",
         ) from error
     except OSError as error:
         raise ObjectStoreAway(

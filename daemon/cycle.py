@@ -114,6 +114,8 @@ class TableCycle:
     def is_told_otherwise(self, record: TableRecord) -> bool:
         """Whether a person has said something of the table, in the store, that the cycle does not know yet."""
         mine = self._record
+        if (record.source, record.target) != (mine.source, mine.target):
+            return False  # Of another table, by the same name: the configuration was changed and not read again.
         # An error that the store does not know cannot have been answered there.
         freed = is_held(mine) and not is_held(record) and not self._is_unrecorded
         return freed or (record.paused and not mine.paused) or (record.resync_wanted and not mine.resync_wanted)
@@ -197,6 +199,8 @@ class TableCycle:
             self._record_run(_run_of(self._record.id, result, started_ms, duration_ms))
         try:
             self._record = self._store.load_table(self.name, self.table.source, self.table.target)
+            if self._record.resync_wanted:
+                self._follower.doubt()  # It was asked for while this sync was at work.
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
         self._counts_due = True

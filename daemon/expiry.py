@@ -6,21 +6,23 @@ No file is removed here: those that nothing refers to any more become orphans, f
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.utils.properties import property_as_int
 
 from daemon.cleanup import release_files
 from daemon.commit import announce_files, new_intent, unchanged_outcome
 from daemon.context import TableContext, find_record
 from daemon.delta.vacuum import RETENTIONS_S
+from daemon.errors import ObjectStoreAway
+from daemon.iceberg.manifests import read_manifest_list
+from daemon.iceberg.properties import int_property
 from daemon.iceberg.references import data_files_let_go
 from daemon.iceberg.retention import RETENTION_MS, Retention, find_expired
 from daemon.settings import MaintenanceSettings
@@ -29,6 +31,8 @@ from daemon.settings import MaintenanceSettings
 # only where a snapshot shows several versions at once may it take some.
 LOOKS = 100
 LOOKS_AT_ONCE = 16
+# A sync that is at work for longer is not waited for.
+COMMIT_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,18 @@ class Expirer:
         self._context = context
         self._let_go: dict[tuple[int, int], Sequence[tuple[str, int]]] = {}
 
-    def expire(self, *, dry_run: bool = False) -> Expiry:
-        """Raises SyncError; nothing has changed then, or the next sync sees that it has."""
+    def expire(self, *, dry_run: bool = False, look: bool = True) -> Expiry:
+        """Without `look`, no data file is looked for. Raises SyncError; nothing has changed then, or the next sync sees
+        that it has. Does nothing while a sync takes long, and where the table is not at dvsync's own last snapshot.
+        """
         context, settings = self._context, self._context.settings.maintenance
         table = context.target.find_table()
         if table is None:
             return Expiry()
-        unreadable = self._find_unreadable(table)
-        with context.committing:
+        unreadable = self._find_unreadable(table) if look else set()
+        if not context.committing.acquire(timeout=COMMIT_WAIT_S):
+            return Expiry()
+        try:
             record = find_record(context.store.list_tables(), context.settings)
             table = context.target.find_table()
             if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
@@ -73,30 +81,70 @@ class Expirer:
             table = context.target.expire(table, expiry.expired, partial(announce_files, context, intent))
             outcome = with_fields(unchanged_outcome(record), metadata_location=table.metadata_location)
             context.store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
+        finally:
+            context.committing.release()
         release_files(context, record, dry_run=False)
         return expiry
 
     def _find_unreadable(self, table: Table) -> set[int]:
-        """Snapshots of which a data file is not there any more, as far as those tell that the next snapshot let go."""
+        """Snapshots of which a file is not there any more, as far as the data files tell that the next snapshot let go.
+
+        Raises ObjectStoreAway when the Delta table is not there at all: that is no VACUUM.
+        """
         snapshots = sorted(table.metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
-        let_go = {}
-        for snapshot, following in pairwise(snapshots):
+        let_go: dict[tuple[int, int], Sequence[tuple[str, int]]] = {}
+        unreadable: set[int] = set()
+        for snapshot, following in _followed(snapshots):
             pair = (snapshot.snapshot_id, following.snapshot_id)
-            known = self._let_go.get(pair)
-            let_go[pair] = _spread(data_files_let_go(table, snapshot, following)) if known is None else known
+            try:
+                known = self._let_go.get(pair)
+                let_go[pair] = _spread(data_files_let_go(table, snapshot, following)) if known is None else known
+            except FileNotFoundError:
+                # Not a data file, but one of the snapshots' own.
+                pair_of = (snapshot, following)
+                unreadable |= {each.snapshot_id for each in pair_of if not self._has_manifests(table, each)}
         self._let_go = let_go
+        numbers = {snapshot.snapshot_id: snapshot.sequence_number or 0 for snapshot in snapshots}
         showing: dict[str, set[int]] = defaultdict(set)
-        for snapshot, files in zip(snapshots, let_go.values(), strict=False):
+        for (snapshot_id, _), files in let_go.items():
             for path, added_in in files:
-                showing[path] |= {
-                    other.snapshot_id
-                    for other in snapshots
-                    if added_in <= (other.sequence_number or 0) <= (snapshot.sequence_number or 0)
-                }
+                last = numbers[snapshot_id]
+                showing[path] |= {other for other, number in numbers.items() if added_in <= number <= last}
+        gone = self._find_gone(list(showing))
+        if gone:
+            self._check_source_is_there()
+        return unreadable | {snapshot_id for path in gone for snapshot_id in showing[path]}
+
+    def _find_gone(self, paths: Sequence[str]) -> list[str]:
         with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="expiry") as pool:
-            exist = list(pool.map(self._context.storage.exists, showing))
-        gone = [path for path, exists in zip(showing, exist, strict=True) if not exists]
-        return {snapshot_id for path in gone for snapshot_id in showing[path]}
+            exist = list(pool.map(self._context.storage.exists, paths))
+        return [path for path, exists in zip(paths, exist, strict=True) if not exists]
+
+    def _has_manifests(self, table: Table, snapshot: Snapshot) -> bool:
+        try:
+            manifests = read_manifest_list(table.io, snapshot.manifest_list)
+        except FileNotFoundError:
+            return False
+        return not self._find_gone([manifest.manifest_path for manifest in manifests])
+
+    def _check_source_is_there(self) -> None:
+        """A folder that is not mounted has no files either."""
+        context = self._context
+        record = find_record(context.store.list_tables(), context.settings)
+        some = list(islice(context.store.read_live_files(record.id), LOOKS_AT_ONCE)) if record else []
+        if not context.log.is_there() or (some and len(self._find_gone([file.path for file in some])) == len(some)):
+            raise ObjectStoreAway(
+                "the Delta table is not where it was: neither its log nor its newest files tell what VACUUM removed",
+                path=context.location,
+                hint="Check that the store of the Delta table is mounted and answers; no snapshot was expired.",
+            )
+
+
+def _followed(snapshots: Sequence[Snapshot]) -> Iterator[tuple[Snapshot, Snapshot]]:
+    """Each snapshot with the one that was made from it, or else the next one."""
+    children = {child.parent_snapshot_id: child for child in reversed(snapshots) if child.parent_snapshot_id}
+    for snapshot, following in pairwise(snapshots):
+        yield snapshot, children.get(snapshot.snapshot_id, following)
 
 
 def _spread(files: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
@@ -105,18 +153,16 @@ def _spread(files: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
 
 
 def _retention(table: Table, settings: MaintenanceSettings) -> Retention:
-    properties: Mapping[str, str] = table.properties
-    age_max_ms, count_min = (
-        property_as_int(dict(properties), name, default)
-        for name, default in (
-            (TableProperties.MAX_SNAPSHOT_AGE_MS, TableProperties.MAX_SNAPSHOT_AGE_MS_DEFAULT),
-            (TableProperties.MIN_SNAPSHOTS_TO_KEEP, TableProperties.MIN_SNAPSHOTS_TO_KEEP_DEFAULT),
-        )
+    properties = table.properties
+    age_max_ms = int_property(
+        properties, TableProperties.MAX_SNAPSHOT_AGE_MS, TableProperties.MAX_SNAPSHOT_AGE_MS_DEFAULT
     )
-    assert age_max_ms is not None and count_min is not None, "both have defaults"
+    count_min = int_property(
+        properties, TableProperties.MIN_SNAPSHOTS_TO_KEEP, TableProperties.MIN_SNAPSHOTS_TO_KEEP_DEFAULT
+    )
     return Retention(
         age_max_ms=age_max_ms if settings.snapshot_age_max_s is None else round(settings.snapshot_age_max_s * 1000),
-        age_cap_ms=int(properties.get(RETENTION_MS, min(RETENTIONS_S.values()) * 1000)),
+        age_cap_ms=int_property(properties, RETENTION_MS, round(min(RETENTIONS_S.values()) * 1000)),
         count_min=settings.snapshots_min or count_min,
         count_max=settings.snapshots_max,
     )

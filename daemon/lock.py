@@ -33,7 +33,7 @@ def hold_state(sqlite_file: Path | None) -> Iterator[None]:
         raise StateStoreAway(
             f"the state database is in use by {holder}",
             path=str(sqlite_file),
-            hint="Let that one work or stop it first; `dvsync status`, `resume` and `cleanup` work beside it.",
+            hint="Let that one work or stop it first; status, pause, resume, resync and cleanup work beside it.",
         ) from None
     except OSError as error:
         raise StateStoreAway(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from threading import Event
 
 from daemon.cleanup import Cleanup, clean_up, has_due_orphans
-from daemon.compaction import Compaction, compact
+from daemon.compaction import Compaction, Compactor
 from daemon.context import TableContext, find_record, told_as_sync_errors
+from daemon.errors import SyncError
 from daemon.expiry import Expirer, Expiry
+
+# How often VACUUM is looked for where nothing else happens.
+LOOK_INTERVAL_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -25,44 +31,72 @@ class Maintainer:
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
+        self._settings = context.settings.maintenance
+        self._compactor = Compactor(context)
         self._expirer = Expirer(context)
+        self._look_after_s = 0.0
         # The metadata file for which the last round left nothing to do but to wait.
         self._settled: str | None = None
 
     def run(self, stop: Event) -> Round:
-        """One round of what the configuration turns on. A table that is left alone costs next to nothing."""
-        settings, seen = self._context.settings.maintenance, self._metadata_location()
+        """One round of what the configuration turns on. A table that is left alone costs next to nothing.
+
+        A part that fails does not keep the others from their work; the first error is raised in the end.
+        """
+        settings, seen, now_s = self._settings, self._metadata_location(), self._context.clock.monotonic_s()
+        is_news = seen != self._settled
+        errors: list[SyncError] = []
         compaction, expiry, cleanup = Compaction(), Expiry(), Cleanup()
-        if settings.compact and seen != self._settled:
-            compaction = self.compact(stop)
+        if settings.compact and is_news:
+            with _kept(errors):
+                compaction = self.compact(stop)
         if settings.expire and not stop.is_set():
-            expiry = self.expire()
-        is_news = seen != self._settled or bool(expiry.expired)
-        if settings.cleanup and not stop.is_set() and (is_news or self._has_due_orphans()):
-            cleanup = self.clean_up(stop)
+            # VACUUM is looked for with each news, and otherwise now and then: it costs a request for each file.
+            look = is_news or now_s >= self._look_after_s
+            with _kept(errors):
+                expiry = self.expire(look=look)
+                if look:
+                    self._look_after_s = now_s + LOOK_INTERVAL_S
+        if settings.cleanup and not stop.is_set():
+            with _kept(errors):
+                if is_news or expiry.expired or self._has_due_orphans():
+                    cleanup = self.clean_up(stop)
+        if errors:
+            raise errors[0]
         if not stop.is_set() and self._metadata_location() == seen:
             self._settled = seen
         return Round(compaction, expiry, cleanup)
 
     def _metadata_location(self) -> str | None:
-        with told_as_sync_errors(self._context.settings.name):
+        with self._told():
             record = find_record(self._context.store.list_tables(), self._context.settings)
             return record.metadata_location if record else None
 
     def _has_due_orphans(self) -> bool:
-        with told_as_sync_errors(self._context.settings.name):
+        with self._told():
             return has_due_orphans(self._context)
 
-    def compact(self, stop: Event, *, dry_run: bool = False) -> Compaction:
-        with told_as_sync_errors(self._context.settings.name):
-            return compact(self._context, stop, dry_run=dry_run)
+    def _told(self) -> AbstractContextManager[None]:
+        return told_as_sync_errors(self._context.settings.name)
 
-    def expire(self, *, dry_run: bool = False) -> Expiry:
-        with told_as_sync_errors(self._context.settings.name):
-            return self._expirer.expire(dry_run=dry_run)
+    def compact(self, stop: Event, *, dry_run: bool = False) -> Compaction:
+        with self._told():
+            return self._compactor.compact(stop, dry_run=dry_run)
+
+    def expire(self, *, dry_run: bool = False, look: bool = True) -> Expiry:
+        with self._told():
+            return self._expirer.expire(dry_run=dry_run, look=look)
 
     def clean_up(
         self, stop: Event, *, dry_run: bool = False, scan: bool = False, remove_found: bool = False
     ) -> Cleanup:
-        with told_as_sync_errors(self._context.settings.name):
+        with self._told():
             return clean_up(self._context, stop, dry_run=dry_run, scan=scan, remove_found=remove_found)
+
+
+@contextmanager
+def _kept(errors: list[SyncError]) -> Iterator[None]:
+    try:
+        yield
+    except SyncError as error:
+        errors.append(error)

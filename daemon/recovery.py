@@ -89,9 +89,9 @@ def load_shown(context: TableContext, record: TableRecord, table: Table) -> tupl
 def _is_rolled_back(record: TableRecord, table: Table, marker: Marker) -> bool:
     """Whether the table stands before what was recorded, and not after it, as a crash before recording leaves it."""
     recorded = table.snapshot_by_id(record.snapshot_id) if record.snapshot_id is not None else None
-    if recorded is not None:
-        descended = {snapshot.snapshot_id for snapshot in ancestors_of(recorded, table.metadata)}
-        return table.metadata.current_snapshot_id in descended
+    current = table.current_snapshot()
+    if recorded is not None and current is not None:
+        return (current.sequence_number or 0) < (recorded.sequence_number or 0)
     same_table = record.delta_table_id == marker.delta_table_id
     return same_table and record.synced_version is not None and marker.version < record.synced_version
 

@@ -182,7 +182,7 @@ class MaintenanceSettings(_Frozen):
     orphan_grace_s: Annotated[float, Duration] = Field(
         float(_DAY_S),
         alias="orphan_grace",
-        ge=0,
+        ge=60,
         le=3650 * _DAY_S,
         description="A file that nothing references any more stays for this long, for readers that still have it open.",
     )

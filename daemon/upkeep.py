@@ -81,7 +81,7 @@ def _log_round(done: Round, duration_ms: int) -> None:
             snapshots=compaction.snapshots,
             round_ms=duration_ms,
         )
-    if expiry.expired or expiry.held:
+    if expiry.expired:
         write = _log.warning if expiry.unreadable or expiry.held else _log.info
         write(
             events.MAINTENANCE_EXPIRED,

@@ -289,7 +289,7 @@ class MemoryStateStore:
             for file in list(table.written.values()):
                 is_live = (file.kind, file.status) == (FileKind.DELETE_FILE, FileStatus.LIVE)
                 if is_live and file.path not in table.delete_files:
-                    table.make_orphan(file, OrphanReason.TABLE_REPLACED, at_ms)
+                    table.make_orphan(file, OrphanReason.DATA_FILES_GONE, at_ms)
             table.forget_pending(outcome.unwritten_files)
             table.land_pending(outcome.snapshot_id, at_ms)
             table.take_back_metadata(outcome.snapshot_id, outcome.metadata_location, at_ms)
@@ -324,17 +324,26 @@ class MemoryStateStore:
     def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:
         with self._lock:
             table = self._tables[table_id]
-            for path in paths:
-                table.delete_files.pop(path, None)
-            in_use = {file.manifest_path for file in table.data_files.values()}
-            in_use |= {delete_file.manifest_path for delete_file in table.delete_files.values()}
-            table.update_written(
-                set(paths) - in_use,
-                (FileStatus.LIVE, FileStatus.ORPHANED),
-                status=FileStatus.ORPHANED,
-                reason=reason,
-                since_ms=at_ms,
-            )
+            manifests = {file.manifest_path for file in table.data_files.values()}
+            manifests |= {delete_file.manifest_path for delete_file in table.delete_files.values()}
+            for file in [file for file in table.written.values() if file.path in paths]:
+                is_unused = file.kind is not FileKind.DELETE_FILE and file.path not in manifests
+                if file.status is FileStatus.ORPHANED or (file.status is FileStatus.LIVE and is_unused):
+                    table.make_orphan(file, reason, at_ms)
+
+    def record_still_used(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
+        with self._lock:
+            self._tables[table_id].update_written(paths, (FileStatus.ORPHANED,), since_ms=at_ms)
+
+    def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:
+        with self._lock:
+            table = self._tables[table_id]
+            table.data_files.clear()
+            table.delete_files.clear()
+            for file in list(table.written.values()):
+                in_use = file.status in (FileStatus.PENDING, FileStatus.LIVE)
+                if in_use or (file.status is FileStatus.ORPHANED and file.reason and file.reason.shown_by_older):
+                    table.make_orphan(file, OrphanReason.TABLE_REPLACED, at_ms)
 
     def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
         with self._lock:
@@ -404,6 +413,13 @@ class MemoryStateStore:
         with self._lock:
             files = [file for file in self._tables[table_id].written.values() if file.status in statuses]
         return sorted(files, key=lambda file: (file.since_ms, file.path))
+
+    def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
+        with self._lock:
+            return any(
+                file.status is FileStatus.ORPHANED and file.since_ms <= before_ms and file.reason in reasons
+                for file in self._tables[table_id].written.values()
+            )
 
     def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
         with self._lock:

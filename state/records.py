@@ -33,15 +33,22 @@ class FileStatus(StrEnum):
 
 
 class OrphanReason(StrEnum):
-    """Why a file that we wrote is not in use. With the last three, no snapshot refers to it any more."""
+    """Why a file that we wrote is not in use. When it is `shown_by_older`, older snapshots may still use it."""
 
     DATA_FILES_GONE = "data-files-gone"
     DV_SHRUNK = "dv-shrunk"
     COMPACTED = "compacted"
+    # Written for an Iceberg table that was dropped, renamed or left for another catalog: kept, since it may be in use
+    # under another name.
     TABLE_REPLACED = "table-replaced"
     COMMIT_FAILED = "commit-failed"
     SNAPSHOT_EXPIRED = "snapshot-expired"
     FOUND = "found"  # by a scan; no row told of it
+
+    @property
+    def shown_by_older(self) -> bool:
+        """Whether only the newest snapshot is without the file: older ones may still use it."""
+        return self in (OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED)
 
 
 class DeletionVectorRecord(msgspec.Struct, frozen=True):

@@ -161,22 +161,31 @@ def orphan_delete_files(
 def orphan_unreferenced(
     connection: Connection, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int
 ) -> None:
-    """Make those of `paths` that are live or orphaned orphaned from now on; the mappings of delete files go.
+    """Make those of `paths` orphaned from now on that are orphaned, or live and no delete files.
 
     A manifest that live files are in stays as it is: their rows point at it.
     """
-    _remove_mappings(connection, table_id, paths)
-    update_rows(connection, DeleteFileRow, table_id, {path: {"manifest_id": None} for path in paths})
+    columns = dict.fromkeys(paths, orphaned(reason, at_ms))
+    update_written(connection, table_id, columns, statuses=(FileStatus.ORPHANED,), rows=(DeleteFileRow,))
     in_manifest = or_(
         exists().where(DataFileRow.manifest_id == MetadataFileRow.id),
         exists().where(DeleteFileRow.manifest_id == MetadataFileRow.id),
     )
     holding = select(MetadataFileRow.path).where(MetadataFileRow.table_id == table_id, in_manifest)
-    in_use = {
-        path for batch in batched(paths) for path in connection.scalars(holding.where(MetadataFileRow.path.in_(batch)))
-    }
-    columns = {path: orphaned(reason, at_ms) for path in paths if path not in in_use}
-    update_written(connection, table_id, columns, statuses=(FileStatus.LIVE, FileStatus.ORPHANED))
+    for batch in batched(paths):
+        for manifest in connection.scalars(holding.where(MetadataFileRow.path.in_(batch))):
+            columns.pop(manifest, None)
+    live_or_orphaned = (FileStatus.LIVE, FileStatus.ORPHANED)
+    update_written(connection, table_id, columns, statuses=live_or_orphaned, rows=(MetadataFileRow,))
+
+
+def orphan_written(connection: Connection, table_id: int, reason: OrphanReason, *, at_ms: int) -> None:
+    """Make every file orphaned that some snapshot may use. No live data file may be in a manifest any more."""
+    older = [each for each in OrphanReason if each.shown_by_older]
+    for rows in WRITTEN_ROWS:
+        used = rows.status.in_((FileStatus.PENDING, FileStatus.LIVE)) | rows.reason.in_(older)
+        kept = update(rows).where(rows.table_id == table_id, rows.status != FileStatus.DELETED, used)
+        connection.execute(kept.values(**orphaned(reason, at_ms)))
 
 
 def insert_orphans(
@@ -190,14 +199,19 @@ def insert_orphans(
 
 
 def update_written(
-    connection: Connection, table_id: int, columns: Mapping[str, dict[str, Any]], *, statuses: Collection[FileStatus]
+    connection: Connection,
+    table_id: int,
+    columns: Mapping[str, dict[str, Any]],
+    *,
+    statuses: Collection[FileStatus],
+    rows: Collection[WrittenRow] = WRITTEN_ROWS,
 ) -> None:
-    """Update the row of each path, whatever kind of file it is, that is in one of `statuses`."""
-    for rows in WRITTEN_ROWS:
-        found = find_by_path(connection, rows.status, table_id, columns)
+    """Update the row of each path that is in one of `statuses`, in one or both of the tables of written files."""
+    for each in rows:
+        found = find_by_path(connection, each.status, table_id, columns)
         update_rows(
             connection,
-            rows,
+            each,
             table_id,
             {path: columns[path] for path, status in found.items() if status in statuses},
         )
@@ -222,6 +236,20 @@ def count_written(connection: Connection, table_id: int) -> tuple[WrittenCount, 
         for statement in counted
         for kind, status, files, size_bytes, since_ms in sorted(connection.execute(statement))
     )
+
+
+def has_orphans(connection: Connection, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
+    """Whether a file of any kind is orphaned for one of `reasons`, since `before_ms` or longer."""
+    orphans = (
+        exists().where(
+            rows.table_id == table_id,
+            rows.status == FileStatus.ORPHANED,
+            rows.since_ms <= before_ms,
+            rows.reason.in_(reasons),
+        )
+        for rows in WRITTEN_ROWS
+    )
+    return bool(connection.scalar(select(or_(*orphans))))
 
 
 def select_written(rows: WrittenRow, table_id: int) -> Select[Any]:
@@ -283,10 +311,10 @@ def remove_all_live_files(connection: Connection, table_id: int) -> None:
     connection.execute(live_before.values(manifest_id=None))
 
 
-def orphan_replaced(connection: Connection, table_id: int, *, at_ms: int) -> None:
+def orphan_not_read_again(connection: Connection, table_id: int, *, at_ms: int) -> None:
     """Make the live delete files that are in no manifest orphaned."""
-    replaced = update(DeleteFileRow).filter_by(table_id=table_id, status=FileStatus.LIVE, manifest_id=None)
-    connection.execute(replaced.values(**orphaned(OrphanReason.TABLE_REPLACED, at_ms)))
+    not_read = update(DeleteFileRow).filter_by(table_id=table_id, status=FileStatus.LIVE, manifest_id=None)
+    connection.execute(not_read.values(**orphaned(OrphanReason.DATA_FILES_GONE, at_ms)))
 
 
 def _rows_of(kind: FileKind) -> WrittenRow:

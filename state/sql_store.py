@@ -216,7 +216,7 @@ class SqlStateStore:
                 manifests = {file.manifest_path for file in delete_file_batch}
                 manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests, at_ms=at_ms)
                 sql_files.write_live_delete_files(connection, table_id, delete_file_batch, manifest_ids, at_ms=at_ms)
-            sql_files.orphan_replaced(connection, table_id, at_ms=at_ms)
+            sql_files.orphan_not_read_again(connection, table_id, at_ms=at_ms)
             sql_files.remove_pending(connection, table_id, outcome.unwritten_files)
             # The current snapshot's intent landed, perhaps after it was abandoned, so its manifests, their list and the
             # metadata file are in use.
@@ -252,6 +252,18 @@ class SqlStateStore:
         with self._database.write() as connection:
             _load_table(connection, table_id)
             sql_files.orphan_unreferenced(connection, table_id, paths, reason, at_ms=at_ms)
+
+    def record_still_used(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
+        columns = {path: {"since_ms": at_ms} for path in paths}
+        with self._database.write() as connection:
+            _load_table(connection, table_id)
+            sql_files.update_written(connection, table_id, columns, statuses=(FileStatus.ORPHANED,))
+
+    def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:
+        with self._database.write() as connection:
+            _load_table(connection, table_id)
+            sql_files.remove_all_live_files(connection, table_id)
+            sql_files.orphan_written(connection, table_id, OrphanReason.TABLE_REPLACED, at_ms=at_ms)
 
     def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
         columns = {path: {"size_bytes": size_bytes} for path, size_bytes in sizes_bytes.items()}
@@ -322,6 +334,11 @@ class SqlStateStore:
                 )
             ]
         return sorted(files, key=lambda file: (file.since_ms, file.path))
+
+    def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
+        with self._database.read() as connection:
+            _load_table(connection, table_id)
+            return sql_files.has_orphans(connection, table_id, before_ms=before_ms, reasons=reasons)
 
     def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
         count = func.count()

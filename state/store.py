@@ -92,10 +92,10 @@ class StateStore(Protocol):
         """Replace all that is remembered as live for the table by what was read from Iceberg and Delta.
 
         Ends every open intent of the table as synced; files that were pending and are not live stay as orphans, and so
-        do delete files that were live. Manifests, lists and metadata files that were live stay so. The pending files
-        of the intent whose id is the outcome's snapshot id are live: it landed. Of `outcome`, the cursor,
-        `removed_delete_files` and `unwritten_files` count; the iterables say the rest. They are read inside the
-        transaction, so they must not write to the store.
+        do delete files that were live, for DATA_FILES_GONE unless the outcome says why. Manifests, lists and metadata
+        files that were live stay so. The pending files of the intent whose id is the outcome's snapshot id are live:
+        it landed. Of `outcome`, the cursor, `removed_delete_files` and `unwritten_files` count; the iterables say the
+        rest. They are read inside the transaction, so they must not write to the store.
         """
         ...
 
@@ -112,9 +112,27 @@ class StateStore(Protocol):
         ...
 
     def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:
-        """No snapshot refers to these any more: live or orphaned before, they are orphaned from `at_ms` on.
+        """No snapshot refers to these any more: those that are not in use now are orphaned from `at_ms` on.
 
-        Such a delete file serves nothing any more. A manifest that live files are in stays live.
+        A delete file is taken if it is orphaned now, a manifest, a list or a metadata file if it is live or orphaned
+        now. All others stay as they are, since a sync may have made them live after the caller looked: live delete
+        files with what they serve, manifests that live files are in, and whatever is pending or deleted.
+        """
+        ...
+
+    def record_still_used(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
+        """Orphans that something uses all the same: their time begins anew.
+
+        The reason stays, and so does everything that is not orphaned now.
+        """
+        ...
+
+    def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:
+        """The Iceberg table is made anew: whatever was written for the one before is set aside.
+
+        Every file that is pending, live or used by older snapshots is an orphan of the replaced table from `at_ms` on;
+        the rest of failed commits stays what it is. The live data files are forgotten with what served them, so a
+        rebuild begins from nothing. Open intents and the cursor stay.
         """
         ...
 
@@ -150,6 +168,10 @@ class StateStore(Protocol):
 
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
         """The files that dvsync wrote and that are in one of `statuses`, the longest in it first."""
+        ...
+
+    def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
+        """Whether a file is an orphan for one of `reasons`, since `before_ms` (inclusive) or longer."""
         ...
 
     def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:

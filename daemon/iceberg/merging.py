@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import TableProperties
-from pyiceberg.utils.properties import property_as_bool, property_as_int
 
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
+from daemon.iceberg.properties import bool_property, int_property
 
 
 def live_files(manifest: ManifestFile) -> int:
@@ -24,16 +24,14 @@ def plan_merges(manifests: Sequence[ManifestFile], properties: Mapping[str, str]
     `commit.manifest.target-size-bytes` and MANIFEST_ENTRIES_MAX entries; one that fills half of that stays as it is, so
     that the work of a commit does not grow with the table.
     """
-    options = dict(properties)
-    if not property_as_bool(options, TableProperties.MANIFEST_MERGE_ENABLED, default=True):
+    if not bool_property(properties, TableProperties.MANIFEST_MERGE_ENABLED, default=True):
         return
-    count_min = property_as_int(
-        options, TableProperties.MANIFEST_MIN_MERGE_COUNT, TableProperties.MANIFEST_MIN_MERGE_COUNT_DEFAULT
+    count_min = int_property(
+        properties, TableProperties.MANIFEST_MIN_MERGE_COUNT, TableProperties.MANIFEST_MIN_MERGE_COUNT_DEFAULT
     )
-    size_max = property_as_int(
-        options, TableProperties.MANIFEST_TARGET_SIZE_BYTES, TableProperties.MANIFEST_TARGET_SIZE_BYTES_DEFAULT
+    size_max = int_property(
+        properties, TableProperties.MANIFEST_TARGET_SIZE_BYTES, TableProperties.MANIFEST_TARGET_SIZE_BYTES_DEFAULT
     )
-    assert count_min is not None and size_max is not None, "both have defaults"
     groups: dict[tuple[ManifestContent, int], list[ManifestFile]] = defaultdict(list)
     for manifest in manifests:
         if 2 * live_files(manifest) <= MANIFEST_ENTRIES_MAX and 2 * manifest.manifest_length <= size_max:

@@ -9,7 +9,6 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from daemon.iceberg.manifests import read_entries, read_manifest_list, schema_with_sources
-from daemon.storage import canonical
 
 # Of the manifests in which two snapshots differ that do not follow each other, so many are opened.
 MANIFESTS_OPENED = 20
@@ -18,8 +17,6 @@ MANIFESTS_OPENED = 20
 def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
     """Every metadata file, statistics file, manifest list and manifest that the metadata leads to, over all snapshots,
     branches and tags; with `delete_files` every delete file, too, for which each delete manifest is opened.
-
-    Paths are in canonical spelling.
     """
     metadata = table.metadata
     found = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
@@ -34,7 +31,7 @@ def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
         for manifest in manifests.values():
             if manifest.content is ManifestContent.DELETES:
                 found |= {entry.data_file.file_path for entry in _entries(table, manifest, live=True)}
-    return {canonical(path) for path in found}
+    return found
 
 
 def live_delete_files(table: Table) -> dict[str, tuple[str, int]]:

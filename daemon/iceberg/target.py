@@ -113,12 +113,26 @@ class Target:
         return self._commit_metadata(table, updates, announce)
 
     def expire(self, table: Table, snapshot_ids: Sequence[int], announce: Announce) -> Table:
-        """Take snapshots out of the table's metadata; their files stay. Raises as `commit` does."""
-        return self._commit_metadata(table, (RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)),), announce)
+        """Take snapshots out of the table's metadata; their files stay. Raises as `commit` does.
 
-    def _commit_metadata(self, table: Table, updates: tuple[TableUpdate, ...], announce: Announce) -> Table:
+        Branches and tags are as they were, or nothing is done. A tag that someone sets on one of the snapshots in this
+        very moment is lost: no requirement of the specification can ask for its absence.
+        """
+        refs = tuple(
+            AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in table.metadata.refs.items()
+        )
+        updates = (RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)),)
+        return self._commit_metadata(table, updates, announce, refs)
+
+    def _commit_metadata(
+        self,
+        table: Table,
+        updates: tuple[TableUpdate, ...],
+        announce: Announce,
+        requirements: tuple[TableRequirement, ...] = (),
+    ) -> Table:
         try:
-            commit_updates(table, updates, _unchanged(table), announce)
+            commit_updates(table, updates, (*_unchanged(table), *requirements), announce)
         except CommitFailedException as error:
             raise self._conflict(error) from error
         except Exception as error:

@@ -193,12 +193,16 @@ def test_tables_do_not_share_files(store: StateStore, table_id: int) -> None:
         store.record_synced(None, files, at_ms=1)
     before = observe(store, other, ["a", "d"])
     store.record_synced(None, outcome(table_id, 2, moved_manifests=((MANIFEST, "m1"),)), at_ms=2)
-    store.record_synced(None, outcome(table_id, 3, removed_files=("a",)), at_ms=3)
+    removed = (("d", OrphanReason.DATA_FILES_GONE),)
+    store.record_synced(None, outcome(table_id, 3, removed_files=("a",), removed_delete_files=removed), at_ms=3)
     store.record_sizes(table_id, {"d": 7, "m1": 7})
     store.record_unreferenced(table_id, ["d", "m1"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=4)
+    assert not store.has_orphans(other, before_ms=9, reasons=OrphanReason)
+    store.record_still_used(table_id, ["d", "m1"], at_ms=5)
     store.record_deleted(table_id, ["d", "m1"], at_ms=5)
     store.forget_before(table_id, 6)
-    store.record_rebuilt(outcome(table_id, 4), [], [], at_ms=6)
+    store.record_rebuilt(outcome(table_id, 4), [live_file("a")], [delete_file("d", "a")], at_ms=6)
+    store.record_table_replaced(table_id, at_ms=7)
     assert observe(store, other, ["a", "d"]) == before
 
 
@@ -216,6 +220,8 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.record_rebuilt(outcome(UNKNOWN, 1), [], [], at_ms=1),
     lambda store: store.record_orphans(UNKNOWN, FileKind.MANIFEST, ["m"], OrphanReason.COMMIT_FAILED, at_ms=1),
     lambda store: store.record_unreferenced(UNKNOWN, ["m"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=1),
+    lambda store: store.record_still_used(UNKNOWN, ["m"], at_ms=1),
+    lambda store: store.record_table_replaced(UNKNOWN, at_ms=1),
     lambda store: store.record_sizes(UNKNOWN, {"m": 1}),
     lambda store: store.record_deleted(UNKNOWN, ["m"], at_ms=1),
     lambda store: store.forget_before(UNKNOWN, 1),
@@ -226,6 +232,7 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.record_resync_wanted(UNKNOWN, True),
     lambda store: store.count(UNKNOWN),
     lambda store: store.list_written(UNKNOWN, [FileStatus.LIVE]),
+    lambda store: store.has_orphans(UNKNOWN, before_ms=1, reasons=OrphanReason),
     lambda store: store.find_crowded(UNKNOWN, delete_files_max=1, deleted_share=0.5),
     lambda store: store.list_runs(UNKNOWN, runs_max=1),
 ]
@@ -599,7 +606,7 @@ def test_rebuilt_replaces_what_is_live(store: StateStore, table_id: int) -> None
     assert list(store.read_live_files(table_id)) == files
     assert store.find_delete_files(table_id, ["old", "both", "new"]) == deletes
     assert totals(store, table_id) == (2, 198, 2, 2, 1)
-    assert orphans(store, table_id) == [("d-old", FileKind.DELETE_FILE, OrphanReason.TABLE_REPLACED)]
+    assert orphans(store, table_id) == [("d-old", FileKind.DELETE_FILE, OrphanReason.DATA_FILES_GONE)]
     (table,) = store.list_tables()
     assert (table.synced_version, table.last_synced_at_ms, table.error) == (9, 90, None)
 
@@ -645,12 +652,12 @@ def test_rebuild_keeps_what_older_snapshots_use(store: StateStore, table_id: int
 
 
 def test_rebuild_orphans_delete_files(store: StateStore, table_id: int) -> None:
-    """A delete file that a rebuild does not read is an orphan, for the outcome's reason if it has one."""
+    """A delete file that a rebuild does not read is an orphan, for the outcome's reason or for want of data files."""
     served = outcome(
         table_id,
         1,
         added_files=(live_file("a"),),
-        added_delete_files=(delete_file("kept", "a"), delete_file("shrunk", "a"), delete_file("replaced", "a")),
+        added_delete_files=(delete_file("kept", "a"), delete_file("shrunk", "a"), delete_file("gone", "a")),
     )
     store.record_synced(None, served, at_ms=1)
     rebuilt = outcome(table_id, 2, removed_delete_files=(("shrunk", OrphanReason.DV_SHRUNK),))
@@ -658,7 +665,7 @@ def test_rebuild_orphans_delete_files(store: StateStore, table_id: int) -> None:
     delete_files = [file for file in store.list_written(table_id, FileStatus) if file.kind is FileKind.DELETE_FILE]
     assert delete_files == [
         WrittenFile("kept", FileKind.DELETE_FILE, FileStatus.LIVE, 1, None, 900),
-        WrittenFile("replaced", FileKind.DELETE_FILE, FileStatus.ORPHANED, 2, OrphanReason.TABLE_REPLACED, 900),
+        WrittenFile("gone", FileKind.DELETE_FILE, FileStatus.ORPHANED, 2, OrphanReason.DATA_FILES_GONE, 900),
         WrittenFile("shrunk", FileKind.DELETE_FILE, FileStatus.ORPHANED, 2, OrphanReason.DV_SHRUNK, 900),
     ]
 
@@ -782,16 +789,37 @@ def test_unreferenced_files_are_orphans_from_now_on(store: StateStore, table_id:
     assert [(file.path, file.since_ms) for file in others] == [("pending", 3), ("deleted", 5)]
 
 
-def test_unreferenced_delete_file_serves_nothing(store: StateStore, table_id: int) -> None:
-    """A live delete file that no snapshot refers to is not found any more, and keeps its size as an orphan."""
+def test_unreferenced_delete_files_were_orphans(store: StateStore, table_id: int) -> None:
+    """Of delete files, orphaned ones alone take the new time and reason: a live one serves as before."""
     write_files(store, table_id)
-    store.record_unreferenced(table_id, ["d"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=9)
-    reason = OrphanReason.SNAPSHOT_EXPIRED
+    store.record_pending(2, FileKind.DELETE_FILE, ["d-pending"])
+    store.record_orphans(table_id, FileKind.DELETE_FILE, ["d-deleted"], OrphanReason.FOUND, at_ms=4)
+    store.record_deleted(table_id, ["d-deleted"], at_ms=5)
+    before = observe(store, table_id, ["a", "d"])
+    paths = ["d", "d-pending", "d-deleted"]
+    store.record_unreferenced(table_id, paths, OrphanReason.SNAPSHOT_EXPIRED, at_ms=9)
+    assert observe(store, table_id, ["a", "d"]) == before
+    assert store.find_delete_files(table_id, ["a"]) == [delete_file("d", "a")]
+    removed = (("d", OrphanReason.DV_SHRUNK),)
+    store.record_synced(None, outcome(table_id, 2, removed_delete_files=removed), at_ms=10)
+    store.record_unreferenced(table_id, paths, OrphanReason.SNAPSHOT_EXPIRED, at_ms=11)
     assert find_written(store, table_id, "d") == WrittenFile(
-        "d", FileKind.DELETE_FILE, FileStatus.ORPHANED, 9, reason, 900
+        "d", FileKind.DELETE_FILE, FileStatus.ORPHANED, 11, OrphanReason.SNAPSHOT_EXPIRED, 900
     )
-    assert store.find_delete_files(table_id, ["a"]) == []
-    assert store.find_serving(table_id, ["d"]) == {"d": set()}
+
+
+def test_orphan_that_a_sync_took_back(store: StateStore, table_id: int) -> None:
+    """A delete file that was an orphan when the caller looked, and is live since, is not unreferenced."""
+    store.record_orphans(table_id, FileKind.DELETE_FILE, ["d"], OrphanReason.FOUND, at_ms=1)
+    seen = orphan_paths(store, table_id)
+    files = outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d", "a"),))
+    store.record_synced(None, files, at_ms=2)
+    store.record_unreferenced(table_id, seen, OrphanReason.SNAPSHOT_EXPIRED, at_ms=3)
+    store.record_unreferenced(table_id, [DELETE_MANIFEST], OrphanReason.SNAPSHOT_EXPIRED, at_ms=3)
+    store.record_still_used(table_id, seen, at_ms=3)
+    assert (seen, orphans(store, table_id)) == (["d"], [])
+    assert store.find_delete_files(table_id, ["a"]) == [delete_file("d", "a")]
+    assert find_written(store, table_id, "d") == WrittenFile("d", FileKind.DELETE_FILE, FileStatus.LIVE, 2, None, 900)
 
 
 def test_manifest_of_live_files_stays_live(store: StateStore, table_id: int) -> None:
@@ -800,11 +828,79 @@ def test_manifest_of_live_files_stays_live(store: StateStore, table_id: int) -> 
     manifests = [MANIFEST, DELETE_MANIFEST]
     store.record_unreferenced(table_id, manifests, OrphanReason.SNAPSHOT_EXPIRED, at_ms=9)
     assert orphan_paths(store, table_id) == ["orphaned"]
-    store.record_unreferenced(table_id, [*manifests, "d"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=9)
-    assert orphan_paths(store, table_id) == ["orphaned", "d", DELETE_MANIFEST]
-    store.record_synced(None, outcome(table_id, 2, moved_manifests=((MANIFEST, "m1"),)), at_ms=10)
+    removed = (("d", OrphanReason.DV_SHRUNK),)
+    store.record_synced(None, outcome(table_id, 2, removed_delete_files=removed), at_ms=10)
     store.record_unreferenced(table_id, manifests, OrphanReason.SNAPSHOT_EXPIRED, at_ms=11)
+    assert orphan_paths(store, table_id) == ["orphaned", "d", DELETE_MANIFEST]
+    store.record_synced(None, outcome(table_id, 3, moved_manifests=((MANIFEST, "m1"),)), at_ms=12)
+    store.record_unreferenced(table_id, manifests, OrphanReason.SNAPSHOT_EXPIRED, at_ms=13)
     assert orphan_paths(store, table_id) == ["orphaned", "d", DELETE_MANIFEST, MANIFEST]
+
+
+def test_still_used_orphans_begin_anew(store: StateStore, table_id: int) -> None:
+    """Orphans that are still used take the new time and keep their reason; all other files stay as they are."""
+    write_files(store, table_id)
+    store.record_orphans(table_id, FileKind.DELETE_FILE, ["d-orphaned"], OrphanReason.COMMIT_FAILED, at_ms=4)
+    store.record_sizes(table_id, {"d-orphaned": 7})
+    before = {file.path: file for file in store.list_written(table_id, FileStatus)}
+    store.record_still_used(table_id, [*before, "never-heard-of"], at_ms=9)
+    assert {file.path: file for file in store.list_written(table_id, FileStatus)} == {
+        **before,
+        "orphaned": replace(before["orphaned"], since_ms=9),
+        "d-orphaned": replace(before["d-orphaned"], since_ms=9),
+    }
+
+
+def test_replaced_table_begins_from_nothing(store: StateStore, table_id: int) -> None:
+    """What snapshots may use is set aside as the replaced table's, no data file is live, and open intents stay."""
+    write_files(store, table_id)
+    store.record_pending(2, FileKind.DELETE_FILE, ["d-pending"])
+    before = {file.path: file for file in store.list_written(table_id, FileStatus)}
+    opened, table = store.find_open_intents(table_id), store.list_tables()
+    store.record_table_replaced(table_id, at_ms=9)
+    aside = {"status": FileStatus.ORPHANED, "reason": OrphanReason.TABLE_REPLACED, "since_ms": 9}
+    assert {file.path: file for file in store.list_written(table_id, FileStatus)} == {
+        path: file if path in ("deleted", "orphaned") else replace(file, **aside) for path, file in before.items()
+    }
+    assert list(store.read_live_files(table_id)) == []
+    assert store.find_delete_files(table_id, ["a"]) == []
+    assert store.find_serving(table_id, ["d"]) == {"d": set()}
+    assert totals(store, table_id) == (0, 0, 0, 0, 7)
+    assert (store.find_open_intents(table_id), store.list_tables()) == (opened, table)
+
+
+def test_rebuilt_after_it_was_replaced(store: StateStore, table_id: int) -> None:
+    """What a rebuild reads from the new table is live; what the one before left behind keeps its reason."""
+    write_files(store, table_id)
+    store.record_table_replaced(table_id, at_ms=9)
+    files, deletes = [live_file("a", manifest="m1")], [delete_file("d1", "a", manifest="m1")]
+    store.record_rebuilt(outcome(table_id, 2), files, deletes, at_ms=10)
+    assert list(store.read_live_files(table_id)) == files
+    assert store.find_delete_files(table_id, ["a"]) == deletes
+    reasons = {path: reason for path, _, reason in orphans(store, table_id)}
+    assert reasons.pop("orphaned") is OrphanReason.FOUND
+    assert reasons == dict.fromkeys(["d", "live", "pending", DELETE_MANIFEST, MANIFEST], OrphanReason.TABLE_REPLACED)
+    assert store.find_open_intents(table_id) == []
+
+
+@pytest.mark.parametrize("kind", [FileKind.DELETE_FILE, FileKind.METADATA])
+def test_has_orphans(store: StateStore, table_id: int, kind: FileKind) -> None:
+    """Orphans are told of by reason and by age, the bound included; files that are not orphans are not."""
+    store.record_orphans(table_id, kind, ["x"], OrphanReason.FOUND, at_ms=5)
+    others = set(OrphanReason) - {OrphanReason.FOUND}
+    assert store.has_orphans(table_id, before_ms=5, reasons={OrphanReason.FOUND})
+    assert store.has_orphans(table_id, before_ms=6, reasons=OrphanReason)
+    assert not store.has_orphans(table_id, before_ms=4, reasons=OrphanReason)
+    assert not store.has_orphans(table_id, before_ms=9, reasons=others)
+    assert not store.has_orphans(table_id, before_ms=9, reasons=[])
+    store.record_deleted(table_id, ["x"], at_ms=5)
+    assert not store.has_orphans(table_id, before_ms=9, reasons=OrphanReason)
+
+
+def test_what_older_snapshots_show() -> None:
+    """A file that the newest snapshot alone is without is shown by older ones; any other orphan by none we know of."""
+    shown = {OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED}
+    assert {reason for reason in OrphanReason if reason.shown_by_older} == shown
 
 
 def test_sizes_are_kept(store: StateStore, table_id: int) -> None:
@@ -932,8 +1028,9 @@ def test_long_lists_of_written_files(store: StateStore, table_id: int) -> None:
     store.record_pending(1, FileKind.MANIFEST, paths)
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=6, in_use=paths)
     store.record_unreferenced(table_id, paths, OrphanReason.SNAPSHOT_EXPIRED, at_ms=7)
+    store.record_still_used(table_id, paths, at_ms=8)
     store.record_sizes(table_id, dict.fromkeys(paths, 10))
-    expired = WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, len(paths), 10 * len(paths), 7)
+    expired = WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, len(paths), 10 * len(paths), 8)
     assert store.count(table_id).written == (expired,)
     store.record_deleted(table_id, paths, at_ms=8)
     assert [file.path for file in store.list_written(table_id, [FileStatus.DELETED])] == paths
@@ -1132,13 +1229,15 @@ def write_verbs(store: StateStore, table_id: int) -> list[Callable[[], object]]:
         lambda: store.record_rebuilt(outcome(table_id, 2), [], [], at_ms=2),
         lambda: store.record_abandoned(1, failed, at_ms=2),
         lambda: store.record_orphans(table_id, FileKind.MANIFEST, ["m9"], failed, at_ms=2),
-        lambda: store.record_unreferenced(table_id, ["d"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=2),
+        lambda: store.record_unreferenced(table_id, ["orphaned"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=2),
+        lambda: store.record_still_used(table_id, ["orphaned"], at_ms=2),
         lambda: store.record_sizes(table_id, {"d": 1}),
         lambda: store.record_deleted(table_id, ["orphaned"], at_ms=3),
         lambda: store.forget_before(table_id, 4),
         lambda: store.record_failure(table_id, TableError("k", "m", "h", None, 1, 1, True)),
         lambda: store.record_run(SyncRun(table_id, 1, 1, "advanced")),
         lambda: store.record_resumed(table_id),
+        lambda: store.record_table_replaced(table_id, at_ms=5),
     ]
 
 
@@ -1185,8 +1284,10 @@ FAILING: list[tuple[str, Callable[[StateStore, int], None]]] = [
     ("UPDATE ON intents", lambda store, _: store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=9)),
     (
         "UPDATE ON metadata_files",
-        lambda store, id: store.record_unreferenced(id, ["d", "orphaned"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=9),
+        lambda store, id: store.record_unreferenced(id, ["lost", "orphaned"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=9),
     ),
+    ("UPDATE ON metadata_files", lambda store, id: store.record_still_used(id, ["lost", "orphaned"], at_ms=9)),
+    ("UPDATE ON metadata_files", lambda store, id: store.record_table_replaced(id, at_ms=9)),
     ("UPDATE ON metadata_files", lambda store, id: store.record_sizes(id, {"d": 1, "orphaned": 1})),
     ("UPDATE ON metadata_files", lambda store, id: store.record_deleted(id, ["lost", "orphaned"], at_ms=9)),
     ("DELETE ON sync_runs", lambda store, id: store.forget_before(id, 9)),
@@ -1422,6 +1523,19 @@ class BothStores(RuleBasedStateMachine):
         for store in self.stores:
             store.record_unreferenced(self.table_id, paths, reason, at_ms=now)
 
+    @rule(paths=some_written_paths)
+    def record_still_used(self, paths: list[str]) -> None:
+        now = self.tick()
+        for store in self.stores:
+            store.record_still_used(self.table_id, paths, at_ms=now)
+
+    @precondition(lambda self: self.memory.count(self.table_id).live_data_files)
+    @rule()
+    def record_table_replaced(self) -> None:
+        now = self.tick()
+        for store in self.stores:
+            store.record_table_replaced(self.table_id, at_ms=now)
+
     @rule(sizes_bytes=st.dictionaries(written_paths, st.integers(0, 9), min_size=1, max_size=4))
     def record_sizes(self, sizes_bytes: dict[str, int]) -> None:
         for store in self.stores:
@@ -1464,9 +1578,32 @@ class BothStores(RuleBasedStateMachine):
         assert observe(self.sql, self.table_id, paths) == observe(self.memory, self.table_id, paths)
 
     @invariant()
+    def tell_of_orphans(self) -> None:
+        before_ms = self.now - 2
+        listed = self.memory.list_written(self.table_id, [FileStatus.ORPHANED])
+        expected = {file.reason for file in listed if file.since_ms <= before_ms}
+        for store in self.stores:
+            told = {
+                reason
+                for reason in OrphanReason
+                if store.has_orphans(self.table_id, before_ms=before_ms, reasons=[reason])
+            }
+            assert told == expected
+
+    @invariant()
     def references_hold(self) -> None:
         with self.sql._database.read() as connection:
             assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
+
+    @invariant()
+    def only_live_delete_files_serve(self) -> None:
+        # Nothing but a live delete file is in a manifest or has mappings, so what is orphaned holds nothing live.
+        serving = (
+            "SELECT path FROM delete_files AS d WHERE status <> 'live' AND "
+            "(manifest_id IS NOT NULL OR EXISTS (SELECT 1 FROM dv_mappings WHERE delete_file_id = d.id))"
+        )
+        with self.sql._database.read() as connection:
+            assert connection.exec_driver_sql(serving).all() == []
 
 
 def test_both_stores_tell_the_same() -> None:

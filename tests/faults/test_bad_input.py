@@ -26,7 +26,6 @@ from daemon.errors import (
     CommitOutcomeUnknown,
     CorruptInput,
     ObjectMissing,
-    ObjectStoreAway,
     StateStoreAway,
     SyncError,
     Unsupported,
@@ -588,14 +587,14 @@ def test_a_locked_state_database_is_waited_for(pair: Pair, monkeypatch: pytest.M
 
 
 def test_a_missing_manifest_is_waited_for(pair: Pair) -> None:
-    """An Iceberg manifest that cannot be read: `ObjectStoreAway`, and nothing is committed until it is back."""
+    """An Iceberg manifest that cannot be read: `ObjectMissing`, and nothing is committed until it is back."""
     pair.table.commit([pair.table.remove(pair.path)])
     current = pair.bench.iceberg().current_snapshot()
     assert current is not None
     file = Path(current.manifests(pair.bench.iceberg().io)[0].manifest_path.removeprefix("file://"))
     file.rename(file.with_suffix(".away"))
     for _ in range(2):
-        with pytest.raises(ObjectStoreAway) as caught:
+        with pytest.raises(ObjectMissing) as caught:
             pair.bench.follower.sync()
         assert (caught.value.table, pair.synced_version()) == ("t", 1)
     file.with_suffix(".away").rename(file)

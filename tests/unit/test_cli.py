@@ -6,10 +6,11 @@ import json
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -77,7 +78,7 @@ def followed(tmp_path: Path) -> Iterator[Bench]:
 FOLLOWED = """
 state: {url: "sqlite:///state.db"}
 catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
-maintenance: {delete_files_max: 3, snapshots_max: 2, orphan_grace: 0s}
+maintenance: {delete_files_max: 3, snapshots_max: 2, orphan_grace: 1min}
 tables:
 - {source: data/t, target: lake.t, name: t}
 """
@@ -95,6 +96,9 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
     ):
         result = dvsync(*arguments, config=FOLLOWED)
         assert (result.exit_code, result.output) == (0, said + "\n"), result.output
+    assert "  left 6: its grace period is not over\n" in dvsync("cleanup").output
+    with closing(sqlite3.connect(followed.state_file)) as database, database:
+        database.execute("update metadata_files set since_ms = 0 where status = 'orphaned'")
     for command in (["cleanup", "--dry-run"], ["cleanup"]):
         result = dvsync(*command)
         verb = "would remove" if "--dry-run" in command else "removed"
@@ -104,6 +108,7 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
     assert dvsync("cleanup").output.startswith("t: removed 0 files, 0 bytes\n")
     lost = Path(followed.iceberg().location().removeprefix("file://")) / "data" / "7-000000-deletes.parquet"
     lost.write_bytes(b"x")
+    os.utime(lost, (0, 0))
     assert f"  found, unknown to the state database: file://{lost}\n" in dvsync("cleanup", "--scan").output
     assert "removed 1 files, 1 byte (delete-file 1)" in dvsync("cleanup", "--scan", "--remove").output
     assert dvsync("cleanup", "--remove").exit_code == 2
@@ -123,6 +128,20 @@ def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
     assert followed.store.list_tables()[0].resync_wanted
     for command in ("pause", "resync"):
         assert dvsync(command, "nobody").exit_code == 2
+    dvsync("pause", "t")
+    for command in ("compact", "expire"):
+        result = dvsync(command)
+        assert (result.exit_code, "it is paused" in result.output) == (1, True)
+
+
+def test_a_changed_configuration_forgets_nothing_by_a_pause(dvsync, followed: Bench):
+    """The name stands for another table in the state database: told, and the old one's memory stays."""
+    before = followed.store.list_tables()
+    for command in ("pause", "resync"):
+        result = dvsync(command, "t", config=FOLLOWED.replace("lake.t", "lake.t_v2"))
+        assert result.exit_code == 2
+        assert f"the state database knows it as {followed.source} -> lake.t" in result.output
+    assert followed.store.list_tables() == before
 
 
 def test_what_commits_does_not_work_beside_a_daemon(dvsync, followed: Bench):
