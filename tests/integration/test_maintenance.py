@@ -41,7 +41,8 @@ def create(end: int = 40, files: int = 2, by: str = "") -> str:
 
 def followed(spark: SparkSession, folder: Path, *, on_foreign_commit: str = "park", **maintenance: Any) -> Followed:
     """With `maintenance` as people write it; nothing waits for a grace period."""
-    settings = MaintenanceSettings(**{"orphan_grace": "0s", **maintenance})
+    # The configuration would not take less than a minute.
+    settings = MaintenanceSettings(**maintenance).model_copy(update={"orphan_grace_s": 0.0})
     return Followed(spark, folder, "file", options={"maintenance": settings, "on_foreign_commit": on_foreign_commit})
 
 
