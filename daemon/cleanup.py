@@ -58,26 +58,24 @@ def clean_up(
     store, settings = context.store, context.settings.maintenance
     done = Cleanup()
     record = find_record(store.list_tables(), context.settings)
-    table = context.target.find_table()
+    table = _find_own_table(context, record) if record else None
     if record is None or table is None:
         orphans = store.list_written(record.id, (FileStatus.ORPHANED,)) if record else []
-        done.left["the Iceberg table is not there, so nothing tells what is in use"] += len(orphans)
+        done.left["the Iceberg table is not there, or another one, so nothing tells what is in use"] += len(orphans)
         return done
     own = _OwnPlaces(context, table)
     # Listed first: whatever is written from here on has a row before it exists.
     listed = list(own.scan()) if scan else []
     survey = release_files(context, record, dry_run=dry_run, delete_files=scan)
-    waiting = [file for file in survey.orphans if file.reason is not OrphanReason.TABLE_REPLACED]
-    done.left["written for a table that was dropped, renamed or left for another catalog"] += len(survey.orphans) - len(
-        waiting
-    )
+    if not survey.in_use:
+        return done  # The table was dropped in this very moment.
+    waiting = list(survey.orphans)
     if scan:
-        known = {
-            name_of(file.path)
-            for each in store.list_tables()
-            for file in store.list_written(each.id, (FileStatus.PENDING, FileStatus.LIVE, FileStatus.ORPHANED))
-        }
-        done.found = [file for file in listed if name_of(file.path) not in known | survey.in_use]
+        there = (FileStatus.PENDING, FileStatus.LIVE, FileStatus.ORPHANED)
+        known = set(survey.in_use)
+        for each in store.list_tables():
+            known |= {name_of(file.path) for file in store.list_written(each.id, there)}
+        done.found = [file for file in listed if name_of(file.path) not in known]
     if remove_found and not dry_run:
         for kind in FileKind:
             paths = [file.path for file in done.found if file.kind is kind]
@@ -129,7 +127,7 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     store = context.store
     # Before the table is looked at: what is live here was committed before, so the metadata has it or has let it go.
     known = store.list_written(record.id, (FileStatus.LIVE, FileStatus.ORPHANED))
-    table = context.target.find_table()
+    table = _find_own_table(context, record)
     at_ms = context.clock.now_ms()
     orphans = {file.path: file for file in known if file.status is FileStatus.ORPHANED}
     if table is None:
@@ -150,6 +148,14 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     return Survey(in_use, list((orphans | released).values()), at_ms)
 
 
+def _find_own_table(context: TableContext, record: TableRecord) -> Table | None:
+    """The Iceberg table, if it has the snapshot that was recorded last: ours may have been renamed, this be another."""
+    table = context.target.find_table()
+    if table is None or record.snapshot_id is None or table.snapshot_by_id(record.snapshot_id) is None:
+        return None
+    return table
+
+
 def name_of(path: str) -> str:
     return path.rsplit("/", 1)[-1]
 
@@ -163,6 +169,8 @@ def _was_in_use(file: WrittenFile) -> bool:
 
 
 def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, before_ms: int) -> str | None:
+    if file.reason is OrphanReason.TABLE_REPLACED:
+        return "written for a table that was dropped, renamed or left for another catalog"
     if name_of(file.path) in in_use:
         return "a snapshot still uses it"
     if file.since_ms > before_ms:
