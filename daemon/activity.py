@@ -31,7 +31,7 @@ class Histogram:
 
 
 class Activity:
-    """Counters for all tables. Safe to use from any thread; read as a whole with `snapshot`."""
+    """Counters for all tables. Safe to use from any thread; whoever reads holds `lock()`."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -239,7 +239,7 @@ class _OwnPlaces:
 
 
 def _kind_by_name(meta: FileMeta) -> FileKind | None:
-    name = meta.path.rsplit("/", 1)[1]
+    name = name_of(meta.path)
     if DELETE_FILE_NAME.fullmatch(name):
         return FileKind.DELETE_FILE
     return metadata_kind(meta.path) if METADATA_NAME.fullmatch(name) else None

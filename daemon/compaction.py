@@ -106,9 +106,7 @@ class Compactor:
             crowds = _gather(context, record, seeds[:DATA_FILES_AT_ONCE], partitions, shared=shared)
             gathered = {file.path for crowd in crowds for file in crowd.data_files}
             seeds = [path for path in seeds[DATA_FILES_AT_ONCE:] if path not in gathered]
-            worth = [
-                crowd for crowd in crowds if len(crowd.works) < len(crowd.delete_files) and self._is_readable(crowd)
-            ]
+            worth = [crowd for crowd in crowds if crowd.is_worth_it and self._is_readable(crowd)]
             if dry_run:
                 done += _sum(worth)
                 continue

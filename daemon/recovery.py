@@ -17,8 +17,9 @@ from daemon.context import TableContext
 from daemon.delta.actions import Commit, RemoveFile, encode_path, resolve_path
 from daemon.delta.protocol import check_protocol
 from daemon.errors import CorruptInput, ObjectMissing, PipelineAway, TargetChanged
-from daemon.iceberg.manifests import read_entries, read_manifest_list, referenced_data_file, schema_with_sources
+from daemon.iceberg.manifests import read_manifest_list, referenced_data_file
 from daemon.iceberg.marker import Marker, find_marker, shown_by
+from daemon.iceberg.references import entries_of, metadata_files
 from daemon.pipeline.table_state import collect_adds, read_table_state, select_paths
 from daemon.storage import FileIOStorage
 from daemon.translate.plan import UNKNOWN_DV, descriptor_of, record_of
@@ -41,9 +42,7 @@ def end_intents(context: TableContext, record: TableRecord, table: Table | None)
     """Decide every open intent by the snapshots of the Iceberg table: landed, or its files become orphans."""
     store = context.store
     # A change without a snapshot leaves but a metadata file, which tells whether it landed.
-    metadata_files = (
-        [table.metadata_location, *(log.metadata_file for log in table.metadata.metadata_log)] if table else []
-    )
+    in_use = metadata_files(table) if table else frozenset()
     for intent, outcome in store.find_open_intents(record.id):
         if intent.id in context.in_work:
             continue
@@ -54,7 +53,7 @@ def end_intents(context: TableContext, record: TableRecord, table: Table | None)
             record = remembered(record, done)
         elif not landed:
             at_ms = context.clock.now_ms()
-            store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, in_use=metadata_files)
+            store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, in_use=in_use)
         # A first sync that landed without being recorded is rebuilt from the table, which ends its intent.
     return record
 
@@ -181,9 +180,7 @@ def _read_live(table: Table) -> tuple[dict[str, tuple[DataFile, str]], dict[str,
     snapshot = table.current_snapshot()
     found: dict[ManifestContent, dict[str, tuple[DataFile, str]]] = {content: {} for content in ManifestContent}
     for manifest in read_manifest_list(table.io, snapshot.manifest_list) if snapshot else ():
-        spec = table.specs()[manifest.partition_spec_id]
-        schema = schema_with_sources(spec, (table.schema(), *table.schemas().values()))
-        for entry in read_entries(table.io, manifest, spec=spec, schema=schema):
+        for entry in entries_of(table, manifest):
             found[manifest.content][entry.data_file.file_path] = (entry.data_file, manifest.manifest_path)
     return found[ManifestContent.DATA], found[ManifestContent.DELETES]
 

@@ -14,12 +14,17 @@ from daemon.iceberg.manifests import read_entries, read_manifest_list, schema_wi
 MANIFESTS_OPENED = 20
 
 
+def metadata_files(table: Table) -> set[str]:
+    """The current metadata file and those that its log still names."""
+    return {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
+
+
 def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
     """Every metadata file, statistics file, manifest list and manifest that the metadata leads to, over all snapshots,
     branches and tags; with `delete_files` every delete file, too, for which each delete manifest is opened.
     """
     metadata = table.metadata
-    found = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
+    found = metadata_files(table)
     found |= {statistics.statistics_path for statistics in (*metadata.statistics, *metadata.partition_statistics)}
     manifests: dict[str, ManifestFile] = {}
     for snapshot in metadata.snapshots:
@@ -30,7 +35,7 @@ def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
     if delete_files:
         for manifest in manifests.values():
             if manifest.content is ManifestContent.DELETES:
-                found |= {entry.data_file.file_path for entry in _entries(table, manifest, live=True)}
+                found |= {entry.data_file.file_path for entry in entries_of(table, manifest, live=True)}
     return found
 
 
@@ -44,7 +49,7 @@ def live_delete_files(table: Table) -> dict[str, tuple[str, int]]:
         )
         for manifest in (read_manifest_list(table.io, snapshot.manifest_list) if snapshot else ())
         if manifest.content is ManifestContent.DELETES
-        for entry in _entries(table, manifest, live=True)
+        for entry in entries_of(table, manifest, live=True)
     }
 
 
@@ -68,7 +73,7 @@ def _paths(table: Table, manifests: Iterable[ManifestFile], *, live: bool) -> li
     return [
         (entry.data_file.file_path, entry.file_sequence_number or 0)
         for manifest in manifests
-        for entry in _entries(table, manifest, live=live)
+        for entry in entries_of(table, manifest, live=live)
     ]
 
 
@@ -77,7 +82,8 @@ def _data_manifests(table: Table, snapshot: Snapshot) -> list[ManifestFile]:
     return [manifest for manifest in listed if manifest.content is ManifestContent.DATA]
 
 
-def _entries(table: Table, manifest: ManifestFile, *, live: bool) -> list[ManifestEntry]:
+def entries_of(table: Table, manifest: ManifestFile, *, live: bool = True) -> list[ManifestEntry]:
+    """The live or the deleted entries of one of the table's manifests, whatever schema and spec they are of."""
     spec = table.specs()[manifest.partition_spec_id]
     schema = schema_with_sources(spec, (table.schema(), *table.schemas().values()))
     return read_entries(table.io, manifest, spec=spec, schema=schema, live=live)
