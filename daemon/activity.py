@@ -50,6 +50,15 @@ class Activity:
         with self._lock:
             self.failures[table, kind] += 1
 
+    def forget(self, table: str) -> None:
+        """The table is not followed any more: its series end."""
+        with self._lock:
+            for counter in (self.syncs, self.failures):
+                for labels in [labels for labels in counter if labels[0] == table]:
+                    del counter[labels]
+            for amounts in self.amounts.values():
+                del amounts[table]
+
     def observe_step(self, step: str, seconds: float) -> None:
         with self._lock:
             self.steps[step].add(seconds)

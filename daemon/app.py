@@ -1,195 +1,37 @@
-"""The composition root: the one place that builds concrete things, and starts and stops them."""
+"""What the commands do, but for `dvsync run`, which is `service.py`."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from random import Random
+from contextlib import ExitStack
 from threading import Event
 from typing import TypeVar
 
 import structlog
 
 from daemon import log as events
-from daemon.clock import Clock, SystemClock
-from daemon.context import TableContext, find_record
-from daemon.cycle import TableCycle, Verdict
+from daemon.clock import SystemClock
+from daemon.context import find_record
+from daemon.cycle import Verdict
 from daemon.delta.log import DeltaLog
+from daemon.discovery import discover
 from daemon.doctor import Diagnosis, diagnose
-from daemon.errors import ConfigInvalid, ObjectMissing, PipelineAway, StateStoreAway, SyncError, Unsupported
-from daemon.iceberg.catalogs import Catalogs
-from daemon.lock import hold_state
+from daemon.errors import ConfigInvalid, ObjectMissing, SyncError, Unsupported
+from daemon.lease import hold_lease
 from daemon.maintenance import Maintainer
-from daemon.notify import Notifier
-from daemon.pipeline.java import check_java
+from daemon.parts import commit_time_ms, open_parts
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.session import SparkPipeline
-from daemon.progress import LogProgress
-from daemon.settings import SQLITE_FILE, Settings, TableSettings
+from daemon.settings import Settings, TableSettings
 from daemon.signals import StopSignals
-from daemon.status import Board, Observation, TableStatus, table_status
+from daemon.status import Observation, TableStatus, table_status
 from daemon.storage import FileIOStorage, normalize_location
 from daemon.sync import Follower
-from state import StateStore, StateUnavailable, TableRecord
-from state.sql_store import SqlStateStore
-
-# A cycle that has not come to a step by then is cut off, which is as safe as any kill.
-STOP_GRACE_S = 8.0
+from state import StateStore, TableRecord
 
 T = TypeVar("T")
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Everything concrete for one configuration."""
-
-    settings: Settings
-    store: StateStore
-    storage: FileIOStorage
-    spark: SparkPipeline
-    catalogs: Catalogs
-    clock: Clock
-
-    def context(
-        self, table: TableSettings, progress: Progress | None = None, board: Board | None = None
-    ) -> TableContext:
-        return TableContext.make(
-            table,
-            properties=self.settings.file_properties(table),
-            open_catalog=lambda: self.catalogs.open(table.catalog),
-            store=self.store,
-            spark=self.spark,
-            clock=self.clock,
-            limits=self.settings.limits,
-            progress=progress,
-            **({"observe_step": board.activity.observe_step} if board else {}),
-        )
-
-    def cycle(self, context: TableContext, board: Board) -> TableCycle:
-        """Raises StateUnavailable."""
-        table = context.settings
-        return TableCycle(
-            table,
-            Follower(context),
-            store=self.store,
-            board=board,
-            clock=self.clock,
-            random=Random(),
-            commit_time_ms=lambda version: self.commit_time_ms(table, version),
-        )
-
-    def board(self) -> Board:
-        return Board(self.settings.tables, self.clock, lag_budget_s=self.settings.health.lag_budget_s)
-
-    def commit_time_ms(self, table: TableSettings, version: int) -> int | None:
-        """When the store says that the commit file of `version` was written; None when there is none."""
-        try:
-            path = DeltaLog(self.storage, table.source, self.clock).commit_path(version)
-            return self.storage.stat(path).modified_ms
-        except ObjectMissing:
-            return None
-
-
-@contextmanager
-def open_parts(settings: Settings) -> Iterator[Parts]:
-    """Open the state store and build the rest; nothing is started. Raises StateStoreAway."""
-    _make_local_folders(settings)
-    clock = SystemClock()
-    with _state_errors(), ExitStack() as opened:
-        store = SqlStateStore.open(settings.state.url)
-        opened.callback(store.close)
-        spark = SparkPipeline(settings.spark, clock)
-        opened.callback(spark.close)
-        catalogs = Catalogs(settings.catalogs)
-        opened.callback(catalogs.close)
-        yield Parts(settings, store, FileIOStorage(settings.storage), spark, catalogs, clock)
-
-
-@contextmanager
-def _state_errors() -> Iterator[None]:
-    try:
-        yield
-    except StateUnavailable as error:
-        raise StateStoreAway(str(error), hint="Check state.url, and the database or the disk behind it.") from error
-
-
-def _make_local_folders(settings: Settings) -> None:
-    """SQLite makes the file of a catalog, but not its folder."""
-    for properties in settings.catalogs.values():
-        match = SQLITE_FILE.match(properties.get("uri", ""))
-        if match:
-            Path(match["path"]).parent.mkdir(parents=True, exist_ok=True)
-
-
-# --- what the commands do ---
-
-
-def run_daemon(settings: Settings, version: str) -> bool:
-    """Follow every table until SIGTERM or SIGINT; a second signal ends the process at once.
-
-    Returns False when a cycle was still at work after STOP_GRACE_S: the process must then be ended without more ado.
-    Raises ConfigInvalid when the health address cannot be had, StateStoreAway.
-    """
-    # Starlette and APScheduler are this command's alone.
-    from daemon.scheduler import Scheduler  # noqa: PLC0415
-    from daemon.upkeep import TableUpkeep  # noqa: PLC0415
-    from daemon.web.endpoints import make_app  # noqa: PLC0415
-    from daemon.web.server import WebServer  # noqa: PLC0415
-
-    with ExitStack() as opened:
-        signals = opened.enter_context(StopSignals())
-        opened.enter_context(hold_state(settings.state.sqlite_file))
-        parts = opened.enter_context(open_parts(settings))
-        board = parts.board()
-        web = WebServer.start(settings.health, make_app(board, is_spark_up=lambda: parts.spark.is_running))
-        opened.callback(web.stop)
-        notifier = Notifier.from_environment()
-
-        def beat() -> None:
-            board.beat()
-            notifier.beat(board.summary())
-
-        contexts = [parts.context(table, LogProgress(parts.clock), board) for table in settings.tables]
-        cycles = [parts.cycle(context, board) for context in contexts]
-        scheduler = Scheduler(
-            cycles,
-            [
-                TableUpkeep(cycle, Maintainer(context), board=board, clock=parts.clock, random=Random())
-                for cycle, context in zip(cycles, contexts, strict=True)
-            ],
-            store=parts.store,
-            beat=beat,
-            clock=parts.clock,
-            tables_at_once=settings.limits.tables_at_once,
-            stop_if_idle=lambda: _stop_if_idle(parts.spark),
-        )
-        try:
-            check_java()
-        except PipelineAway as error:
-            # Following goes on without Spark; first syncs and large changes will not.
-            _log.warning(events.PIPELINE_MISSING, reason=error.message, hint=error.hint)
-        scheduler.start()
-        notifier.ready()
-        _log.info(events.DAEMON_STARTED, version=version, tables=len(settings.tables), health=web.url, pid=os.getpid())
-        received = signals.wait()
-        notifier.stopping()
-        _log.info(events.DAEMON_STOPPING, signal=received)
-        finished = scheduler.stop(grace_s=STOP_GRACE_S)
-        if not finished:
-            # Closing the store and Spark under a running cycle would make it record an error that is none.
-            opened.pop_all()
-        _log.info(events.DAEMON_STOPPED, finished=finished)
-        return finished
-
-
-def _stop_if_idle(spark: SparkPipeline) -> None:
-    if spark.stop_if_idle():
-        _log.info(events.PIPELINE_IDLED)
 
 
 def sync_tables(
@@ -202,9 +44,10 @@ def sync_tables(
     """
     stop = Event()
     # A cycle only ever looks at the event, so setting it inside a signal handler cannot block.
-    with StopSignals(stop.set), hold_state(settings.state.sqlite_file), open_parts(settings) as parts:
+    with StopSignals(stop.set), open_parts(settings) as parts, hold_lease(parts.lease_keeper(), stop):
         board = parts.board()
         for table in tables:
+            board.add(table)
             cycle = parts.cycle(parts.context(table, progress_of(table.name)), board)
             if cycle.is_paused:
                 yield table, Verdict(paused=True)
@@ -228,9 +71,10 @@ def read_statuses(settings: Settings) -> list[TableStatus]:
             record = find_record(records, table)
             seen = Observation(record=record, counts=parts.store.count(record.id) if record else None)
             try:
-                source_version = Follower(parts.context(table)).source_version()
+                context = parts.context(table)
+                source_version = Follower(context).source_version()
                 synced = record.synced_version if record else None
-                behind_since_ms = None if synced is None else parts.commit_time_ms(table, synced + 1)
+                behind_since_ms = None if synced is None else commit_time_ms(context, synced + 1)
                 seen = Observation(seen.record, seen.counts, source_version, behind_since_ms)
             except SyncError as error:
                 _log.warning(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
@@ -272,9 +116,9 @@ def maintain_tables(
     stop = Event()
     with ExitStack() as opened:
         opened.enter_context(StopSignals(stop.set))
-        if alone:
-            opened.enter_context(hold_state(settings.state.sqlite_file))
         parts = opened.enter_context(open_parts(settings))
+        if alone:
+            opened.enter_context(hold_lease(parts.lease_keeper(), stop))
         for table in tables:
             if stop.is_set():
                 return
@@ -332,6 +176,19 @@ def _known_or_new(store: StateStore, table: TableSettings) -> TableRecord:
             hint="Start dvsync with the changed configuration first, which forgets the old table, or change it back.",
         )
     return store.load_table(table.name, table.source, table.target)
+
+
+def with_found_tables(settings: Settings) -> Settings:
+    """The settings with what their patterns find now. A folder that is no table for a reason is told in the log.
+
+    Raises ObjectStoreAway when a pattern's folder cannot be listed.
+    """
+    if not any(table.is_pattern for table in settings.tables):
+        return settings
+    found = discover(settings, SystemClock())
+    for about, reason in found.troubles.items():
+        _log.warning(events.PATTERN_REFUSED, source=about, reason=reason)
+    return settings.model_copy(update={"tables": tuple(found.tables)})
 
 
 def find_tables(settings: Settings, names: Sequence[str]) -> list[TableSettings]:

@@ -75,16 +75,16 @@ def dvsync(
 @app.command()
 def run(context: typer.Context, config: ConfigPath = None) -> None:
     """Follow all tables until SIGTERM; this is the daemon."""
-    from daemon.app import run_daemon  # noqa: PLC0415 - the heavy rooms; the same in each command
+    from daemon.service import run_daemon  # noqa: PLC0415 - the heavy rooms; the same in each command
 
     with _told():
-        settings = _load(context, config)
-        configure_logging(settings.log)
-        finished = run_daemon(settings, version("dvsync"))
-    if not finished:
+        ending = run_daemon(lambda: _load(context, config), version("dvsync"))
+    code = 1 if ending.lost_lease else 0
+    if not ending.finished:
         # A thread is still at work and would hold up the interpreter's own end.
         sys.stdout.flush()
-        os._exit(0)
+        os._exit(code)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -363,10 +363,12 @@ def _import_arrow() -> None:
 
 def _load_for_people(context: typer.Context, config: Path | None) -> Settings:
     """Settings for a command that prints its result: the log then goes to standard error, warnings and above."""
+    from daemon.app import with_found_tables  # noqa: PLC0415
+
     settings = _load(context, config)
     level = settings.log.level if settings.log.level in ("warning", "error") else "warning"
     configure_logging(LogSettings(format="console", level=level), sys.stderr)
-    return settings
+    return with_found_tables(settings)
 
 
 @contextmanager

@@ -239,6 +239,8 @@ def _clashes(readable: _Readable) -> Iterator[str]:
     targets: dict[tuple[str, str], str] = {}
     places: list[tuple[str, str]] = []
     for place, table in readable.tables():
+        if table.is_pattern:
+            continue  # What it finds is checked when it is found.
         first = targets.setdefault((table.catalog, table.target), place)
         if first != place:
             yield f"{place}.target: {table.target} is the target of {first} too"
@@ -251,6 +253,12 @@ def _clashes(readable: _Readable) -> Iterator[str]:
         # Two tables that differ in neither have one fault, not two.
         if first_named not in (place, first):
             yield f"{place}.name: {table.name} is the name of {first_named} too; give one of them another name"
+
+
+def faults_of_found(settings: Settings, table: TableSettings) -> list[str]:
+    """What is wrong with a table that one of the patterns of `settings` found."""
+    alone = settings.model_copy(update={"tables": (table,)})
+    return list(_places_that_vacuum_cleans(_Readable(alone, (table.name,), frozenset())))
 
 
 def _places_that_vacuum_cleans(readable: _Readable) -> Iterator[str]:

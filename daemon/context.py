@@ -57,9 +57,18 @@ def told_as_sync_errors(table: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class Writer:
+    """Who we are to other dvsyncs that follow into the same Iceberg table, and how long we give way to a silent one."""
+
+    name: str
+    lease_s: float
+
+
+@dataclass(frozen=True)
 class TableContext:
     """One table's parts. `properties` are PyIceberg FileIO properties that reach both sides of the table.
 
+    Without a `writer` nobody is given way to.
     Who commits to the Iceberg table holds `committing`. `in_work` are the intents of this process that are not decided
     yet although nobody commits: `end_intents` leaves them alone. `observe_step` is told how many seconds a step took.
     """
@@ -74,6 +83,7 @@ class TableContext:
     properties: Mapping[str, str]
     clock: Clock
     limits: LimitsSettings
+    writer: Writer | None = None
     progress: Progress | None = None
     committing: Lock = field(default_factory=Lock)
     in_work: set[int] = field(default_factory=set)
@@ -90,6 +100,7 @@ class TableContext:
         spark: SparkPipeline,
         clock: Clock,
         limits: LimitsSettings,
+        writer: Writer | None = None,
         progress: Progress | None = None,
         observe_step: Callable[[str, float], None] = lambda _step, _seconds: None,
     ) -> Self:
@@ -98,7 +109,14 @@ class TableContext:
         return cls(
             settings=table,
             log=DeltaLog(storage, table.source, clock),
-            target=Target(open_catalog, table.target, table.location, clock),
+            target=Target(
+                open_catalog,
+                table.target,
+                table.location,
+                clock,
+                writer=writer.name if writer else None,
+                check_lease=store.check_lease,
+            ),
             store=store,
             spark=spark,
             runner=Runner(spark, table.pipeline, table.may_overflow),
@@ -106,6 +124,7 @@ class TableContext:
             properties=properties,
             clock=clock,
             limits=limits,
+            writer=writer,
             progress=progress,
             observe_step=observe_step,
         )

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.errors import AccountMismatch
+from daemon.errors import AccountMismatch, TargetHeld
 from daemon.failures import Failures
 from daemon.settings import TableSettings
 from daemon.slots import Slots
@@ -96,7 +96,7 @@ class TableCycle:
         self._random = random
         self._commit_time_ms = commit_time_ms
         record = store.load_table(table.name, table.source, table.target)
-        board.timelines[table.name].add_runs(reversed(store.list_runs(record.id, runs_max=RUNS_MAX)))
+        board.timeline(table.name).add_runs(reversed(store.list_runs(record.id, runs_max=RUNS_MAX)))
         self._failures = Failures(
             table.name, poll_interval_s=table.poll_interval_s, last=record.error, clock=clock, random=random
         )
@@ -126,8 +126,10 @@ class TableCycle:
 
     @property
     def is_followed(self) -> bool:
-        """Whether the table has been synced before and waits for nobody."""
-        return self._record.synced_version is not None and not is_held(self._record)
+        """Whether the table has been synced before and waits for nobody, another dvsync included."""
+        error = self._record.error
+        is_elsewhere = error is not None and error.kind == TargetHeld.__name__
+        return self._record.synced_version is not None and not is_held(self._record) and not is_elsewhere
 
     def recount(self) -> None:
         """The table's files have changed beside the cycle: count them anew with the next one. From any thread."""
@@ -253,7 +255,7 @@ class TableCycle:
             _log.warning(events.STATE_UNRECORDED, table=self.name, reason=str(unavailable))
 
     def _record_run(self, run: SyncRun) -> None:
-        self._board.timelines[self.name].add_runs([run])
+        self._board.timeline(self.name).add_runs([run])
         try:
             self._store.record_run(run)
         except StateUnavailable as unavailable:

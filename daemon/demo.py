@@ -16,9 +16,9 @@ import pyarrow as pa
 from pyiceberg.table import Table as IcebergTable
 from rich.console import Console
 
-from daemon.app import Parts, open_parts
 from daemon.config import load_settings
 from daemon.errors import ConfigInvalid
+from daemon.parts import Parts, open_parts
 from daemon.pipeline.jars import ICEBERG_JAR
 from daemon.pipeline.session import SparkPipeline
 from daemon.progress import LogProgress

@@ -78,6 +78,10 @@ class PipelineAway(Retryable):
     """Spark could not be started, or died while it worked."""
 
 
+class TargetHeld(Retryable):
+    """Another dvsync, with a state database of its own, keeps the Iceberg table in step."""
+
+
 class CommitIncomplete(Retryable):
     """A Delta commit file ends in the middle of a line: it is still being written."""
 

@@ -17,6 +17,7 @@ from daemon.errors import (
     StateStoreAway,
     SyncError,
     TargetChanged,
+    TargetHeld,
     Unsupported,
 )
 from state import StateUnavailable, TableError
@@ -26,6 +27,8 @@ PARKING = (AccountMismatch, Unsupported, CorruptInput, TargetChanged, ConfigInva
 
 BACKOFF_FIRST_MAX_S = 5.0
 BACKOFF_MAX_S = 300.0
+# A table that another dvsync holds is looked at this often: whether that one lives is to be seen.
+HELD_LOOK_S = 10.0
 # A repeated error has a line at its 1st, 2nd, 4th, 8th, … time, and at least this often.
 QUIET_MAX_S = 3_600.0
 
@@ -61,6 +64,8 @@ class Failures:
         last, self._last = self._last, self._describe(raised, known, synced_version)
         error = self._last
         delay_s = None if error.parked else self._backoff_s(error.consecutive)
+        if isinstance(known, TargetHeld):
+            delay_s = max(self._first_s, HELD_LOOK_S)
         is_news = last is None or (last.kind, last.message) != (error.kind, error.message)
         if is_news or self._is_time_to_tell(error.consecutive):
             self._told_at_s = self._clock.monotonic_s()

@@ -5,7 +5,8 @@ What a poll does and what its outcome means is in `cycle.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor as ThreadPool
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -29,6 +30,7 @@ BEAT_INTERVAL_S = 5.0
 # How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen.
 WISHES_LOOK_INTERVAL_S = 2.0
 IDLE_LOOK_INTERVAL_S = 30.0
+TABLES_LOOK_INTERVAL_S = 2.0
 # A share of the poll interval: tables that start together do not poll together for ever.
 JITTER = 0.1
 # A thread for each table, so that a store that hangs holds up its own tables only. Idle threads cost some 50 kB each.
@@ -42,29 +44,29 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class Scheduler:
-    """Runs the cycles until it is stopped. A table never runs twice at the same time."""
+    """Runs cycles until it is stopped, and lets tables come and go. A table never runs twice at the same time."""
 
     def __init__(
         self,
-        cycles: Sequence[TableCycle],
-        upkeeps: Sequence[TableUpkeep] = (),
         *,
         store: StateStore,
         beat: Callable[[], None],
+        look_for_tables: Callable[[], None],
         clock: Clock,
         tables_at_once: int,
         stop_if_idle: Callable[[], None],
     ) -> None:
-        """`beat` is called every few seconds for as long as the work goes on."""
-        self._cycles = {cycle.name: cycle for cycle in cycles}
-        self._upkeeps = upkeeps
+        """`beat` and `look_for_tables` are called every few seconds for as long as the work goes on."""
+        self._cycles: dict[str, TableCycle] = {}
         self._store = store
+        self._look_for_tables = look_for_tables
         self._beat = beat
         self._clock = clock
         self._stop_if_idle = stop_if_idle
         self._slots = Slots(tables_at_once)
         self._stopping = Event()
-        self._running = 0
+        # By table, polls and rounds of maintenance that are at work.
+        self._running: Counter[str] = Counter()
         self._all_done = Event()
         self._all_done.set()
         # Tables that are wanted again at a time of their own, in seconds from the end of their cycle.
@@ -73,13 +75,12 @@ class Scheduler:
         self._told: dict[str, TableRecord] = {}
         self._lock = Lock()
         self._rescheduler = ThreadPool(1, thread_name_prefix="reschedule")
-        poll_threads = max(1, min(len(cycles), POLL_THREADS_MAX))
         self._timer = BackgroundScheduler(
             timezone=UTC,
             executors={
-                "default": ThreadPoolExecutor(poll_threads),
-                # Apart from the polls: a heartbeat that waits behind a hung store would say nothing.
-                _HOUSEKEEPING: ThreadPoolExecutor(2),
+                "default": ThreadPoolExecutor(POLL_THREADS_MAX),
+                # Apart from the polls, and a thread for each: a heartbeat that waits behind a hung store says nothing.
+                _HOUSEKEEPING: ThreadPoolExecutor(len(self._house_jobs())),
                 # One table after the other: what maintenance reads and writes must not crowd out the syncs.
                 _MAINTENANCE: ThreadPoolExecutor(1),
             },
@@ -87,38 +88,63 @@ class Scheduler:
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
         )
 
+    def _house_jobs(self) -> dict[str, tuple[Callable[[], None], float]]:
+        """Work by its id, with its interval in seconds. A table's name has no slash in it."""
+        return {
+            "/beat": (self._beat, BEAT_INTERVAL_S),
+            "/wishes": (self._look_at_wishes, WISHES_LOOK_INTERVAL_S),
+            "/tables": (self._look_for_tables, TABLES_LOOK_INTERVAL_S),
+            "/idle": (self._stop_if_idle, IDLE_LOOK_INTERVAL_S),
+        }
+
     def start(self) -> None:
         """Poll every table now, and then at its interval."""
-        now = datetime.now(UTC)
-        for name, cycle in self._cycles.items():
-            interval_s = cycle.table.poll_interval_s
-            self._timer.add_job(
-                self._poll,
-                IntervalTrigger(seconds=interval_s, jitter=JITTER * interval_s, timezone=UTC),
-                args=(cycle,),
-                id=name,
-                next_run_time=now,
-            )
-        for upkeep in self._upkeeps:
+        for job_id, (work, interval_s) in self._house_jobs().items():
+            trigger = IntervalTrigger(seconds=interval_s, timezone=UTC)
+            self._timer.add_job(work, trigger, id=job_id, executor=_HOUSEKEEPING)
+        self._timer.add_listener(self._come_again, EVENT_JOB_EXECUTED)
+        self._timer.start()
+
+    def add(self, cycle: TableCycle, upkeep: TableUpkeep | None = None) -> None:
+        """Poll the table from now on. Its name must be neither here nor busy."""
+        now, interval_s = datetime.now(UTC), cycle.table.poll_interval_s
+        with self._lock:
+            self._cycles[cycle.name] = cycle
+        self._timer.add_job(
+            self._poll,
+            IntervalTrigger(seconds=interval_s, jitter=JITTER * interval_s, timezone=UTC),
+            args=(cycle,),
+            id=cycle.name,
+            next_run_time=now,
+        )
+        if upkeep is not None:
             interval_s = upkeep.interval_s
             self._timer.add_job(
                 self._keep_up,
                 IntervalTrigger(seconds=interval_s, jitter=JITTER * interval_s, timezone=UTC),
                 args=(upkeep,),
-                id=f"{upkeep.name}/maintenance",
+                id=_upkeep_id(upkeep.name),
                 executor=_MAINTENANCE,
                 next_run_time=now + timedelta(seconds=min(interval_s, FIRST_UPKEEP_S)),
             )
-        for job_id, work, interval_s in (
-            ("/beat", self._beat, BEAT_INTERVAL_S),
-            ("/wishes", self._look_at_wishes, WISHES_LOOK_INTERVAL_S),
-            ("/idle", self._stop_if_idle, IDLE_LOOK_INTERVAL_S),
-        ):
-            # A table's name has no slash in it.
-            trigger = IntervalTrigger(seconds=interval_s, timezone=UTC)
-            self._timer.add_job(work, trigger, id=job_id, executor=_HOUSEKEEPING)
-        self._timer.add_listener(self._come_again, EVENT_JOB_EXECUTED)
-        self._timer.start()
+
+    def remove(self, name: str) -> None:
+        """Begin nothing more of the table; what is at work ends by itself."""
+        with self._lock:
+            del self._cycles[name]
+            self._told.pop(name, None)
+            self._wanted.pop(name, None)
+        for job_id in (name, _upkeep_id(name)):
+            with suppress(JobLookupError):
+                self._timer.remove_job(job_id)
+
+    def is_busy(self, name: str) -> bool:
+        """Whether something of the table is at work, removed or not."""
+        with self._lock:
+            return self._running[name] > 0
+
+    def resize(self, tables_at_once: int) -> None:
+        self._slots.resize(tables_at_once)
 
     def stop(self, *, grace_s: float) -> bool:
         """Start no new cycle, tell the running ones to stop at their next step, and wait for them.
@@ -132,8 +158,9 @@ class Scheduler:
         return self._all_done.wait(grace_s)
 
     def _poll(self, cycle: TableCycle) -> None:
-        with self._at_work() as may_work:
-            if not may_work:
+        with self._at_work(cycle.name) as may_work:
+            # APScheduler may have handed it to a thread before the table was removed.
+            if not may_work or self._cycles.get(cycle.name) is not cycle:
                 return
             with self._lock:
                 self._wanted.pop(cycle.name, None)
@@ -146,25 +173,25 @@ class Scheduler:
                     self._wanted[cycle.name] = verdict.delay_s
 
     def _keep_up(self, upkeep: TableUpkeep) -> None:
-        with self._at_work() as may_work:
-            if may_work:
+        with self._at_work(upkeep.name) as may_work:
+            if may_work and upkeep.name in self._cycles:
                 upkeep.run(self._stopping)
 
     @contextmanager
-    def _at_work(self) -> Iterator[bool]:
+    def _at_work(self, name: str) -> Iterator[bool]:
         """While it lasts, `stop` waits; False once it has begun to."""
         with self._lock:
             may_work = not self._stopping.is_set()
             if may_work:
-                self._running += 1
+                self._running[name] += 1
                 self._all_done.clear()
         try:
             yield may_work
         finally:
             with self._lock:
                 if may_work:
-                    self._running -= 1
-                if not self._running:
+                    self._running[name] -= 1
+                if not self._running.total():
                     self._all_done.set()
 
     def _wake(self, name: str) -> None:
@@ -197,8 +224,13 @@ class Scheduler:
             _log.warning(events.STATE_UNREAD, reason=str(error))
             return
         for record in records:
-            cycle = self._cycles.get(record.name)
+            with self._lock:
+                cycle = self._cycles.get(record.name)
             if cycle is not None and cycle.is_told_otherwise(record):
                 with self._lock:
                     self._told[record.name] = record
                 self._wake(record.name)
+
+
+def _upkeep_id(name: str) -> str:
+    return f"{name}/maintenance"

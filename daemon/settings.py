@@ -7,12 +7,13 @@ How they are read from the file and the environment is `config.py`'s business.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from zoneinfo import available_timezones
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pytimeparse2 import parse as parse_timespan
 
@@ -46,6 +47,10 @@ def _property_text(value: object) -> str:
     raise ValueError("a property is a text, a number, true or false")
 
 
+# What a source pattern puts into the other keys of its tables.
+FOUND_NAMES = ("name", "parent")
+
+
 def _identifier(value: str) -> str:
     if re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", value):
         return value
@@ -72,6 +77,20 @@ class StateSettings(_Frozen):
         pattern=r"^\w[\w+]*://",
         description="SQLAlchemy URL of the state database.",
     )
+    lease_s: Annotated[float, Duration] = Field(
+        30.0,
+        alias="lease",
+        ge=1,
+        le=3600,
+        description="A daemon that gives no sign of life for this long is replaced by one that stands by.",
+    )
+
+    @property
+    def place(self) -> str:
+        """Where the state is, for people and other machines: host and file, or the URL without user and options."""
+        if self.sqlite_file is not None:
+            return f"{socket.gethostname()}:{self.sqlite_file}"
+        return _USERINFO.sub("", self.url).partition("?")[0]
 
     @property
     def sqlite_file(self) -> Path | None:
@@ -259,7 +278,13 @@ class DefaultsSettings(_TableOptions):
 
 
 class TableSettings(_TableOptions):
-    source: str = Field(min_length=1, description="The Delta table: a path or URI.")
+    source: str = Field(
+        min_length=1,
+        description=(
+            "The Delta table: a path or URI. With `*` in it, every Delta table that it fits, new ones as they come; the"
+            " other keys may then use {name} and {parent}, the table's folder and the one above it."
+        ),
+    )
     target: Annotated[str, AfterValidator(_identifier)] = Field(
         description="The Iceberg table: namespace and name, joined by dots."
     )
@@ -280,6 +305,41 @@ class TableSettings(_TableOptions):
     maintenance: MaintenanceSettings = Field(
         default_factory=MaintenanceSettings, description="Overrides of `maintenance` for this table."
     )
+
+    @property
+    def is_pattern(self) -> bool:
+        return "*" in self.source
+
+    @model_validator(mode="after")
+    def _fits_its_source(self) -> Self:
+        if self.is_pattern:
+            for field in ("target", "name"):
+                if "{name}" not in getattr(self, field):
+                    raise ValueError(f"the {field} of a pattern needs {{name}} in it, or its tables would share it")
+        elif "{name}" in self.target or "{parent}" in self.target:
+            raise ValueError("{name} and {parent} go with a source that has a `*` in it")
+        return self
+
+    def for_found(self, source: str) -> Self:
+        """The settings of a table that this pattern fits. Raises ValueError when its folders are no names for it."""
+        *_, parent, name = source.rsplit("/", 2)
+        words = {"name": name, "parent": parent}
+
+        def fill(text: str) -> str:
+            for key, word in words.items():
+                if f"{{{key}}}" in text and not re.fullmatch(r"[^.\s{}]+", word):
+                    raise ValueError(
+                        f"the folder {word!r} cannot be part of {text}: it holds a dot, a space or a brace"
+                    )
+                text = text.replace(f"{{{key}}}", word)
+            return text
+
+        filled = {
+            field: fill(text)
+            for field in ("target", "name", "location", "delete_files_location")
+            if (text := getattr(self, field)) is not None
+        }
+        return self.model_copy(update={"source": source, **filled})
 
 
 class HealthSettings(_Frozen):

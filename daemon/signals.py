@@ -1,10 +1,12 @@
-"""SIGTERM and SIGINT: the first asks for a stop, the second ends the process."""
+"""SIGTERM and SIGINT: the first asks for a stop, the second ends the process. SIGHUP asks for a reload."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from types import FrameType
 from typing import Self
@@ -12,20 +14,23 @@ from typing import Self
 # timeout(1) and some init systems signal a process and then its whole group: within this time that is one request.
 SAME_REQUEST_S = 0.5
 
+RELOAD = "SIGHUP"
+
 
 class StopSignals:
-    """Takes both signals while the block lasts. For the main thread."""
+    """Takes the two stop signals while the block lasts, and SIGHUP if `reloads`. For the main thread."""
 
-    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_first: Callable[[], None] | None = None, *, reloads: bool = False) -> None:
         self._on_first = on_first
-        self._received: str | None = None
-        self._received_at_s = 0.0
+        self._numbers = (signal.SIGTERM, signal.SIGINT, *((signal.SIGHUP,) if reloads else ()))
+        self._words: deque[str] = deque()
+        self._received_at_s: float | None = None
         self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
         # A pipe, since a lock taken by the handler could be the one that the interrupted code holds.
         self._reader, self._writer = os.pipe()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in self._numbers:
             self._previous[number] = signal.signal(number, self._receive)
         return self
 
@@ -36,18 +41,26 @@ class StopSignals:
         os.close(self._writer)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if self._received is not None:
-            if time.monotonic() - self._received_at_s > SAME_REQUEST_S:
-                os._exit(1)
-            return
-        self._received = signal.Signals(number).name
-        self._received_at_s = time.monotonic()
-        os.write(self._writer, b".")
-        if self._on_first is not None:
-            self._on_first()
+        name = signal.Signals(number).name
+        if name != RELOAD:
+            if self._received_at_s is not None:
+                if time.monotonic() - self._received_at_s > SAME_REQUEST_S:
+                    os._exit(1)
+                return
+            self._received_at_s = time.monotonic()
+            if self._on_first is not None:
+                self._on_first()
+        self.say(name)
 
-    def wait(self) -> str:
-        """Sleep until a signal has come; its name."""
+    def say(self, word: str) -> None:
+        """Have `wait` return `word`, as if it were a signal. From any thread."""
+        self._words.append(word)
+        os.write(self._writer, b".")
+
+    def wait(self, timeout_s: float | None = None) -> str | None:
+        """Sleep until a signal has come, and return its name; None after `timeout_s` without one."""
+        ready, _, _ = select.select([self._reader], [], [], timeout_s)
+        if not ready:
+            return None
         os.read(self._reader, 1)
-        assert self._received is not None
-        return self._received
+        return self._words.popleft()

@@ -9,14 +9,20 @@ class Slots:
     """A number of slots and the queue for them, first come first served."""
 
     def __init__(self, count: int) -> None:
-        self._free = count
+        self._count = self._free = count
         self._waiting: dict[str, None] = {}
         self._lock = Lock()
+
+    def resize(self, count: int) -> None:
+        """Have another number of slots; those that are taken stay taken."""
+        with self._lock:
+            self._free += count - self._count
+            self._count = count
 
     def try_take(self, name: str) -> bool:
         """False puts `name` in the queue; it does not wait."""
         with self._lock:
-            if not self._free:
+            if self._free <= 0:
                 self._waiting[name] = None
                 return False
             self._waiting.pop(name, None)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from threading import Lock
@@ -203,25 +203,61 @@ class Board:
     """The latest observation of each table, and the scheduler's heartbeat. Safe to use from any thread."""
 
     def __init__(self, tables: Sequence[TableSettings], clock: Clock, *, lag_budget_s: float) -> None:
-        self._tables = {table.name: table for table in tables}
+        self._tables: dict[str, TableSettings] = {}
         self._clock = clock
         self._lag_budget_s = lag_budget_s
         self._lock = Lock()
-        self._seen = {name: Observation() for name in self._tables}
+        self._seen: dict[str, Observation] = {}
         self.activity = Activity()
-        self._upkeep = {name: UpkeepCounts() for name in self._tables}
-        self.timelines: Mapping[str, Timeline] = {name: Timeline() for name in self._tables}
+        self._upkeep: dict[str, UpkeepCounts] = {}
+        self._timelines: dict[str, Timeline] = {}
+        self._troubles: dict[str, list[Unready]] = {}
+        for table in tables:
+            self.add(table)
         self._sampled_at_s = clock.monotonic_s() - SAMPLE_INTERVAL_S
         self._beaten_at_s = clock.monotonic_s()
 
-    def show(self, name: str, seen: Observation) -> None:
+    def add(self, table: TableSettings) -> None:
         with self._lock:
-            self._seen[name] = seen
+            self._tables[table.name] = table
+            self._seen[table.name] = Observation()
+            self._upkeep[table.name] = UpkeepCounts()
+            self._timelines[table.name] = Timeline()
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            for places in (self._tables, self._seen, self._upkeep, self._timelines):
+                del places[name]
+        self.activity.forget(name)
+
+    def arrange(self, names: Sequence[str]) -> None:
+        """Show the tables in the order of `names`, where these name them."""
+        places = {name: place for place, name in enumerate(names)}
+        with self._lock:
+            ordered = sorted(self._tables.items(), key=lambda named: places.get(named[0], len(places)))
+            self._tables = dict(ordered)
+
+    def tell(self, about: str, troubles: Sequence[Unready]) -> None:
+        """What keeps the daemon as a whole from being ready, by what it is about; an empty list ends it."""
+        with self._lock:
+            self._troubles[about] = list(troubles)
+
+    def timeline(self, name: str) -> Timeline:
+        """The table's; one of its own for a table that has been removed."""
+        with self._lock:
+            return self._timelines.get(name) or Timeline()
+
+    def show(self, name: str, seen: Observation) -> None:
+        """A table that was removed in the meantime is not shown again."""
+        with self._lock:
+            if name in self._tables:
+                self._seen[name] = seen
 
     def count_upkeep(self, name: str, counts: UpkeepCounts) -> None:
         """Add what a round of maintenance did."""
         with self._lock:
-            self._upkeep[name] += counts
+            if name in self._tables:
+                self._upkeep[name] += counts
 
     def upkeep(self) -> dict[str, UpkeepCounts]:
         """What maintenance did for each table, by name."""
@@ -235,7 +271,7 @@ class Board:
             self._sampled_at_s = now_s
             for status in self.statuses():
                 sample = Sample(self._clock.now_ms(), status.lag_seconds, status.deleted_positions)
-                self.timelines[status.name].add_sample(sample)
+                self.timeline(status.name).add_sample(sample)
 
     def silent_s(self) -> float:
         """Seconds since the scheduler's last sign of life."""
@@ -264,11 +300,13 @@ class Board:
 
     def find_unready(self) -> list[Unready]:
         """Why not all is well; empty when it is. A paused table and one whose source is not there yet are no reason."""
-        if not self._tables:
+        with self._lock:
+            troubles = [trouble for told in self._troubles.values() for trouble in told]
+        if not self._tables and not troubles:
             return [Unready(None, "no tables are configured")]
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
         reasons = ((table.name, self._unready(table, seen, now_ms, now_s)) for table, seen in self._observed())
-        return [Unready(name, reason) for name, reason in reasons if reason is not None]
+        return troubles + [Unready(name, reason) for name, reason in reasons if reason is not None]
 
     def _observed(self) -> list[tuple[TableSettings, Observation]]:
         with self._lock:

@@ -160,6 +160,18 @@ class FileIOStorage:
             if info.type is FileType.File:
                 yield _file_meta(f"{directory}{info.path.removeprefix(name)}", info)
 
+    def list_folders(self, directory: str) -> list[str]:
+        """The names of the folders right in `directory`, sorted. Raises ObjectMissing, ObjectStoreAway."""
+        fs, name = self._open_fs(directory)
+        try:
+            infos = fs.get_file_info(FileSelector(name))
+        except FileNotFoundError as error:
+            hint = "Make it or mount it, or correct the source's pattern."
+            raise ObjectMissing("the folder is not there", path=directory, hint=hint) from error
+        except OSError as error:
+            raise store_away(directory, error) from error
+        return sorted(info.base_name for info in infos if info.type is FileType.Directory)
+
     def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
         fs, name = self._open_fs(directory)
         try:

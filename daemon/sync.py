@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from threading import Event
 
 import structlog
+from pyiceberg.table import Table
 
 from daemon import log as events
 from daemon.commit import Shown, SyncResult, advance
@@ -22,11 +23,13 @@ from daemon.errors import (
     StateMismatch,
     SyncError,
     TargetChanged,
+    TargetHeld,
     Unsupported,
 )
 from daemon.first_sync import first_sync
 from daemon.iceberg.marker import shown_by
 from daemon.recovery import commit_to_newest, end_intents, load_shown, rebuild
+from state import TableRecord
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -44,6 +47,9 @@ class Follower:
         self._synced_version: int | None = None
         self._in_doubt = True
         self._continuity_due_s = 0.0
+        # Another dvsync's newest metadata file, and since when it could have gone on from it.
+        self._others_location: str | None = None
+        self._others_since_s = 0.0
 
     def has_news(self) -> bool:
         """Whether a sync would find something to do: one or two existence checks, no listing, no Spark."""
@@ -108,6 +114,8 @@ class Follower:
             return first_sync(context, record)
         check_format_version(settings, table)
         check_location(table.metadata.location, context.location)
+        if not full:
+            self._give_way(record, table)
         try:
             shown, must_compare = load_shown(context, record, table)
         except TargetChanged as changed:
@@ -131,6 +139,31 @@ class Follower:
             start = start.then(step)
         assert shown.record.synced_version is not None, "what is shown has a version"
         return shown, start.with_more(context.log.has_version(shown.record.synced_version + 1))
+
+    def _give_way(self, record: TableRecord, table: Table) -> None:
+        """Raise `TargetHeld` while another dvsync keeps the table in step.
+
+        It is presumed dead when Delta has gone on for a whole lease and it has not. A comeback does no harm: its commit
+        needs the snapshot that it knew, and then it gives way itself.
+        """
+        writer, marker, current = self._context.writer, shown_by(table), table.metadata.current_snapshot_id
+        if writer is None or marker is None or marker.writer in (None, writer.name) or current == record.snapshot_id:
+            return
+        if any(intent.id == current for intent, _ in self._context.store.find_open_intents(record.id)):
+            return
+        now_s = self._context.clock.monotonic_s()
+        is_behind = self._context.log.has_version(marker.version + 1)
+        if self._others_location != table.metadata_location or not is_behind:
+            self._others_location, self._others_since_s = table.metadata_location, now_s
+        silent_s = now_s - self._others_since_s
+        if silent_s >= writer.lease_s:
+            _log.warning(events.TARGET_TAKEN_OVER, holder=marker.writer, silent_s=round(silent_s))
+            return
+        raise TargetHeld(
+            f"the dvsync with the state {marker.writer} keeps the Iceberg table in step (at version {marker.version})",
+            hint=f"This one takes over when that one leaves a new version lying for {writer.lease_s:g} s. Stop one of "
+            f"the two; `dvsync sync {self._context.settings.name} --full` takes over at once.",
+        )
 
     def _read_news(self, shown: Shown, stop: Event) -> Iterator[list[Commit]]:
         """Delta's commits after the shown one, grouped as snapshots: one by one, or folded when they are many."""

@@ -7,6 +7,7 @@ from state.records import (
     FileKind,
     FileStatus,
     Intent,
+    Lease,
     LiveFile,
     OrphanReason,
     Outcome,
@@ -17,7 +18,7 @@ from state.records import (
     WrittenCount,
     WrittenFile,
 )
-from state.store import StateStore, StateUnavailable
+from state.store import LeaseLost, StateStore, StateUnavailable
 
 __all__ = [
     "DeleteFileRecord",
@@ -26,6 +27,8 @@ __all__ = [
     "FileKind",
     "FileStatus",
     "Intent",
+    "Lease",
+    "LeaseLost",
     "LiveFile",
     "OrphanReason",
     "Outcome",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -34,6 +34,7 @@ class Database:
         self._engine = engine
         self._writers = engine.execution_options(**{BEGIN_STATEMENT: "BEGIN IMMEDIATE"})
         self._one_writer = threading.Lock()
+        self._before_write: Callable[[Connection], None] = lambda _: None
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -60,7 +61,12 @@ class Database:
         """A transaction that is committed at the end, or leaves nothing behind. Raises StateUnavailable."""
         # SQLite's own waiting is unfair and gives up after the busy timeout: our threads queue here instead.
         with self._one_writer, self._translated(), self._writers.begin() as connection:
+            self._before_write(connection)
             yield connection
+
+    def check_before_write(self, check: Callable[[Connection], None]) -> None:
+        """From now on, nothing is written by a transaction in which `check` raises."""
+        self._before_write = check
 
     def close(self) -> None:
         self._engine.dispose()

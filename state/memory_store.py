@@ -17,6 +17,7 @@ from state.records import (
     FileKind,
     FileStatus,
     Intent,
+    Lease,
     LiveFile,
     OrphanReason,
     Outcome,
@@ -152,16 +153,38 @@ class _Table:
 
 
 class MemoryStateStore:
-    """A `StateStore` that forgets everything when it goes."""
+    """A `StateStore` that forgets everything when it goes. It is its process's own: nobody can take its lease away."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ids = count(1)
         self._tables: dict[int, _Table] = {}
         self._intents: dict[int, _Intent] = {}
+        self._lease = Lease()
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def read_lease(self) -> Lease:
+        return self._lease
+
+    def take_lease(self, seen: Lease, holder: str, *, has_lock: bool) -> bool:
+        with self._lock:
+            if self._lease != seen:
+                return False
+            self._lease = Lease(seen.token + 1, holder, has_lock=has_lock)
+            return True
+
+    def renew_lease(self, *, has_lock: bool) -> None:
+        with self._lock:
+            self._lease = replace(self._lease, renewals=self._lease.renewals + 1, has_lock=has_lock)
+
+    def check_lease(self) -> None:
+        """Nobody else can have taken it."""
+
+    def give_back_lease(self) -> None:
+        with self._lock:
+            self._lease = replace(self._lease, renewals=self._lease.renewals + 1, holder=None)
 
     def load_table(self, name: str, source: str, target: str) -> TableRecord:
         with self._lock:

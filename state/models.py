@@ -85,6 +85,18 @@ class TableRow(Base):
     error: Mapped[bytes | None]
 
 
+class LeaseRow(Base):
+    """One row, made with the schema."""
+
+    __tablename__ = "lease"
+
+    id: Mapped[int] = mapped_column(BigRowId, primary_key=True, autoincrement=False)
+    token: Mapped[int]
+    holder: Mapped[str | None]
+    renewals: Mapped[int]
+    has_lock: Mapped[bool]
+
+
 class IntentRow(Base):
     __tablename__ = "intents"
     __table_args__ = (Index(None, "table_id", "status"),)

@@ -155,6 +155,19 @@ class SyncRun(msgspec.Struct, frozen=True):
     message: str | None = None
 
 
+class Lease(msgspec.Struct, frozen=True):
+    """Who may work on the state. `token` grows with each holder, `renewals` with each of its signs of life.
+
+    `holder` is a text for people, None once the lease is given back. `has_lock` says that the holder also has a lock of
+    the operating system, which ends with its process.
+    """
+
+    token: int = 0
+    holder: str | None = None
+    renewals: int = 0
+    has_lock: bool = False
+
+
 class TableError(msgspec.Struct, frozen=True):
     """The last error of a table. `since_ms` is when the unbroken row of `consecutive` errors began."""
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
-from state import sql_files
+from state import sql_files, sql_lease
 from state.cursor import advance_cursor
 from state.database import Database
 from state.models import (
@@ -29,6 +29,7 @@ from state.records import (
     FileKind,
     FileStatus,
     Intent,
+    Lease,
     LiveFile,
     OrphanReason,
     Outcome,
@@ -61,6 +62,31 @@ class SqlStateStore:
 
     def close(self) -> None:
         self._database.close()
+
+    def read_lease(self) -> Lease:
+        with self._database.read() as connection:
+            return sql_lease.read_lease(connection)
+
+    def take_lease(self, seen: Lease, holder: str, *, has_lock: bool) -> bool:
+        token = seen.token + 1
+        with self._database.write() as connection:
+            new = Lease(token, holder, has_lock=has_lock)
+            if not sql_lease.replace_lease(connection, seen, new):
+                return False
+        self._database.check_before_write(lambda connection: sql_lease.check_holder(connection, token))
+        return True
+
+    def renew_lease(self, *, has_lock: bool) -> None:
+        with self._database.write() as connection:
+            sql_lease.update_lease(connection, has_lock=has_lock)
+
+    def check_lease(self) -> None:
+        with self._database.write():
+            pass  # Nothing is written: the transaction's own check is what is wanted.
+
+    def give_back_lease(self) -> None:
+        with self._database.write() as connection:
+            sql_lease.update_lease(connection, holder=None)
 
     def load_table(self, name: str, source: str, target: str) -> TableRecord:
         named = select(TableRow.__table__).where(TableRow.name == name)

@@ -10,6 +10,7 @@ from state.records import (
     FileKind,
     FileStatus,
     Intent,
+    Lease,
     LiveFile,
     OrphanReason,
     Outcome,
@@ -25,10 +26,36 @@ class StateUnavailable(Exception):
     """The database cannot be read or written now; nothing was changed by the verb that raised it."""
 
 
+class LeaseLost(StateUnavailable):
+    """Somebody else holds the lease that this store had taken."""
+
+
 class StateStore(Protocol):
     """Safe to use from many threads. Every verb but `load_table` takes ids that the store gave or was given: for a
     table that it does not know it raises LookupError, and so do `record_pending` and `record_prepared` for an intent.
     """
+
+    def read_lease(self) -> Lease: ...
+
+    def take_lease(self, seen: Lease, holder: str, *, has_lock: bool) -> bool:
+        """Hold the lease instead of its last holder, if it still is as it was `seen`; False when it is not.
+
+        From then on every verb of this object that writes raises LeaseLost, and writes nothing, once somebody else has
+        taken the lease. An object that never took it, as a person's commands use, writes all the same.
+        """
+        ...
+
+    def renew_lease(self, *, has_lock: bool) -> None:
+        """Show that the holder is alive. Raises LeaseLost."""
+        ...
+
+    def check_lease(self) -> None:
+        """Raise LeaseLost when somebody else has taken the lease that this object took."""
+        ...
+
+    def give_back_lease(self) -> None:
+        """Let the next one take the lease at once. Raises LeaseLost."""
+        ...
 
     def load_table(self, name: str, source: str, target: str) -> TableRecord:
         """The table's row, made when it is new. A changed source or target of a known name starts it afresh."""

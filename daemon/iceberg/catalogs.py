@@ -26,6 +26,14 @@ class Catalogs:
                 self._catalogs[name] = catalog
             return self._catalogs[name]
 
+    def change(self, properties: Mapping[str, Mapping[str, str]]) -> None:
+        """Use other properties from now on. A catalog whose properties stay is not opened anew."""
+        with self._lock:
+            for name in [name for name in self._catalogs if properties.get(name) != self._properties[name]]:
+                # It may be in use: it is left to whoever uses it, not closed.
+                del self._catalogs[name]
+            self._properties = properties
+
     def close(self) -> None:
         with self._lock:
             for catalog in self._catalogs.values():

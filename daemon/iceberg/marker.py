@@ -10,6 +10,8 @@ from pyiceberg.table.snapshots import Snapshot
 TABLE_ID = "dvsync.delta.table-id"
 VERSION = "dvsync.delta.version"
 TIMESTAMP_MS = "dvsync.delta.timestamp-ms"
+# Which dvsync committed it, by the place of its state database.
+WRITER = "dvsync.writer"
 # Only where one snapshot shows several Delta versions at once: the first of them.
 FROM_VERSION = "dvsync.delta.from-version"
 OPERATION = "dvsync.delta.operation"
@@ -20,11 +22,15 @@ DEFINED_ON = "dvsync.delta.defined-on-snapshot"
 
 @dataclass(frozen=True)
 class Marker:
-    """The Delta table and version that a snapshot shows; `timestamp_ms` is that version's commit time, epoch, UTC."""
+    """The Delta table and version that a snapshot shows; `timestamp_ms` is that version's commit time, epoch, UTC.
+
+    `writer` is who committed it, where it says so; it is written by the commit itself.
+    """
 
     delta_table_id: str
     version: int
     timestamp_ms: int
+    writer: str | None = None
 
     def to_summary(self, *, from_version: int | None = None, operation: str | None = None) -> dict[str, str]:
         summary = {
@@ -49,7 +55,7 @@ def shown_by(table: Table) -> Marker | None:
     properties = table.properties
     if marker is None or properties.get(DEFINED_ON) != str(table.metadata.current_snapshot_id):
         return marker
-    return Marker(properties[TABLE_ID], int(properties[VERSION]), int(properties[TIMESTAMP_MS]))
+    return Marker(properties[TABLE_ID], int(properties[VERSION]), int(properties[TIMESTAMP_MS]), properties.get(WRITER))
 
 
 def find_marker(snapshot: Snapshot | None) -> Marker | None:
@@ -61,4 +67,5 @@ def find_marker(snapshot: Snapshot | None) -> Marker | None:
         delta_table_id=str(summary[TABLE_ID]),
         version=int(str(summary[VERSION])),
         timestamp_ms=int(str(summary[TIMESTAMP_MS])),
+        writer=summary[WRITER],
     )

@@ -39,6 +39,7 @@ from pyiceberg.table.update import (
 from daemon.clock import Clock
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown
 from daemon.iceberg.manifests import write_manifest_list
+from daemon.iceberg.marker import WRITER
 from daemon.iceberg.pyiceberg_ext import Announce, commit_updates, stage_table
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 
@@ -53,12 +54,24 @@ class Definition:
 
 
 class Target:
-    """One Iceberg identifier in one catalog. Catalog failures are `CatalogAway`."""
+    """One Iceberg identifier in one catalog. Catalog failures are `CatalogAway`.
+
+    `writer` is put into what is committed. `check_lease` is called before each commit, and raises what forbids it.
+    """
 
     def __init__(
-        self, open_catalog: Callable[[], Catalog], identifier: str, location: str | None, clock: Clock
+        self,
+        open_catalog: Callable[[], Catalog],
+        identifier: str,
+        location: str | None,
+        clock: Clock,
+        *,
+        writer: str | None = None,
+        check_lease: Callable[[], None] = lambda: None,
     ) -> None:
         self.identifier = identifier
+        self._signature = {WRITER: writer} if writer else {}
+        self._check_lease = check_lease
         self._open_catalog = open_catalog
         self._location = location
         self._clock = clock
@@ -109,7 +122,7 @@ class Target:
         if not updates:
             return table
         if stamp:
-            updates = (*updates, SetPropertiesUpdate(updates=dict(stamp)))
+            updates = (*updates, SetPropertiesUpdate(updates={**stamp, **self._signature}))
         return self._commit_metadata(table, updates, announce)
 
     def expire(self, table: Table, snapshot_ids: Sequence[int], announce: Announce) -> Table:
@@ -131,6 +144,7 @@ class Target:
         announce: Announce,
         requirements: tuple[TableRequirement, ...] = (),
     ) -> Table:
+        self._check_lease()
         try:
             commit_updates(table, updates, (*_unchanged(table), *requirements), announce)
         except CommitFailedException as error:
@@ -173,10 +187,11 @@ class Target:
             # Iceberg's JVM library refuses a table whose log goes back in time by more than a minute.
             timestamp_ms=max(self._clock.now_ms(), 0 if creating else table.metadata.last_updated_ms + 1),
             manifest_list=prepared.manifest_list_path,
-            summary=Summary(operation=prepared.operation, **prepared.summary, **marker),
+            summary=Summary(operation=prepared.operation, **prepared.summary, **marker, **self._signature),
             schema_id=definition.schema.schema_id,
         )
         updates, requirements = _changes(table, definition, snapshot, creating=creating)
+        self._check_lease()
         try:
             commit_updates(table, updates, requirements, announce)
         except (CommitFailedException, TableAlreadyExistsError) as error:

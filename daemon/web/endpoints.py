@@ -96,7 +96,7 @@ def _find_table(board: Board, request: Request) -> TableDetail | None:
     status = next((status for status in board.statuses() if status.name == name), None)
     if status is None:
         return None
-    timeline = board.timelines[name]
+    timeline = board.timeline(name)
     return TableDetail(status, timeline.runs(), timeline.samples())
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from threading import Event
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -20,8 +21,10 @@ import structlog
 from typer.testing import CliRunner
 
 from daemon.cli import app
-from daemon.lock import hold_state
+from daemon.clock import SystemClock
+from daemon.lease import LeaseKeeper, hold_lease
 from daemon.signals import SAME_REQUEST_S
+from state.sql_store import SqlStateStore
 from tests.handmade import Bench, HandmadeTable
 
 CATALOGS = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
@@ -51,6 +54,16 @@ def dvsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return CliRunner().invoke(app, arguments)
 
     return run
+
+
+@contextmanager
+def state_held(sqlite_file: Path) -> Iterator[None]:
+    """As a `dvsync run` holds it; here, by the tests' own process."""
+    with (
+        closing(SqlStateStore.open(f"sqlite:///{sqlite_file}")) as store,
+        hold_lease(LeaseKeeper(store, SystemClock(), sqlite_file=sqlite_file, lease_s=30), Event()),
+    ):
+        yield
 
 
 def test_version_needs_no_configuration(dvsync):
@@ -146,7 +159,7 @@ def test_a_changed_configuration_forgets_nothing_by_a_pause(dvsync, followed: Be
 
 def test_what_commits_does_not_work_beside_a_daemon(dvsync, followed: Bench):
     """`compact` and `expire` are refused with who holds the state; `cleanup` and the dry runs are not."""
-    with hold_state(followed.state_file):
+    with state_held(followed.state_file):
         for command in ("compact", "expire"):
             result = dvsync(command, config=FOLLOWED)
             assert result.exit_code == 1
@@ -239,7 +252,7 @@ def test_a_state_database_that_cannot_be_opened_is_exit_code_1(dvsync, tmp_path)
 def test_sync_is_refused_while_another_process_holds_the_state(dvsync, tmp_path):
     """It says who does; status works beside it."""
     (tmp_path / "config.yaml").write_text(TWO_TABLES, encoding="utf-8")
-    with hold_state(tmp_path / "var" / "dvsync.db"):
+    with state_held(tmp_path / "var" / "dvsync.db"):
         result = dvsync("sync")
         assert result.exit_code == 1
         assert f"in use by process {os.getpid()} " in result.stderr

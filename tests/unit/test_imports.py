@@ -42,14 +42,15 @@ ROWS: list[dict[str, tuple[str, ...]]] = [
             "cycle",
             "upkeep",
             "config",
-            "lock",
+            "lease",
+            "discovery",
             "signals",
             "notify",
             "probe",
         )
     },
     {"scheduler": ("scheduler",), "web": ("web",)},
-    {"app": ("app", "demo")},
+    {"app": ("parts", "fleet", "service", "app", "demo")},
     {"cli": ("console", "cli", "__main__")},
 ]
 ROOM_OF = {part: (row, room) for row, rooms in enumerate(ROWS) for room, parts in rooms.items() for part in parts}

@@ -455,18 +455,21 @@ class Running:
             )
             for table in tables
         ]
+        self.looks = 0
         self.scheduler = Scheduler(
-            cycles,
-            [
-                TableUpkeep(cycle, self.maintainers[cycle.name], board=self.board, clock=clock, random=Random(1))
-                for cycle in cycles
-            ],
             store=self.store,
             beat=self.board.beat,
+            look_for_tables=self.look,
             clock=clock,
             tables_at_once=tables_at_once,
             stop_if_idle=lambda: None,
         )
+        for cycle in cycles:
+            upkeep = TableUpkeep(cycle, self.maintainers[cycle.name], board=self.board, clock=clock, random=Random(1))
+            self.scheduler.add(cycle, upkeep)
+
+    def look(self) -> None:
+        self.looks += 1
 
     def __enter__(self) -> Running:
         self.scheduler.start()

@@ -263,7 +263,7 @@ def page_of(server: Server, path: str) -> tuple[int, str]:
 def test_one_table_has_its_last_syncs_and_its_day(server):
     """The newest sync first, one sample a minute, and 404 for a table that nobody knows."""
     server.board.show("orders", IN_STEP)
-    timeline = server.board.timelines["orders"]
+    timeline = server.board.timeline("orders")
     timeline.add_runs(SyncRun(1, NOW_MS + number, 40, "advanced", to_version=number) for number in range(60))
     for _ in range(5):
         server.board.beat()
@@ -294,7 +294,7 @@ def test_a_tables_page_draws_its_day_and_lists_its_files(server):
     """Two charts once there are two points, the syncs with their counts, files by kind with bytes and age."""
     server.board.show("orders", IN_STEP)
     assert "Nothing to draw yet" in page_of(server, "/tables/orders")[1]
-    server.board.timelines["orders"].add_runs(
+    server.board.timeline("orders").add_runs(
         [SyncRun(1, NOW_MS, 1234, "advanced", 6, 7, data_files_added=2, delete_files_added=3, positions_added=4567)]
     )
     for _ in range(3):

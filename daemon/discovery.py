@@ -1,0 +1,92 @@
+"""Which tables a configuration names: those listed one by one, and those that its source patterns find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from daemon.clock import Clock
+from daemon.config import faults_of_found
+from daemon.delta.log import DeltaLog
+from daemon.errors import SyncError
+from daemon.settings import Settings, TableSettings
+from daemon.storage import FileIOStorage
+
+
+@dataclass
+class Found:
+    """The tables, those that are listed first, then each pattern's by source.
+
+    `troubles` says by pattern or source why something that may be a table is not among them.
+    """
+
+    tables: list[TableSettings] = field(default_factory=list)
+    troubles: dict[str, str] = field(default_factory=dict)
+
+
+def discover(settings: Settings, clock: Clock, is_known: Callable[[str], bool] = lambda _: False) -> Found:
+    """Expand the patterns of `settings`. A source that `is_known` to be a table is not looked at again.
+
+    A folder that holds no Delta table, or that is listed by itself, is passed over.
+    """
+    found = Found([table for table in settings.tables if not table.is_pattern])
+    sources = {table.source for table in found.tables}
+    names = {name for table in found.tables for name in _names(table)}
+    for pattern in settings.tables:
+        if not pattern.is_pattern:
+            continue
+        storage = FileIOStorage(settings.file_properties(pattern))
+        try:
+            for source in _match(storage, pattern.source):
+                if source in sources or not (is_known(source) or DeltaLog(storage, source, clock).is_there()):
+                    continue
+                sources.add(source)
+                try:
+                    table = _table_of(settings, pattern, source, names)
+                except ValueError as error:
+                    found.troubles[source] = str(error)
+                else:
+                    names |= _names(table)
+                    found.tables.append(table)
+        except SyncError as error:
+            found.troubles[pattern.source] = str(error)
+    return found
+
+
+def _names(table: TableSettings) -> set[str]:
+    """What no other table may be called; a catalog's name has no space in it where a table's could be meant."""
+    return {table.name, f"{table.catalog} {table.target}"}
+
+
+def _table_of(settings: Settings, pattern: TableSettings, source: str, names: set[str]) -> TableSettings:
+    """The table that `pattern` makes of `source`. Raises ValueError, saying why, when it makes none."""
+    table = pattern.for_found(source)
+    if not names.isdisjoint(_names(table)):
+        raise ValueError(f"{table.target} is the target or the name of another table already; list it by itself")
+    faults = faults_of_found(settings, table)
+    if faults:
+        raise ValueError("; ".join(faults))
+    return table
+
+
+def _match(storage: FileIOStorage, pattern: str) -> list[str]:
+    """The folders that fit `pattern`, in which `*` stands for any part of one folder's name; hidden ones are left out.
+
+    Raises ObjectMissing, ObjectStoreAway.
+    """
+    base = pattern.partition("*")[0].rpartition("/")[0]
+    places = [base]
+    for part in pattern.removeprefix(f"{base}/").split("/"):
+        if "*" not in part:
+            places = [f"{place}/{part}" for place in places]
+            continue
+        # The other wildcards of fnmatch are plain characters here.
+        wanted = part.replace("[", "[[]").replace("?", "[?]")
+        places = [
+            f"{place}/{name}"
+            for place in places
+            for name in storage.list_folders(place)
+            if fnmatchcase(name, wanted) and not name.startswith(("_", "."))
+        ]
+    return places

@@ -1,0 +1,103 @@
+"""The tables that the daemon follows, kept as the configuration and its patterns have them while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from threading import Lock
+
+import structlog
+
+from daemon import log as events
+from daemon.discovery import Found, discover
+from daemon.maintenance import Maintainer
+from daemon.parts import Parts
+from daemon.progress import LogProgress
+from daemon.scheduler import Scheduler
+from daemon.settings import Settings, TableSettings
+from daemon.status import Board, Unready
+from daemon.upkeep import TableUpkeep
+from state import StateUnavailable
+
+# How often the folders of source patterns are listed.
+DISCOVERY_INTERVAL_S = 30.0
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Fleet:
+    """Brings the scheduler's tables to what is wanted. A table in work is changed once its work has ended."""
+
+    def __init__(self, parts: Parts, board: Board, scheduler: Scheduler) -> None:
+        self._parts = parts
+        self._board = board
+        self._scheduler = scheduler
+        self._running: dict[str, Mapping[str, object]] = {}
+        self._found = Found()
+        self._discovery_due_s = parts.clock.monotonic_s()
+        # A reload and the regular look are two threads'.
+        self._lock = Lock()
+
+    def look(self) -> None:
+        """Find the tables of the patterns, if that is due, and bring the scheduler to what is wanted."""
+        with self._lock:
+            if self._parts.clock.monotonic_s() >= self._discovery_due_s:
+                self._discover()
+            self._apply()
+
+    def change(self, settings: Settings) -> None:
+        """Follow other settings from now on. Which keys can be changed so is `service.py`'s business."""
+        with self._lock:
+            self._parts = self._parts.with_settings(settings)
+            self._scheduler.resize(settings.limits.tables_at_once)
+            self._found = Found()
+            self._discover()
+            self._apply()
+
+    def _discover(self) -> None:
+        known = {table.source: table for table in self._found.tables}
+        found = discover(self._parts.settings, self._parts.clock, is_known=known.__contains__)
+        for about, reason in found.troubles.items():
+            if self._found.troubles.get(about) != reason:
+                _log.warning(events.PATTERN_REFUSED, source=about, reason=reason)
+        # A table that has been found stays until the next reload or start: that its folder cannot be seen now is no
+        # reason to stop watching it.
+        sources = {table.source for table in found.tables}
+        names = {table.name for table in found.tables}
+        found.tables += [table for source, table in known.items() if source not in sources and table.name not in names]
+        self._found = found
+        self._board.tell("sources", [Unready(None, f"{about}: {why}") for about, why in found.troubles.items()])
+        self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S
+
+    def _apply(self) -> None:
+        wanted = {table.name: self._definition(table) for table in self._found.tables}
+        for name in [name for name, definition in self._running.items() if wanted.get(name) != definition]:
+            del self._running[name]
+            self._scheduler.remove(name)
+            self._board.remove(name)
+            _log.info(events.TABLE_REMOVED, table=name)
+        for table in self._found.tables:
+            if table.name not in self._running and not self._scheduler.is_busy(table.name):
+                self._add(table, wanted[table.name])
+        self._board.arrange(list(wanted))
+
+    def _definition(self, table: TableSettings) -> Mapping[str, object]:
+        """All of the configuration that bears on one table: when it changes, the table is set up anew."""
+        settings = self._parts.settings
+        limits = settings.limits.model_dump(exclude={"tables_at_once"})
+        return {"table": table, "properties": settings.file_properties(table), "limits": limits}
+
+    def _add(self, table: TableSettings, definition: Mapping[str, object]) -> None:
+        parts, board = self._parts, self._board
+        board.add(table)
+        try:
+            context = parts.context(table, LogProgress(parts.clock), board)
+            cycle = parts.cycle(context, board)
+        except StateUnavailable as error:
+            board.remove(table.name)
+            _log.warning(events.STATE_UNREAD, table=table.name, reason=str(error))
+            return
+        upkeep = TableUpkeep(cycle, Maintainer(context), board=board, clock=parts.clock, random=Random())
+        self._scheduler.add(cycle, upkeep)
+        self._running[table.name] = definition
+        _log.info(events.TABLE_ADDED, table=table.name, source=table.source, target=table.target)

@@ -1,0 +1,151 @@
+"""One process at a time works on a state database: it holds the lease, and others refuse or stand by.
+
+The lease is a row of the database that its holder renews. A holder that was suspended for longer than the lease finds
+itself replaced when it comes back: the database refuses its writes, without which it makes no commit.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event, Thread
+
+import structlog
+from filelock import FileLock, Timeout
+
+from daemon import log as events
+from daemon.clock import Clock
+from daemon.errors import StateStoreAway
+from state import Lease, LeaseLost, StateStore, StateUnavailable
+
+# A holder renews its lease, and others look at it, so many times in the length of a lease.
+LOOKS = 3
+KEEPER_END_MAX_S = 5.0
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+def describe_process() -> str:
+    """This process, as others will read of it."""
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return f"process {os.getpid()} on {socket.gethostname()} ({command}), since {started}"
+
+
+class LeaseKeeper:
+    """Takes the lease of one state database, and keeps it.
+
+    Silence is measured by our own clock between two looks at the row: the clocks of other machines have no part in it,
+    nor has a clock that jumps. For an SQLite file, the operating system's lock tells at once that a process has ended.
+    """
+
+    def __init__(self, store: StateStore, clock: Clock, *, sqlite_file: Path | None, lease_s: float) -> None:
+        self._store = store
+        self._clock = clock
+        # The thread that renews is not the one that took it.
+        self._lock = FileLock(f"{sqlite_file}.lock", thread_local=False) if sqlite_file else None
+        self._lease_s = lease_s
+        self.look_interval_s = lease_s / LOOKS
+        self._seen: Lease | None = None
+        self._seen_since_s = 0.0
+        # Whether the holder showed a sign of life when it was looked at last.
+        self.is_holder_alive = False
+        self._given_back = Event()
+        self._renewals: Thread | None = None
+
+    def try_take(self) -> str | None:
+        """Take the lease if it is free, or if its holder's process has ended or was silent for a whole lease.
+
+        Returns None when the lease is ours, else who holds it. Raises StateUnavailable, StateStoreAway.
+        """
+        has_lock = self._try_lock()
+        taken = False
+        try:
+            seen, now_s = self._store.read_lease(), self._clock.monotonic_s()
+            is_news = seen != self._seen
+            self.is_holder_alive = (self._seen is not None and is_news) or (self._lock is not None and not has_lock)
+            if is_news:
+                self._seen, self._seen_since_s = seen, now_s
+            is_gone = seen.has_lock and has_lock
+            if seen.holder is None or is_gone or now_s - self._seen_since_s >= self._lease_s:
+                taken = self._store.take_lease(seen, describe_process(), has_lock=has_lock)
+                if taken and seen.holder is not None:
+                    _log.warning(events.LEASE_TAKEN_OVER, holder=seen.holder, had_ended=is_gone)
+            return None if taken else seen.holder or "another process"
+        finally:
+            if has_lock and not taken:
+                self._unlock()
+
+    def keep(self, on_lost: Callable[[str], None]) -> None:
+        """Renew the lease until it is given back, in a thread of its own. `on_lost` is told who took it."""
+        self._renewals = Thread(target=self._renew, args=(on_lost,), name="lease", daemon=True)
+        self._renewals.start()
+
+    def _renew(self, on_lost: Callable[[str], None]) -> None:
+        while not self._given_back.wait(self.look_interval_s):
+            try:
+                self._store.renew_lease(has_lock=self._try_lock())
+            except LeaseLost as error:
+                self._unlock()
+                on_lost(str(error))
+                return
+            except (StateUnavailable, StateStoreAway) as error:
+                # From a database that is away nobody else can take it.
+                _log.warning(events.LEASE_UNRENEWED, reason=str(error))
+
+    def give_back(self) -> None:
+        """Let the next one have it at once. Where that fails, the next one waits for a lease."""
+        self._given_back.set()
+        if self._renewals is not None:
+            self._renewals.join(KEEPER_END_MAX_S)
+        with suppress(StateUnavailable):
+            self._store.give_back_lease()
+        self._unlock()
+
+    def _try_lock(self) -> bool:
+        """Whether this process has the operating system's lock; there is none but for an SQLite file."""
+        if self._lock is None:
+            return False
+        try:
+            if not self._lock.is_locked:
+                self._lock.acquire(timeout=0)
+        except Timeout:
+            return False
+        except OSError as error:
+            raise StateStoreAway(
+                f"the state database cannot be locked: {(error.strerror or str(error)).lower()}",
+                path=self._lock.lock_file,
+                hint="dvsync needs to write to the folder of its state database.",
+            ) from error
+        return True
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+
+@contextmanager
+def hold_lease(keeper: LeaseKeeper, stop: Event) -> Iterator[None]:
+    """Hold the lease while the block lasts; `stop` is set when it is lost.
+
+    A holder that shows no sign of life is waited for. Raises StateStoreAway when somebody else is at work, or when
+    `stop` was set while waiting.
+    """
+    holder = keeper.try_take()
+    while holder is not None and not keeper.is_holder_alive and not stop.wait(keeper.look_interval_s):
+        holder = keeper.try_take()
+    if holder is not None:
+        raise StateStoreAway(
+            f"the state database is in use by {holder}",
+            hint="Let that one work or stop it first; status, pause, resume, resync and cleanup work beside it.",
+        )
+    keeper.keep(lambda _: stop.set())
+    try:
+        yield
+    finally:
+        keeper.give_back()

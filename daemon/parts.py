@@ -1,0 +1,116 @@
+"""The composition root: the one place that builds concrete things for a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Self
+
+from daemon.clock import Clock, SystemClock
+from daemon.context import TableContext, Writer
+from daemon.cycle import TableCycle
+from daemon.errors import ObjectMissing, StateStoreAway
+from daemon.iceberg.catalogs import Catalogs
+from daemon.lease import LeaseKeeper
+from daemon.pipeline.progress import Progress
+from daemon.pipeline.session import SparkPipeline
+from daemon.settings import SQLITE_FILE, Settings, TableSettings
+from daemon.status import Board
+from daemon.sync import Follower
+from state import StateStore, StateUnavailable
+from state.sql_store import SqlStateStore
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything concrete for one configuration."""
+
+    settings: Settings
+    store: StateStore
+    spark: SparkPipeline
+    catalogs: Catalogs
+    clock: Clock
+
+    def context(
+        self, table: TableSettings, progress: Progress | None = None, board: Board | None = None
+    ) -> TableContext:
+        return TableContext.make(
+            table,
+            properties=self.settings.file_properties(table),
+            open_catalog=lambda: self.catalogs.open(table.catalog),
+            store=self.store,
+            spark=self.spark,
+            clock=self.clock,
+            limits=self.settings.limits,
+            writer=Writer(self.settings.state.place, self.settings.state.lease_s),
+            progress=progress,
+            **({"observe_step": board.activity.observe_step} if board else {}),
+        )
+
+    def cycle(self, context: TableContext, board: Board) -> TableCycle:
+        """Raises StateUnavailable."""
+        return TableCycle(
+            context.settings,
+            Follower(context),
+            store=self.store,
+            board=board,
+            clock=self.clock,
+            random=Random(),
+            commit_time_ms=partial(commit_time_ms, context),
+        )
+
+    def with_settings(self, settings: Settings) -> Self:
+        """The same store, Spark and clock for a changed configuration."""
+        self.catalogs.change(settings.catalogs)
+        return replace(self, settings=settings)
+
+    def board(self) -> Board:
+        """An empty one."""
+        return Board((), self.clock, lag_budget_s=self.settings.health.lag_budget_s)
+
+    def lease_keeper(self) -> LeaseKeeper:
+        state = self.settings.state
+        return LeaseKeeper(self.store, self.clock, sqlite_file=state.sqlite_file, lease_s=state.lease_s)
+
+
+def commit_time_ms(context: TableContext, version: int) -> int | None:
+    """When the store says that the commit file of `version` was written; None when there is none."""
+    try:
+        return context.storage.stat(context.log.commit_path(version)).modified_ms
+    except ObjectMissing:
+        return None
+
+
+@contextmanager
+def open_parts(settings: Settings) -> Iterator[Parts]:
+    """Open the state store and build the rest; nothing is started. Raises StateStoreAway."""
+    _make_local_folders(settings)
+    clock = SystemClock()
+    with _state_errors(), ExitStack() as opened:
+        store = SqlStateStore.open(settings.state.url)
+        opened.callback(store.close)
+        spark = SparkPipeline(settings.spark, clock)
+        opened.callback(spark.close)
+        catalogs = Catalogs(settings.catalogs)
+        opened.callback(catalogs.close)
+        yield Parts(settings, store, spark, catalogs, clock)
+
+
+@contextmanager
+def _state_errors() -> Iterator[None]:
+    try:
+        yield
+    except StateUnavailable as error:
+        raise StateStoreAway(str(error), hint="Check state.url, and the database or the disk behind it.") from error
+
+
+def _make_local_folders(settings: Settings) -> None:
+    """SQLite makes the file of a catalog, but not its folder."""
+    for properties in settings.catalogs.values():
+        match = SQLITE_FILE.match(properties.get("uri", ""))
+        if match:
+            Path(match["path"]).parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,149 @@
+"""`dvsync run`: stands by until it holds the lease, follows every table, takes a new configuration, and stops."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import structlog
+
+from daemon import log as events
+from daemon.errors import ConfigInvalid, PipelineAway, StateStoreAway
+from daemon.fleet import Fleet
+from daemon.lease import LeaseKeeper
+from daemon.log import configure_logging
+from daemon.notify import Notifier
+from daemon.parts import open_parts
+from daemon.pipeline.java import check_java
+from daemon.pipeline.session import SparkPipeline
+from daemon.scheduler import BEAT_INTERVAL_S, Scheduler
+from daemon.settings import Settings
+from daemon.signals import RELOAD, StopSignals
+from daemon.status import Board, Unready
+from daemon.web.endpoints import make_app
+from daemon.web.server import WebServer
+from state import StateUnavailable
+
+# A cycle that has not come to a step by then is cut off, which is as safe as any kill.
+STOP_GRACE_S = 8.0
+# What the process is built on: changing it takes a new process.
+FIXED_SECTIONS = ("state", "spark", "health")
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the daemon ended. One that is not `finished` has a cycle still at work: only ending the process ends it."""
+
+    finished: bool
+    lost_lease: bool
+
+
+def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
+    """Follow every table until SIGTERM or SIGINT; a second signal ends the process at once. SIGHUP reads anew.
+
+    A lost lease ends it, too: what the process knows of its tables is out of date then. Raises ConfigInvalid when the
+    configuration is wrong or the health address cannot be had, StateStoreAway.
+    """
+    settings = read_settings()
+    configure_logging(settings.log)
+    with ExitStack() as opened:
+        signals = opened.enter_context(StopSignals(reloads=True))
+        parts = opened.enter_context(open_parts(settings))
+        board = parts.board()
+        web = WebServer.start(settings.health, make_app(board, is_spark_up=lambda: parts.spark.is_running))
+        opened.callback(web.stop)
+        notifier = Notifier.from_environment()
+
+        def beat() -> None:
+            board.beat()
+            notifier.beat(board.summary())
+
+        def on_lost(reason: str) -> None:
+            _log.error(events.LEASE_LOST, reason=reason, hint="Started again, this process stands by.")
+            signals.say(events.LEASE_LOST)
+
+        scheduler = Scheduler(
+            store=parts.store,
+            beat=beat,
+            look_for_tables=lambda: fleet.look(),  # noqa: PLW0108 - the fleet needs the scheduler
+            clock=parts.clock,
+            tables_at_once=settings.limits.tables_at_once,
+            stop_if_idle=lambda: _stop_if_idle(parts.spark),
+        )
+        fleet = Fleet(parts, board, scheduler)
+        _warn_without_java()
+        notifier.ready()
+        _log.info(events.DAEMON_STARTED, version=version, health=web.url, pid=os.getpid())
+        keeper = parts.lease_keeper()
+        received = _stand_by(keeper, signals, board, beat)
+        finished = True
+        if received is None:
+            keeper.keep(on_lost)
+            opened.callback(keeper.give_back)
+            fleet.look()
+            scheduler.start()
+            while (received := signals.wait()) == RELOAD:
+                settings = _reload(read_settings, settings, fleet, board)
+            notifier.stopping()
+            _log.info(events.DAEMON_STOPPING, reason=received)
+            finished = scheduler.stop(grace_s=STOP_GRACE_S)
+        if not finished:
+            # Closing the store and Spark under a running cycle would make it record an error that is none.
+            opened.pop_all()
+        _log.info(events.DAEMON_STOPPED, finished=finished)
+        return Ending(finished, lost_lease=received == events.LEASE_LOST)
+
+
+def _stand_by(keeper: LeaseKeeper, signals: StopSignals, board: Board, beat: Callable[[], None]) -> str | None:
+    """Wait until the lease is ours; None then, else the signal that ended the wait."""
+    told = None
+    while True:
+        try:
+            holder = keeper.try_take()
+        except (StateUnavailable, StateStoreAway) as error:
+            holder = f"nobody that can be told: {error}"
+        board.tell("lease", [Unready(None, f"standing by: the lease is held by {holder}")] if holder else [])
+        if holder is None:
+            return None
+        if holder != told:
+            told = holder
+            _log.info(events.STANDING_BY, holder=holder)
+        beat()
+        received = signals.wait(min(keeper.look_interval_s, BEAT_INTERVAL_S))
+        if received not in (None, RELOAD):
+            return received
+
+
+def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fleet, board: Board) -> Settings:
+    """Read the configuration anew and follow it; a faulty one is refused, and `settings` stay."""
+    try:
+        read = read_settings()
+    except ConfigInvalid as error:
+        board.tell("configuration", [Unready(None, "the changed configuration is refused; see the log")])
+        _log.error(events.CONFIG_REFUSED, reason=str(error), hint=error.hint)
+        return settings
+    kept = [section for section in FIXED_SECTIONS if getattr(read, section) != getattr(settings, section)]
+    read = read.model_copy(update={section: getattr(settings, section) for section in FIXED_SECTIONS})
+    configure_logging(read.log)
+    fleet.change(read)
+    board.tell("configuration", [])
+    write = _log.warning if kept else _log.info
+    write(events.CONFIG_RELOADED, tables=len(board.statuses()), need_a_restart=kept)
+    return read
+
+
+def _stop_if_idle(spark: SparkPipeline) -> None:
+    if spark.stop_if_idle():
+        _log.info(events.PIPELINE_IDLED)
+
+
+def _warn_without_java() -> None:
+    try:
+        check_java()
+    except PipelineAway as error:
+        # Following goes on without Spark; first syncs and large changes will not.
+        _log.warning(events.PIPELINE_MISSING, reason=error.message, hint=error.hint)

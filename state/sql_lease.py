@@ -1,0 +1,35 @@
+"""The lease in its one row: read, taken, and held against everybody who writes."""
+
+from __future__ import annotations
+
+from msgspec.structs import asdict
+from sqlalchemy import Connection, select, update
+
+from state.models import LeaseRow
+from state.records import Lease
+from state.store import LeaseLost
+
+_COLUMNS = tuple(getattr(LeaseRow, field) for field in Lease.__struct_fields__)
+
+
+def read_lease(connection: Connection) -> Lease:
+    return Lease(*connection.execute(select(*_COLUMNS)).one())
+
+
+def check_holder(connection: Connection, token: int) -> None:
+    """Raise LeaseLost unless the lease is still `token`'s; nobody can take it before this transaction ends."""
+    # SQLite has one writer at a time and takes no notice of the lock that is asked for.
+    lease = Lease(*connection.execute(select(*_COLUMNS).with_for_update(read=True)).one())
+    if lease.token != token:
+        raise LeaseLost(f"the state database was taken over by {lease.holder or 'another process, which has ended'}")
+
+
+def replace_lease(connection: Connection, seen: Lease, new: Lease) -> bool:
+    """Write `new` if the lease is as it was `seen`; says whether it was."""
+    as_seen = update(LeaseRow).where(LeaseRow.token == seen.token, LeaseRow.renewals == seen.renewals)
+    return connection.execute(as_seen.values(asdict(new))).rowcount == 1
+
+
+def update_lease(connection: Connection, **columns: object) -> None:
+    """Change the lease that is held; its renewals grow by one."""
+    connection.execute(update(LeaseRow).values(renewals=LeaseRow.renewals + 1, **columns))
