@@ -24,7 +24,7 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from daemon.clock import Clock, SystemClock
-from daemon.context import TableContext
+from daemon.context import TableContext, Writer
 from daemon.delta.actions import Metadata, Protocol
 from daemon.first_sync import show_state
 from daemon.iceberg.catalogs import Catalogs
@@ -225,6 +225,7 @@ class Bench:
     table_options: dict[str, Any] = field(default_factory=dict)
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     pipeline: PipelineSettings = field(default_factory=lambda: PipelineSettings(engine="local"))
+    writer: Writer | None = None
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -262,6 +263,7 @@ class Bench:
             spark=self.spark,
             clock=self.clock,
             limits=self.limits,
+            writer=self.writer,
         )
         self.follower = Follower(self.context)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ def install(replace: Callable[[object, str, object], None] = setattr) -> None:
     replace(recovery, "read_table_state", read_table_state)
     replace(recovery, "select_paths", select_paths)
     replace(data_manifests, "run_on_spark", run_in_process)
+    replace(data_manifests, "watched", lambda *_: nullcontext())
 
 
 def _no_session(pipeline: SparkPipeline) -> Iterator[None]:

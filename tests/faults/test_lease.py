@@ -1,0 +1,338 @@
+"""One writer: who holds the lease works, the next one stands by, and whoever comes back late does nothing any more."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from daemon.clock import SystemClock
+from daemon.context import Writer
+from daemon.errors import CommitConflict, CommitOutcomeUnknown, StateStoreAway, TargetHeld
+from daemon.iceberg import target
+from daemon.lease import LeaseKeeper, hold_lease
+from daemon.recovery import end_intents
+from state import LeaseLost, StateUnavailable
+from state.sql_store import SqlStateStore
+from tests.faults import sparkless
+from tests.faults.checks import duckdb_rows
+from tests.faults.daemons import daemon, until
+from tests.handmade import Bench, HandmadeTable
+
+CONFIG = """
+state: {url: "sqlite:///state.db", lease: 2s}
+catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
+health: {port: 0}
+log: {format: json}
+defaults: {poll_interval: 200ms}
+tables: [{source: delta, target: lake.t, name: t}]
+"""
+
+
+class Clock(SystemClock):
+    """Time that the test moves."""
+
+    def __init__(self) -> None:
+        self.time_s = 100.0
+
+    def monotonic_s(self) -> float:
+        return self.time_s
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> HandmadeTable:
+    table = HandmadeTable(tmp_path / "delta")
+    table.create()
+    table.commit([table.add(table.write_file([(number, "x", "v") for number in range(20)]))])
+    return table
+
+
+def delete_next(table: HandmadeTable) -> int:
+    """Delete one more row; the version."""
+    path = next(iter(table.live))
+    return table.commit(table.delete({path: [len(table.deleted.get(path, ()))]}))
+
+
+def write_config(folder: Path) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def shown_once(folder: Path, table: HandmadeTable) -> None:
+    """The rows are Delta's, and every version from the second on has exactly one snapshot."""
+    bench = Bench(folder / "reader", table.location, catalog_uri=f"sqlite:///{folder}/catalog.db")
+    with closing(bench):
+        iceberg = bench.iceberg()
+        assert duckdb_rows(iceberg) == table.live_rows()
+        versions = [int(snapshot.summary["dvsync.delta.version"]) for snapshot in iceberg.snapshots()]
+        assert versions == list(range(versions[0], table.version + 1))
+
+
+# --- two daemons, one state ---
+
+
+def test_a_second_daemon_stands_by_and_takes_over_at_once_when_the_first_stops(tmp_path, table):
+    """It says who holds the lease, is alive and not ready meanwhile, and goes on where the first one stopped."""
+    config = write_config(tmp_path)
+    with daemon(config) as first:
+        first.synced_to("t", table.version)
+        with daemon(config) as second:
+            holder = second.told("daemon.standing_by")["holder"]
+            assert f"process {first.process.pid} on " in holder
+            assert f"the lease is held by {holder}" in second.reasons()
+            assert second.get("/livez")[0] == 200
+            assert second.tables() == {}
+            first.signal(signal.SIGTERM)
+            assert first.end() == 0
+            second.synced_to("t", delete_next(table))
+            until(lambda: second.reasons() == "")
+    shown_once(tmp_path, table)
+
+
+def test_a_killed_holder_is_replaced_without_waiting_for_its_lease(tmp_path, table):
+    """The lock of the operating system tells; the first start after a crash need not wait either."""
+    config = write_config(tmp_path)
+    config.write_text(config.read_text().replace("lease: 2s", "lease: 1h"))
+    with daemon(config) as first:
+        first.synced_to("t", table.version)
+        first.signal(signal.SIGKILL)
+        first.end()
+        with daemon(config) as second:
+            second.synced_to("t", delete_next(table))
+            assert second.told("lease.taken_over")["had_ended"]
+
+
+def test_a_suspended_holder_that_comes_back_commits_nothing_and_ends(tmp_path, table):
+    """kill -STOP for longer than the lease: the other one takes over and follows; the first ends with exit code 1."""
+    config = write_config(tmp_path)
+    with daemon(config) as first:
+        first.synced_to("t", table.version)
+        first.signal(signal.SIGSTOP)
+        try:
+            with daemon(config) as second:
+                second.told("daemon.standing_by")
+                second.synced_to("t", delete_next(table))
+                assert not second.told("lease.taken_over")["had_ended"]
+                first.signal(signal.SIGCONT)
+                second.synced_to("t", delete_next(table))
+                assert first.end() == 1
+                lost = first.told("lease.lost")["reason"]
+                assert f"taken over by process {second.process.pid} on " in lost
+                second.synced_to("t", delete_next(table))
+                # Whoever is started now stands by: the one without the lock of the first process holds the lease.
+                with daemon(config) as third:
+                    assert f"process {second.process.pid} " in third.told("daemon.standing_by")["holder"]
+        finally:
+            first.signal(signal.SIGCONT)
+    shown_once(tmp_path, table)
+
+
+# --- the moment of the commit ---
+
+
+@pytest.fixture
+def benches(tmp_path: Path, table: HandmadeTable, monkeypatch) -> Iterator[Callable[..., Bench]]:
+    """Benches on one table and catalog, with a lease of their own database where that is asked for."""
+    sparkless.install(monkeypatch.setattr)
+    opened: list[Bench] = []
+
+    def make(state_name: str = "state.db", writer: Writer | None = None, clock: Clock | None = None) -> Bench:
+        bench = Bench(tmp_path, table.location, state_name=state_name, clock=clock or Clock(), writer=writer)
+        opened.append(bench)
+        return bench
+
+    yield make
+    for bench in opened:
+        bench.close()
+
+
+def take_lease(bench: Bench, *, has_lock: bool = False) -> None:
+    assert bench.store.take_lease(bench.store.read_lease(), bench.name, has_lock=has_lock)
+
+
+def test_a_holder_that_is_replaced_before_its_commit_does_not_commit(benches, table, monkeypatch):
+    """Suspended between the last write to the store and the commit: the lease is asked for once more, and is gone."""
+    old, new = benches(), benches()
+    take_lease(old)
+    old.follower.sync()
+    before = old.iceberg().metadata_location
+    delete_next(table)
+    write = target.write_manifest_list
+
+    def suspended(*arguments: object, **keywords: object) -> None:
+        take_lease(new)
+        write(*arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(target, "write_manifest_list", suspended)
+        with pytest.raises(StateStoreAway, match="taken over"):
+            old.follower.sync()
+    assert old.iceberg().metadata_location == before
+    new.follower.sync()
+    assert duckdb_rows(new.iceberg()) == table.live_rows()
+    with pytest.raises(StateStoreAway, match="taken over"):
+        old.follower.sync()
+
+
+@pytest.mark.parametrize("new_one", ["has committed", "has only cleaned up"])
+def test_a_commit_that_is_under_way_when_the_lease_goes_is_right_all_the_same(benches, table, monkeypatch, new_one):
+    """After the last question nothing can stop a request: it loses to a newer commit, or is found and kept."""
+    old, new = benches(), benches()
+    take_lease(old)
+    old.follower.sync()
+    delete_next(table)
+    commit = target.commit_updates
+
+    def suspended(*arguments: object) -> None:
+        monkeypatch.setattr(target, "commit_updates", commit)
+        take_lease(new)
+        if new_one == "has committed":
+            new.follower.sync()
+        else:
+            end_intents(new.context, new.store.list_tables()[0], new.iceberg())
+        # A catalog that names its metadata files itself asks nobody while it commits.
+        commit(*arguments[:3], lambda _paths: None)
+
+    monkeypatch.setattr(target, "commit_updates", suspended)
+    with pytest.raises((CommitConflict, StateStoreAway, CommitOutcomeUnknown)):
+        old.follower.sync()
+    for _ in range(2):
+        new.follower.sync()
+        assert duckdb_rows(new.iceberg()) == table.live_rows()
+        delete_next(table)
+    versions = [snapshot.summary["dvsync.delta.version"] for snapshot in new.iceberg().snapshots()]
+    assert versions == sorted(set(versions), key=int)
+
+
+# --- two states, one table ---
+
+
+def test_another_state_gives_way_while_the_first_keeps_the_table_in_step(benches, table):
+    """It says who does, however long nothing happens; and it has written nothing."""
+    clock = Clock()
+    first, second = benches("a.db", Writer("host-a:/a.db", 30.0)), benches("b.db", Writer("host-b:/b.db", 30.0), clock)
+    first.follower.sync()
+    for _ in range(5):
+        with pytest.raises(TargetHeld, match="host-a:/a[.]db keeps"):
+            second.follower.sync()
+        clock.time_s += 29.0
+        delete_next(table)
+        first.follower.sync()
+        clock.time_s += 3_600.0
+    assert second.store.list_tables()[0].synced_version is None
+    assert all(snapshot.summary["dvsync.writer"] == "host-a:/a.db" for snapshot in first.iceberg().snapshots())
+
+
+def test_another_state_takes_over_from_one_that_is_silent_and_that_one_gives_way(benches, table):
+    """A Delta version that nobody shows for a whole lease; then the roles have changed."""
+    clock, late = Clock(), Clock()
+    first = benches("a.db", Writer("host-a:/a.db", 30.0), late)
+    second = benches("b.db", Writer("host-b:/b.db", 30.0), clock)
+    first.follower.sync()
+    with pytest.raises(TargetHeld):
+        second.follower.sync()
+    delete_next(table)
+    for waited_s in (0.0, 29.0):
+        clock.time_s += waited_s
+        with pytest.raises(TargetHeld):
+            second.follower.sync()
+    clock.time_s += 1.5
+    assert second.follower.sync().to_version == table.version
+    assert duckdb_rows(second.iceberg()) == table.live_rows()
+    delete_next(table)
+    with pytest.raises(TargetHeld, match="host-b:/b[.]db keeps"):
+        first.follower.sync()
+    second.follower.sync()
+    assert duckdb_rows(second.iceberg()) == table.live_rows()
+
+
+def test_a_person_takes_over_at_once(benches, table):
+    """`dvsync sync TABLE --full` asks nobody."""
+    first, second = benches("a.db", Writer("host-a:/a.db", 30.0)), benches("b.db", Writer("host-b:/b.db", 30.0))
+    first.follower.sync()
+    delete_next(table)
+    assert second.follower.sync(full=True).to_version == table.version
+    with pytest.raises(TargetHeld, match="host-b:/b[.]db keeps"):
+        first.follower.sync()
+
+
+def test_a_lost_state_database_at_the_same_place_is_no_other_one(benches, table, tmp_path):
+    """The name is the place: what is rebuilt there goes on at once."""
+    writer = Writer("host-a:/a.db", 30.0)
+    first = benches("a.db", writer)
+    first.follower.sync()
+    delete_next(table)
+    again = benches("new.db", writer)
+    assert again.follower.sync().to_version == table.version
+
+
+# --- the keeper ---
+
+
+def test_silence_is_measured_by_the_one_who_waits(tmp_path):
+    """A row that does not change for a whole lease is given up; any change begins the wait anew."""
+    with closing(SqlStateStore.open(f"sqlite:///{tmp_path}/s.db")) as holder_store:
+        holder = LeaseKeeper(holder_store, Clock(), sqlite_file=None, lease_s=30.0)
+        assert holder.try_take() is None
+        with closing(SqlStateStore.open(f"sqlite:///{tmp_path}/s.db")) as other_store:
+            clock = Clock()
+            other = LeaseKeeper(other_store, clock, sqlite_file=None, lease_s=30.0)
+            for _ in range(3):
+                assert other.try_take() is not None
+                clock.time_s += 29.0
+                assert other.try_take() is not None
+                holder_store.renew_lease(has_lock=False)
+            assert other.try_take() is not None
+            assert other.is_holder_alive
+            clock.time_s += 30.0
+            assert other.try_take() is None
+        with pytest.raises(LeaseLost):
+            holder_store.renew_lease(has_lock=False)
+
+
+def test_a_command_waits_for_a_sign_of_life_and_then_refuses(tmp_path):
+    """Without a lock to look at: one renewal is enough to know that somebody works."""
+    url = f"sqlite:///{tmp_path}/s.db"
+    with closing(SqlStateStore.open(url)) as holder_store, closing(SqlStateStore.open(url)) as other_store:
+        holder = LeaseKeeper(holder_store, SystemClock(), sqlite_file=None, lease_s=3.0)
+        assert holder.try_take() is None
+        holder.keep(lambda reason: None)
+        other = LeaseKeeper(other_store, SystemClock(), sqlite_file=None, lease_s=3.0)
+        with pytest.raises(StateStoreAway, match="in use by process"), hold_lease(other, Event()):
+            pass
+        holder.give_back()
+        with hold_lease(other, Event()):
+            assert other_store.read_lease().holder is not None
+        assert other_store.read_lease().holder is None
+
+
+def test_a_database_that_is_away_costs_nobody_the_lease(tmp_path, monkeypatch):
+    """Renewing fails for a while, is told, and goes on; only somebody else's token ends it."""
+    url = f"sqlite:///{tmp_path}/s.db"
+    lost: list[str] = []
+    with closing(SqlStateStore.open(url)) as store:
+        keeper = LeaseKeeper(store, SystemClock(), sqlite_file=tmp_path / "s.db", lease_s=0.3)
+        assert keeper.try_take() is None
+        renew, failures = store.renew_lease, []
+
+        def renew_or_fail(*, has_lock: bool) -> None:
+            if len(failures) < 5:
+                failures.append(has_lock)
+                raise StateUnavailable("the disk is full")
+            renew(has_lock=has_lock)
+
+        monkeypatch.setattr(store, "renew_lease", renew_or_fail)
+        keeper.keep(lost.append)
+        until(lambda: store.read_lease().renewals >= 2)
+        assert (len(failures), lost) == (5, [])
+        with closing(SqlStateStore.open(url)) as other:
+            # The holder may renew between the look and the taking.
+            until(lambda: other.take_lease(other.read_lease(), "the other one", has_lock=False))
+            until(lambda: lost)
+        assert "taken over by the other one" in lost[0]
+        keeper.give_back()
