@@ -34,6 +34,7 @@ from state.records import (
     FileKind,
     FileStatus,
     Intent,
+    Lease,
     LiveFile,
     OrphanReason,
     Outcome,
@@ -44,7 +45,7 @@ from state.records import (
 )
 from state.sql_bulk import IN_LIST_MAX
 from state.sql_store import READ_BATCH_MAX, SqlStateStore
-from state.store import StateStore, StateUnavailable
+from state.store import LeaseLost, StateStore, StateUnavailable
 
 MANIFEST = "s3://iceberg/metadata/m0.avro"
 DELETE_MANIFEST = "s3://iceberg/metadata/d0.avro"
@@ -1621,3 +1622,47 @@ def test_both_stores_tell_the_same() -> None:
             suppress_health_check=[HealthCheck.too_slow],
         ),
     )
+
+
+# --- the lease ---
+
+
+def test_a_lease_is_taken_as_it_was_seen_renewed_and_given_back(store: StateStore) -> None:
+    """Each holder has a token of its own, each sign of life another number; what has changed since cannot be taken."""
+    free = store.read_lease()
+    assert free == Lease(token=0, holder=None)
+    assert store.take_lease(free, "one", has_lock=True)
+    assert store.read_lease() == Lease(token=1, holder="one", has_lock=True)
+    assert not store.take_lease(free, "two", has_lock=False)
+    store.renew_lease(has_lock=False)
+    store.check_lease()
+    assert store.read_lease() == Lease(token=1, holder="one", renewals=1)
+    store.give_back_lease()
+    assert store.read_lease() == Lease(token=1, holder=None, renewals=2)
+
+
+def test_who_has_lost_the_lease_writes_nothing_any_more(sql_store: SqlStateStore, database_path: Path) -> None:
+    """Every verb that writes is refused; reading goes on, and a store that never had the lease writes as a person."""
+    record = sql_store.load_table("t", "file:///d/t", "lake.t")
+    assert sql_store.take_lease(sql_store.read_lease(), "one", has_lock=False)
+    intent = Intent(id=7, table_id=record.id, from_version=None, to_version=0, created_at_ms=1)
+    sql_store.record_intent(intent)
+    with closing(SqlStateStore.open(f"sqlite:///{database_path}")) as other:
+        assert other.take_lease(other.read_lease(), "two", has_lock=False)
+        writes: list[Callable[[], object]] = [
+            lambda: sql_store.record_pending(7, FileKind.DELETE_FILE, ["s3://x/d"]),
+            lambda: sql_store.record_abandoned(7, OrphanReason.COMMIT_FAILED, at_ms=1),
+            lambda: sql_store.record_paused(record.id, True),
+            lambda: sql_store.load_table("t", "file:///d/t", "lake.t"),
+            sql_store.check_lease,
+            sql_store.give_back_lease,
+            lambda: sql_store.renew_lease(has_lock=False),
+        ]
+        for write in writes:
+            with pytest.raises(LeaseLost, match="taken over by two"):
+                write()
+        assert sql_store.find_open_intents(record.id) == [(intent, None)]
+        other.give_back_lease()
+        with closing(SqlStateStore.open(f"sqlite:///{database_path}")) as person:
+            person.record_paused(record.id, True)
+        assert sql_store.list_tables()[0].paused

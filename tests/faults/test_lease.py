@@ -218,7 +218,7 @@ def test_another_state_gives_way_while_the_first_keeps_the_table_in_step(benches
     first, second = benches("a.db", Writer("host-a:/a.db", 30.0)), benches("b.db", Writer("host-b:/b.db", 30.0), clock)
     first.follower.sync()
     for _ in range(5):
-        with pytest.raises(TargetHeld, match="host-a:/a[.]db keeps"):
+        with pytest.raises(TargetHeld, match=r"host-a:/a[.]db keeps"):
             second.follower.sync()
         clock.time_s += 29.0
         delete_next(table)
@@ -245,7 +245,7 @@ def test_another_state_takes_over_from_one_that_is_silent_and_that_one_gives_way
     assert second.follower.sync().to_version == table.version
     assert duckdb_rows(second.iceberg()) == table.live_rows()
     delete_next(table)
-    with pytest.raises(TargetHeld, match="host-b:/b[.]db keeps"):
+    with pytest.raises(TargetHeld, match=r"host-b:/b[.]db keeps"):
         first.follower.sync()
     second.follower.sync()
     assert duckdb_rows(second.iceberg()) == table.live_rows()
@@ -257,7 +257,7 @@ def test_a_person_takes_over_at_once(benches, table):
     first.follower.sync()
     delete_next(table)
     assert second.follower.sync(full=True).to_version == table.version
-    with pytest.raises(TargetHeld, match="host-b:/b[.]db keeps"):
+    with pytest.raises(TargetHeld, match=r"host-b:/b[.]db keeps"):
         first.follower.sync()
 
 

@@ -1,0 +1,116 @@
+"""Source patterns: which folders become tables, by which names, and what is said of those that do not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from daemon.clock import SystemClock
+from daemon.config import load_settings
+from daemon.discovery import Found, discover
+from daemon.errors import ConfigInvalid
+
+CATALOGS = "catalogs: {local: {type: sql, uri: 'sqlite:///c.db', warehouse: warehouse}}\n"
+
+
+def make_tables(folder: Path, *names: str) -> None:
+    """As much of a Delta table as looking for one takes."""
+    for name in names:
+        log = folder / name / "_delta_log"
+        log.mkdir(parents=True)
+        (log / f"{0:020d}.json").write_text("")
+
+
+def found(folder: Path, tables: str) -> Found:
+    (folder / "config.yaml").write_text(f"{CATALOGS}tables:\n{tables}")
+    return discover(load_settings(folder / "config.yaml"), SystemClock())
+
+
+def named(result: Found) -> dict[str, str]:
+    return {table.target: os.path.basename(table.source) for table in result.tables}
+
+
+def test_every_delta_table_that_fits_is_found(tmp_path):
+    """Folders without a log, hidden ones and files are passed over; each gets its own target, name and settings."""
+    make_tables(tmp_path / "lake", "orders", "items", "_staging", ".trash")
+    (tmp_path / "lake" / "notes").mkdir()
+    (tmp_path / "lake" / "file").write_text("")
+    result = found(tmp_path, '- {source: lake/*/, target: "lake.{name}", location: "out/{name}", poll_interval: 3s}\n')
+    assert named(result) == {"lake.items": "items", "lake.orders": "orders"}
+    assert result.troubles == {}
+    items, orders = result.tables
+    assert (orders.name, orders.catalog, orders.poll_interval_s) == ("lake.orders", "local", 3.0)
+    assert orders.source == f"file://{tmp_path}/lake/orders"
+    assert [table.location for table in (items, orders)] == [
+        f"file://{tmp_path}/out/items",
+        f"file://{tmp_path}/out/orders",
+    ]
+
+
+def test_a_pattern_may_have_stars_in_several_folders_and_parts_of_names(tmp_path):
+    """`{parent}` is the folder above; other wildcards are plain characters."""
+    make_tables(tmp_path / "lake", "eu/orders_1/delta", "us/orders_2/delta", "us/items/delta", "us/[x]/delta")
+    result = found(tmp_path, '- {source: "lake/*/orders_*/delta", target: "{parent}.{name}"}\n')
+    assert named(result) == {"orders_1.delta": "delta", "orders_2.delta": "delta"}
+    result = found(tmp_path, '- {source: "lake/us/[*]/delta", target: "a.{parent}_{name}"}\n')
+    assert named(result) == {"a.[x]_delta": "delta"}
+
+
+def test_a_table_that_is_listed_by_itself_is_not_found_again(tmp_path):
+    """Its own settings hold; the pattern has the rest."""
+    make_tables(tmp_path / "lake", "orders", "items")
+    result = found(
+        tmp_path, '- {source: lake/*, target: "lake.{name}"}\n- {source: lake/orders, target: sales.orders}\n'
+    )
+    assert named(result) == {"sales.orders": "orders", "lake.items": "items"}
+
+
+def test_what_cannot_be_followed_is_told_and_the_rest_goes_on(tmp_path):
+    """A name that is no identifier, a target that is taken, a folder that is not there: each with its reason."""
+    make_tables(tmp_path / "lake", "orders", "v1.2")
+    make_tables(tmp_path / "other", "orders")
+    result = found(
+        tmp_path,
+        '- {source: lake/*, target: "lake.{name}"}\n'
+        '- {source: other/*, target: "lake.{name}"}\n'
+        '- {source: nowhere/*, target: "no.{name}"}\n',
+    )
+    assert named(result) == {"lake.orders": "orders"}
+    told = {about.removeprefix(f"file://{tmp_path}/"): reason for about, reason in result.troubles.items()}
+    assert "'v1.2' cannot be part of lake.{name}" in told["lake/v1.2"]
+    assert "lake.orders is the target or the name of another table already" in told["other/orders"]
+    assert "the folder is not there" in told["nowhere/*"]
+
+
+def test_a_place_that_vacuum_cleans_is_refused_when_its_table_is_found(tmp_path):
+    """As it is for a table that is listed."""
+    make_tables(tmp_path / "lake", "orders")
+    result = found(tmp_path, '- {source: lake/*, target: "lake.{name}", location: "lake/{name}/iceberg"}\n')
+    assert result.tables == []
+    assert "where VACUUM removes every file" in result.troubles[f"file://{tmp_path}/lake/orders"]
+
+
+@pytest.mark.parametrize(
+    ("table", "fault"),
+    [
+        ("{source: lake/*, target: lake.orders}", "the target of a pattern needs {name}"),
+        ('{source: lake/*, target: "lake.{name}", name: all}', "the name of a pattern needs {name}"),
+        ('{source: lake/orders, target: "lake.{name}"}', "go with a source that has a `*`"),
+    ],
+)
+def test_a_pattern_and_its_names_go_together(tmp_path, table, fault):
+    """Told with its place, as every fault of the configuration."""
+    with pytest.raises(ConfigInvalid) as raised:
+        found(tmp_path, f"- {table}\n")
+    assert str(raised.value).startswith("tables[0]: ")
+    assert fault in str(raised.value)
+
+
+def test_two_patterns_may_share_a_template(tmp_path):
+    """Only what they find can clash."""
+    make_tables(tmp_path / "a", "x")
+    make_tables(tmp_path / "b", "y")
+    result = found(tmp_path, '- {source: a/*, target: "lake.{name}"}\n- {source: b/*, target: "lake.{name}"}\n')
+    assert named(result) == {"lake.x": "x", "lake.y": "y"}
