@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor as ThreadPool
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 
 import structlog
 from apscheduler.events import EVENT_JOB_EXECUTED, JobExecutionEvent
@@ -31,6 +31,9 @@ BEAT_INTERVAL_S = 5.0
 WISHES_LOOK_INTERVAL_S = 2.0
 IDLE_LOOK_INTERVAL_S = 30.0
 TABLES_LOOK_INTERVAL_S = 2.0
+CLOCK_LOOK_INTERVAL_S = 1.0
+# Clocks that are set right drift by less.
+CLOCK_JUMP_MIN_S = 2.0
 # A share of the poll interval: tables that start together do not poll together for ever.
 JITTER = 0.1
 # A thread for each table, so that a store that hangs holds up its own tables only. Idle threads cost some 50 kB each.
@@ -104,6 +107,7 @@ class Scheduler:
             self._timer.add_job(work, trigger, id=job_id, executor=_HOUSEKEEPING)
         self._timer.add_listener(self._come_again, EVENT_JOB_EXECUTED)
         self._timer.start()
+        Thread(target=self._follow_the_clock, name="clock", daemon=True).start()
 
     def add(self, cycle: TableCycle, upkeep: TableUpkeep | None = None) -> None:
         """Poll the table from now on. Its name must be neither here nor busy."""
@@ -215,6 +219,22 @@ class Scheduler:
         # The timer may be shut down in between, and then knows no job.
         with suppress(JobLookupError):
             self._timer.modify_job(name, next_run_time=datetime.now(UTC) + timedelta(seconds=delay_s))
+
+    def _follow_the_clock(self) -> None:
+        """Move every job along when the wall clock jumps: APScheduler would sleep until it has caught up again."""
+        offset_s = self._wall_offset_s()
+        while not self._stopping.wait(CLOCK_LOOK_INTERVAL_S):
+            jumped_s = self._wall_offset_s() - offset_s
+            if abs(jumped_s) < CLOCK_JUMP_MIN_S:
+                continue
+            offset_s += jumped_s
+            _log.warning(events.CLOCK_JUMPED, seconds=round(jumped_s))
+            for job in self._timer.get_jobs():
+                with suppress(JobLookupError):
+                    job.modify(next_run_time=job.next_run_time + timedelta(seconds=jumped_s))
+
+    def _wall_offset_s(self) -> float:
+        return self._clock.now_ms() / 1000 - self._clock.monotonic_s()
 
     def _look_at_wishes(self) -> None:
         """See what people said of tables, in the store."""

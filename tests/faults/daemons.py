@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[2]
 WAIT_S = 40.0
 
 
-def until(condition: Callable[[], Any], what: str = "the condition") -> Any:
+def until(condition: Callable[[], Any], what: str = "the condition", *, wait_s: float = WAIT_S) -> Any:
     """What `condition` gives as soon as it is true."""
-    deadline_s = time.monotonic() + WAIT_S
+    deadline_s = time.monotonic() + wait_s
     while time.monotonic() < deadline_s:
         if found := condition():
             return found
         time.sleep(0.05)
-    raise AssertionError(f"{what} did not come true within {WAIT_S:.0f} s")
+    raise AssertionError(f"{what} did not come true within {wait_s:.0f} s")
 
 
 @dataclass
@@ -35,18 +35,23 @@ class Daemon:
     """`dvsync run --config` as a process; `lines` are its log so far."""
 
     config: Path
+    environment: Mapping[str, str] | None = None
     lines: list[dict[str, Any]] = field(default_factory=list)
 
-    def start(self) -> None:
+    def launch(self) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.sparkless_daemon", "run", "--config", str(self.config)],
             cwd=ROOT,
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    def started(self) -> None:
+        """Wait until it answers."""
         self.url = self.told("daemon.started")["health"]
 
     def _read(self) -> None:
@@ -104,7 +109,8 @@ def daemon(config: Path) -> Iterator[Daemon]:
     """A daemon that has told that it started, killed at the end."""
     running = Daemon(config)
     try:
-        running.start()
+        running.launch()
+        running.started()
         yield running
     finally:
         running.kill()
