@@ -1,0 +1,26 @@
+"""Two daemons under load, and everything that goes wrong with them: in the end, every table is right."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.faults.faults import fault_seed
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_table_is_right_after_load_and_faults(tmp_path: Path) -> None:
+    """Seeded by `FAULT_SEED`; `FAULT_SECONDS` makes it longer."""
+    seconds = os.environ.get("FAULT_SECONDS", "45")
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.faults.load_run", str(tmp_path), str(fault_seed()), seconds],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, f"{ended.stdout[-4000:]}\n{ended.stderr[-4000:]}"
+    assert ended.stdout.endswith("end all well\n")
