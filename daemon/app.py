@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from threading import Event
@@ -24,6 +25,7 @@ from daemon.iceberg.catalogs import Catalogs
 from daemon.lock import hold_state
 from daemon.maintenance import Maintainer
 from daemon.notify import Notifier
+from daemon.pipeline.hadoop import with_stores
 from daemon.pipeline.java import check_java
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.session import SparkPipeline
@@ -50,7 +52,6 @@ class Parts:
 
     settings: Settings
     store: StateStore
-    storage: FileIOStorage
     spark: SparkPipeline
     catalogs: Catalogs
     clock: Clock
@@ -60,7 +61,7 @@ class Parts:
     ) -> TableContext:
         return TableContext.make(
             table,
-            properties=self.settings.file_properties(table),
+            properties=self.settings.file_properties(table.catalog),
             open_catalog=lambda: self.catalogs.open(table.catalog),
             store=self.store,
             spark=self.spark,
@@ -80,19 +81,19 @@ class Parts:
             board=board,
             clock=self.clock,
             random=Random(),
-            commit_time_ms=lambda version: self.commit_time_ms(table, version),
+            commit_time_ms=partial(commit_time_ms, context),
         )
 
     def board(self) -> Board:
         return Board(self.settings.tables, self.clock, lag_budget_s=self.settings.health.lag_budget_s)
 
-    def commit_time_ms(self, table: TableSettings, version: int) -> int | None:
-        """When the store says that the commit file of `version` was written; None when there is none."""
-        try:
-            path = DeltaLog(self.storage, table.source, self.clock).commit_path(version)
-            return self.storage.stat(path).modified_ms
-        except ObjectMissing:
-            return None
+
+def commit_time_ms(context: TableContext, version: int) -> int | None:
+    """When the store says that the commit file of `version` was written; None when there is none."""
+    try:
+        return context.storage.stat(context.log.commit_path(version)).modified_ms
+    except ObjectMissing:
+        return None
 
 
 @contextmanager
@@ -103,11 +104,11 @@ def open_parts(settings: Settings) -> Iterator[Parts]:
     with _state_errors(), ExitStack() as opened:
         store = SqlStateStore.open(settings.state.url)
         opened.callback(store.close)
-        spark = SparkPipeline(settings.spark, clock)
+        spark = SparkPipeline(with_stores(settings), clock)
         opened.callback(spark.close)
-        catalogs = Catalogs(settings.catalogs)
+        catalogs = Catalogs({name: settings.file_properties(name) for name in settings.catalogs})
         opened.callback(catalogs.close)
-        yield Parts(settings, store, FileIOStorage(settings.storage), spark, catalogs, clock)
+        yield Parts(settings, store, spark, catalogs, clock)
 
 
 @contextmanager
@@ -228,9 +229,10 @@ def read_statuses(settings: Settings) -> list[TableStatus]:
             record = find_record(records, table)
             seen = Observation(record=record, counts=parts.store.count(record.id) if record else None)
             try:
-                source_version = Follower(parts.context(table)).source_version()
+                context = parts.context(table)
+                source_version = Follower(context).source_version()
                 synced = record.synced_version if record else None
-                behind_since_ms = None if synced is None else parts.commit_time_ms(table, synced + 1)
+                behind_since_ms = None if synced is None else commit_time_ms(context, synced + 1)
                 seen = Observation(seen.record, seen.counts, source_version, behind_since_ms)
             except SyncError as error:
                 _log.warning(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
@@ -249,12 +251,12 @@ def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
         target="doctor.table",
         **settings.defaults.model_dump(exclude={"poll_interval_s"}),
     )
-    properties = settings.file_properties(table)
+    properties = settings.file_properties(table.catalog)
     clock = SystemClock()
     if not DeltaLog(FileIOStorage(properties), table.source, clock).is_there():
         hint = f"Give the path of a Delta table, or one of the names {', '.join(known) or 'of a configuration'}."
         raise ObjectMissing("there is no Delta table", path=table.source, hint=hint)
-    spark = SparkPipeline(settings.spark, clock)
+    spark = SparkPipeline(with_stores(settings, table.source), clock)
     try:
         return diagnose(table, spark, properties)
     finally:
