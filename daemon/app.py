@@ -97,13 +97,19 @@ def commit_time_ms(context: TableContext, version: int) -> int | None:
 
 
 @contextmanager
-def open_parts(settings: Settings) -> Iterator[Parts]:
-    """Open the state store and build the rest; nothing is started. Raises StateStoreAway."""
+def open_parts(settings: Settings, *, alone: bool = False) -> Iterator[Parts]:
+    """Open the state store and build the rest; nothing is started. Raises StateStoreAway.
+
+    `alone` is for what must not have a second process beside it; a SQLite file is locked before this.
+    """
     _make_local_folders(settings)
     clock = SystemClock()
     with _state_errors(), ExitStack() as opened:
         store = SqlStateStore.open(settings.state.url)
         opened.callback(store.close)
+        if alone and not opened.enter_context(store.held()):
+            hint = "Let that one work or stop it first; status, pause, resume, resync and cleanup work beside it."
+            raise StateStoreAway("the state database is in use by another dvsync", hint=hint)
         spark = SparkPipeline(with_stores(settings), clock)
         opened.callback(spark.close)
         catalogs = Catalogs({name: settings.file_properties(name) for name in settings.catalogs})
@@ -145,7 +151,7 @@ def run_daemon(settings: Settings, version: str) -> bool:
     with ExitStack() as opened:
         signals = opened.enter_context(StopSignals())
         opened.enter_context(hold_state(settings.state.sqlite_file))
-        parts = opened.enter_context(open_parts(settings))
+        parts = opened.enter_context(open_parts(settings, alone=True))
         board = parts.board()
         web = WebServer.start(settings.health, make_app(board, is_spark_up=lambda: parts.spark.is_running))
         opened.callback(web.stop)
@@ -203,7 +209,7 @@ def sync_tables(
     """
     stop = Event()
     # A cycle only ever looks at the event, so setting it inside a signal handler cannot block.
-    with StopSignals(stop.set), hold_state(settings.state.sqlite_file), open_parts(settings) as parts:
+    with StopSignals(stop.set), hold_state(settings.state.sqlite_file), open_parts(settings, alone=True) as parts:
         board = parts.board()
         for table in tables:
             cycle = parts.cycle(parts.context(table, progress_of(table.name)), board)
@@ -276,7 +282,7 @@ def maintain_tables(
         opened.enter_context(StopSignals(stop.set))
         if alone:
             opened.enter_context(hold_state(settings.state.sqlite_file))
-        parts = opened.enter_context(open_parts(settings))
+        parts = opened.enter_context(open_parts(settings, alone=alone))
         for table in tables:
             if stop.is_set():
                 return

@@ -18,7 +18,7 @@ from daemon.errors import StateStoreAway
 def hold_state(sqlite_file: Path | None) -> Iterator[None]:
     """Keep every other `dvsync run`, `sync`, `compact` and `expire` away from this SQLite file while the block lasts.
 
-    A database that is not SQLite is not locked. Raises StateStoreAway when another process holds the state.
+    Any other database is asked by `Database.held` instead. Raises StateStoreAway when another process holds the state.
     """
     if sqlite_file is None:
         yield

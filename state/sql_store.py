@@ -6,6 +6,7 @@ Every verb is one transaction here; the steps inside it are in `sql_files.py`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 import msgspec
@@ -61,6 +62,10 @@ class SqlStateStore:
 
     def close(self) -> None:
         self._database.close()
+
+    def held(self) -> AbstractContextManager[bool]:
+        """As `Database.held`."""
+        return self._database.held()
 
     def load_table(self, name: str, source: str, target: str) -> TableRecord:
         named = select(TableRow.__table__).where(TableRow.name == name)
