@@ -23,7 +23,7 @@ ENV PATH=/opt/dvsync/bin:$PATH \
     DVSYNC_HEALTH__HOST=0.0.0.0 \
     DVSYNC_LOG__FORMAT=json
 # Into the user's Ivy cache, so that the container needs no Maven repository when it runs.
-RUN python -m daemon.pipeline.jars
+RUN python -m daemon.pipeline.jars --s3
 VOLUME /var/lib/dvsync
 EXPOSE 8080
 HEALTHCHECK --interval=15s --timeout=5s --start-period=30s --retries=3 \

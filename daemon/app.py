@@ -20,6 +20,7 @@ from daemon.errors import ConfigInvalid, ObjectMissing, SyncError, Unsupported
 from daemon.lease import hold_lease
 from daemon.maintenance import Maintainer
 from daemon.parts import commit_time_ms, open_parts
+from daemon.pipeline.hadoop import with_stores
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.session import SparkPipeline
 from daemon.settings import Settings, TableSettings
@@ -93,12 +94,12 @@ def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
         target="doctor.table",
         **settings.defaults.model_dump(exclude={"poll_interval_s"}),
     )
-    properties = settings.file_properties(table)
+    properties = settings.file_properties(table.catalog)
     clock = SystemClock()
     if not DeltaLog(FileIOStorage(properties), table.source, clock).is_there():
         hint = f"Give the path of a Delta table, or one of the names {', '.join(known) or 'of a configuration'}."
         raise ObjectMissing("there is no Delta table", path=table.source, hint=hint)
-    spark = SparkPipeline(settings.spark, clock)
+    spark = SparkPipeline(with_stores(settings, table.source), clock)
     try:
         return diagnose(table, spark, properties)
     finally:

@@ -21,7 +21,7 @@ from daemon.commit import metadata_kind
 from daemon.context import TableContext, find_record
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.references import referenced_files
-from daemon.storage import FileMeta, canonical
+from daemon.storage import FileIOStorage, FileMeta, canonical
 from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 
 # Requests that remove files wait on the store, not on the processor.
@@ -92,7 +92,7 @@ def clean_up(
     for start in range(0, len(due), BATCH):
         if stop.is_set():
             return done
-        _remove(context, record.id, due[start : start + BATCH], done)
+        _remove(context, own.storage, record.id, due[start : start + BATCH], done)
     store.forget_before(record.id, survey.at_ms - round(settings.history_s * 1000))
     return done
 
@@ -144,7 +144,7 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
         # A commit that landed late, or metadata that was not the newest: the grace period has not begun.
         late = [path for path, file in orphans.items() if name_of(path) in in_use and not _was_in_use(file)]
         store.record_still_used(record.id, late, at_ms=at_ms)
-        _look_up_sizes(context, record.id, known)
+        _look_up_sizes(context, table, record.id, known)
     return Survey(in_use, list((orphans | released).values()), at_ms)
 
 
@@ -178,24 +178,27 @@ def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, bef
     return None if own.has(file.path) else "it lies outside of the table's own places"
 
 
-def _look_up_sizes(context: TableContext, table_id: int, files: Sequence[WrittenFile]) -> None:
+def _look_up_sizes(context: TableContext, table: Table, table_id: int, files: Sequence[WrittenFile]) -> None:
     """Learn the bytes of files that are not known yet, by one listing of each folder."""
     unknown = {file.path for file in files if file.size_bytes is None}
+    storage = FileIOStorage(context.target_properties(table))
     sizes_bytes = {
         meta.path: meta.size
         for folder in sorted({path.rsplit("/", 1)[0] for path in unknown})
-        for meta in context.storage.list_from(folder, after="")
+        for meta in storage.list_from(folder, after="")
         if meta.path in unknown
     }
     context.store.record_sizes(table_id, sizes_bytes)
 
 
-def _remove(context: TableContext, table_id: int, files: Sequence[WrittenFile], done: Cleanup) -> None:
+def _remove(
+    context: TableContext, storage: FileIOStorage, table_id: int, files: Sequence[WrittenFile], done: Cleanup
+) -> None:
     """Remove first, record then: whoever is killed in between finds the files gone, which is no error."""
 
     def remove(file: WrittenFile) -> ObjectStoreAway | None:
         try:
-            context.storage.delete(file.path)
+            storage.delete(file.path)
         except ObjectStoreAway as error:
             return error
         return None
@@ -212,14 +215,15 @@ class _OwnPlaces:
     """The folders of the Iceberg table, in which alone dvsync removes anything."""
 
     def __init__(self, context: TableContext, table: Table) -> None:
-        self._context = context
+        self._source = canonical(context.location)
+        self.storage = FileIOStorage(context.target_properties(table))
         configured = (context.settings.delete_files_location, table.properties.get("write.data.path"))
         places = {table.metadata.location, table.properties.get("write.metadata.path"), *configured}
         self._places = sorted(canonical(place).rstrip("/") for place in places if place)
 
     def has(self, path: str) -> bool:
         """Whether `path` lies in one of the places, links and `..` followed, and is not the Delta table's."""
-        path, source = canonical(path), canonical(self._context.location)
+        path, source = canonical(path), self._source
         return any(
             _is_inside(path, place) and (not _is_inside(path, source) or _is_inside(place, source))
             for place in self._places
@@ -229,7 +233,7 @@ class _OwnPlaces:
         """The files in these places that have a name as dvsync gives it, each once."""
         seen: set[str] = set()
         for place in self._places:
-            for meta in self._context.storage.list_below(place):
+            for meta in self.storage.list_below(place):
                 kind = _kind_by_name(meta)
                 if kind is not None and meta.path not in seen and self.has(meta.path):
                     seen.add(meta.path)

@@ -142,8 +142,7 @@ def doctor(
 
     with _told():
         # A path alone needs no configuration.
-        named = config or context.find_root().obj or _path(context, config).exists()
-        settings = _load_for_people(context, config) if named else Settings()
+        settings = _load_for_people(context, config) if _is_named(context, config) else Settings()
         configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
         diagnosis = examine_table(settings, table)
     if as_json:
@@ -293,13 +292,15 @@ def healthcheck(
 
 
 @app.command()
-def setup() -> None:
-    """Check Java and fetch Spark's jars once; the first start does the same."""
+def setup(context: typer.Context, config: ConfigPath = None) -> None:
+    """Check Java and fetch the jars that Spark needs for the configuration; the first start does the same."""
+    from daemon.pipeline.hadoop import with_stores  # noqa: PLC0415
     from daemon.pipeline.jars import fetch_jars  # noqa: PLC0415
 
     with _told():
+        settings = _load_for_people(context, config) if _is_named(context, config) else Settings()
         configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
-        typer.echo(fetch_jars())
+        typer.echo(fetch_jars(with_stores(settings)))
 
 
 @app.command()
@@ -333,6 +334,11 @@ def check(context: typer.Context, config: ConfigPath = None) -> None:
 def _path(context: typer.Context, config: Path | None) -> Path:
     from_environment = os.environ.get(f"{ENV_PREFIX}CONFIG")
     return config or context.find_root().obj or (Path(from_environment) if from_environment else DEFAULT_CONFIG)
+
+
+def _is_named(context: typer.Context, config: Path | None) -> bool:
+    """Whether there is a configuration, or was meant to be: where it is only the default's place, it may be missing."""
+    return bool(config or context.find_root().obj) or _path(context, config).exists()
 
 
 def _load(context: typer.Context, config: Path | None) -> Settings:

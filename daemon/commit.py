@@ -133,7 +133,7 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
     try:
         store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in plan.tasks])
         with context.step("translate"):
-            plan, results = _translate(context, plan)
+            plan, results = _translate(context, shown.table, plan)
         leaving = files_to_leave(plan, results)
         serving = store.find_delete_files(record.id, leaving)
         still_serving = store.find_serving(record.id, [file.path for file in serving])
@@ -144,7 +144,7 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
             snapshot_id=intent.id,
             serving=serving,
             still_serving=still_serving,
-            rewritten=_rewrite_shared(context, intent, rewrites),
+            rewritten=_rewrite_shared(context, shown.table, intent, rewrites),
         )
         outcome = _outcome(record, change, completed, shape.table.spec_id)
         before = _account_before(context, shown, live)
@@ -208,10 +208,13 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
     return shape
 
 
-def _translate(context: TableContext, plan: SyncPlan) -> tuple[SyncPlan, list[DeleteFileResult]]:
+def _translate(context: TableContext, table: Table, plan: SyncPlan) -> tuple[SyncPlan, list[DeleteFileResult]]:
     """Write the delete files. Where VACUUM took an older deletion vector, its file's deletions are written anew."""
     write = partial(
-        context.runner.write_delete_files, table_location=context.location, storage_properties=context.properties
+        context.runner.write_delete_files,
+        table_location=context.location,
+        storage_properties=context.properties,
+        target_properties=context.target_properties(table),
     )
     try:
         return plan, write(plan.tasks)
@@ -225,13 +228,11 @@ def _translate(context: TableContext, plan: SyncPlan) -> tuple[SyncPlan, list[De
 
 
 def _rewrite_shared(
-    context: TableContext, intent: Intent, rewrites: Sequence[Rewrite]
+    context: TableContext, table: Table, intent: Intent, rewrites: Sequence[Rewrite]
 ) -> list[tuple[Rewrite, DeleteFileResult]]:
     context.store.record_pending(intent.id, FileKind.DELETE_FILE, [rewrite.output_path for rewrite in rewrites])
-    return [
-        (rewrite, rewrite_delete_file(rewrite, storage=context.storage, properties=context.properties))
-        for rewrite in rewrites
-    ]
+    properties = context.target_properties(table)
+    return [(rewrite, rewrite_delete_file(rewrite, properties)) for rewrite in rewrites]
 
 
 def _is_there(context: TableContext, record: DeletionVectorRecord) -> bool:

@@ -242,7 +242,10 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
         try:
             store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in every])
             results = context.runner.write_delete_files(
-                every, table_location=context.location, storage_properties=context.properties
+                every,
+                table_location=context.location,
+                storage_properties=context.properties,
+                target_properties=context.target_properties(table),
             )
             _check_positions(every, results)
         except (SyncError, OSError):

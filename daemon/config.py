@@ -6,7 +6,7 @@ Defaults are applied to each table and relative paths are taken from the file's 
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,17 @@ from pydantic_settings import SettingsError
 
 from daemon.delta.vacuum import vacuum_cleans
 from daemon.errors import ConfigInvalid
-from daemon.settings import ENV_PREFIX, SQLITE_FILE, DefaultsSettings, Settings, TableSettings
+from daemon.settings import (
+    ENV_PREFIX,
+    SQLITE_FILE,
+    URL,
+    DefaultsSettings,
+    Reference,
+    Secret,
+    Settings,
+    StateSettings,
+    TableSettings,
+)
 from daemon.storage import normalize_location
 
 Section = TypeVar("Section", bound=BaseModel)
@@ -33,7 +43,7 @@ def load_settings(path: Path) -> Settings:
     faults += _unknown_variables()
     readable = _validate(document, faults)
     if readable is not None:
-        readable = readable.resolved(path.absolute().parent)
+        readable = readable.looked_up(path.absolute().parent, faults).resolved(path.absolute().parent)
         faults += [*_catalog_faults(readable), *_clashes(readable), *_places_that_vacuum_cleans(readable)]
     if faults or readable is None:
         raise ConfigInvalid("\n".join(faults), hint=f"Correct {path}; `dvsync config check` reads it again.")
@@ -50,6 +60,22 @@ class _Readable:
 
     def tables(self) -> Iterator[tuple[str, TableSettings]]:
         return zip(self.places, self.settings.tables, strict=True)
+
+    def looked_up(self, folder: Path, faults: list[str]) -> _Readable:
+        """What references lead to in their place; where one leads to nothing, the key is left out."""
+        settings, lookup = self.settings, _Lookup(folder, faults)
+        update = {
+            "storage": lookup.properties("storage", settings.storage),
+            "catalogs": {name: lookup.properties(f"catalogs.{name}", each) for name, each in settings.catalogs.items()},
+            "spark": settings.spark.model_copy(update={"conf": lookup.properties("spark.conf", settings.spark.conf)}),
+            "state": StateSettings(),
+        }
+        url = lookup.text("state.url", settings.state.url)
+        if url is not None and not URL.match(url):
+            faults.append(f"state.url: what stands {_where(settings.state.url)} is not an SQLAlchemy URL")
+        elif url is not None:
+            update["state"] = settings.state.model_copy(update={"url": url})
+        return replace(self, settings=settings.model_copy(update=update))
 
     def resolved(self, folder: Path) -> _Readable:
         """Defaults applied to each table, and relative paths taken from `folder`."""
@@ -104,8 +130,8 @@ def _fault_line(fault: ErrorDetails) -> str:
         case "byte_size":
             return f"{place}: is not a size: write a number and its unit, such as 64MiB"
         case _:
-            # What stands in the three that may hold secrets is not repeated.
-            open_text = fault["loc"][0] not in ("catalogs", "storage", "spark")
+            # What stands in the four that may hold secrets is not repeated.
+            open_text = fault["loc"][0] not in ("catalogs", "storage", "spark", "state")
             found = f", not {fault['input']!r}" if open_text and isinstance(fault["input"], str | int | float) else ""
             return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]}{found}"
 
@@ -165,6 +191,46 @@ def _read_document(path: Path) -> tuple[dict[str, Any], list[str]]:
     return {key: value for key, value in document.items() if key not in unknown}, faults
 
 
+# --- references ---
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """Finds what `{file: PATH}` and `{env: NAME}` lead to, and writes down those that lead to nothing."""
+
+    folder: Path
+    faults: list[str]
+
+    def properties(self, place: str, properties: Mapping[str, str]) -> dict[str, str]:
+        found = {key: self.text(f"{place}.{key}", value) for key, value in properties.items()}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def text(self, place: str, value: str) -> str | None:
+        if not isinstance(value, Reference):
+            return value
+        kind, _, name = value.partition(":")
+        try:
+            text = (self.folder / Path(name).expanduser()).read_text("utf-8") if kind == "file" else os.environ[name]
+        except (OSError, UnicodeDecodeError, KeyError) as error:
+            reason = "is not set" if isinstance(error, KeyError) else "is not a text in UTF-8"
+            if isinstance(error, OSError):
+                reason = (error.strerror or str(error)).lower()
+            self.faults.append(f"{place}: {name} ({_KINDS[kind]}): {reason}")
+            return None
+        text = text.rstrip("\r\n")
+        if not text:
+            self.faults.append(f"{place}: {name} ({_KINDS[kind]}): is empty")
+        return Secret(text) if text else None
+
+
+_KINDS = {"file": "file", "env": "environment"}
+
+
+def _where(reference: str) -> str:
+    kind, _, name = reference.partition(":")
+    return f"in {name} ({_KINDS[kind]})"
+
+
 # --- defaults and paths ---
 
 
@@ -204,7 +270,9 @@ def _anchored(location: str, folder: Path) -> str:
 
 def _anchored_sqlite(url: str, folder: Path) -> str:
     match = SQLITE_FILE.match(url)
-    return f"{match['scheme']}{os.path.normpath(folder / match['path'])}{match['query']}" if match else url
+    if match is None:
+        return url
+    return type(url)(f"{match['scheme']}{os.path.normpath(folder / match['path'])}{match['query']}")
 
 
 def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str]:
@@ -212,7 +280,7 @@ def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str
     uri, warehouse = properties.get("uri", ""), properties.get("warehouse")
     anchored = {"uri": _anchored_sqlite(uri, folder)} if uri else {}
     if warehouse and (properties.get("type") == "sql" or SQLITE_FILE.match(uri)):
-        anchored["warehouse"] = _anchored(warehouse, folder)
+        anchored["warehouse"] = type(warehouse)(_anchored(warehouse, folder))
     return {**properties, **anchored}
 
 

@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Self
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
 
 from daemon.clock import Clock
 from daemon.delta.log import DeltaLog
@@ -137,6 +138,10 @@ class TableContext:
             yield
         finally:
             self.observe_step(name, self.clock.monotonic_s() - started_s)
+
+    def target_properties(self, table: Table) -> dict[str, str]:
+        """FileIO properties for the Iceberg table's own files, with what its catalog gave for this table alone."""
+        return {**self.properties, **table.io.properties}
 
     @property
     def location(self) -> str:

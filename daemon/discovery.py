@@ -36,7 +36,7 @@ def discover(settings: Settings, clock: Clock, is_known: Callable[[str], bool] =
     for pattern in settings.tables:
         if not pattern.is_pattern:
             continue
-        storage = FileIOStorage(settings.file_properties(pattern))
+        storage = FileIOStorage(settings.file_properties(pattern.catalog))
         try:
             for source in _match(storage, pattern.source):
                 if source in sources or not (is_known(source) or DeltaLog(storage, source, clock).is_there()):

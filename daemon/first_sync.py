@@ -81,6 +81,7 @@ def show_state(
             snapshot_id=intent.id,
             format_version=context.settings.format_version,
             properties=dict(context.properties),
+            target_properties=context.target_properties(table),
             may_overflow=context.settings.may_overflow,
         )
         written = write_data_manifests(context.spark, state, task, context.progress)
@@ -102,7 +103,10 @@ def show_state(
         )
         store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in plan.tasks])
         results = context.runner.write_delete_files(
-            plan.tasks, table_location=context.location, storage_properties=context.properties
+            plan.tasks,
+            table_location=context.location,
+            storage_properties=context.properties,
+            target_properties=context.target_properties(table),
         )
         completed = complete_plan(plan, results, snapshot_id=intent.id, serving=(), still_serving={})
         delta = replace(

@@ -85,7 +85,7 @@ class Fleet:
         """All of the configuration that bears on one table: when it changes, the table is set up anew."""
         settings = self._parts.settings
         limits = settings.limits.model_dump(exclude={"tables_at_once"})
-        return {"table": table, "properties": settings.file_properties(table), "limits": limits}
+        return {"table": table, "properties": settings.file_properties(table.catalog), "limits": limits}
 
     def _add(self, table: TableSettings, definition: Mapping[str, object]) -> None:
         parts, board = self._parts, self._board

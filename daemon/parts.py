@@ -16,6 +16,7 @@ from daemon.cycle import TableCycle
 from daemon.errors import ObjectMissing, StateStoreAway
 from daemon.iceberg.catalogs import Catalogs
 from daemon.lease import LeaseKeeper
+from daemon.pipeline.hadoop import with_stores
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.session import SparkPipeline
 from daemon.settings import SQLITE_FILE, Settings, TableSettings
@@ -40,7 +41,7 @@ class Parts:
     ) -> TableContext:
         return TableContext.make(
             table,
-            properties=self.settings.file_properties(table),
+            properties=self.settings.file_properties(table.catalog),
             open_catalog=lambda: self.catalogs.open(table.catalog),
             store=self.store,
             spark=self.spark,
@@ -65,7 +66,7 @@ class Parts:
 
     def with_settings(self, settings: Settings) -> Self:
         """The same store, Spark and clock for a changed configuration."""
-        self.catalogs.change(settings.catalogs)
+        self.catalogs.change(_catalog_properties(settings))
         return replace(self, settings=settings)
 
     def board(self) -> Board:
@@ -93,9 +94,9 @@ def open_parts(settings: Settings) -> Iterator[Parts]:
     with _state_errors(), ExitStack() as opened:
         store = SqlStateStore.open(settings.state.url)
         opened.callback(store.close)
-        spark = SparkPipeline(settings.spark, clock)
+        spark = SparkPipeline(with_stores(settings), clock)
         opened.callback(spark.close)
-        catalogs = Catalogs(settings.catalogs)
+        catalogs = Catalogs(_catalog_properties(settings))
         opened.callback(catalogs.close)
         yield Parts(settings, store, spark, catalogs, clock)
 
@@ -114,3 +115,7 @@ def _make_local_folders(settings: Settings) -> None:
         match = SQLITE_FILE.match(properties.get("uri", ""))
         if match:
             Path(match["path"]).parent.mkdir(parents=True, exist_ok=True)
+
+
+def _catalog_properties(settings: Settings) -> dict[str, dict[str, str]]:
+    return {name: settings.file_properties(name) for name in settings.catalogs}

@@ -132,7 +132,8 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     assert current is not None, "a table with a marker has a snapshot"
     data_files, delete_files = _read_live(table)
     positions: Counter[str] = Counter()
-    served = {path: _served(context, delete_file) for path, (delete_file, _) in delete_files.items()}
+    storage = FileIOStorage(context.target_properties(table))
+    served = {path: _served(storage, delete_file) for path, (delete_file, _) in delete_files.items()}
     for counts in served.values():
         positions.update(counts)
     dvs = _find_dvs(context, marker)
@@ -185,12 +186,12 @@ def _read_live(table: Table) -> tuple[dict[str, tuple[DataFile, str]], dict[str,
     return found[ManifestContent.DATA], found[ManifestContent.DELETES]
 
 
-def _served(context: TableContext, delete_file: DataFile) -> dict[str, int]:
+def _served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int]:
     """Positions by data file: from the entry when it names its one data file, else from the delete file itself."""
     single = referenced_data_file(delete_file)
     if single is not None:
         return {single: delete_file.record_count}
-    with FileIOStorage(context.properties).open_input(delete_file.file_path) as file:
+    with storage.open_input(delete_file.file_path) as file:
         return dict(Counter(pq.read_table(file, columns=["file_path"]).column(0).to_pylist()))
 
 

@@ -16,6 +16,7 @@ from daemon.lease import LeaseKeeper
 from daemon.log import configure_logging
 from daemon.notify import Notifier
 from daemon.parts import open_parts
+from daemon.pipeline.hadoop import with_stores
 from daemon.pipeline.java import check_java
 from daemon.pipeline.session import SparkPipeline
 from daemon.scheduler import BEAT_INTERVAL_S, Scheduler
@@ -127,6 +128,8 @@ def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fl
         _log.error(events.CONFIG_REFUSED, reason=str(error), hint=error.hint)
         return settings
     kept = [section for section in FIXED_SECTIONS if getattr(read, section) != getattr(settings, section)]
+    if with_stores(read) != with_stores(read.model_copy(update={"storage": settings.storage})):
+        kept.append("storage, for Spark")
     read = read.model_copy(update={section: getattr(settings, section) for section in FIXED_SECTIONS})
     configure_logging(read.log)
     fleet.change(read)

@@ -6,6 +6,7 @@ How they are read from the file and the environment is `config.py`'s business.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Mapping
@@ -13,8 +14,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from zoneinfo import available_timezones
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pytimeparse2 import parse as parse_timespan
 
 ENV_PREFIX = "DVSYNC_"
@@ -47,10 +59,6 @@ def _property_text(value: object) -> str:
     raise ValueError("a property is a text, a number, true or false")
 
 
-# What a source pattern puts into the other keys of its tables.
-FOUND_NAMES = ("name", "parent")
-
-
 def _identifier(value: str) -> str:
     if re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", value):
         return value
@@ -63,8 +71,26 @@ def _time_zone(value: str) -> str:
     raise ValueError(f"{value!r} is not a time zone: write UTC, or a name like Europe/Paris")
 
 
+class Reference(str):
+    """`file:PATH` or `env:NAME`: stands for the text that `config.py` finds there."""
+
+
+class Secret(str):
+    """A text that a reference led to: it is never shown."""
+
+
+def _or_reference(value: object, text: ValidatorFunctionWrapHandler) -> object:
+    if not isinstance(value, Mapping):
+        return text(value)
+    (kind, place), *more = value.items() or [("", "")]
+    if more or kind not in ("file", "env") or not isinstance(place, str) or not place:
+        raise ValueError("write the text itself, {file: PATH} or {env: NAME}")
+    return Reference(f"{kind}:{place}")
+
+
 Duration = BeforeValidator(_duration_s)
-Properties = dict[str, Annotated[str, BeforeValidator(_property_text)]]
+Properties = dict[str, Annotated[str, BeforeValidator(_property_text), WrapValidator(_or_reference)]]
+URL = re.compile(r"^\w[\w+]*://")
 
 
 class _Frozen(BaseModel):
@@ -72,9 +98,8 @@ class _Frozen(BaseModel):
 
 
 class StateSettings(_Frozen):
-    url: str = Field(
+    url: Annotated[str, StringConstraints(pattern=URL), WrapValidator(_or_reference)] = Field(
         "sqlite:///var/dvsync.db",
-        pattern=r"^\w[\w+]*://",
         description="SQLAlchemy URL of the state database.",
     )
     lease_s: Annotated[float, Duration] = Field(
@@ -363,6 +388,34 @@ class LogSettings(_Frozen):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="Events below this are not logged.")
 
 
+class _Variables(EnvSettingsSource):
+    """`DVSYNC_…` variables. Properties are spelled as PyIceberg spells its own: `__` for a dot, `_` for a dash.
+
+    `DVSYNC_STORAGE__S3__ACCESS_KEY_ID` is `s3.access-key-id`; with `__FILE` at the end, the path of a file that has it.
+    """
+
+    def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        super().__init__(settings_cls)
+        sections = tuple(f"{ENV_PREFIX}{section}__".lower() for section in ("storage", "catalogs"))
+        # The base class would read each value as JSON first: `1.50` would become `1.5`.
+        self._properties = {key: value or "" for key, value in self.env_vars.items() if key.startswith(sections)}
+        self.env_vars = {key: value for key, value in self.env_vars.items() if key not in self._properties}
+
+    def __call__(self) -> dict[str, Any]:
+        found = super().__call__()
+        for key, value in self._properties.items():
+            section, *parts = key.removeprefix(ENV_PREFIX.lower()).split("__")
+            properties = found.setdefault(section, {})
+            if section == "catalogs":
+                properties = properties.setdefault(parts.pop(0), {})
+            in_file = parts[-1:] == ["file"]
+            name = ".".join(parts[:-1] if in_file else parts)
+            # The only two with an underscore are PyIceberg's for its SQL catalog.
+            name = name if name in ("init_catalog_tables", "pool_pre_ping") else name.replace("_", "-")
+            properties[name] = {"file": value} if in_file else value
+        return found
+
+
 class Settings(BaseSettings):
     """The whole configuration, defaults applied to each table and every path absolute."""
 
@@ -391,20 +444,29 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return env_settings, init_settings
+        return _Variables(settings_cls), init_settings
 
-    def file_properties(self, table: TableSettings) -> dict[str, str]:
-        """FileIO properties for the files of both sides: the catalog's reach the target's, `storage` the source's."""
-        return {**self.catalogs.get(table.catalog, {}), **self.storage}
+    def file_properties(self, catalog: str | None = None) -> dict[str, str]:
+        """FileIO properties for the files of both sides of a catalog's tables: its own and `storage`, which wins.
+
+        Without a region PyIceberg asks AWS for that of each bucket: AWS_REGION answers for it, and no store that has an
+        endpoint of its own is asked about.
+        """
+        properties = {**self.catalogs.get(catalog or "", {}), **self.storage}
+        if not properties.keys() & {"s3.region", "client.region"}:
+            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+            if region or "s3.endpoint" in properties:
+                properties["s3.region"] = region or "us-east-1"
+        return properties
 
     def redacted(self) -> dict[str, Any]:
         """The settings by the keys that people write, without a secret in them: fit for printing and logs."""
-        masked = _masked("", self.model_dump(mode="json", by_alias=True))
+        masked = _masked("", self.model_dump(by_alias=True))
         assert isinstance(masked, dict)
         return masked
 
 
-_SECRET_KEY = re.compile(r"secret|password|token|key|credential", re.IGNORECASE)
+SECRET_KEY = re.compile(r"secret|password|token|key|credential", re.IGNORECASE)
 # abfss://container@account is a place; elsewhere what stands before the @ is a user, and perhaps a password.
 _USERINFO = re.compile(r"(?<=://)(?<!abfss://)(?<!abfs://)(?<!wasbs://)(?<!wasb://)(?:[^/@\s]*:\S*|[^/@\s]*)@")
 _SECRET_PARAMETER = re.compile(
@@ -418,7 +480,7 @@ def _masked(key: str, value: object) -> object:
     if isinstance(value, list | tuple):
         return [_masked(key, inner) for inner in value]
     if isinstance(value, str):
-        if _SECRET_KEY.search(key):
+        if SECRET_KEY.search(key) or isinstance(value, Secret):
             return "***"
         return _SECRET_PARAMETER.sub(r"\1***", _USERINFO.sub("***@", value))
     return value

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlparse
 
-from pyarrow import ArrowInvalid, NativeFile
-from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType
+from pyarrow import NativeFile
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from daemon.errors import ObjectMissing, ObjectStoreAway, Unsupported
@@ -99,7 +99,17 @@ class FileIOStorage:
         return self._io.fs_by_scheme(scheme, netloc), rest
 
     def exists(self, path: str) -> bool:
-        return self._look(path).type is FileType.File
+        fs, name = self._open_fs(path)
+        if isinstance(fs, LocalFileSystem):
+            return self._look(path).type is FileType.File
+        try:
+            # One request. A look would go on to list what is not there, as it may be a folder.
+            fs.open_input_file(name).close()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise store_away(path, error) from error
+        return True
 
     def stat(self, path: str) -> FileMeta:
         info = self._look(path)
@@ -121,11 +131,10 @@ class FileIOStorage:
                 with fs.open_input_stream(name) as stream:
                     return bytes(stream.read())
             with fs.open_input_file(name) as file:
-                return bytes(file.read_at(span.size, span.offset))
+                # Arrow refuses to start reading past the end; a short answer is this verb's contract.
+                return bytes(file.read_at(span.size, span.offset)) if span.offset < file.size() else b""
         except FileNotFoundError as error:
             raise _missing(path) from error
-        except ArrowInvalid:
-            return b""  # Arrow refuses to start reading past the end; a short answer is this verb's contract.
         except OSError as error:
             raise store_away(path, error) from error
 
@@ -178,8 +187,23 @@ class FileIOStorage:
             infos = fs.get_file_info(FileSelector(name, allow_not_found=True))
         except OSError as error:
             raise store_away(directory, error) from error
+        if not infos:
+            self._check_bucket(directory)
         files = sorted((info for info in infos if info.type is FileType.File), key=lambda info: info.base_name)
         return (_file_meta(f"{directory}/{info.base_name}", info) for info in files if info.base_name > after)
+
+    def _check_bucket(self, directory: str) -> None:
+        """S3 says of a bucket that is not there what it says of an empty folder: nothing."""
+        if canonical(directory).startswith("s3://"):
+            fs, name = self._open_fs(directory)
+            bucket = name.partition("/")[0]
+            try:
+                is_there = fs.get_file_info(bucket).type is not FileType.NotFound
+            except OSError as error:
+                raise store_away(directory, error) from error
+            if not is_there:
+                hint = "Check the spelling of the bucket's name, and s3.endpoint."
+                raise ObjectStoreAway(f"there is no bucket {bucket}", path=directory, hint=hint)
 
 
 def _file_meta(path: str, info: FileInfo) -> FileMeta:

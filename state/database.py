@@ -13,7 +13,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -22,7 +22,12 @@ from state.store import StateUnavailable
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 SQLITE_BUSY_TIMEOUT_S = 5
+CONNECT_TIMEOUT_S = 10
 BEGIN_STATEMENT = "dvsync_begin_statement"
+# Locks of PostgreSQL's that are rows of nothing: two numbers by agreement, here for one schema of a database.
+_POSTGRESQL_WRITE_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('dvsync.write'), hashtext(current_schema()))")
+# A process that was suspended inside a transaction must not keep the others waiting for ever.
+_POSTGRESQL_IDLE_MAX = text("SET LOCAL idle_in_transaction_session_timeout = '60s'")
 
 
 class Database:
@@ -32,7 +37,12 @@ class Database:
         # The query of a URL may hold a password as well, so it is never shown.
         self._name = engine.url.set(query={}).render_as_string(hide_password=True)
         self._engine = engine
+        self._readers = engine
         self._writers = engine.execution_options(**{BEGIN_STATEMENT: "BEGIN IMMEDIATE"})
+        self._is_postgresql = engine.dialect.name == "postgresql"
+        if self._is_postgresql:
+            # Its own default shows each statement of a transaction another state.
+            self._readers = engine.execution_options(isolation_level="REPEATABLE READ")
         self._one_writer = threading.Lock()
         self._before_write: Callable[[Connection], None] = lambda _: None
 
@@ -53,7 +63,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that sees one state of the database. Raises StateUnavailable."""
-        with self._translated(), self._engine.begin() as connection:
+        with self._translated(), self._readers.begin() as connection:
             yield connection
 
     @contextmanager
@@ -61,6 +71,10 @@ class Database:
         """A transaction that is committed at the end, or leaves nothing behind. Raises StateUnavailable."""
         # SQLite's own waiting is unfair and gives up after the busy timeout: our threads queue here instead.
         with self._one_writer, self._translated(), self._writers.begin() as connection:
+            if self._is_postgresql:
+                # As SQLite's write lock: other processes' writers queue, too, and end with their transaction.
+                connection.execute(_POSTGRESQL_IDLE_MAX)
+                connection.execute(_POSTGRESQL_WRITE_LOCK)
             self._before_write(connection)
             yield connection
 
@@ -107,6 +121,8 @@ def _create_engine(url: str) -> Engine:
         # The cause is not shown or chained: it quotes pieces of the URL, a password perhaps.
         raise StateUnavailable("the URL of the state database is not an SQLAlchemy URL") from None
     try:
+        if parsed.get_backend_name() == "postgresql" and "connect_timeout" not in parsed.query:
+            parsed = parsed.update_query_dict({"connect_timeout": str(CONNECT_TIMEOUT_S)})
         if parsed.get_backend_name() != "sqlite":
             return create_engine(parsed, pool_pre_ping=True)
         return _create_sqlite_engine(parsed)

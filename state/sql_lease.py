@@ -17,9 +17,8 @@ def read_lease(connection: Connection) -> Lease:
 
 
 def check_holder(connection: Connection, token: int) -> None:
-    """Raise LeaseLost unless the lease is still `token`'s; nobody can take it before this transaction ends."""
-    # SQLite has one writer at a time and takes no notice of the lock that is asked for.
-    lease = Lease(*connection.execute(select(*_COLUMNS).with_for_update(read=True)).one())
+    """Raise LeaseLost unless the lease is still `token`'s; there is one writer at a time."""
+    lease = read_lease(connection)
     if lease.token != token:
         raise LeaseLost(f"the state database was taken over by {lease.holder or 'another process, which has ended'}")
 

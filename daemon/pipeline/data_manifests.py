@@ -68,6 +68,7 @@ class ManifestTask:
     snapshot_id: int
     format_version: int
     properties: Mapping[str, str]
+    target_properties: Mapping[str, str]
     may_overflow: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -88,7 +89,7 @@ class ManifestTask:
             data_file = data_file_of(add, path, self.table, inspection.metrics[path])
             entries.append(entry_record(ManifestEntryStatus.ADDED, data_file, snapshot_id=self.snapshot_id))
         manifest = write_manifest(
-            PyArrowFileIO(dict(self.properties)),
+            PyArrowFileIO(dict(self.target_properties)),
             manifest_path,
             ManifestContent.DATA,
             entries,

@@ -1,8 +1,14 @@
-"""Spark's jars by Maven coordinates, and `python -m daemon.pipeline.jars` to fetch them before they are needed."""
+"""Spark's jars by Maven coordinates, and `python -m daemon.pipeline.jars` to fetch them before they are needed.
+
+With `--s3` those that read S3 are fetched, too: for an image, or for tests.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 from daemon.errors import PipelineAway
 from daemon.log import configure_logging
@@ -13,16 +19,53 @@ DELTA_JAR = "io.delta:delta-spark_4.1_2.13:4.4.0"
 # Not needed by the daemon: the demo and the tests read the Iceberg tables with it.
 ICEBERG_JAR = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
+# hadoop-aws asks for `bundle`, every client of AWS in 600 MB. S3A needs three of them: `sts` for assumed roles and web
+# identities, the transfer manager for copies. All of it is 14 MB then.
+AWS_SDK = "2.29.52"  # the version that hadoop-aws 3.4.2 names
+AWS_MODULES = ("s3", "s3-transfer-manager", "sts")
+# Netty is Spark's own, in a newer version.
+S3_EXCLUDES = ("software.amazon.awssdk:bundle", "io.netty:*")
 
-def fetch_jars() -> str:
-    """Start Spark once, which keeps its packages in the user's Ivy cache; says what is there. Raises PipelineAway."""
+
+def s3_jars() -> tuple[str, ...]:
+    """What Spark needs for S3 beside its own jars."""
+    return (
+        f"org.apache.hadoop:hadoop-aws:{hadoop_version()}",
+        *(f"software.amazon.awssdk:{module}:{AWS_SDK}" for module in AWS_MODULES),
+    )
+
+
+def hadoop_version() -> str:
+    """The version of the Hadoop that PySpark ships: its modules go together in one version only."""
+    package = find_spec("pyspark")
+    assert package is not None and package.origin is not None, "PySpark is one of our dependencies"
+    names = [jar.name for jar in (Path(package.origin).parent / "jars").glob("hadoop-client-api-*.jar")]
+    versions = [found[1] for name in names if (found := re.fullmatch(r"hadoop-client-api-([\d.]+)\.jar", name))]
+    assert versions, "PySpark ships Hadoop's client"
+    return versions[0]
+
+
+def joined(given: str | None, *ours: str) -> str:
+    """A list as Spark writes lists, with what of `ours` is not in it yet."""
+    there = [item for item in (given or "").split(",") if item]
+    return ",".join([*there, *(item for item in ours if item not in there)])
+
+
+def fetch_jars(settings: SparkSettings | None = None) -> str:
+    """Start Spark once, which keeps its packages in the user's Ivy cache; says what is there. Raises PipelineAway.
+
+    Of `settings` the packages count and where they come from; no cluster is asked.
+    """
     from daemon.pipeline.session import SparkPipeline  # noqa: PLC0415 - it imports DELTA_JAR from here
 
     java = check_java()
-    pipeline = SparkPipeline(SparkSettings(master="local[1]", conf={"spark.jars.packages": ICEBERG_JAR}))
+    conf = {key: value for key, value in (settings.conf if settings else {}).items() if key.startswith("spark.jars")}
+    conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), ICEBERG_JAR)
+    pipeline = SparkPipeline(SparkSettings(master="local[1]", conf=conf))
     try:
         with pipeline.session() as spark:
-            return f"Java {java} and Spark {spark.version} are ready: {DELTA_JAR}, {ICEBERG_JAR}"
+            packages = joined(DELTA_JAR, *conf["spark.jars.packages"].split(",")).replace(",", ", ")
+            return f"Java {java} and Spark {spark.version} are ready: {packages}"
     finally:
         pipeline.close()
 
@@ -30,7 +73,8 @@ def fetch_jars() -> str:
 def main() -> int:
     configure_logging(LogSettings(level="warning"), sys.stderr)
     try:
-        sys.stdout.write(f"{fetch_jars()}\n")
+        conf = {"spark.jars.packages": joined(None, *s3_jars()), "spark.jars.excludes": joined(None, *S3_EXCLUDES)}
+        sys.stdout.write(f"{fetch_jars(SparkSettings(conf=conf) if '--s3' in sys.argv[1:] else None)}\n")
     except PipelineAway as error:
         sys.stderr.write(f"{error}\n{error.hint}\n")
         return 1

@@ -74,18 +74,21 @@ DELETE_FILES: Final = pa.schema(
 
 
 def translate(
-    batches: Iterable[pa.RecordBatch], *, table_location: str, storage_properties: Mapping[str, str]
+    batches: Iterable[pa.RecordBatch],
+    *,
+    table_location: str,
+    storage_properties: Mapping[str, str],
+    target_properties: Mapping[str, str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Write the delete files that `batches` (DESCRIPTORS) ask for, and tell of each (DELETE_FILES).
 
     The rows come sorted by output path and data file. Of each the positions `after - before` are written, or all of
     `after` when rows of `before` are back: the row is then `restored`, and its data file must be registered anew.
-    Running it again replaces the files by the same. Raises SyncError; the file in work is then removed if it can be,
-    those already told of stay.
+    They are written with `target_properties`, where these differ. Running it again replaces the files by the same.
+    Raises SyncError; the file in work is then removed if it can be, those already told of stay.
     """
-    with _Outputs(
-        FileIOStorage(storage_properties), PyArrowFileIO(dict(storage_properties)), table_location
-    ) as outputs:
+    target = PyArrowFileIO(dict(storage_properties if target_properties is None else target_properties))
+    with _Outputs(FileIOStorage(storage_properties), target, table_location) as outputs:
         for rows in _bounded(batches):
             outputs.add(rows)
             if len(outputs.finished) >= OUTPUT_ROWS_MAX:

@@ -14,13 +14,13 @@ from daemon.storage import FileIOStorage
 from daemon.translate.plan import DeleteFileResult, Rewrite, WrittenPositions
 
 
-def rewrite_delete_file(rewrite: Rewrite, *, storage: FileIOStorage, properties: Mapping[str, str]) -> DeleteFileResult:
-    """Write what `rewrite` keeps, one row group in memory at a time.
+def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> DeleteFileResult:
+    """Write what `rewrite` keeps, one row group in memory at a time. `properties` are the Iceberg table's FileIO's.
 
     Raises `CorruptInput` when the old file does not hold what is remembered of it; nothing is referenced then.
     """
     with (
-        storage.open_input(rewrite.old.path) as source,
+        FileIOStorage(properties).open_input(rewrite.old.path) as source,
         PositionDeleteWriter(PyArrowFileIO(dict(properties)), rewrite.output_path) as writer,
     ):
         parquet = pq.ParquetFile(source)

@@ -48,12 +48,22 @@ class Runner:
     may_overflow: bool = False
 
     def write_delete_files(
-        self, tasks: Sequence[DeleteFileTask], *, table_location: str, storage_properties: Mapping[str, str]
+        self,
+        tasks: Sequence[DeleteFileTask],
+        *,
+        table_location: str,
+        storage_properties: Mapping[str, str],
+        target_properties: Mapping[str, str],
     ) -> list[DeleteFileResult]:
         """Run the kernel over `tasks`; every file of a result that has positions is complete and closed."""
         if not tasks:
             return []
-        kernel = partial(translate, table_location=table_location, storage_properties=dict(storage_properties))
+        kernel = partial(
+            translate,
+            table_location=table_location,
+            storage_properties=dict(storage_properties),
+            target_properties=dict(target_properties),
+        )
         table = _descriptor_table(tasks)
         if self._runs_here(fits=self._fits_here(tasks)):
             batches = kernel(table.to_batches(max_chunksize=DESCRIPTORS_PER_TASK))

@@ -17,9 +17,9 @@ import structlog
 from daemon import log as events
 from daemon.clock import Clock, SystemClock
 from daemon.errors import PipelineAway
-from daemon.pipeline.jars import DELTA_JAR
+from daemon.pipeline.jars import DELTA_JAR, joined
 from daemon.pipeline.java import check_java
-from daemon.settings import SparkSettings
+from daemon.settings import SECRET_KEY, SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +41,11 @@ DEFAULTS = {
 LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+# What spark-submit reads: the driver's JVM, its jars and the cluster manager's own.
+AT_LAUNCH = (
+    *("spark.master", "spark.app.name", "spark.submit.", "spark.log.level", "spark.driver.", "spark.executor."),
+    *("spark.jars", "spark.files", "spark.archives", "spark.kerberos.", "spark.yarn.", "spark.kubernetes."),
+)
 JVM_EXIT_MAX_S = 10
 LAST_LINES = 5
 
@@ -51,14 +56,18 @@ def session_conf(settings: SparkSettings) -> dict[str, str]:
     """The session's settings: ours, then the user's; lists of packages and extensions are joined, never replaced."""
     conf = {**DEFAULTS, **(LOCAL_DEFAULTS if settings.master.startswith("local") else {}), **settings.conf}
     conf.setdefault("spark.sql.catalog.spark_catalog", CATALOG)
-    conf["spark.sql.extensions"] = _joined(conf.get("spark.sql.extensions"), EXTENSION)
+    conf["spark.sql.extensions"] = joined(conf.get("spark.sql.extensions"), EXTENSION)
     if "delta-spark" not in conf.get("spark.jars", ""):
-        conf["spark.jars.packages"] = _joined(conf.get("spark.jars.packages"), DELTA_JAR)
+        conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), DELTA_JAR)
     return conf
 
 
-def _joined(given: str | None, ours: str) -> str:
-    return ours if not given else given if ours in given else f"{given},{ours}"
+def launch_conf(conf: Mapping[str, str]) -> dict[str, str]:
+    """What the JVM must know when it starts, and nothing that may be secret: every user sees a command line.
+
+    All the rest reaches Spark over the connection to the JVM.
+    """
+    return {key: value for key, value in conf.items() if key.startswith(AT_LAUNCH) and not SECRET_KEY.search(key)}
 
 
 class SparkPipeline:
@@ -120,7 +129,7 @@ class SparkPipeline:
         output = JvmOutput()
         interrupt = signal.getsignal(signal.SIGINT)
         try:
-            _launch_jvm(conf, output)
+            _launch_jvm(launch_conf(conf), output)
             self._session, self._owned = builder.getOrCreate(), True
             if threading.current_thread() is threading.main_thread():
                 # PySpark puts its own handler there, which cancels jobs and raises KeyboardInterrupt.

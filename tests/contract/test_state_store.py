@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from alembic import command
@@ -22,7 +23,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from msgspec.structs import replace
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine
 
 from state.database import MIGRATIONS
 from state.memory_store import MemoryStateStore
@@ -46,6 +47,7 @@ from state.records import (
 from state.sql_bulk import IN_LIST_MAX
 from state.sql_store import READ_BATCH_MAX, SqlStateStore
 from state.store import LeaseLost, StateStore, StateUnavailable
+from tests.servers import Server, postgresql
 
 MANIFEST = "s3://iceberg/metadata/m0.avro"
 DELETE_MANIFEST = "s3://iceberg/metadata/d0.avro"
@@ -57,11 +59,41 @@ def database_path(tmp_path: Path) -> Path:
     return tmp_path / "var" / "dvsync.db"
 
 
-@pytest.fixture(params=["sql", "memory"])
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with postgresql() as running:
+        yield running
+
+
+@pytest.fixture
+def postgresql_url(server: Server) -> Iterator[str]:
+    """A schema of its own in the one database of the server."""
+    name = f"s{uuid4().hex}"
+    database = f"postgresql+psycopg://dvsync:hunter2@127.0.0.1:{server.port}/postgres"
+    with admin(database) as connection:
+        connection.exec_driver_sql(f"CREATE SCHEMA {name}")
+    yield f"{database}?options=-csearch_path%3D{name}"
+    with admin(database) as connection:
+        connection.exec_driver_sql(f"DROP SCHEMA {name} CASCADE")
+
+
+@contextmanager
+def admin(url: str) -> Iterator[Connection]:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        yield connection
+    engine.dispose()
+
+
+@pytest.fixture(params=["sql", "postgresql", "memory"])
 def store(request: pytest.FixtureRequest, database_path: Path) -> Iterator[StateStore]:
-    made: StateStore = (
-        SqlStateStore.open(f"sqlite:///{database_path}") if request.param == "sql" else MemoryStateStore()
-    )
+    made: StateStore
+    if request.param == "memory":
+        made = MemoryStateStore()
+    elif request.param == "sql":
+        made = SqlStateStore.open(f"sqlite:///{database_path}")
+    else:
+        made = SqlStateStore.open(request.getfixturevalue("postgresql_url"))
     with closing(made):
         yield made
 
@@ -1216,6 +1248,84 @@ def test_no_password_in_messages(url: str) -> None:
     with pytest.raises(StateUnavailable) as raised:
         SqlStateStore.open(url)
     assert "hunter2@" not in str(raised.value) and "password" not in str(raised.value)
+
+
+# --- PostgreSQL ---
+
+
+def test_postgresql_has_the_schema_of_the_models(postgresql_url: str) -> None:
+    """Migrated from nothing, it has what the models say: 64-bit numbers, bytes, and no type by accident."""
+    with closing(SqlStateStore.open(postgresql_url)) as store, store._database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+        types: dict[str, str] = dict(
+            connection.exec_driver_sql(
+                "SELECT column_name, data_type FROM information_schema.columns"
+                " WHERE table_schema = current_schema() AND table_name IN ('intents', 'data_files')"
+            ).all()
+        )
+    assert (types["id"], types["payload"], types["dv_offset"], types["path"]) == ("bigint", "bytea", "bigint", "text")
+
+
+def test_postgresql_is_upgraded_from_the_first_schema(postgresql_url: str) -> None:
+    """The second migration finds rows there, as on SQLite."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with admin(postgresql_url) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for statement in FIRST_SCHEMA_ROWS.replace(
+            "1, 'orders', 'source', 'target', 0, 0", "1, 'orders', 'source', 'target', false, false"
+        ).split(";\n"):
+            connection.exec_driver_sql(statement)
+    with closing(SqlStateStore.open(postgresql_url)) as store:
+        since = {file.path: file.since_ms for file in store.list_written(1, FileStatus) if file.path != "m-live"}
+        assert since == {"m-orphaned": 70, "snap-pending": 50, "d-live": 50, "d-orphaned": 60}
+
+
+def test_readers_see_one_state_and_writers_queue(postgresql_url: str) -> None:
+    """As SQLite has it: a reader's transaction is of one moment, and two processes never write at the same time."""
+    with closing(SqlStateStore.open(postgresql_url)) as store, closing(SqlStateStore.open(postgresql_url)) as other:
+        table_id = fill(store)
+        count = "SELECT count(*) FROM sync_runs"
+        with store._database.read() as reading, ThreadPoolExecutor(1) as pool:
+            assert reading.exec_driver_sql(count).scalar_one() == 0
+            with store._database.write():
+                queued = pool.submit(other.record_run, SyncRun(table_id, 1, 1, "advanced"))
+                assert wait([queued], timeout=0.2).done == set()
+            queued.result(timeout=5)
+            assert reading.exec_driver_sql(count).scalar_one() == 0
+        assert len(store.list_runs(table_id, runs_max=9)) == 1
+
+
+def test_one_process_holds_the_database(postgresql_url: str) -> None:
+    """The second is told that it is not alone, until the first lets go; another schema is another state."""
+    with closing(SqlStateStore.open(postgresql_url)) as store, closing(SqlStateStore.open(postgresql_url)) as other:
+        with store.held() as alone:
+            assert alone
+            with other.held() as second:
+                assert not second
+        with other.held() as alone:
+            assert alone
+
+
+def test_a_killed_server_is_told_and_found_again(server: Server, postgresql_url: str) -> None:
+    """While it is away each verb is StateUnavailable, without the password; then all goes on as it was."""
+    with closing(SqlStateStore.open(postgresql_url)) as store:
+        table_id = fill(store)
+        before = observe(store, table_id, ["a", "d"])
+        server.kill()
+        try:
+            for verb in (*write_verbs(store, table_id), lambda: observe(store, table_id, ["a", "d"])):
+                with pytest.raises(StateUnavailable, match=r"the state database postgresql.* is not usable") as raised:
+                    verb()
+                assert "hunter2" not in str(raised.value)
+            with pytest.raises(StateUnavailable):
+                SqlStateStore.open(postgresql_url)
+        finally:
+            server.start()
+        assert observe(store, table_id, ["a", "d"]) == before
+        for verb in write_verbs(store, table_id)[1:]:
+            verb()
 
 
 def write_verbs(store: StateStore, table_id: int) -> list[Callable[[], object]]:

@@ -242,7 +242,90 @@ def test_no_secret_is_printed(load):
 
 def test_a_fault_does_not_repeat_what_may_be_secret(load):
     """Sections that hold credentials are not quoted."""
-    assert "s3cr3t" not in "\n".join(faults_of(load, "catalogs: {c: s3cr3t}\nstorage: s3cr3t"))
+    faults = faults_of(load, "catalogs: {c: s3cr3t}\nstorage: s3cr3t\nstate: {url: 'me:s3cr3t@host'}")
+    assert len(faults) == 3
+    assert "s3cr3t" not in "\n".join(faults)
+
+
+REFERRING = """
+state: {url: {file: secrets/url}}
+catalogs: {c: {type: sql, uri: {env: CATALOG_URI}, warehouse: {file: secrets/warehouse}}}
+storage: {s3.secret-access-key: {file: secrets/key}, s3.region: {env: REGION}}
+spark: {conf: {spark.hadoop.x: {file: secrets/key}}}
+tables: [{source: x, target: a.b}]
+"""
+
+
+def test_values_come_from_files_and_variables(load, tmp_path, monkeypatch):
+    """`{file: …}` and `{env: …}` stand for a text wherever secrets go; the text is like one that was written there."""
+    (tmp_path / "secrets").mkdir()
+    for name, text in {"url": "sqlite:///own.db\n", "key": "s3cr3t\r\n", "warehouse": "lake"}.items():
+        (tmp_path / "secrets" / name).write_bytes(text.encode())
+    monkeypatch.setenv("CATALOG_URI", "sqlite:///catalog.db")
+    monkeypatch.setenv("REGION", "eu-north-7")
+    settings = load(REFERRING)
+    assert settings.state.url == f"sqlite:///{tmp_path}/own.db"
+    assert settings.catalogs["c"]["uri"] == f"sqlite:///{tmp_path}/catalog.db"
+    assert settings.catalogs["c"]["warehouse"] == f"file://{tmp_path}/lake"
+    assert settings.storage == {"s3.secret-access-key": "s3cr3t", "s3.region": "eu-north-7"}
+    assert settings.spark.conf == {"spark.hadoop.x": "s3cr3t"}
+    redacted = settings.redacted()
+    shown = [redacted["state"]["url"], redacted["storage"], redacted["spark"]["conf"], redacted["catalogs"]["c"]]
+    assert shown[:3] == ["***", {"s3.secret-access-key": "***", "s3.region": "***"}, {"spark.hadoop.x": "***"}]
+    assert shown[3] == {"type": "sql", "uri": "***", "warehouse": "***"}
+
+
+def test_references_that_lead_nowhere_are_faults(load, tmp_path):
+    """Each is told with its place, and the other faults with them; what was found is not."""
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "no-url").write_text("s3cr3t")
+    faults = faults_of(
+        load,
+        "state: {url: {file: no-url}}\n"
+        "catalogs: {c: {uri: {file: missing}, warehouse: {env: UNSET_HERE}, token: {file: empty}}}\n"
+        "storage: {a: {file: x, env: y}, b: {path: x}, c: {file: [x]}, d: {}}\n"
+        "tables: [{source: x, target: a.b, catalog: other}]",
+    )
+    assert [fault for fault in faults if not fault.startswith("storage")] == [
+        "catalogs.c.uri: missing (file): no such file or directory",
+        "catalogs.c.warehouse: UNSET_HERE (environment): is not set",
+        "catalogs.c.token: empty (file): is empty",
+        "state.url: what stands in no-url (file) is not an SQLAlchemy URL",
+        "tables[0].catalog: there is no catalog 'other' under catalogs (c)",
+    ]
+    wrong = "write the text itself, {file: PATH} or {env: NAME}"
+    assert faults[:4] == [f"storage.{key}: {wrong}" for key in "abcd"]
+
+
+def test_variables_of_properties_can_be_set_in_a_shell(load, tmp_path, monkeypatch):
+    """Their dots are `__` and their dashes `_`; they go before the file, and values are taken as they are."""
+    (tmp_path / "secret").write_text("s3cr3t\n")
+    monkeypatch.setenv("DVSYNC_STORAGE__S3__ACCESS_KEY_ID", "1.50")
+    monkeypatch.setenv("DVSYNC_STORAGE__S3__SECRET_ACCESS_KEY__FILE", "secret")
+    monkeypatch.setenv("DVSYNC_CATALOGS__LOCAL__S3__SESSION_TOKEN", "{}")
+    monkeypatch.setenv("DVSYNC_CATALOGS__LOCAL__INIT_CATALOG_TABLES", "false")
+    monkeypatch.setenv("DVSYNC_STATE__URL__FILE", str(tmp_path / "url"))
+    (tmp_path / "url").write_text("sqlite:////elsewhere.db")
+    settings = load(ONE_CATALOG + "storage: {s3.access-key-id: other, s3.region: r}")
+    assert settings.storage == {"s3.access-key-id": "1.50", "s3.secret-access-key": "s3cr3t", "s3.region": "r"}
+    assert settings.catalogs["local"]["s3.session-token"] == "{}"
+    assert settings.catalogs["local"]["init_catalog_tables"] == "false"
+    assert settings.catalogs["local"]["type"] == "sql"
+    assert settings.state.url == "sqlite:////elsewhere.db"
+
+
+def test_a_region_is_known_without_asking_aws(load, monkeypatch):
+    """PyIceberg would ask AWS for that of each bucket, even of one that is elsewhere."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    assert load("storage: {s3.endpoint: http://x}").file_properties() == {
+        "s3.endpoint": "http://x",
+        "s3.region": "us-east-1",
+    }
+    assert load("storage: {s3.anonymous: true}").file_properties() == {"s3.anonymous": "true"}
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-7")
+    assert load("storage: {s3.endpoint: http://x}").file_properties()["s3.region"] == "eu-north-7"
+    assert load("storage: {client.region: r}").file_properties() == {"client.region": "r"}
 
 
 def test_settings_are_frozen(load):
