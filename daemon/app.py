@@ -202,7 +202,11 @@ def sync_tables(
     """
     stop = Event()
     # A cycle only ever looks at the event, so setting it inside a signal handler cannot block.
-    with StopSignals(stop.set), hold_state(settings.state.sqlite_file), open_parts(settings) as parts:
+    with (
+        StopSignals(stop.set, grace_s=STOP_GRACE_S),
+        hold_state(settings.state.sqlite_file),
+        open_parts(settings) as parts,
+    ):
         board = parts.board()
         for table in tables:
             cycle = parts.cycle(parts.context(table, progress_of(table.name)), board)
@@ -271,7 +275,7 @@ def maintain_tables(
     """
     stop = Event()
     with ExitStack() as opened:
-        opened.enter_context(StopSignals(stop.set))
+        opened.enter_context(StopSignals(stop.set, grace_s=STOP_GRACE_S))
         if alone:
             opened.enter_context(hold_state(settings.state.sqlite_file))
         parts = opened.enter_context(open_parts(settings))

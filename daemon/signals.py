@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from threading import Event, Thread
 from types import FrameType
 from typing import Self
 
@@ -14,10 +15,15 @@ SAME_REQUEST_S = 0.5
 
 
 class StopSignals:
-    """Takes both signals while the block lasts. For the main thread."""
+    """Takes both signals while the block lasts. For the main thread.
 
-    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
+    With `grace_s` the process ends with exit code 1 when the block is still at work that long after the first signal.
+    """
+
+    def __init__(self, on_first: Callable[[], None] | None = None, *, grace_s: float | None = None) -> None:
         self._on_first = on_first
+        self._grace_s = grace_s
+        self._left = Event()
         self._received: str | None = None
         self._received_at_s = 0.0
         self._previous: dict[int, signal._HANDLER] = {}
@@ -27,9 +33,20 @@ class StopSignals:
         self._reader, self._writer = os.pipe()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._previous[number] = signal.signal(number, self._receive)
+        if self._grace_s is not None:
+            # A handler waits for native code to return to the interpreter; what Python writes here does not.
+            watched, written = os.pipe()
+            os.set_blocking(written, False)
+            self._previous_wakeup = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+            self._wakeup = written
+            Thread(target=self._cut_off, args=(watched, self._grace_s), name="stop-grace", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._left.set()
+        if self._grace_s is not None:
+            signal.set_wakeup_fd(self._previous_wakeup)
+            os.close(self._wakeup)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         os.close(self._reader)
@@ -45,6 +62,13 @@ class StopSignals:
         os.write(self._writer, b".")
         if self._on_first is not None:
             self._on_first()
+
+    def _cut_off(self, watched: int, grace_s: float) -> None:
+        with os.fdopen(watched, "rb", buffering=0) as received:
+            while number := received.read(1):
+                if number[0] in self._previous and not self._left.wait(grace_s):
+                    os.write(2, b"cut off in the middle of its work, which is safe: the next run takes it up\n")
+                    os._exit(1)
 
     def wait(self) -> str:
         """Sleep until a signal has come; its name."""
