@@ -24,7 +24,7 @@ from daemon.iceberg.catalogs import Catalogs
 from daemon.lock import hold_state
 from daemon.maintenance import Maintainer
 from daemon.notify import Notifier
-from daemon.pipeline.java import check_java
+from daemon.pipeline.installed import check_jars, check_pipeline
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.session import SparkPipeline
 from daemon.progress import LogProgress
@@ -169,7 +169,8 @@ def run_daemon(settings: Settings, version: str) -> bool:
             stop_if_idle=lambda: _stop_if_idle(parts.spark),
         )
         try:
-            check_java()
+            check_pipeline(settings.spark)
+            check_jars(settings.spark)
         except PipelineAway as error:
             # Following goes on without Spark; first syncs and large changes will not.
             _log.warning(events.PIPELINE_MISSING, reason=error.message, hint=error.hint)

@@ -68,7 +68,11 @@ def dvsync(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
+    from daemon.pipeline.installed import check_packages  # noqa: PLC0415
+
     context.obj = config
+    with _told():
+        check_packages()
     _import_arrow()
 
 
@@ -141,9 +145,7 @@ def doctor(
     from daemon.doctor import as_lines  # noqa: PLC0415
 
     with _told():
-        # A path alone needs no configuration.
-        named = config or context.find_root().obj or _path(context, config).exists()
-        settings = _load_for_people(context, config) if named else Settings()
+        settings = _load_if_there(context, config)
         configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
         diagnosis = examine_table(settings, table)
     if as_json:
@@ -293,13 +295,14 @@ def healthcheck(
 
 
 @app.command()
-def setup() -> None:
-    """Check Java and fetch Spark's jars once; the first start does the same."""
+def setup(context: typer.Context, config: ConfigPath = None) -> None:
+    """Check Java and fetch Spark's jars once, those that spark.conf names, too; the first start does the same."""
     from daemon.pipeline.jars import fetch_jars  # noqa: PLC0415
 
     with _told():
+        settings = _load_if_there(context, config)
         configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
-        typer.echo(fetch_jars())
+        typer.echo(fetch_jars(settings.spark))
 
 
 @app.command()
@@ -339,6 +342,12 @@ def _load(context: typer.Context, config: Path | None) -> Settings:
     from daemon.config import load_settings  # noqa: PLC0415
 
     return load_settings(_path(context, config))
+
+
+def _load_if_there(context: typer.Context, config: Path | None) -> Settings:
+    """For a command that can do without a configuration, as long as none is named."""
+    named = config or context.find_root().obj or _path(context, config).exists()
+    return _load(context, config) if named else Settings()
 
 
 class _WithoutPandas(MetaPathFinder):

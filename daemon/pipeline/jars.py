@@ -1,4 +1,4 @@
-"""Spark's jars by Maven coordinates, and `python -m daemon.pipeline.jars` to fetch them before they are needed."""
+"""Spark's jars by Maven coordinates, and `python -m daemon.pipeline.jars` for the demo and the tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 
 from daemon.errors import PipelineAway
 from daemon.log import configure_logging
-from daemon.pipeline.java import check_java
 from daemon.settings import LogSettings, SparkSettings
 
 DELTA_JAR = "io.delta:delta-spark_4.1_2.13:4.4.0"
@@ -14,15 +13,17 @@ DELTA_JAR = "io.delta:delta-spark_4.1_2.13:4.4.0"
 ICEBERG_JAR = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
 
-def fetch_jars() -> str:
+def fetch_jars(settings: SparkSettings) -> str:
     """Start Spark once, which keeps its packages in the user's Ivy cache; says what is there. Raises PipelineAway."""
-    from daemon.pipeline.session import SparkPipeline  # noqa: PLC0415 - it imports DELTA_JAR from here
+    from daemon.pipeline.installed import check_pipeline  # noqa: PLC0415 - it imports DELTA_JAR from here
+    from daemon.pipeline.session import SparkPipeline, session_conf  # noqa: PLC0415 - so does it
 
-    java = check_java()
-    pipeline = SparkPipeline(SparkSettings(master="local[1]", conf={"spark.jars.packages": ICEBERG_JAR}))
+    java = check_pipeline(settings)
+    pipeline = SparkPipeline(SparkSettings(master="local[1]", conf=settings.conf))
     try:
         with pipeline.session() as spark:
-            return f"Java {java} and Spark {spark.version} are ready: {DELTA_JAR}, {ICEBERG_JAR}"
+            jars = session_conf(settings).get("spark.jars.packages", "those of spark.jars")
+            return f"Java {java} and Spark {spark.version} are ready: {jars}"
     finally:
         pipeline.close()
 
@@ -30,7 +31,8 @@ def fetch_jars() -> str:
 def main() -> int:
     configure_logging(LogSettings(level="warning"), sys.stderr)
     try:
-        sys.stdout.write(f"{fetch_jars()}\n")
+        jars = fetch_jars(SparkSettings(conf={"spark.jars.packages": ICEBERG_JAR}))
+        sys.stdout.write(f"{jars}\n")
     except PipelineAway as error:
         sys.stderr.write(f"{error}\n{error.hint}\n")
         return 1
