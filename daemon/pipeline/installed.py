@@ -84,7 +84,8 @@ def check_jars(settings: SparkSettings) -> None:
 def check_session(spark: SparkSession) -> None:
     """Raises PipelineAway when the session that was started runs another Spark or has loaded another Delta."""
     jvm: Any = spark._jvm
-    delta = str(jvm.io.delta.VERSION())
+    # Scala's package object is a class of that name.
+    delta = str(jvm.io.delta.package.VERSION())
     if not spark.version.startswith(f"{SPARK_LINE}.") or delta != DELTA_VERSION:
         raise PipelineAway(
             f"Spark {spark.version} with Delta {delta} was started, dvsync needs {SPARK_LINE} and {DELTA_VERSION}",
