@@ -36,7 +36,8 @@ ENV PATH=/opt/dvsync/bin:$PATH
 FROM java AS jars
 # For the same reason, as -Djavax.net.ssl.trustStore=… or -Dhttps.proxyHost=…
 ARG JAVA_TOOL_OPTIONS
-RUN --mount=type=bind,from=wheel,source=/dist,target=/dist pip install --no-cache-dir --no-deps --no-index /dist/*.whl
+COPY --from=wheel /dist /opt/dvsync/dist
+RUN pip install --no-cache-dir --no-deps --no-index /opt/dvsync/dist/*.whl
 USER 10001:10001
 # Further jars, as for S3: COPY a configuration that names them in spark.conf, and `dvsync setup --config` it.
 RUN dvsync setup
@@ -44,7 +45,8 @@ RUN dvsync setup
 FROM java
 COPY --from=jars --chown=dvsync:dvsync /home/dvsync/.ivy2.5.2 /home/dvsync/.ivy2.5.2
 # Last, and small: a new release of dvsync leaves the layers above as they are.
-RUN --mount=type=bind,from=wheel,source=/dist,target=/dist pip install --no-cache-dir --no-deps --no-index /dist/*.whl
+COPY --from=wheel /dist /opt/dvsync/dist
+RUN pip install --no-cache-dir --no-deps --no-index /opt/dvsync/dist/*.whl
 USER 10001:10001
 WORKDIR /var/lib/dvsync
 ENV PYTHONUNBUFFERED=1 \
