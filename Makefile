@@ -28,7 +28,7 @@ $(STAMPS)/dvsync: $(STAMPS)/packages pyproject.toml
 
 $(STAMPS)/jars: $(STAMPS)/dvsync $(wildcard daemon/pipeline/jars.py)
 	@command -v java >/dev/null || { echo "Java 17 is needed: no 'java' on PATH" >&2; exit 1; }
-	$(BIN)/python -m daemon.pipeline.jars --s3
+	$(BIN)/python -m daemon.pipeline.jars
 	touch $@
 
 lint: $(STAMPS)/dvsync ## format, lint and types

@@ -24,7 +24,7 @@ from daemon.pipeline.hadoop import with_stores
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.session import SparkPipeline
 from daemon.settings import Settings, TableSettings
-from daemon.signals import StopSignals
+from daemon.signals import STOP_GRACE_S, StopSignals
 from daemon.status import Observation, TableStatus, table_status
 from daemon.storage import FileIOStorage, normalize_location
 from daemon.sync import Follower
@@ -45,7 +45,11 @@ def sync_tables(
     """
     stop = Event()
     # A cycle only ever looks at the event, so setting it inside a signal handler cannot block.
-    with StopSignals(stop.set), open_parts(settings) as parts, hold_lease(parts.lease_keeper(), stop):
+    with (
+        StopSignals(stop.set, grace_s=STOP_GRACE_S),
+        open_parts(settings) as parts,
+        hold_lease(parts.lease_keeper(), stop),
+    ):
         board = parts.board()
         for table in tables:
             board.add(table)
@@ -116,7 +120,7 @@ def maintain_tables(
     """
     stop = Event()
     with ExitStack() as opened:
-        opened.enter_context(StopSignals(stop.set))
+        opened.enter_context(StopSignals(stop.set, grace_s=STOP_GRACE_S))
         parts = opened.enter_context(open_parts(settings))
         if alone:
             opened.enter_context(hold_lease(parts.lease_keeper(), stop))

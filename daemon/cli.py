@@ -68,7 +68,11 @@ def dvsync(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
+    from daemon.pipeline.installed import check_packages  # noqa: PLC0415
+
     context.obj = config
+    with _told():
+        check_packages()
     _import_arrow()
 
 
@@ -141,8 +145,7 @@ def doctor(
     from daemon.doctor import as_lines  # noqa: PLC0415
 
     with _told():
-        # A path alone needs no configuration.
-        settings = _load_for_people(context, config) if _is_named(context, config) else Settings()
+        settings = _load_if_there(context, config)
         configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
         diagnosis = examine_table(settings, table)
     if as_json:
@@ -292,15 +295,19 @@ def healthcheck(
 
 
 @app.command()
-def setup(context: typer.Context, config: ConfigPath = None) -> None:
+def setup(
+    context: typer.Context,
+    s3: Annotated[bool, typer.Option("--s3", help="The jars that read S3, too.")] = False,
+    config: ConfigPath = None,
+) -> None:
     """Check Java and fetch the jars that Spark needs for the configuration; the first start does the same."""
     from daemon.pipeline.hadoop import with_stores  # noqa: PLC0415
-    from daemon.pipeline.jars import fetch_jars  # noqa: PLC0415
+    from daemon.pipeline.jars import fetch_jars, with_s3_jars  # noqa: PLC0415
 
     with _told():
-        settings = _load_for_people(context, config) if _is_named(context, config) else Settings()
+        spark = with_stores(_load_if_there(context, config))
         configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
-        typer.echo(fetch_jars(with_stores(settings)))
+        typer.echo(fetch_jars(with_s3_jars(spark) if s3 else spark))
 
 
 @app.command()
@@ -336,15 +343,16 @@ def _path(context: typer.Context, config: Path | None) -> Path:
     return config or context.find_root().obj or (Path(from_environment) if from_environment else DEFAULT_CONFIG)
 
 
-def _is_named(context: typer.Context, config: Path | None) -> bool:
-    """Whether there is a configuration, or was meant to be: where it is only the default's place, it may be missing."""
-    return bool(config or context.find_root().obj) or _path(context, config).exists()
-
-
 def _load(context: typer.Context, config: Path | None) -> Settings:
     from daemon.config import load_settings  # noqa: PLC0415
 
     return load_settings(_path(context, config))
+
+
+def _load_if_there(context: typer.Context, config: Path | None) -> Settings:
+    """For a command that can do without a configuration, as long as none is named."""
+    named = config or context.find_root().obj or _path(context, config).exists()
+    return _load(context, config) if named else Settings()
 
 
 class _WithoutPandas(MetaPathFinder):

@@ -17,18 +17,16 @@ from daemon.log import configure_logging
 from daemon.notify import Notifier
 from daemon.parts import open_parts
 from daemon.pipeline.hadoop import with_stores
-from daemon.pipeline.java import check_java
+from daemon.pipeline.installed import check_jars, check_pipeline
 from daemon.pipeline.session import SparkPipeline
 from daemon.scheduler import BEAT_INTERVAL_S, Scheduler
-from daemon.settings import Settings
-from daemon.signals import RELOAD, StopSignals
+from daemon.settings import Settings, SparkSettings
+from daemon.signals import RELOAD, STOP_GRACE_S, StopSignals
 from daemon.status import Board, Unready
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
 from state import StateUnavailable
 
-# A cycle that has not come to a step by then is cut off, which is as safe as any kill.
-STOP_GRACE_S = 8.0
 # What the process is built on: changing it takes a new process.
 FIXED_SECTIONS = ("state", "spark", "health")
 
@@ -76,7 +74,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             stop_if_idle=lambda: _stop_if_idle(parts.spark),
         )
         fleet = Fleet(parts, board, scheduler)
-        _warn_without_java()
+        _warn_without_pipeline(settings.spark)
         notifier.ready()
         _log.info(events.DAEMON_STARTED, version=version, health=web.url, pid=os.getpid())
         keeper = parts.lease_keeper()
@@ -144,9 +142,10 @@ def _stop_if_idle(spark: SparkPipeline) -> None:
         _log.info(events.PIPELINE_IDLED)
 
 
-def _warn_without_java() -> None:
+def _warn_without_pipeline(settings: SparkSettings) -> None:
     try:
-        check_java()
+        check_pipeline(settings)
+        check_jars(settings)
     except PipelineAway as error:
         # Following goes on without Spark; first syncs and large changes will not.
         _log.warning(events.PIPELINE_MISSING, reason=error.message, hint=error.hint)

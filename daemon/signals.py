@@ -8,6 +8,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from threading import Event, Thread
 from types import FrameType
 from typing import Self
 
@@ -16,12 +17,22 @@ SAME_REQUEST_S = 0.5
 
 RELOAD = "SIGHUP"
 
+# Work that has not come to a step by then is cut off, which is as safe as any kill.
+STOP_GRACE_S = 8.0
+
 
 class StopSignals:
-    """Takes the two stop signals while the block lasts, and SIGHUP if `reloads`. For the main thread."""
+    """Takes the two stop signals while the block lasts, and SIGHUP if `reloads`. For the main thread.
 
-    def __init__(self, on_first: Callable[[], None] | None = None, *, reloads: bool = False) -> None:
+    With `grace_s` the process ends with exit code 1 when the block is still at work that long after the first stop.
+    """
+
+    def __init__(
+        self, on_first: Callable[[], None] | None = None, *, grace_s: float | None = None, reloads: bool = False
+    ) -> None:
         self._on_first = on_first
+        self._grace_s = grace_s
+        self._left = Event()
         self._numbers = (signal.SIGTERM, signal.SIGINT, *((signal.SIGHUP,) if reloads else ()))
         self._words: deque[str] = deque()
         self._received_at_s: float | None = None
@@ -32,9 +43,20 @@ class StopSignals:
         self._reader, self._writer = os.pipe()
         for number in self._numbers:
             self._previous[number] = signal.signal(number, self._receive)
+        if self._grace_s is not None:
+            # A handler waits for native code to return to the interpreter; what Python writes here does not.
+            watched, written = os.pipe()
+            os.set_blocking(written, False)
+            self._previous_wakeup = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+            self._wakeup = written
+            Thread(target=self._cut_off, args=(watched, self._grace_s), name="stop-grace", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._left.set()
+        if self._grace_s is not None:
+            signal.set_wakeup_fd(self._previous_wakeup)
+            os.close(self._wakeup)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         os.close(self._reader)
@@ -56,6 +78,13 @@ class StopSignals:
         """Have `wait` return `word`, as if it were a signal. From any thread."""
         self._words.append(word)
         os.write(self._writer, b".")
+
+    def _cut_off(self, watched: int, grace_s: float) -> None:
+        with os.fdopen(watched, "rb", buffering=0) as received:
+            while number := received.read(1):
+                if number[0] in self._previous and not self._left.wait(grace_s):
+                    os.write(2, b"cut off in the middle of its work, which is safe: the next run takes it up\n")
+                    os._exit(1)
 
     def wait(self, timeout_s: float | None = None) -> str | None:
         """Sleep until a signal has come, and return its name; None after `timeout_s` without one."""

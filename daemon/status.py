@@ -199,6 +199,15 @@ def _iso(epoch_ms: int) -> str:
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def count_states(statuses: Sequence[TableStatus]) -> str:
+    """How many tables are in which state, the worst first."""
+    counts = Counter(status.state for status in statuses)
+    if not statuses:
+        return "no tables"
+    noun = "table" if len(statuses) == 1 else "tables"
+    return f"{len(statuses)} {noun}: " + ", ".join(f"{counts[state]} {state}" for state in WORST_FIRST if counts[state])
+
+
 class Board:
     """The latest observation of each table, and the scheduler's heartbeat. Safe to use from any thread."""
 
@@ -285,12 +294,9 @@ class Board:
     def summary(self) -> str:
         """One line on all tables: how many in which state, and the worst of them with its error."""
         statuses = self.statuses()
-        counts = Counter(status.state for status in statuses)
-        line = f"{len(statuses)} tables: " + ", ".join(
-            f"{counts[state]} {state}" for state in WORST_FIRST if counts[state]
-        )
+        line = count_states(statuses)
         if not statuses:
-            return "no tables"
+            return line
         worst = min(statuses, key=lambda status: WORST_FIRST.index(status.state))
         return f"{line}; {worst.name}: {worst.error.kind}: {worst.error.message}" if worst.error else line
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
-from daemon.pipeline.jars import S3_EXCLUDES, joined, s3_jars
+from daemon.pipeline.jars import with_s3_jars
 from daemon.settings import Settings, SparkSettings
 
 HADOOP = "spark.hadoop."
@@ -47,8 +47,7 @@ def with_stores(settings: Settings, *sources: str) -> SparkSettings:
     conf |= settings.spark.conf
     has_jars = any("hadoop-aws" in conf.get(key, "") for key in ("spark.jars", "spark.jars.packages"))
     if _uses_s3(settings, sources) and not has_jars:
-        conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), *s3_jars())
-        conf["spark.jars.excludes"] = joined(conf.get("spark.jars.excludes"), *S3_EXCLUDES)
+        return with_s3_jars(settings.spark.model_copy(update={"conf": conf}))
     return settings.spark.model_copy(update={"conf": conf})
 
 

@@ -1,7 +1,4 @@
-"""Spark's jars by Maven coordinates, and `python -m daemon.pipeline.jars` to fetch them before they are needed.
-
-With `--s3` those that read S3 are fetched, too: for an image, or for tests.
-"""
+"""Spark's jars by Maven coordinates, and `python -m daemon.pipeline.jars` for the demo and the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from pathlib import Path
 
 from daemon.errors import PipelineAway
 from daemon.log import configure_logging
-from daemon.pipeline.java import check_java
 from daemon.settings import LogSettings, SparkSettings
 
 DELTA_JAR = "io.delta:delta-spark_4.1_2.13:4.4.0"
@@ -51,30 +47,38 @@ def joined(given: str | None, *ours: str) -> str:
     return ",".join([*there, *(item for item in ours if item not in there)])
 
 
-def fetch_jars(settings: SparkSettings | None = None) -> str:
+def fetch_jars(settings: SparkSettings) -> str:
     """Start Spark once, which keeps its packages in the user's Ivy cache; says what is there. Raises PipelineAway.
 
     Of `settings` the packages count and where they come from; no cluster is asked.
     """
-    from daemon.pipeline.session import SparkPipeline  # noqa: PLC0415 - it imports DELTA_JAR from here
+    from daemon.pipeline.installed import check_pipeline  # noqa: PLC0415 - it imports DELTA_JAR from here
+    from daemon.pipeline.session import SparkPipeline, session_conf  # noqa: PLC0415 - so does it
 
-    java = check_java()
-    conf = {key: value for key, value in (settings.conf if settings else {}).items() if key.startswith("spark.jars")}
-    conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), ICEBERG_JAR)
+    java = check_pipeline(settings)
+    conf = {key: value for key, value in settings.conf.items() if key.startswith("spark.jars")}
     pipeline = SparkPipeline(SparkSettings(master="local[1]", conf=conf))
     try:
         with pipeline.session() as spark:
-            packages = joined(DELTA_JAR, *conf["spark.jars.packages"].split(",")).replace(",", ", ")
-            return f"Java {java} and Spark {spark.version} are ready: {packages}"
+            jars = session_conf(settings).get("spark.jars.packages", "those of spark.jars").replace(",", ", ")
+            return f"Java {java} and Spark {spark.version} are ready: {jars}"
     finally:
         pipeline.close()
+
+
+def with_s3_jars(settings: SparkSettings) -> SparkSettings:
+    """The settings with the packages that read S3, and without what these would bring along in vain."""
+    conf = dict(settings.conf)
+    conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), *s3_jars())
+    conf["spark.jars.excludes"] = joined(conf.get("spark.jars.excludes"), *S3_EXCLUDES)
+    return settings.model_copy(update={"conf": conf})
 
 
 def main() -> int:
     configure_logging(LogSettings(level="warning"), sys.stderr)
     try:
-        conf = {"spark.jars.packages": joined(None, *s3_jars()), "spark.jars.excludes": joined(None, *S3_EXCLUDES)}
-        sys.stdout.write(f"{fetch_jars(SparkSettings(conf=conf) if '--s3' in sys.argv[1:] else None)}\n")
+        jars = fetch_jars(with_s3_jars(SparkSettings(conf={"spark.jars.packages": ICEBERG_JAR})))
+        sys.stdout.write(f"{jars}\n")
     except PipelineAway as error:
         sys.stderr.write(f"{error}\n{error.hint}\n")
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,8 +18,9 @@ import structlog
 from daemon import log as events
 from daemon.clock import Clock, SystemClock
 from daemon.errors import PipelineAway
+from daemon.pipeline.installed import check_pipeline, check_session
 from daemon.pipeline.jars import DELTA_JAR, joined
-from daemon.pipeline.java import check_java
+from daemon.pipeline.resolution import find_missing_jars
 from daemon.settings import SECRET_KEY, SparkSettings
 
 if TYPE_CHECKING:
@@ -48,6 +50,13 @@ AT_LAUNCH = (
 )
 JVM_EXIT_MAX_S = 10
 LAST_LINES = 5
+# Ivy's report on twenty jars that it did not find.
+LINES_KEPT = 400
+STACK_FRAME = re.compile(r"at [\w.$]+|\.\.\. \d+ more")
+SETUP_HINT = (
+    "Run `dvsync setup` once with a network, as the same user. A proxy is told to Java by JAVA_TOOL_OPTIONS="
+    "'-Dhttps.proxyHost=… -Dhttps.proxyPort=…', a mirror by spark.jars.repositories in spark.conf."
+)
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -118,10 +127,13 @@ class SparkPipeline:
         if running is not None:
             self._session, self._owned = running, False
             return running
-        check_java()
+        check_pipeline(self._settings)
         # PySpark starts its workers with the first python3 on PATH unless it is told.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        if self._settings.master.startswith("local"):
+            # Spark looks up the machine's own name otherwise, and does not start where nobody resolves it.
+            os.environ.setdefault("SPARK_LOCAL_IP", LOCAL_DEFAULTS["spark.driver.bindAddress"])
         builder = SparkSession.builder.master(self._settings.master)
         conf = session_conf(self._settings)
         for key, value in conf.items():
@@ -130,18 +142,25 @@ class SparkPipeline:
         interrupt = signal.getsignal(signal.SIGINT)
         try:
             _launch_jvm(launch_conf(conf), output)
-            self._session, self._owned = builder.getOrCreate(), True
+            session = builder.getOrCreate()
+            check_session(session)
+            self._session, self._owned = session, True
             if threading.current_thread() is threading.main_thread():
                 # PySpark puts its own handler there, which cancels jobs and raises KeyboardInterrupt.
                 signal.signal(signal.SIGINT, interrupt)
+        except PipelineAway:
+            _end_jvm()
+            raise
         except Exception as error:
             _end_jvm()
-            last_words = " / ".join(output.last_lines) or "none"
-            hint = "See its last words and its own log; dvsync tries again."
-            if "unresolved dependency" in last_words or "UnknownHostException" in last_words:
-                hint = "Its jars are not all here: run `dvsync setup` once with a network, as the same user."
+            lines = output.read_lines()
+            missing = find_missing_jars(lines)
+            if missing:
+                raise PipelineAway(missing, hint=SETUP_HINT) from error
+            said = [line for line in lines if not STACK_FRAME.match(line)][-LAST_LINES:]
             raise PipelineAway(
-                f"Spark could not be started: {error}; its last words: {last_words}", hint=hint
+                f"Spark could not be started: {error}; its last words: {' / '.join(said) or 'none'}",
+                hint="See its last words and its own log; dvsync tries again.",
             ) from error
         return self._session
 
@@ -180,16 +199,22 @@ class JvmOutput:
     """What Spark's JVM prints: its lines go to our log at debug level, the last ones are kept for an error."""
 
     def __init__(self) -> None:
-        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         # A pipe read from the start: resolving jars can print more than a pipe holds before the JVM is up.
         read_end, self.write_end = os.pipe()
-        threading.Thread(target=self._relay, args=(read_end,), name="spark-output", daemon=True).start()
+        self._thread = threading.Thread(target=self._relay, args=(read_end,), name="spark-output", daemon=True)
+        self._thread.start()
+
+    def read_lines(self) -> list[str]:
+        """The last lines, once the JVM has ended and all that it said has come."""
+        self._thread.join(JVM_EXIT_MAX_S)
+        return list(self._lines)
 
     def _relay(self, read_end: int) -> None:
         with os.fdopen(read_end, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if text := line.strip():
-                    self.last_lines.append(text)
+                    self._lines.append(text)
                     _log.debug(events.PIPELINE_SAID, line=text)
 
 

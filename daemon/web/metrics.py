@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -138,4 +138,6 @@ def make_metrics(board: Board, is_spark_up: Callable[[], bool]) -> Callable[[], 
     """The text that Prometheus reads, anew with each call."""
     registry = CollectorRegistry()
     registry.register(BoardCollector(board, is_spark_up))
+    # CPU, memory and open files of this process, from /proc; Spark's JVM is another.
+    ProcessCollector(registry=registry)
     return lambda: generate_latest(registry)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from daemon.status import TableState, TableStatus, Unready
+from daemon.status import TableState, TableStatus, Unready, count_states
 from daemon.timeline import Sample
 from state import SyncRun
 
@@ -48,6 +48,11 @@ def _time(epoch_ms: int) -> str:
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def _place(location: str) -> str:
+    """A local path without its scheme."""
+    return location.removeprefix("file://")
+
+
 def _count(value: int | None) -> str:
     return "?" if value is None else f"{value:,}"
 
@@ -59,23 +64,30 @@ _templates = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_templates.filters.update(bytes=_bytes, span=_span, time=_time, count=_count, look=LOOKS.__getitem__)
+_templates.filters.update(bytes=_bytes, span=_span, time=_time, count=_count, place=_place, look=LOOKS.__getitem__)
 
 
-def render_tables(statuses: Sequence[TableStatus], unready: Sequence[Unready]) -> str:
-    """Every table with its state, lag, error and hint."""
-    return _templates.get_template("tables.html").render(statuses=statuses, unready=unready)
+def render_tables(
+    statuses: Sequence[TableStatus], unready: Sequence[Unready], days: Mapping[str, Sequence[Sample]]
+) -> str:
+    """Every table with its state, lag, error and hint, and its lag over the day in `days`."""
+    rows = [(status, _chart(days[status.name], _lag, _span)) for status in statuses]
+    return _templates.get_template("tables.html").render(rows=rows, unready=unready, summary=count_states(statuses))
 
 
 def render_table(status: TableStatus, runs: Sequence[SyncRun], day: Sequence[Sample]) -> str:
     """One table: charts of its day, its last syncs, its files by kind and status."""
-    lag = _chart(day, lambda sample: sample.lag_seconds, _span)
+    lag = _chart(day, _lag, _span)
     deleted = _chart(day, lambda sample: sample.deleted_positions, lambda value: f"{value:,.0f}")
     return _templates.get_template("table.html").render(status=status, runs=runs, lag=lag, deleted=deleted)
 
 
 def render_missing(name: str) -> str:
     return _templates.get_template("missing.html").render(name=name)
+
+
+def _lag(sample: Sample) -> float | None:
+    return sample.lag_seconds
 
 
 def _chart(

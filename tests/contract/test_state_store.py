@@ -1297,17 +1297,6 @@ def test_readers_see_one_state_and_writers_queue(postgresql_url: str) -> None:
         assert len(store.list_runs(table_id, runs_max=9)) == 1
 
 
-def test_one_process_holds_the_database(postgresql_url: str) -> None:
-    """The second is told that it is not alone, until the first lets go; another schema is another state."""
-    with closing(SqlStateStore.open(postgresql_url)) as store, closing(SqlStateStore.open(postgresql_url)) as other:
-        with store.held() as alone:
-            assert alone
-            with other.held() as second:
-                assert not second
-        with other.held() as alone:
-            assert alone
-
-
 def test_a_killed_server_is_told_and_found_again(server: Server, postgresql_url: str) -> None:
     """While it is away each verb is StateUnavailable, without the password; then all goes on as it was."""
     with closing(SqlStateStore.open(postgresql_url)) as store:
@@ -1751,13 +1740,22 @@ def test_a_lease_is_taken_as_it_was_seen_renewed_and_given_back(store: StateStor
     assert store.read_lease() == Lease(token=1, holder=None, renewals=2)
 
 
-def test_who_has_lost_the_lease_writes_nothing_any_more(sql_store: SqlStateStore, database_path: Path) -> None:
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_who_has_lost_the_lease_writes_nothing_any_more(
+    request: pytest.FixtureRequest, database_path: Path, database: str
+) -> None:
     """Every verb that writes is refused; reading goes on, and a store that never had the lease writes as a person."""
+    url = request.getfixturevalue("postgresql_url") if database == "postgresql" else f"sqlite:///{database_path}"
+    with closing(SqlStateStore.open(url)) as sql_store:
+        lose_the_lease(sql_store, url)
+
+
+def lose_the_lease(sql_store: SqlStateStore, url: str) -> None:
     record = sql_store.load_table("t", "file:///d/t", "lake.t")
     assert sql_store.take_lease(sql_store.read_lease(), "one", has_lock=False)
     intent = Intent(id=7, table_id=record.id, from_version=None, to_version=0, created_at_ms=1)
     sql_store.record_intent(intent)
-    with closing(SqlStateStore.open(f"sqlite:///{database_path}")) as other:
+    with closing(SqlStateStore.open(url)) as other:
         assert other.take_lease(other.read_lease(), "two", has_lock=False)
         writes: list[Callable[[], object]] = [
             lambda: sql_store.record_pending(7, FileKind.DELETE_FILE, ["s3://x/d"]),
@@ -1773,6 +1771,6 @@ def test_who_has_lost_the_lease_writes_nothing_any_more(sql_store: SqlStateStore
                 write()
         assert sql_store.find_open_intents(record.id) == [(intent, None)]
         other.give_back_lease()
-        with closing(SqlStateStore.open(f"sqlite:///{database_path}")) as person:
+        with closing(SqlStateStore.open(url)) as person:
             person.record_paused(record.id, True)
         assert sql_store.list_tables()[0].paused

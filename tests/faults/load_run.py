@@ -32,7 +32,7 @@ maintenance: {interval: 3s, snapshots_max: 20, delete_files_max: 3, orphan_grace
 tables: [{source: lake/*/, target: "lake.{name}", name: "{name}"}]
 """
 TABLES, BUSY = 12, 6
-SETTLE_S = 120.0
+SETTLE_S = 600.0
 
 
 class World:
@@ -45,7 +45,7 @@ class World:
         self.config.write_text(CONFIG)
         self.clock_file = folder / "clock"
         self.clock_file.write_text("0")
-        self.load = Load(folder / "lake", random, count=TABLES, busy=BUSY, interval_s=0.5)
+        self.load = Load(folder / "lake", random, count=TABLES, busy=BUSY, interval_s=1.0)
         self.daemons = [self.start(), self.start()]
 
     def start(self, *, faulty: bool = False) -> Daemon:
@@ -122,7 +122,7 @@ class World:
         self.load.start()
         try:
             while time.monotonic() < end_s:
-                time.sleep(self.random.uniform(0.5, 3))
+                time.sleep(self.random.uniform(1, 6))
                 fault = self.random.choice(faults)
                 print(f"{end_s - time.monotonic():.0f} s left: {fault.__name__}", flush=True)
                 fault()

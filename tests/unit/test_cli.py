@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pytest
 import structlog
 from typer.testing import CliRunner
 
+from daemon.app import STOP_GRACE_S
 from daemon.cli import app
 from daemon.clock import SystemClock
 from daemon.lease import LeaseKeeper, hold_lease
@@ -323,3 +325,49 @@ def test_the_second_signal_ends_the_process_at_once():
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("work", ["while True: pass", "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"])
+def test_work_that_does_not_stop_is_cut_off_after_the_grace(work):
+    """Also where it hangs in native code, so that no handler of Python's runs."""
+    script = (
+        "import hashlib\n"
+        "from daemon.signals import StopSignals\n"
+        "with StopSignals(grace_s=0.3):\n"
+        "    print('ready', flush=True)\n"
+        f"    {work}\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=10)
+        assert (process.returncode, told.splitlines()[0][:7]) == (1, "cut off")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_sync_is_cut_off_when_it_hangs(tmp_path):
+    """A catalog that takes the connection and never answers: SIGTERM ends the command after the grace."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(30)
+        catalog = f"{{type: rest, uri: 'http://127.0.0.1:{silent.getsockname()[1]}'}}"
+        log = tmp_path / "data" / "a" / "_delta_log"
+        log.mkdir(parents=True)
+        (log / f"{0:020}.json").touch()
+        config = f"catalogs: {{away: {catalog}}}\ntables: [{{source: data/a, target: db.a}}]\n"
+        (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
+        process = subprocess.Popen([sys.executable, "-m", "daemon", "sync"], cwd=tmp_path, stderr=subprocess.PIPE)
+        try:
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGTERM)
+                _, told = process.communicate(timeout=STOP_GRACE_S + 5)
+            assert (process.returncode, told[:7]) == (1, b"cut off")
+        finally:
+            process.kill()
+            process.communicate()

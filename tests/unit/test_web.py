@@ -286,7 +286,7 @@ def test_the_page_tells_state_error_and_hint(server):
             assert told in text, (path, told)
         assert "<script" not in text
         assert not re.search(r"(src|href)=\"?(https?:)?//", text)
-    assert "Not ready" in page_of(server, "/")[1]
+    assert "not ready" in page_of(server, "/")[1]
     assert page_of(server, "/tables/%3Cnobody%3E")[0] == 404
 
 
