@@ -18,7 +18,8 @@ from rich.console import Console
 
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.log import configure_logging
-from daemon.settings import ENV_PREFIX, LogSettings, Settings
+from daemon.secrets import hide, scrub
+from daemon.settings import ENV_PREFIX, SECRET_KEY, LogSettings, Settings
 
 if TYPE_CHECKING:
     from daemon.maintenance import Maintainer
@@ -333,9 +334,8 @@ def check(context: typer.Context, config: ConfigPath = None) -> None:
     typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
     typer.echo(f"tables: {len(settings.tables)}")
     for table in settings.tables:
-        typer.echo(
-            f"  {table.name}: {table.source} -> {table.catalog} {table.target}, every {table.poll_interval_s:g} s"
-        )
+        line = f"  {table.name}: {table.source} -> {table.catalog} {table.target}, every {table.poll_interval_s:g} s"
+        typer.echo(scrub(line))
 
 
 def _path(context: typer.Context, config: Path | None) -> Path:
@@ -346,7 +346,10 @@ def _path(context: typer.Context, config: Path | None) -> Path:
 def _load(context: typer.Context, config: Path | None) -> Settings:
     from daemon.config import load_settings  # noqa: PLC0415
 
-    return load_settings(_path(context, config))
+    settings = load_settings(_path(context, config))
+    hide(settings.secrets())
+    hide(value for name, value in os.environ.items() if SECRET_KEY.search(name))
+    return settings
 
 
 def _load_if_there(context: typer.Context, config: Path | None) -> Settings:

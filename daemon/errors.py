@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Self
 
+from daemon.secrets import scrub
+
 
 class SyncError(Exception):
     """Base of all kinds; never raised itself. `kind` is the word that users see."""
@@ -23,9 +25,10 @@ class SyncError(Exception):
         path: str | None = None,
         offset: int | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        # What libraries say may quote the credentials that they were given.
+        self.message = scrub(message)
+        super().__init__(self.message)
+        self.hint = scrub(hint)
         self.table = table
         self.version = version
         self.path = path
@@ -45,7 +48,7 @@ class SyncError(Exception):
     def __str__(self) -> str:
         places = (("table", self.table), ("version", self.version), ("file", self.path), ("offset", self.offset))
         where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
-        return f"{self.message} [{where}]" if where else self.message
+        return scrub(f"{self.message} [{where}]") if where else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross a process boundary when the kernel runs on Spark's workers: keep every field.

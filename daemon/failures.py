@@ -20,6 +20,7 @@ from daemon.errors import (
     TargetHeld,
     Unsupported,
 )
+from daemon.secrets import scrub
 from state import StateUnavailable, TableError
 
 # Trying these again changes nothing until a person has acted. Every other kind is tried again.
@@ -106,13 +107,17 @@ class Failures:
     def _describe(self, raised: Exception, known: SyncError | None, synced_version: int | None) -> TableError:
         now_ms = self._clock.now_ms()
         if known is None:
-            kind, message, version = "InternalError", f"{type(raised).__name__}: {raised}", synced_version
+            kind, message, version = "InternalError", scrub(f"{type(raised).__name__}: {raised}"), synced_version
             hint = "This is a bug in dvsync: report it with the traceback from the log. The table is tried again."
         else:
             # Table and version have fields of their own.
             places = (("file", known.path), ("offset", known.offset))
             where = ", ".join(f"{word} {value}" for word, value in places if value is not None)
-            kind, message, version = known.kind, f"{known.message} [{where}]" if where else known.message, known.version
+            kind, message, version = (
+                known.kind,
+                scrub(f"{known.message} [{where}]") if where else known.message,
+                known.version,
+            )
             hint = known.hint
         return TableError(
             kind=kind,

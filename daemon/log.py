@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager
 from typing import TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
+from daemon.secrets import scrub
 from daemon.settings import LogSettings
 
 DAEMON_STARTED = "daemon.started"
@@ -103,9 +104,25 @@ def bind_cycle(table: str, cycle_id: str) -> AbstractContextManager[None]:
 def _renderers(console: bool, stream: TextIO) -> list[Processor]:
     # Tracebacks are rendered without local variables: those hold credentials and whole batches of rows.
     if console:
-        return [
-            structlog.dev.ConsoleRenderer(
-                colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
-            )
-        ]
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        console_renderer = structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+        )
+        return [console_renderer, lambda _logger, _name, line: scrub(str(line))]
+    # Before the rendering: JSON spells some characters otherwise.
+    return [structlog.processors.format_exc_info, _scrubbed, structlog.processors.JSONRenderer()]
+
+
+def _scrubbed(_logger: object, _name: str, values: EventDict) -> EventDict:
+    return {key: _scrub_within(value) for key, value in values.items()}
+
+
+def _scrub_within(value: object) -> object:
+    match value:
+        case str():
+            return scrub(value)
+        case list() | tuple():
+            return [_scrub_within(each) for each in value]
+        case dict():
+            return {key: _scrub_within(each) for key, each in value.items()}
+        case _:
+            return value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from zoneinfo import available_timezones
@@ -88,7 +88,15 @@ def _or_reference(value: object, text: ValidatorFunctionWrapHandler) -> object:
     return Reference(f"{kind}:{place}")
 
 
+def _location(value: str) -> str:
+    """Locations are kept in Iceberg's metadata and in the state database."""
+    if _USERINFO.search(value):
+        raise ValueError("a location holds no user or password: put credentials under storage")
+    return value
+
+
 Duration = BeforeValidator(_duration_s)
+Location = Annotated[str, StringConstraints(min_length=1), AfterValidator(_location)]
 Properties = dict[str, Annotated[str, BeforeValidator(_property_text), WrapValidator(_or_reference)]]
 URL = re.compile(r"^\w[\w+]*://")
 
@@ -303,8 +311,7 @@ class DefaultsSettings(_TableOptions):
 
 
 class TableSettings(_TableOptions):
-    source: str = Field(
-        min_length=1,
+    source: Location = Field(
         description=(
             "The Delta table: a path or URI. With `*` in it, every Delta table that it fits, new ones as they come; the"
             " other keys may then use {name} and {parent}, the table's folder and the one above it."
@@ -318,11 +325,11 @@ class TableSettings(_TableOptions):
         pattern=r"^[^\s/]+$",
         description="What commands, logs and status call the table; the target when left out.",
     )
-    location: str | None = Field(
-        None, min_length=1, description="Location of the Iceberg table; the catalog's choice when left out."
+    location: Location | None = Field(
+        None, description="Location of the Iceberg table; the catalog's choice when left out."
     )
-    delete_files_location: str | None = Field(
-        None, min_length=1, description="Folder for delete files; below the Iceberg table when left out."
+    delete_files_location: Location | None = Field(
+        None, description="Folder for delete files; below the Iceberg table when left out."
     )
     pipeline: PipelineSettings = Field(
         default_factory=PipelineSettings, description="Overrides of `pipeline` for this table."
@@ -459,6 +466,10 @@ class Settings(BaseSettings):
                 properties["s3.region"] = region or "us-east-1"
         return properties
 
+    def secrets(self) -> set[str]:
+        """Every text in the settings that is a secret, or may be one."""
+        return set(_secrets("", self.model_dump(by_alias=True)))
+
     def redacted(self) -> dict[str, Any]:
         """The settings by the keys that people write, without a secret in them: fit for printing and logs."""
         masked = _masked("", self.model_dump(by_alias=True))
@@ -466,11 +477,11 @@ class Settings(BaseSettings):
         return masked
 
 
-SECRET_KEY = re.compile(r"secret|password|token|key|credential", re.IGNORECASE)
+SECRET_KEY = re.compile(r"secret|password|token|key|credential|authorization", re.IGNORECASE)
 # abfss://container@account is a place; elsewhere what stands before the @ is a user, and perhaps a password.
 _USERINFO = re.compile(r"(?<=://)(?<!abfss://)(?<!abfs://)(?<!wasbs://)(?<!wasb://)(?:[^/@\s]*:\S*|[^/@\s]*)@")
 _SECRET_PARAMETER = re.compile(
-    r"([?&;][^=&;\s]*(?:secret|password|token|key|credential)[^=&;\s]*=)[^&;\s]+", re.IGNORECASE
+    r"([?&;][^=&;\s]*(?:secret|password|token|key|credential)[^=&;\s]*=)([^&;\s]+)", re.IGNORECASE
 )
 
 
@@ -484,3 +495,20 @@ def _masked(key: str, value: object) -> object:
             return "***"
         return _SECRET_PARAMETER.sub(r"\1***", _USERINFO.sub("***@", value))
     return value
+
+
+def _secrets(key: str, value: object) -> Iterator[str]:
+    """What `_masked` would mask."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _secrets(str(name), inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _secrets(key, inner)
+    elif isinstance(value, str):
+        # A setting whose name only sounds like it has a value that says nothing: true, 8.
+        if isinstance(value, Secret) or (SECRET_KEY.search(key) and value not in ("true", "false")):
+            yield value
+        for found in _USERINFO.findall(value):
+            yield from (found.removesuffix("@"), found.removesuffix("@").partition(":")[2])
+        yield from (found[2] for found in _SECRET_PARAMETER.finditer(value))

@@ -15,6 +15,7 @@ import msgspec
 
 from daemon.activity import Activity
 from daemon.clock import Clock
+from daemon.secrets import scrub
 from daemon.settings import TableSettings
 from daemon.timeline import SAMPLE_INTERVAL_S, Sample, Timeline
 from state import TableCounts, TableError, TableRecord, WrittenCount
@@ -142,7 +143,7 @@ def table_status(table: TableSettings, seen: Observation, now_ms: int) -> TableS
         lag_seconds = max(0, now_ms - seen.behind_since_ms) / 1000
     return TableStatus(
         name=table.name,
-        source=table.source,
+        source=scrub(table.source),
         target=table.target,
         state=_state(seen, lag_versions),
         synced_version=synced,

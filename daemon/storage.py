@@ -96,7 +96,14 @@ class FileIOStorage:
         if scheme == "file":
             return self._io.fs_by_scheme("file", None), rest
         netloc = urlparse(path).netloc
-        return self._io.fs_by_scheme(scheme, netloc), rest
+        try:
+            return self._io.fs_by_scheme(scheme, netloc), rest
+        except ValueError as error:
+            raise Unsupported(
+                f"PyIceberg reads and writes no files at {scheme}://",
+                path=path,
+                hint="Name the table by a scheme that it knows, such as file, s3, gs or abfss.",
+            ) from error
 
     def exists(self, path: str) -> bool:
         fs, name = self._open_fs(path)

@@ -336,3 +336,10 @@ def test_settings_are_frozen(load):
     with pytest.raises(ValueError, match="frozen"):
         settings.tables[0].source = "y"
     assert isinstance(settings.tables[0], TableSettings)
+
+
+def test_a_location_holds_no_credentials(load):
+    """Locations are remembered and written into metadata: one with a user in it is refused, and not repeated."""
+    faults = faults_of(load, "tables: [{source: 's3://me:hunter2@b/t', target: a.b, location: 's3://hunter2@b/t'}]\n")
+    assert [fault.partition(":")[0] for fault in faults] == ["tables[0].source", "tables[0].location"]
+    assert "hunter2" not in "".join(faults)
