@@ -15,6 +15,7 @@ PROGRAMS = (
     "idle_daemon",
     "compaction",
     "soak",
+    "load",
 )
 
 

@@ -36,11 +36,12 @@ class Daemon:
 
     config: Path
     environment: Mapping[str, str] | None = None
+    module: str = "tests.faults.sparkless_daemon"
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def launch(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.sparkless_daemon", "run", "--config", str(self.config)],
+            [sys.executable, "-m", self.module, "run", "--config", str(self.config)],
             cwd=ROOT,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -65,7 +66,7 @@ class Daemon:
         self.process.wait()
         self._reader.join()
 
-    def told(self, event: str, **values: object) -> dict[str, Any]:
+    def told(self, event: str, *, wait_s: float = WAIT_S, **values: object) -> dict[str, Any]:
         """The first line of this event with these values, which may be still to come."""
 
         def found() -> dict[str, Any] | None:
@@ -73,7 +74,7 @@ class Daemon:
             return next(matching, None)
 
         try:
-            return until(found)
+            return until(found, wait_s=wait_s)
         except AssertionError:
             raise AssertionError(f"no {event} {values} among {self.lines[-20:]}") from None
 

@@ -17,14 +17,23 @@ class Load:
     `committed_s` is when each version of a busy table was there, epoch seconds.
     """
 
-    def __init__(self, folder: Path, random: Random, *, count: int, busy: int, interval_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        random: Random,
+        *,
+        count: int,
+        busy: int,
+        interval_s: float = 1.0,
+        history: type[History] = History,
+    ) -> None:
         self.histories: dict[str, History] = {}
         for number in range(count):
             table = HandmadeTable(folder / f"t{number:03d}", partitioned=True)
             table.create()
-            self.histories[table.folder.name] = History(table, random)
+            self.histories[table.folder.name] = history(table, random)
             self.histories[table.folder.name].play()
-        self._busy = list(self.histories)[:busy]
+        self.busy = list(self.histories)[:busy]
         self._interval_s = interval_s
         self._stop = Event()
         self._thread = Thread(target=self._run)
@@ -46,10 +55,10 @@ class Load:
         due_s = time.monotonic()
         while not self._stop.wait(max(0.0, due_s - time.monotonic())):
             # Spread over the interval, as tables that know nothing of each other are.
-            for name in self._busy:
+            for name in self.busy:
                 if self._stop.wait(max(0.0, due_s - time.monotonic())):
                     return
                 self.late_s = max(self.late_s, time.monotonic() - due_s)
                 self.histories[name].play()
                 self.committed_s[name, self.histories[name].table.version] = time.time()
-                due_s += self._interval_s / len(self._busy)
+                due_s += self._interval_s / len(self.busy)

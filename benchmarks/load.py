@@ -1,0 +1,170 @@
+"""Many tables in one daemon: how long after a Delta commit Iceberg shows it, and what that costs.
+
+`dvsync run`, the whole product as a process of its own, follows `--tables` tables that one source pattern finds, each
+polled every second. Their first syncs run on Spark; when its session has ended with its JVM, `--busy` of the tables get
+a commit each second for `--seconds`: one in three appends a file, the others delete a row of two files by deletion
+vectors.
+
+Freshness of a commit is the time from its commit file being there to the line of the log that says that its snapshot is
+committed and recorded. CPU is that of the daemon's process in shares of one core, memory its resident set, both looked
+at each second. In the end DuckDB reads every busy table, and its rows must be Delta's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+
+import psutil
+
+from benchmarks.report import conditions, parser, percentile, print_report
+from tests.faults.checks import duckdb_rows
+from tests.faults.daemons import Daemon, until
+from tests.faults.histories import History
+from tests.faults.load import Load
+from tests.handmade import Bench
+
+TARGET_P99_S = 3.0
+FIRST_SYNCS_MAX_S = 900.0
+IDLE_MAX_S = 120.0
+CAUGHT_UP_MAX_S = 120.0
+CONFIG = """
+state: {url: "sqlite:///state.db"}
+catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
+spark: {idle_timeout: 10s}
+health: {port: 0}
+log: {format: json}
+defaults: {poll_interval: 1s}
+maintenance: {interval: 1m}
+tables: [{source: lake/*/, target: "lake.{name}", name: "{name}"}]
+"""
+
+
+class Churn(History):
+    """Appends and deletions, as a table sees them all day."""
+
+    def play(self) -> None:
+        self.random.choice([self._append, self._delete, self._delete] if self.table.live else [self._append])()
+
+
+@dataclass
+class Usage:
+    """The daemon's process, looked at each second: shares of one core, bytes."""
+
+    process: psutil.Process
+    cpu: list[float] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._stop = Event()
+        self._thread = Thread(target=self._look)
+        self.process.cpu_percent()
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._stop.wait(1.0):
+            self.cpu.append(self.process.cpu_percent() / 100)
+            self.memory.append(self.process.memory_info().rss)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def in_step(daemon: Daemon, load: Load) -> bool:
+    wanted = {name: table.version for name, table in load.tables.items()}
+    return {name: status["synced_version"] for name, status in daemon.tables().items()} == wanted
+
+
+def freshness_s(daemon: Daemon, load: Load) -> dict[tuple[str, int], float]:
+    """By table and version, for every commit of the load; a version that was never shown raises KeyError."""
+    shown: dict[tuple[str, int], float] = {}
+    for line in list(daemon.lines):
+        if line["event"] == "sync.advanced" and line["from_version"] is not None:
+            at_s = datetime.fromisoformat(line["timestamp"]).timestamp()
+            for version in range(line["from_version"], line["to_version"] + 1):
+                shown[line["table"], version] = at_s
+    return {key: shown[key] - committed_s for key, committed_s in load.committed_s.items()}
+
+
+def main() -> int:
+    options = parser(__doc__)
+    options.add_argument("--tables", type=int, default=200)
+    options.add_argument("--busy", type=int, default=20)
+    options.add_argument("--seconds", type=float, default=300.0)
+    chosen = options.parse_args()
+    before = conditions(chosen.folder)
+    with TemporaryDirectory(dir=chosen.folder) as temporary:
+        folder = Path(temporary)
+        (folder / "config.yaml").write_text(CONFIG)
+        load = Load(folder / "lake", Random(1), count=chosen.tables, busy=chosen.busy, history=Churn)
+        daemon = Daemon(folder / "config.yaml", module="daemon")
+        started_s = time.monotonic()
+        daemon.launch()
+        try:
+            daemon.started()
+            until(lambda: in_step(daemon, load), "the first syncs", wait_s=FIRST_SYNCS_MAX_S)
+            first_syncs_s = time.monotonic() - started_s
+            daemon.told("pipeline.idled", wait_s=IDLE_MAX_S)
+            usage = Usage(psutil.Process(daemon.process.pid))
+            load.start()
+            time.sleep(chosen.seconds)
+            load.stop()
+            usage.stop()
+            until(lambda: in_step(daemon, load), "the last commits", wait_s=CAUGHT_UP_MAX_S)
+            fresh = freshness_s(daemon, load)
+            unready = daemon.reasons()
+        finally:
+            daemon.kill()
+        wrong = [name for name in load.busy if rows(folder, load, name) != load.tables[name].live_rows()]
+    failed = sum(line["level"] in ("warning", "error") for line in daemon.lines)
+    ages = sorted(fresh.values())
+    report = {
+        "tables": chosen.tables,
+        "busy": chosen.busy,
+        "seconds": chosen.seconds,
+        "commits": len(ages),
+        "late_max_s": round(load.late_s, 2),
+        "first_syncs_s": round(first_syncs_s, 1),
+        "freshness_s": {name: round(percentile(ages, share), 3) for name, share in SHARES.items()},
+        "cpu": {name: round(percentile(usage.cpu, share), 2) for name, share in SHARES.items()},
+        "memory_mib": {
+            "first": usage.memory[0] >> 20,
+            "last": usage.memory[-1] >> 20,
+            "most": max(usage.memory) >> 20,
+        },
+        "warnings": failed,
+        "unready": unready,
+        "wrong": wrong,
+        "target_p99_s": TARGET_P99_S,
+    }
+    lines = [f"{key}: {json.dumps(value)}" for key, value in report.items()]
+    print_report(chosen, before, report, lines)
+    return 1 if wrong or unready or percentile(ages, 99) > TARGET_P99_S else 0
+
+
+SHARES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+
+
+def rows(folder: Path, load: Load, name: str) -> list[tuple[int, str, str]]:
+    bench = Bench(
+        folder / "reader",
+        load.tables[name].location,
+        target=f"lake.{name}",
+        catalog_uri=f"sqlite:///{folder}/catalog.db",
+    )
+    try:
+        return duckdb_rows(bench.iceberg())
+    finally:
+        bench.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
