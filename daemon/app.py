@@ -21,6 +21,7 @@ from daemon.delta.log import DeltaLog
 from daemon.doctor import Diagnosis, diagnose
 from daemon.errors import ConfigInvalid, ObjectMissing, PipelineAway, StateStoreAway, SyncError, Unsupported
 from daemon.iceberg.catalogs import Catalogs
+from daemon.locations import normalize_location
 from daemon.lock import hold_state
 from daemon.maintenance import Maintainer
 from daemon.notify import Notifier
@@ -31,7 +32,7 @@ from daemon.progress import LogProgress
 from daemon.settings import SQLITE_FILE, Settings, TableSettings
 from daemon.signals import StopSignals
 from daemon.status import Board, Observation, TableStatus, table_status
-from daemon.storage import FileIOStorage, normalize_location
+from daemon.storage import FileIOStorage
 from daemon.sync import Follower
 from state import StateStore, StateUnavailable, TableRecord
 from state.sql_store import SqlStateStore

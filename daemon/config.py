@@ -18,8 +18,8 @@ from pydantic_settings import SettingsError
 
 from daemon.delta.vacuum import vacuum_cleans
 from daemon.errors import ConfigInvalid
+from daemon.locations import normalize_location
 from daemon.settings import ENV_PREFIX, SQLITE_FILE, DefaultsSettings, Settings, TableSettings
-from daemon.storage import normalize_location
 
 Section = TypeVar("Section", bound=BaseModel)
 
