@@ -5,7 +5,7 @@
 # chroot with namespaces of its own: no network but loopback. A Delta table is synced and followed, the Iceberg table is
 # read from outside by PyIceberg and DuckDB, SIGTERM ends it, and a second start goes on with what the volume keeps.
 #
-#   deploy/prove-image.sh PYTHON      a Python with dvsync's packages and duckdb, such as .venv/bin/python
+#   deploy/prove-image.sh PYTHON      a Python with dvsync's packages and those of its tests, such as .venv/bin/python
 #
 # Needs debootstrap, buildah, iproute2 and Java 17; some ten minutes and 10 GB in $WORK (/var/tmp/dvsync-image).
 # Where registries are behind a proxy with a certificate of its own: CA=bundle.pem JAVA_TRUST_STORE=cacerts.
