@@ -7,7 +7,7 @@
 #
 #   deploy/prove-image.sh PYTHON      a Python with dvsync's packages and those of its tests, such as .venv/bin/python
 #
-# Needs debootstrap, buildah, iproute2 and Java 17; some ten minutes and 10 GB in $WORK (/var/tmp/dvsync-image).
+# Needs debootstrap, buildah, iproute2 and Java 17; some ten minutes and 10 GB, in buildah's store and in $WORK, which stay.
 # Where registries are behind a proxy with a certificate of its own: CA=bundle.pem JAVA_TRUST_STORE=cacerts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
