@@ -56,7 +56,7 @@ ENV PYTHONUNBUFFERED=1 \
     DVSYNC_LOG__FORMAT=json
 VOLUME /var/lib/dvsync
 EXPOSE 8080
-HEALTHCHECK --interval=15s --timeout=5s --start-period=30s --retries=3 \
+HEALTHCHECK --interval=15s --timeout=10s --start-period=30s --retries=3 \
     CMD ["dvsync", "healthcheck"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["dvsync"]

@@ -18,6 +18,7 @@ from daemon.discovery import discover
 from daemon.doctor import Diagnosis, diagnose
 from daemon.errors import ConfigInvalid, ObjectMissing, SyncError, Unsupported
 from daemon.lease import hold_lease
+from daemon.locations import normalize_location
 from daemon.maintenance import Maintainer
 from daemon.parts import commit_time_ms, open_parts
 from daemon.pipeline.hadoop import with_stores
@@ -26,7 +27,7 @@ from daemon.pipeline.session import SparkPipeline
 from daemon.settings import Settings, TableSettings
 from daemon.signals import STOP_GRACE_S, StopSignals
 from daemon.status import Observation, TableStatus, table_status
-from daemon.storage import FileIOStorage, normalize_location
+from daemon.storage import FileIOStorage
 from daemon.sync import Follower
 from state import StateStore, TableRecord
 

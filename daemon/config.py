@@ -18,6 +18,7 @@ from pydantic_settings import SettingsError
 
 from daemon.delta.vacuum import vacuum_cleans
 from daemon.errors import ConfigInvalid
+from daemon.locations import normalize_location
 from daemon.settings import (
     ENV_PREFIX,
     SQLITE_FILE,
@@ -29,7 +30,6 @@ from daemon.settings import (
     StateSettings,
     TableSettings,
 )
-from daemon.storage import normalize_location
 
 Section = TypeVar("Section", bound=BaseModel)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlparse
 
@@ -55,13 +54,6 @@ class Storage(Protocol):
     def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
         """Files right in `directory` whose name is greater than `after`, sorted; empty when there is no such place."""
         ...
-
-
-def normalize_location(location: str) -> str:
-    """Absolute URI without a trailing slash: `/data/t/` -> `file:///data/t`; other schemes stay as they are."""
-    if "://" not in location:
-        location = "file://" + str(Path(location.removeprefix("file:")).absolute())
-    return location.rstrip("/")
 
 
 def canonical(path: str) -> str:

@@ -3,11 +3,11 @@
 #
 # The base is a Debian that is made here, buildah builds on it, and the image's own command runs as its own user in a
 # chroot with namespaces of its own: no network but loopback. A Delta table is synced and followed, the Iceberg table is
-# read from outside, SIGTERM ends it, and a second start goes on with what the volume keeps.
+# read from outside by PyIceberg and DuckDB, SIGTERM ends it, and a second start goes on with what the volume keeps.
 #
-#   deploy/prove-image.sh PYTHON      a Python with dvsync's packages and duckdb, such as .venv/bin/python
+#   deploy/prove-image.sh PYTHON      a Python with dvsync's packages and those of its tests, such as .venv/bin/python
 #
-# Needs debootstrap, buildah, iproute2 and Java 17; some ten minutes and 10 GB in $WORK (/var/tmp/dvsync-image).
+# Needs debootstrap, buildah, iproute2 and Java 17; some ten minutes and 10 GB, in buildah's store and in $WORK, which stay.
 # Where registries are behind a proxy with a certificate of its own: CA=bundle.pem JAVA_TRUST_STORE=cacerts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -164,7 +164,7 @@ pipeline.close()
 PYTHON
 }
 
-buildah images localhost/dvsync-base >/dev/null 2>&1 || make_base
+buildah inspect --type image localhost/dvsync-base >/dev/null 2>&1 || make_base
 build
 
 rm -rf "$WORK/run"
@@ -187,10 +187,10 @@ begun=$SECONDS
 start
 wait_until 30 inside "$(cat "$WORK/healthcheck")"
 say "alive after $((SECONDS - begun)) s: $(cat "$WORK/run/answer")"
-wait_until 120 inside dvsync healthcheck --ready
-wait_until 10 shows_version 2
+wait_until 120 shows_version 2
+wait_until 30 inside dvsync healthcheck --ready
 say "ready after $((SECONDS - begun)) s, the first sync with Spark and without a network: $(cat "$WORK/run/answer")"
-say "it runs as $(stat --format '%u:%g' "/proc/$daemon"), process $(awk '/^NSpid/ {print $NF}' "/proc/$daemon/status") of its own"
+say "it runs as user $(stat --format '%u' "/proc/$daemon"), process $(awk '/^NSpid/ {print $NF}' "/proc/$daemon/status") there"
 inside dvsync setup
 compare "$rows"
 rows=$(spark_sql "DELETE FROM {t} WHERE order_id % 10 = 4")

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 # From the leaves upwards. A room may import itself and the rooms of lower rows, not its neighbours in a row.
 ROWS: list[dict[str, tuple[str, ...]]] = [
-    {"leaves": ("secrets", "errors", "clock", "settings", "log", "storage")},
+    {"leaves": ("secrets", "errors", "clock", "settings", "log", "locations", "storage")},
     {"delta": ("delta",), "iceberg": ("iceberg",)},
     {"translate": ("translate",)},
     {"pipeline": ("pipeline",)},

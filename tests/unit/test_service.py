@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,6 +129,21 @@ def test_the_probe_asks_the_running_daemon() -> None:
         web.stop()
     gone = ask(HealthSettings(port=port), "livez")
     assert not gone.is_well and f"http://127.0.0.1:{port}/livez does not answer" in gone.text
+
+
+def test_the_probe_is_light() -> None:
+    """A container runs it every few seconds: nothing of what the daemon works with is imported for it."""
+    script = (
+        "import sys\n"
+        "from daemon.cli import app\n"
+        f"code = app(['healthcheck', '--config', {str(DEPLOY / 'config.example.yaml')!r}], standalone_mode=False)\n"
+        "print(code, sorted({'pyarrow', 'pyiceberg', 'pyspark', 'pandas', 'sqlalchemy'} & set(sys.modules)))\n"
+    )
+    environment = {**os.environ, "DVSYNC_HEALTH__PORT": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True, timeout=60
+    )
+    assert result.stdout.splitlines()[-1] == "1 []"
 
 
 # --- Java ---

@@ -1,0 +1,250 @@
+"""dvsync as people install it: the wheel in an environment of its own, and what it says where something is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import CompletedProcess
+from venv import EnvBuilder
+from zipfile import ZipFile
+
+import pytest
+
+from daemon.errors import ConfigInvalid, PipelineAway
+from daemon.pipeline import installed
+from daemon.pipeline.installed import check_jars, check_packages, check_pipeline, check_session
+from daemon.pipeline.jars import DELTA_JAR
+from daemon.settings import SparkSettings
+from tests.handmade import HandmadeTable
+from tests.unit.test_service import java_that_says
+
+ROOT = Path(__file__).parents[2]
+# No repository answers there, and none refuses slowly.
+NO_NETWORK = "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort={port}"
+# From the start of the command to its message; Spark's JVM takes most of it.
+SOON_S = 60
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `make build` makes it."""
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
+    subprocess.run(build, check=True, capture_output=True)
+    (built,) = folder.glob("dvsync-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def dvsync(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command of an environment that has the wheel, and the locked packages of the one that runs the tests."""
+    folder = tmp_path_factory.mktemp("venv")
+    EnvBuilder(with_pip=False, symlinks=True).create(folder)
+    (packages,) = (folder / "lib").glob("python3.*/site-packages")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--prefix", folder, wheel]
+    subprocess.run([*install, "--ignore-installed"], check=True, capture_output=True, env=clean_environment())
+    # Behind its own: dvsync must come from the wheel. Half a gigabyte of packages is not copied for it.
+    (packages / "locked.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    command = folder / "bin" / "dvsync"
+    command.write_text(command.read_text().replace(sys.executable, str(folder / "bin" / "python"), 1))
+    return command
+
+
+def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "SPARK_HOME", "DVSYNC_CONFIG")}
+    return {**kept, **(more or {})}
+
+
+def ask(
+    command: Path, *arguments: str | Path, folder: Path, environment: Mapping[str, str] | None = None
+) -> CompletedProcess[str]:
+    return subprocess.run(
+        [command, *arguments],
+        cwd=folder,
+        env=clean_environment(environment),
+        capture_output=True,
+        text=True,
+        timeout=SOON_S,
+        check=False,
+    )
+
+
+def test_the_wheel_holds_what_is_not_python(wheel: Path):
+    """Every file of both packages but what an interpreter leaves behind."""
+    with ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    there = (path for package in ("daemon", "state") for path in (ROOT / package).rglob("*") if path.is_file())
+    assert packed == {path.relative_to(ROOT).as_posix() for path in there if "__pycache__" not in path.parts}
+    assert {"daemon/web/templates/base.html", "state/migrations/versions/0001_first_schema.py"} <= packed
+
+
+def test_the_installed_command_works_anywhere(dvsync: Path, tmp_path: Path):
+    """Its version, the example configuration, and a state database made by the migrations that are in the wheel."""
+    assert ask(dvsync, "--version", folder=tmp_path).stdout.startswith("dvsync 0.")
+    where = ask(dvsync.with_name("python"), "-c", "import daemon; print(daemon.__file__)", folder=tmp_path)
+    assert where.stdout.startswith(str(dvsync.parents[1]))
+    checked = ask(dvsync, "config", "check", "--config", ROOT / "config.yaml", folder=tmp_path)
+    assert (checked.returncode, "all well" in checked.stdout) == (0, True), checked.stderr
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    status = ask(dvsync, "status", "--json", folder=tmp_path)
+    assert [each["state"] for each in json.loads(status.stdout)] == ["waiting", "waiting"]
+    assert (tmp_path / "var" / "dvsync.db").exists()
+
+
+CONFIG = """
+catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}
+spark: {conf: {spark.jars.ivy: ivy}}
+health: {port: 0}
+log: {format: json}
+tables:
+- {source: data/new, target: db.new, poll_interval: 1s}
+- {source: data/away, target: db.away}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A configuration, a Delta table that was never synced, and an Ivy home in which nothing is."""
+    HandmadeTable(tmp_path / "data" / "new").create()
+    (tmp_path / "config.yaml").write_text(CONFIG.replace("ivy: ivy", f"ivy: {tmp_path / 'ivy'}"))
+    return tmp_path
+
+
+@pytest.fixture
+def no_network() -> Iterator[dict[str, str]]:
+    """Java asks a proxy at a port of this machine where nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield {"JAVA_TOOL_OPTIONS": NO_NETWORK.format(port=held.getsockname()[1])}
+
+
+def test_setup_says_which_jar_it_could_not_get_from_where(dvsync: Path, folder: Path, no_network: dict[str, str]):
+    """And what to do, within a minute; exit code 1."""
+    result = ask(dvsync, "setup", folder=folder, environment=no_network)
+    assert result.returncode == 1
+    message, hint = result.stderr.splitlines()[-2:]
+    for told in (DELTA_JAR, str(folder / "ivy" / "cache"), "https://repo1.maven.org", "Connection refused"):
+        assert told in message, result.stderr
+    assert "Run `dvsync setup` once with a network" in hint
+
+
+def test_sync_fails_the_table_that_needs_the_jar(dvsync: Path, folder: Path, no_network: dict[str, str]):
+    """The other one gets its turn; exit code 1."""
+    result = ask(dvsync, "sync", folder=folder, environment=no_network)
+    assert result.returncode == 1
+    assert f"db.new: PipelineAway: Spark's jars are not all here: {DELTA_JAR} not found in" in result.stdout
+    assert "db.away: the Delta table is not there yet" in result.stdout
+
+
+@contextmanager
+def running(
+    command: Path, folder: Path, environment: Mapping[str, str]
+) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, str]]]]:
+    """`dvsync run` with the lines of its log, as they come."""
+    process = subprocess.Popen(
+        [command, "run"], cwd=folder, env=clean_environment(environment), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        yield process, map(json.loads, process.stdout)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_run_goes_on_without_the_jar_and_says_so(dvsync: Path, folder: Path, no_network: dict[str, str]):
+    """A warning at the start, the table's error when Spark is needed, and SIGTERM still ends it with exit code 0."""
+    with running(dvsync, folder, no_network) as (process, lines):
+        missing = next(line for line in lines if line["event"] == "pipeline.missing")
+        assert missing["reason"].startswith(f"{DELTA_JAR} is not in {folder / 'ivy' / 'jars'}")
+        failed = next(line for line in lines if line["event"] == "sync.failed")
+        assert (failed["table"], failed["kind"]) == ("db.new", "PipelineAway")
+        process.terminate()
+        assert process.wait(15) == 0
+
+
+def test_an_older_java_is_told(dvsync: Path, folder: Path):
+    """Where JAVA_HOME leads to it, with what is needed instead."""
+    java_that_says(folder / "java", 'openjdk version "11.0.2" 2019-01-15')
+    result = ask(dvsync, "setup", folder=folder, environment={"JAVA_HOME": str(folder / "java")})
+    assert (result.returncode, "Install Java 17" in result.stderr) == (1, True)
+    assert f"{folder}/java/bin/java is Java 11, and Spark needs 17 or newer" in result.stderr
+
+
+def test_no_java_is_told(dvsync: Path, folder: Path):
+    """By `setup`, for the table by `sync`, and as a warning by `run`, which goes on."""
+    environment = {"PATH": str(folder), "JAVA_HOME": ""}
+    message = "there is no Java on PATH, and Spark needs one"
+    setup = ask(dvsync, "setup", folder=folder, environment=environment)
+    assert (setup.returncode, message in setup.stderr, "Install Java 17" in setup.stderr) == (1, True, True)
+    sync = ask(dvsync, "sync", "db.new", folder=folder, environment=environment)
+    assert (sync.returncode, f"db.new: PipelineAway: {message}" in sync.stdout) == (1, True)
+    with running(dvsync, folder, environment) as (_, lines):
+        assert next(line for line in lines if line["event"] == "pipeline.missing")["reason"] == message
+        next(line for line in lines if line["event"] == "daemon.started")
+
+
+# --- what does not go together ---
+
+
+def test_packages_of_other_versions_are_named(dvsync: Path, tmp_path: Path):
+    """Each of them, before anything is done; exit code 2."""
+    assert check_packages() is None
+    (packages,) = (dvsync.parents[1] / "lib").glob("python3.*/site-packages")
+    metadata = packages / "pyspark-4.0.1.dist-info"
+    metadata.mkdir()
+    try:
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark\nVersion: 4.0.1\n")
+        result = ask(dvsync, "status", folder=tmp_path)
+    finally:
+        (metadata / "METADATA").unlink()
+        metadata.rmdir()
+    assert result.returncode == 2
+    assert "pyspark 4.0.1 is installed, and dvsync needs pyspark==4.1.*\n" in result.stderr
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
+    """Extras and other platforms' packages are not asked for."""
+    lines = ["nowhere-to-be-found>=1", 'also-not; extra == "dev"', 'nor-this; sys_platform == "nowhere"']
+    monkeypatch.setattr(installed, "requires", lambda _: lines)
+    with pytest.raises(ConfigInvalid) as raised:
+        check_packages()
+    assert raised.value.message == "nowhere-to-be-found is not installed, and dvsync needs nowhere-to-be-found>=1"
+
+
+def test_another_spark_or_delta_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By SPARK_HOME and by spark.jars.packages; the right one of each is accepted."""
+    jars = tmp_path / "spark" / "jars"
+    jars.mkdir(parents=True)
+    (jars / "spark-core_2.12-3.5.4.jar").touch()
+    monkeypatch.setenv("SPARK_HOME", str(jars.parent))
+    with pytest.raises(PipelineAway, match=r"SPARK_HOME \(.*\) is not Spark 4\.1"):
+        check_pipeline(SparkSettings())
+    (jars / "spark-core_2.13-4.1.1.jar").touch()
+    assert check_pipeline(SparkSettings(conf={"spark.jars.packages": f"a:b:1,{DELTA_JAR}"})) >= 17
+    other = "io.delta:delta-spark_4.0_2.13:4.0.0"
+    with pytest.raises(PipelineAway, match=f"names {other}, and dvsync is built on {DELTA_JAR}"):
+        check_pipeline(SparkSettings(conf={"spark.jars.packages": f"a:b:1,{other}"}))
+
+
+def test_jars_are_looked_for_where_spark_keeps_them(tmp_path: Path):
+    """Nothing is asked of someone who brings jars or repositories of his own."""
+    with pytest.raises(PipelineAway, match=f"{DELTA_JAR} is not in {tmp_path}/jars"):
+        check_jars(SparkSettings(conf={"spark.jars.ivy": str(tmp_path)}))
+    for conf in ({"spark.jars": "/opt/delta-spark.jar"}, {"spark.jars.ivySettings": "/etc/ivy.xml"}):
+        check_jars(SparkSettings(conf={"spark.jars.ivy": str(tmp_path), **conf}))
+
+
+def test_the_delta_that_spark_loaded_is_looked_at(spark, monkeypatch: pytest.MonkeyPatch):
+    """It passes as it is, its jar is where it is looked for, and another one would be refused."""
+    check_session(spark)
+    check_jars(SparkSettings())
+    monkeypatch.setattr(installed, "DELTA_VERSION", "4.0.0")
+    with pytest.raises(PipelineAway, match=r"with Delta 4\.4\.0 was started, dvsync needs 4\.1 and 4\.0\.0"):
+        check_session(spark)
