@@ -20,6 +20,7 @@ from pyiceberg.table import Table
 from daemon.commit import metadata_kind
 from daemon.context import TableContext, find_record
 from daemon.errors import ObjectStoreAway
+from daemon.iceberg.pyiceberg_ext import writes_metadata_files
 from daemon.iceberg.references import referenced_files
 from daemon.storage import FileIOStorage, FileMeta, canonical
 from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
@@ -216,6 +217,7 @@ class _OwnPlaces:
 
     def __init__(self, context: TableContext, table: Table) -> None:
         self._source = canonical(context.location)
+        self._has_metadata_files = writes_metadata_files(table.catalog)
         self.storage = FileIOStorage(context.target_properties(table))
         configured = (context.settings.delete_files_location, table.properties.get("write.data.path"))
         places = {table.metadata.location, table.properties.get("write.metadata.path"), *configured}
@@ -235,6 +237,8 @@ class _OwnPlaces:
         for place in self._places:
             for meta in self.storage.list_below(place):
                 kind = _kind_by_name(meta)
+                if kind is FileKind.METADATA and not self._has_metadata_files:
+                    continue
                 if kind is not None and meta.path not in seen and self.has(meta.path):
                     seen.add(meta.path)
                     yield WrittenFile(

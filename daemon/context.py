@@ -141,7 +141,9 @@ class TableContext:
 
     def target_properties(self, table: Table) -> dict[str, str]:
         """FileIO properties for the Iceberg table's own files, with what its catalog gave for this table alone."""
-        return {**self.properties, **table.io.properties}
+        # Among them is a REST catalog's client, which is nothing for a file and cannot be sent to Spark's workers.
+        own = {key: value for key, value in table.io.properties.items() if isinstance(value, str)}
+        return {**self.properties, **own}
 
     @property
     def location(self) -> str:

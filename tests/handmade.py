@@ -220,6 +220,10 @@ class Bench:
     name: str = "t"
     state_name: str = "state.db"
     catalog_uri: str | None = None
+    # Of the catalog (all of them with a `type`, else beside those of the local one), and of the stores on both sides.
+    catalog: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
+    state_url: str | None = None
     spark_settings: SparkSettings = field(default_factory=SparkSettings)
     clock: Clock = field(default_factory=SystemClock)
     table_options: dict[str, Any] = field(default_factory=dict)
@@ -236,16 +240,14 @@ class Bench:
         return self.folder / self.state_name
 
     def open(self) -> None:
-        self.store = SqlStateStore.open(f"sqlite:///{self.state_file}")
-        self.catalogs = Catalogs(
-            {
-                "local": {
-                    "type": "sql",
-                    "uri": self.catalog_uri or f"sqlite:///{self.folder}/catalog.db",
-                    "warehouse": f"file://{self.folder}/warehouse",
-                }
-            }
-        )
+        self.store = SqlStateStore.open(self.state_url or f"sqlite:///{self.state_file}")
+        local = {
+            "type": "sql",
+            "uri": self.catalog_uri or f"sqlite:///{self.folder}/catalog.db",
+            "warehouse": f"file://{self.folder}/warehouse",
+        }
+        catalog = {**({} if "type" in self.catalog else local), **self.catalog, **self.properties}
+        self.catalogs = Catalogs({"local": catalog})
         self.settings = TableSettings(
             source=self.source,
             target=self.target,
@@ -257,7 +259,7 @@ class Bench:
         self.spark = SparkPipeline(self.spark_settings)
         self.context = TableContext.make(
             self.settings,
-            properties={},
+            properties=catalog,
             open_catalog=lambda: self.catalogs.open("local"),
             store=self.store,
             spark=self.spark,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import duckdb_extension_avro
+import duckdb_extension_httpfs
 import duckdb_extension_iceberg
 import polars
 import pyarrow as pa
@@ -48,7 +49,7 @@ os.environ.setdefault("POLARS_ICEBERG_PLANNER", "pyiceberg")
 def duckdb_connection() -> duckdb.DuckDBPyConnection:
     """DuckDB with the extensions that are shipped as Python packages: nothing is installed from the network."""
     connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
-    for package in (duckdb_extension_avro, duckdb_extension_iceberg):
+    for package in (duckdb_extension_avro, duckdb_extension_httpfs, duckdb_extension_iceberg):
         (extension,) = Path(package.__file__ or "").parent.rglob(f"*{EXTENSION}")
         connection.execute(f"LOAD '{extension}'")
     connection.execute("SET TimeZone = 'UTC'")
@@ -74,13 +75,36 @@ def read_polars_pyiceberg(table: Table, spark: SparkSession | None = None) -> li
 
 
 def _read_polars(table: Table, reader: Any) -> list[Row]:
-    frame = polars.scan_iceberg(table, reader_override=reader).collect()
+    told = table.io.properties
+    names = {"endpoint_url": "s3.endpoint", "region": "s3.region", "access_key_id": "s3.access-key-id"}
+    names |= {"secret_access_key": "s3.secret-access-key", "session_token": "s3.session-token"}
+    options = {f"aws_{option}": str(told[name]) for option, name in names.items() if name in told}
+    if options.get("aws_endpoint_url", "").startswith("http://"):
+        options["aws_allow_http"] = "true"
+    # PyIceberg's planner gives Polars' own reader paths, and no way to the store.
+    storage = {"storage_options": options} if options and reader == "native" else {}
+    frame = polars.scan_iceberg(table, reader_override=reader, **storage).collect()
     return rows_of(frame.to_arrow(), table.schema().fields)
 
 
 def read_duckdb(table: Table, spark: SparkSession | None = None) -> list[Row]:
+    if endpoint := table.io.properties.get("s3.endpoint"):
+        _tell_duckdb(table.io.properties, endpoint)
     relation = duckdb_connection().execute("SELECT * FROM iceberg_scan(?)", [table.metadata_location])
     return rows_of(relation.to_arrow_table(), table.schema().fields)
+
+
+def _tell_duckdb(properties: Mapping[str, Any], endpoint: str) -> None:
+    names = {"KEY_ID": "s3.access-key-id", "SECRET": "s3.secret-access-key", "SESSION_TOKEN": "s3.session-token"}
+    options = {
+        "ENDPOINT": endpoint.partition("://")[2].rstrip("/"),
+        "USE_SSL": str(endpoint.startswith("https")).lower(),
+        "URL_STYLE": "path",
+        "REGION": properties.get("s3.region", "us-east-1"),
+        **{option: properties[name] for option, name in names.items() if name in properties},
+    }
+    told = ", ".join(f"{option} '{value}'" for option, value in options.items())
+    duckdb_connection().execute(f"CREATE OR REPLACE SECRET store (TYPE s3, {told})")
 
 
 READERS: Mapping[str, Reader] = {

@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
+from pydantic import Field, SerializeAsAny
 from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.avro.file import SYNC_SIZE, AvroFile, Block
-from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.catalog import Catalog, MetastoreCatalog, rest
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.table.update import AddSchemaUpdate, TableRequirement, TableUpdate
 from pyiceberg.typedef import Record, StructProtocol
 
 D = TypeVar("D", bound=StructProtocol)
@@ -42,11 +43,15 @@ Announce = Callable[[Sequence[str]], None]
 _announce: ContextVar[Announce | None] = ContextVar("announce", default=None)
 
 
-def announce_metadata_files(catalog: Catalog) -> None:
-    """From now on `commit_updates` can tell the names of metadata files before `catalog` writes them.
-
-    A REST catalog's server names and writes its own, and nobody is told.
+def writes_metadata_files(catalog: Catalog) -> bool:
+    """Whether the client of `catalog` names and writes metadata files. A REST catalog's server writes its own: which of
+    them it still needs, for a branch or a tag of the whole catalog perhaps, is its business.
     """
+    return isinstance(catalog, MetastoreCatalog)
+
+
+def announce_metadata_files(catalog: Catalog) -> None:
+    """From now on `commit_updates` can tell the names of metadata files before `catalog` writes them, if it does."""
     if not isinstance(catalog, MetastoreCatalog):
         return
 
@@ -58,6 +63,24 @@ def announce_metadata_files(catalog: Catalog) -> None:
 
     # The name is made inside of the commit, and this is the first step that sees it.
     catalog._write_metadata = write_metadata  # type: ignore[method-assign]
+
+
+class _AddSchemaUpdate(AddSchemaUpdate):
+    last_column_id: int = Field(alias="last-column-id")
+
+
+class _CommitTableRequest(CommitTableRequest):
+    updates: tuple[SerializeAsAny[TableUpdate], ...]
+
+
+# Nessie 0.99 refuses `add-schema` without the field that the REST specification calls deprecated, and that Java clients
+# send. PyIceberg does not have it, and writes no more of an update than it has.
+rest.CommitTableRequest = _CommitTableRequest  # type: ignore[assignment, attr-defined]
+
+
+def added_schema(schema: Schema, table: Table) -> TableUpdate:
+    """Adds `schema`, in a way that every REST catalog takes."""
+    return _AddSchemaUpdate(schema_=schema, last_column_id=max(schema.highest_field_id, table.metadata.last_column_id))
 
 
 def commit_updates(

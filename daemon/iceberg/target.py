@@ -17,7 +17,6 @@ from pyiceberg.table.snapshots import Snapshot, Summary
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.table.update import (
     AddPartitionSpecUpdate,
-    AddSchemaUpdate,
     AddSnapshotUpdate,
     AddSortOrderUpdate,
     AssertCreate,
@@ -40,7 +39,7 @@ from daemon.clock import Clock
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown
 from daemon.iceberg.manifests import write_manifest_list
 from daemon.iceberg.marker import WRITER
-from daemon.iceberg.pyiceberg_ext import Announce, commit_updates, stage_table
+from daemon.iceberg.pyiceberg_ext import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 
 
@@ -252,7 +251,7 @@ def _changes(
         return (
             AssignUUIDUpdate(uuid=table.metadata.table_uuid),
             UpgradeFormatVersionUpdate(format_version=table.metadata.format_version),
-            AddSchemaUpdate(schema_=definition.schema),
+            added_schema(definition.schema, table),
             SetCurrentSchemaUpdate(schema_id=-1),
             AddPartitionSpecUpdate(spec=definition.spec if definition.spec.fields else UNPARTITIONED_PARTITION_SPEC),
             SetDefaultSpecUpdate(spec_id=-1),
@@ -278,7 +277,7 @@ def _unchanged(table: Table) -> tuple[TableRequirement, ...]:
 def _definition_changes(table: Table, definition: Definition) -> tuple[TableUpdate, ...]:
     updates: list[TableUpdate] = []
     if definition.schema.schema_id not in table.schemas():
-        updates += [AddSchemaUpdate(schema_=definition.schema), SetCurrentSchemaUpdate(schema_id=-1)]
+        updates += [added_schema(definition.schema, table), SetCurrentSchemaUpdate(schema_id=-1)]
     elif definition.schema.schema_id != table.metadata.current_schema_id:
         updates += [SetCurrentSchemaUpdate(schema_id=definition.schema.schema_id)]
     if definition.spec.spec_id not in table.specs():

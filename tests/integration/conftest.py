@@ -13,15 +13,18 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from daemon.pipeline.jars import ICEBERG_JAR
+from daemon.pipeline.hadoop import HADOOP, with_stores
+from daemon.pipeline.jars import ICEBERG_JAR, S3_EXCLUDES, s3_jars
 from daemon.pipeline.session import session_conf
-from daemon.settings import SparkSettings
+from daemon.settings import Settings, SparkSettings
+from tests.servers import ObjectStore
 
 ROOT = Path(__file__).parents[2]
 # With it Spark's Iceberg catalog and PyIceberg's share one SQLite file: somebody else commits to our table.
 SQLITE_JAR = "org.xerial:sqlite-jdbc:3.54.1.0"
 CONF = {
-    "spark.jars.packages": f"{ICEBERG_JAR},{SQLITE_JAR}",
+    "spark.jars.packages": ",".join((ICEBERG_JAR, SQLITE_JAR, *s3_jars())),
+    "spark.jars.excludes": ",".join(S3_EXCLUDES),
     # For branches and tags in SQL.
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.driver.memory": "2g",
@@ -43,7 +46,7 @@ TOLERATED = r"ignore:unclosed <socket\.socket:ResourceWarning"
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
+        if {"spark", "s3_spark"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
             item.add_marker(pytest.mark.filterwarnings(TOLERATED))
 
@@ -71,6 +74,25 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         gateway.proc.wait(30)
         SparkContext._gateway = SparkContext._jvm = None
         gc.collect()
+
+
+@pytest.fixture(scope="session")
+def store() -> Iterator[ObjectStore]:
+    made = ObjectStore()
+    for bucket in ("lake", "warehouse", "nessie"):
+        made.client("s3").create_bucket(Bucket=bucket)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def s3_spark(spark: SparkSession, store: ObjectStore) -> SparkSession:
+    """The session with what our own mapping makes of the store's properties."""
+    hadoop = spark._jsc.hadoopConfiguration()
+    for key, value in with_stores(Settings(storage=store.properties)).conf.items():
+        if key.startswith(HADOOP):
+            hadoop.set(key.removeprefix(HADOOP), value)
+    return spark
 
 
 @pytest.fixture

@@ -1,0 +1,254 @@
+"""Iceberg tables in REST catalogs (Iceberg's own servlet, and Nessie) and in SQL catalogs on PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table import Table
+from pyspark.sql import SparkSession
+
+from daemon.clock import SystemClock
+from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, StateStoreAway, TargetChanged
+from daemon.iceberg.target import Target
+from daemon.maintenance import Maintainer
+from daemon.settings import MaintenanceSettings
+from daemon.storage import FileIOStorage
+from tests.handmade import Bench, HandmadeTable
+from tests.readers import assert_readers_agree
+from tests.servers import ObjectStore, Server, iceberg_servlet, nessie, postgresql
+
+DAY_MS = 86_400_000
+
+
+@dataclass
+class Served:
+    """A running server and how to reach the catalog in it."""
+
+    kind: str
+    server: Server
+    catalog: dict[str, str]
+    state_url: str | None = None
+
+
+@pytest.fixture(scope="module", params=["servlet", "nessie", "postgresql"])
+def served(
+    request: pytest.FixtureRequest, s3_spark: SparkSession, store: ObjectStore, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp(request.param)
+    with ExitStack() as running:
+        if request.param == "servlet":
+            server = running.enter_context(iceberg_servlet(folder))
+            catalog = {"type": "rest", "uri": f"http://127.0.0.1:{server.port}/"}
+        elif request.param == "nessie":
+            # No key in the configuration: the server gives one for each table.
+            server = running.enter_context(nessie(folder, store))
+            catalog = {"type": "rest", "uri": f"http://127.0.0.1:{server.port}/iceberg/"}
+        else:
+            server = running.enter_context(postgresql())
+            url = f"postgresql+psycopg://dvsync:hunter2@127.0.0.1:{server.port}/postgres"
+            catalog = {"type": "sql", "uri": url, "warehouse": f"file://{folder}/warehouse", "pool_pre_ping": "true"}
+            yield Served(request.param, server, catalog, url)
+            return
+        yield Served(request.param, server, catalog)
+
+
+class LaterClock(SystemClock):
+    late_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.late_ms
+
+
+@dataclass
+class Followed:
+    """A Delta table, dvsync on it, and its Iceberg table in the catalog."""
+
+    served: Served
+    spark: SparkSession
+    folder: Path
+    name: str
+    options: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.clock = LaterClock()
+        self.delta = HandmadeTable(self.folder / "t")
+        self.delta.create()
+        self.paths = [self.delta.write_file([(n, "p", f"v{n}") for n in range(k * 10, k * 10 + 10)]) for k in range(2)]
+        self.delta.commit([self.delta.add(path) for path in self.paths])
+        self.bench = Bench(
+            self.folder / "bench",
+            self.delta.location,
+            target=f"lake.{self.name}",
+            clock=self.clock,
+            catalog=self.served.catalog,
+            state_url=self.served.state_url,
+            name=self.name,
+            table_options=self.options,
+        )
+
+    def delete(self, *positions: int) -> None:
+        self.delta.commit(self.delta.delete({path: positions for path in self.paths}))
+
+    def sync(self) -> Any:
+        result = self.bench.follower.sync()
+        self.check()
+        return result
+
+    def check(self) -> Table:
+        table = self.bench.iceberg()
+        # Java spells local paths as DuckDB does not. Polars' own reader is told of one store, and here are two.
+        without = {"servlet": {"DuckDB"}, "nessie": {"Polars native"}}.get(self.served.kind, set())
+        assert_readers_agree(table, self.spark, self.delta.live_rows(), without=without)
+        return table
+
+    def append_as_other(self) -> None:
+        rows = pa.table({"id": pa.array([999], pa.int64()), "part": ["x"], "value": ["foreign"]})
+        # A SQL catalog's tables go by the catalog's name, too.
+        with closing(load_catalog("local", **self.served.catalog)) as other:
+            other.load_table(self.bench.target).append(rows)
+
+
+@pytest.fixture
+def followed(
+    request: pytest.FixtureRequest, served: Served, s3_spark: SparkSession, tmp_path: Path
+) -> Iterator[Followed]:
+    made = Followed(served, s3_spark, tmp_path, f"t{abs(hash(tmp_path))}", getattr(request, "param", {}))
+    yield made
+    made.bench.close()
+
+
+def test_life_of_a_table(followed):
+    """First sync, deletes, compaction, expiry and cleanup; then the state database is lost."""
+    assert followed.sync().operation == "first sync"
+    for position in range(4):
+        followed.delete(position)
+        assert followed.sync().positions_added == 2
+    settings = followed.bench.context.settings.model_copy(
+        update={"maintenance": MaintenanceSettings(delete_files_max=1, snapshots_max=1, orphan_grace="1h")}
+    )
+    object.__setattr__(followed.bench.context, "settings", settings)
+    maintainer = Maintainer(followed.bench.context)
+    maintainer.compact(Event())
+    assert len(_live_deletes(followed.check())) == 2
+    maintainer.expire()
+    assert len(followed.check().metadata.snapshots) == 1
+    # Nessie shows one snapshot at a time: there is nothing to expire, and the grace period begins with this.
+    assert not maintainer.clean_up(Event()).removed
+    followed.clock.late_ms = DAY_MS
+    done = maintainer.clean_up(Event())
+    assert done.removed and not done.failed
+    table = followed.check()
+    io = FileIOStorage(followed.bench.context.target_properties(table))
+    kept = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
+    assert [path for path in kept if not io.exists(path)] == []
+    _check_scan(followed, table, io)
+    followed.clock.late_ms = 0
+    _check_lost_state(followed, table)
+
+
+def _live_deletes(table: Table) -> set[str]:
+    return {task["file_path"] for task in table.inspect.delete_files().to_pylist()}
+
+
+def _check_scan(followed: Followed, table: Table, io: FileIOStorage) -> None:
+    """What the server of a REST catalog wrote is not taken for litter, whatever it is kept for."""
+    folder = f"{table.location()}/metadata"
+    server_s = f"{folder}/00077-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee.metadata.json"
+    with table.io.new_output(server_s).create() as stream:
+        stream.write(b"{}")
+    done = Maintainer(followed.bench.context).clean_up(Event(), scan=True, remove_found=True)
+    is_rest = followed.served.catalog["type"] == "rest"
+    assert [file.path for file in done.found] == ([] if is_rest else [server_s])
+    assert io.exists(server_s) == is_rest
+
+
+def _check_lost_state(followed: Followed, table: Table) -> None:
+    store = followed.bench.store
+    if followed.served.state_url is None:
+        followed.bench.close()
+        followed.bench.state_file.unlink()
+        followed.bench.open()
+    else:
+        # Any other name is a table of which nothing is known.
+        followed.bench.name = f"{followed.bench.name}-again"
+        followed.bench.reopen()
+    assert followed.bench.store is not store
+    result = followed.sync()
+    assert result.snapshots == 0
+    assert followed.bench.iceberg().metadata.current_snapshot_id == table.metadata.current_snapshot_id
+    followed.delete(7)
+    assert followed.sync().positions_added == 2
+
+
+def test_a_foreign_commit_is_told(followed):
+    """Somebody else's rows park the table; a full sync brings back Delta's."""
+    followed.sync()
+    followed.append_as_other()
+    followed.delete(1)
+    with pytest.raises(TargetChanged, match="was changed by someone else"):
+        followed.bench.follower.sync()
+    assert followed.bench.follower.sync(full=True).operation == "restore"
+    followed.check()
+
+
+@pytest.mark.parametrize("followed", [{"on_foreign_commit": "overwrite"}], indirect=True)
+def test_another_client_is_first(followed, monkeypatch):
+    """A commit between our look at the table and our commit is met by the catalog's requirements, not by luck."""
+    followed.sync()
+    followed.delete(1)
+    inner = Target.commit
+
+    def commit(*args: Any, **options: Any) -> Any:
+        followed.append_as_other()
+        return inner(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "commit", commit)
+        with pytest.raises(CommitConflict, match="another writer committed"):
+            followed.bench.follower.sync()
+    assert followed.bench.iceberg().scan().to_arrow().num_rows == 21
+    assert followed.sync().snapshots == 1
+
+
+def test_a_server_that_is_killed(followed, monkeypatch):
+    """Before a cycle the catalog is away; in the middle of a commit its outcome is unknown; then all goes on."""
+    followed.sync()
+    followed.delete(1)
+    server = followed.served.server
+    server.kill()
+    away = StateStoreAway if followed.served.state_url else CatalogAway
+    try:
+        with pytest.raises(away) as raised:
+            followed.bench.follower.sync()
+        assert "hunter2" not in str(raised.value)
+    finally:
+        server.start()
+    assert followed.sync().positions_added == 2
+    followed.delete(2)
+    inner = Target.commit
+
+    def commit(*args: Any, **options: Any) -> Any:
+        server.kill()
+        return inner(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "commit", commit)
+        try:
+            with pytest.raises((CommitOutcomeUnknown, StateStoreAway)) as raised:
+                followed.bench.follower.sync()
+            assert "hunter2" not in str(raised.value)
+        finally:
+            server.start()
+    followed.sync()
+    snapshots = [each for each in followed.bench.iceberg().snapshots() if each.summary]
+    versions = [each.summary["dvsync.delta.version"] for each in snapshots]
+    assert versions[-1] == "3"
+    assert len(set(versions)) == len(versions)

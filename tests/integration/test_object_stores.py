@@ -1,0 +1,267 @@
+"""Delta and Iceberg tables on S3: what Spark writes through S3A is followed, read by every engine, and cleaned up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from daemon import commit
+from daemon.cleanup import clean_up
+from daemon.clock import SystemClock
+from daemon.errors import ObjectStoreAway, SyncError
+from daemon.iceberg.references import referenced_files
+from daemon.maintenance import Maintainer
+from daemon.settings import MaintenanceSettings, PipelineSettings
+from daemon.storage import FileIOStorage, Span
+from daemon.sync import SyncResult
+from tests.handmade import Bench
+from tests.integration.conftest import CONF
+from tests.readers import assert_readers_agree, read_delta
+from tests.servers import ObjectStore, wait_until
+
+DAY_S = 86_400.0
+DV_TABLE = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+
+
+class LaterClock(SystemClock):
+    """Tells a later time: what has a grace period gets old."""
+
+    late_s = 0.0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + round(self.late_s * 1000)
+
+
+@dataclass
+class OnS3:
+    """A Delta table in the bucket `lake` and dvsync on it, its Iceberg table in `warehouse`. `{t}` is the table."""
+
+    spark: SparkSession
+    store: ObjectStore
+    folder: Path
+    key: str
+    engine: str = "local"
+    clock: LaterClock = field(default_factory=LaterClock)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.source = f"s3://lake/{self.key}"
+        self.bench = Bench(
+            self.folder,
+            self.source,
+            clock=self.clock,
+            pipeline=PipelineSettings(engine=self.engine),  # type: ignore[arg-type]
+            catalog={"warehouse": f"s3://warehouse/{self.engine} %41"},
+            properties=self.store.properties,
+            table_options=self.options,
+        )
+
+    def sql(self, statement: str) -> None:
+        self.spark.sql(statement.replace("{t}", f"delta.`s3a://lake/{self.key}`"))
+
+    def step(self, statement: str) -> SyncResult:
+        """Run `statement`, follow it, and hold what every engine reads against Delta on Spark."""
+        self.sql(statement)
+        result = self.bench.follower.sync()
+        self.check(statement)
+        return result
+
+    def check(self, where: str) -> None:
+        table = self.bench.iceberg()
+        expected = read_delta(self.spark, f"s3a://lake/{self.key}", table)
+        assert expected, "a table without rows shows nothing"
+        assert_readers_agree(table, self.spark, expected, where)
+
+
+@pytest.mark.parametrize("engine", ["local", "spark"])
+def test_a_table_on_s3_is_followed(s3_spark, store, tmp_path, engine):
+    """First sync, deletes, updates and a restore, with paths that every engine spells differently."""
+    lake = OnS3(s3_spark, store, tmp_path, f"{engine}/a b+c%20/t", engine)
+    lake.sql(f"CREATE TABLE {{t}} (id INT, part STRING, value STRING) USING delta PARTITIONED BY (part) {DV_TABLE}")
+    parts = "CASE id % 2 WHEN 0 THEN 'a b%/ü' ELSE 'x=1&+' END"
+    lake.sql(f"INSERT INTO {{t}} SELECT id, {parts}, concat('v', id) FROM range(0, 60, 1, 1)")
+    first = lake.step("DELETE FROM {t} WHERE id % 10 = 3")
+    assert (first.operation, first.positions_added) == ("first sync", 6)
+    assert lake.step("DELETE FROM {t} WHERE id IN (1, 2)").positions_added == 2
+    if engine == "spark":
+        return  # The rest is the kernel's, which is one for both.
+    lake.step("UPDATE {t} SET value = 'new' WHERE id BETWEEN 20 AND 23")
+    lake.step("RESTORE TABLE {t} TO VERSION AS OF 2")
+    assert lake.bench.iceberg().location().startswith("s3://warehouse/")
+    _check_cleanup(lake, store)
+
+
+def _check_cleanup(lake: OnS3, store: ObjectStore) -> None:
+    """Compaction, expiry and cleanup leave what the newest snapshot needs, and Delta's files as they are."""
+    prefix = lake.bench.iceberg().location().removeprefix("s3://warehouse/") + "/"
+    deltas = store.keys("lake", lake.key)
+    before = store.keys("warehouse", prefix)
+    settings = lake.bench.context.settings.model_copy(
+        update={"maintenance": MaintenanceSettings(delete_files_max=1, snapshots_max=1, orphan_grace="1h")}
+    )
+    object.__setattr__(lake.bench.context, "settings", settings)
+    maintainer = Maintainer(lake.bench.context)
+    assert maintainer.expire().expired
+    lake.clock.late_s = DAY_S
+    assert maintainer.clean_up(Event()).failed == []
+    left = store.keys("warehouse", prefix)
+    table = lake.bench.iceberg()
+    used = referenced_files(table, delete_files=True)
+    assert before - left, "nothing was removed"
+    assert {f"s3://warehouse/{key}" for key in left} == used
+    assert store.keys("lake", lake.key) == deltas
+    lake.check("after cleanup")
+    # A lost state database: what it knew is found by listing the bucket.
+    stray = f"{prefix}data/1-000000-deletes.parquet"
+    store.client("s3").put_object(Bucket="warehouse", Key=stray, Body=b"x")
+    found = clean_up(lake.bench.context, Event(), scan=True, dry_run=True).found
+    assert [file.path for file in found] == [f"s3://warehouse/{stray}"]
+
+
+def test_what_a_poll_costs(s3_spark, store, tmp_path):
+    """A quiet table is one HEAD, and no listing; a commit is a few more of them."""
+    lake = OnS3(s3_spark, store, tmp_path, "polled")
+    lake.sql(f"CREATE TABLE {{t}} (id INT) USING delta {DV_TABLE}")
+    lake.step("INSERT INTO {t} SELECT id FROM range(0, 10, 1, 1)")
+    assert not lake.bench.follower.has_news()
+    store.requests.clear()
+    assert not lake.bench.follower.has_news()
+    assert store.requests == ["HEAD /lake/polled/_delta_log/00000000000000000002.json"]
+    lake.sql("DELETE FROM {t} WHERE id < 3")
+    store.requests.clear()
+    lake.bench.follower.sync()
+    on_source = [request for request in store.requests if " /lake" in request]
+    # Two versions, as it looks at the last one it knows once more.
+    assert len(on_source) <= 15, on_source
+    assert not [request for request in on_source if "list-type" in request]
+
+
+def test_what_is_not_there_and_what_is_not_allowed(store):
+    """A bucket that nobody made, a key that does not hold and a secret that is wrong are told as such."""
+    storage = FileIOStorage(store.properties)
+    assert not storage.exists("s3://lake/none")
+    assert list(storage.list_from("s3://lake/none", "")) == []
+    with pytest.raises(ObjectStoreAway, match="there is no bucket nobody") as raised:
+        list(storage.list_from("s3://nobody/t/_delta_log", ""))
+    assert raised.value.path == "s3://nobody/t/_delta_log"
+    for changed in ({"s3.access-key-id": "AKIAOTHER"}, {"s3.secret-access-key": "made-up-secret"}):
+        wrong = FileIOStorage({**store.properties, **changed})
+        for verb in (
+            lambda storage: storage.exists("s3://lake/none"),
+            lambda storage: storage.read("s3://lake/none"),
+            lambda storage: storage.list_from("s3://lake/t", ""),
+            lambda storage: storage.delete("s3://lake/none"),
+        ):
+            with pytest.raises(ObjectStoreAway) as raised:
+                verb(wrong)
+            assert "credentials" in raised.value.hint
+            assert "made-up-secret" not in str(raised.value)
+            assert store.secret not in str(raised.value)
+
+
+def test_reading_past_the_end(store):
+    """Ranged reads are as short as the file is, as on a disk."""
+    store.client("s3").put_object(Bucket="lake", Key="ranges/x y%.bin", Body=bytes(range(100)))
+    storage = FileIOStorage(store.properties)
+    path = "s3://lake/ranges/x y%.bin"
+    assert storage.read(path, Span(10, 3)) == bytes([10, 11, 12])
+    assert [len(storage.read(path, Span(offset, 20))) for offset in (90, 100, 1000)] == [10, 0, 0]
+
+
+def test_a_store_that_goes_away_midway(s3_spark, store, tmp_path, monkeypatch):
+    """Nothing is committed and nothing lost: the next try goes on, and what the failed one wrote is an orphan."""
+    lake = OnS3(s3_spark, store, tmp_path, "away")
+    lake.sql(f"CREATE TABLE {{t}} (id INT) USING delta {DV_TABLE}")
+    lake.step("INSERT INTO {t} SELECT id FROM range(0, 10, 1, 1)")
+    before = lake.bench.iceberg().metadata.current_snapshot_id
+    lake.sql("DELETE FROM {t} WHERE id < 3")
+    inner = commit.prepare_snapshot
+
+    def prepare(*args: Any, **options: Any) -> Any:
+        store.stop()
+        return inner(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commit, "prepare_snapshot", prepare)
+        try:
+            with pytest.raises(SyncError) as raised:
+                lake.bench.follower.sync()
+            assert isinstance(raised.value, ObjectStoreAway)
+            assert store.secret not in str(raised.value)
+            with pytest.raises(ObjectStoreAway):
+                lake.bench.context.log.has_version(3)
+        finally:
+            store.start()
+    assert lake.bench.iceberg().metadata.current_snapshot_id == before
+    assert lake.bench.follower.sync().positions_added == 3
+    lake.check("after the store was back")
+
+
+def test_credentials_from_a_file_and_from_the_environment(s3_spark, store, tmp_path):
+    """The daemon with a Spark of its own: a catalog's key comes from a file, where there is none the default chain is
+    asked, by both sides. No secret is on a command line, or in a line of the log at debug.
+    """
+    key, secret = store.new_user("of-file", "lake", "warehouse")
+    chain_key, chain_secret = store.new_user("of-environment", "chain")
+    store.client("s3").create_bucket(Bucket="chain")
+    for place in ("lake/daemon", "chain/t"):
+        s3_spark.sql(f"CREATE TABLE delta.`s3a://{place}` (id INT) USING delta {DV_TABLE}")
+        s3_spark.sql(f"INSERT INTO delta.`s3a://{place}` SELECT id FROM range(0, 10, 1, 1)")
+    (tmp_path / "secret").write_text(f"{secret}\n")
+    own = {"s3.access-key-id": key, "s3.secret-access-key": {"file": "secret"}}
+    catalog = {"type": "sql", "uri": "sqlite:///catalog.db"}
+    configuration = {
+        "state": {"url": "sqlite:///state.db"},
+        "catalogs": {
+            "own": {**catalog, "warehouse": "s3://warehouse/daemon", **own},
+            "chain": {**catalog, "warehouse": "s3://chain/w"},
+        },
+        "storage": {"s3.endpoint": store.url},
+        "log": {"level": "debug", "format": "json"},
+        "health": {"port": 0},
+        "spark": {"master": "local[1]", "conf": {**CONF, "spark.driver.memory": "1g"}},
+        "tables": [
+            {"source": "s3://lake/daemon", "target": "sales.own", "catalog": "own"},
+            {"source": "s3a://chain/t", "target": "sales.chain", "catalog": "chain"},
+        ],
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(configuration))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment |= {"AWS_ACCESS_KEY_ID": chain_key, "AWS_SECRET_ACCESS_KEY": chain_secret}
+    lines: set[str] = set()
+    output = tmp_path / "output"
+    command = [sys.executable, "-m", "daemon", "run", "--config", str(tmp_path / "config.yaml")]
+    with output.open("wb") as stream:
+        daemon = subprocess.Popen(command, stdout=stream, stderr=stream, env=environment)
+
+    def are_synced() -> bool:
+        assert daemon.poll() is None, output.read_text()
+        assert "sync.failed" not in output.read_text(), output.read_text()
+        for child in psutil.Process(daemon.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                lines.add(" ".join(child.cmdline()))
+        return output.read_text().count('"sync.advanced"') == 2
+
+    try:
+        wait_until(are_synced, "two first syncs", 120)
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait(30)
+    assert [line for line in lines if "org.apache.spark" in line], "its Spark was not seen"
+    text = output.read_text()
+    assert "pipeline.said" in text, "Spark's own lines are in the log at debug level"
+    for each in (secret, chain_secret):
+        assert not [line for line in lines if each in line]
+        assert each not in text
