@@ -6,7 +6,7 @@ STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint check test demo bench build lock clean
+.PHONY: help setup lint check test demo bench build docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,10 @@ bench: setup ## measure what docs/performance.md reports
 
 build: $(STAMPS)/dvsync ## wheel and sdist in dist/
 	$(BIN)/python -m build --no-isolation
+
+docs: $(STAMPS)/dvsync ## the keys of docs/configuration.md anew, from the settings' descriptions
+	sed --in-place '/^## Keys$$/q' docs/configuration.md
+	{ echo; $(BIN)/dvsync config keys; } >>docs/configuration.md
 
 lock: $(STAMPS)/venv ## requirements.lock anew, from pyproject.toml
 	$(PIP) install uv

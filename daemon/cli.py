@@ -329,6 +329,14 @@ def demo(
 
 
 @config_app.command()
+def keys() -> None:
+    """Explain every key of the configuration, with its values and default."""
+    from daemon.reference import render_keys  # noqa: PLC0415
+
+    typer.echo(render_keys(), nl=False)
+
+
+@config_app.command()
 def check(context: typer.Context, config: ConfigPath = None) -> None:
     """Read the configuration and tell every fault in it, or what it says."""
     with _told():

@@ -271,7 +271,9 @@ class _TableOptions(_Frozen):
         le=_DAY_S,
         description="Time between two looks for the next Delta commit file.",
     )
-    format_version: int = Field(2, ge=2, le=3, description="Format version of the Iceberg table: 2 or 3.")
+    format_version: int = Field(
+        2, ge=2, le=3, description="Format version of the Iceberg table. 3 is not supported yet and parks the table."
+    )
     delete_granularity: Literal["file", "partition"] | None = Field(
         None,
         description=(
@@ -431,9 +433,15 @@ class Settings(BaseSettings):
     state: StateSettings = StateSettings()
     spark: SparkSettings = SparkSettings()
     catalogs: dict[str, Properties] = Field(
-        default_factory=dict, description="PyIceberg catalogs by name, each with its properties as they are."
+        default_factory=dict,
+        description="PyIceberg catalogs by a name of your choice, with their properties as PyIceberg has them.",
     )
-    storage: Properties = Field(default_factory=dict, description="PyIceberg FileIO properties for the sources.")
+    storage: Properties = Field(
+        default_factory=dict,
+        description=(
+            "PyIceberg FileIO properties for the files of both sides: s3.endpoint and the like. Spark is told of them."
+        ),
+    )
     pipeline: PipelineSettings = PipelineSettings()
     maintenance: MaintenanceSettings = MaintenanceSettings()
     limits: LimitsSettings = LimitsSettings()

@@ -301,6 +301,12 @@ class Board:
         worst = min(statuses, key=lambda status: WORST_FIRST.index(status.state))
         return f"{line}; {worst.name}: {worst.error.kind}: {worst.error.message}" if worst.error else line
 
+    @property
+    def is_standing_by(self) -> bool:
+        """Whether another process holds the lease."""
+        with self._lock:
+            return bool(self._troubles.get("lease"))
+
     def accounts(self) -> dict[str, AccountCounts]:
         """The account counts of each table, by name."""
         return {table.name: seen.accounts for table, seen in self._observed()}

@@ -93,9 +93,14 @@ class BoardCollector(Collector):
         yield mismatches
         yield from self._written(statuses)
         yield from self._activity()
-        spark = GaugeMetricFamily("dvsync_spark_session_up", "1 while there is a Spark session.")
-        spark.add_metric([], float(self._is_spark_up()))
-        yield spark
+        for name, text, value in (
+            ("dvsync_spark_session_up", "1 while there is a Spark session.", self._is_spark_up()),
+            ("dvsync_standing_by", "1 while another process holds the lease.", self._board.is_standing_by),
+            ("dvsync_unready_reasons", "Reasons that /readyz gives.", len(self._board.find_unready())),
+        ):
+            gauge = GaugeMetricFamily(name, text)
+            gauge.add_metric([], float(value))
+            yield gauge
         upkeep = self._board.upkeep()
         for field, text in UPKEEP.items():
             counter = CounterMetricFamily(f"dvsync_{field}", text, labels=["table"])

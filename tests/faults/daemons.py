@@ -86,6 +86,11 @@ class Daemon:
             with error:
                 return error.code, json.load(error)
 
+    def fetch(self, path: str) -> str:
+        """The text of a page."""
+        with urlopen(f"{self.url}{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+
     def reasons(self) -> str:
         """Why it is not ready."""
         return "; ".join(f"{each['table']}: {each['reason']}" for each in self.get("/readyz")[1]["reasons"])

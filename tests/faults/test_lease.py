@@ -86,11 +86,13 @@ def test_a_second_daemon_stands_by_and_takes_over_at_once_when_the_first_stops(t
             assert f"process {first.process.pid} on " in holder
             assert f"the lease is held by {holder}" in second.reasons()
             assert second.get("/livez")[0] == 200
+            assert "dvsync_standing_by 1.0" in second.fetch("/metrics")
             assert second.tables() == {}
             first.signal(signal.SIGTERM)
             assert first.end() == 0
             second.synced_to("t", delete_next(table))
             until(lambda: second.reasons() == "")
+            assert "dvsync_standing_by 0.0" in second.fetch("/metrics")
     shown_once(tmp_path, table)
 
 

@@ -11,13 +11,12 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
-from urllib.request import urlopen
 
 import pytest
 
 from daemon.errors import CatalogAway
 from daemon.secrets import hide, scrub
-from tests.faults.daemons import ROOT, Daemon, daemon, until
+from tests.faults.daemons import ROOT, daemon, until
 from tests.handmade import HandmadeTable
 
 # Nobody listens there, and each library says so in its own words.
@@ -87,11 +86,6 @@ def assert_clean(text: str, where: str) -> None:
             assert spelling not in text, f"{name} in {where}: {text[max(0, text.index(spelling) - 200) :][:400]}"
 
 
-def fetch(running: Daemon, path: str) -> str:
-    with urlopen(f"{running.url}{path}", timeout=10) as answer:
-        return str(answer.read().decode())
-
-
 def test_a_daemon_that_fails_everywhere_tells_no_secret(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Log at debug level, probes, status, metrics, pages and the state database, with every catalog and store away."""
     for name, value in ENVIRONMENT.items():
@@ -101,7 +95,7 @@ def test_a_daemon_that_fails_everywhere_tells_no_secret(folder: Path, monkeypatc
         kinds = {name: status["error"]["kind"] for name, status in running.tables().items()}
         assert kinds["lake.rest"] == kinds["lake.sql"] == "CatalogAway"
         for path in ("/api/tables", "/metrics", "/", *(f"/tables/{name}" for name in running.tables())):
-            assert_clean(fetch(running, path), path)
+            assert_clean(running.fetch(path), path)
         for path in ("/readyz", *(f"/api/tables/{name}" for name in running.tables())):
             assert_clean(json.dumps(running.get(path)[1]), path)
         running.signal(signal.SIGTERM)

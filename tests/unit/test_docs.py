@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from daemon import errors, log
+from daemon.reference import render_keys
+from daemon.web.metrics import AMOUNTS, GAUGES, UPKEEP, WRITTEN
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -14,3 +18,25 @@ def test_the_tests_that_are_named_exist() -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(named) > 40
     assert named == {name for name in named if f"def {name}(" in code}
+
+
+def test_the_keys_are_those_of_the_settings() -> None:
+    """docs/configuration.md has what `make docs` writes, and config.yaml shows or explains every key."""
+    assert (ROOT / "docs" / "configuration.md").read_text().endswith(f"## Keys\n\n{render_keys()}")
+    shipped = (ROOT / "config.yaml").read_text()
+    keys = re.findall(r"^\| `(\w+)` \|", render_keys(), re.MULTILINE)
+    assert len(keys) > 40
+    assert [key for key in keys if not re.search(rf"^ *(- |# )*(.*, )?{key}[:,]", shipped, re.MULTILINE)] == []
+
+
+def test_every_error_kind_and_metric_is_explained() -> None:
+    """docs/operations.md has a line for each, and each log event."""
+    told = (ROOT / "docs" / "operations.md").read_text()
+    kinds = [name for name, value in vars(errors).items() if isinstance(value, type) and value.__subclasses__() == []]
+    assert [
+        kind for kind in kinds if issubclass(getattr(errors, kind), errors.SyncError) and f"`{kind}`" not in told
+    ] == []
+    metrics = [*GAUGES, *WRITTEN, *(f"dvsync_{name}_total" for name in (*AMOUNTS, *UPKEEP))]
+    assert [metric for metric in metrics if f"`{metric}`" not in told] == []
+    words = [value for name, value in vars(log).items() if name.isupper() and isinstance(value, str)]
+    assert [word for word in words if f"`{word}`" not in told] == []

@@ -42,6 +42,7 @@ ROWS: list[dict[str, tuple[str, ...]]] = [
             "cycle",
             "upkeep",
             "config",
+            "reference",
             "lease",
             "discovery",
             "signals",
