@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -18,18 +17,21 @@ from daemon.storage import FileIOStorage
 class Found:
     """The tables, those that are listed first, then each pattern's by source.
 
-    `troubles` says by pattern or source why something that may be a table is not among them.
+    `patterns` tells by source which pattern found it, `troubles` by pattern or source why something that may be a table
+    is not among them.
     """
 
     tables: list[TableSettings] = field(default_factory=list)
+    patterns: dict[str, str] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
 
 
-def discover(settings: Settings, clock: Clock, is_known: Callable[[str], bool] = lambda _: False) -> Found:
-    """Expand the patterns of `settings`. A source that `is_known` to be a table is not looked at again.
+def discover(settings: Settings, clock: Clock, before: Found | None = None, *, keep_vanished: bool = False) -> Found:
+    """Expand the patterns of `settings`. A folder that holds no Delta table, or that is listed by itself, is passed over.
 
-    A folder that holds no Delta table, or that is listed by itself, is passed over.
+    What a pattern found `before` stays where the pattern cannot be listed now, and with `keep_vanished` in any case.
     """
+    known = before.patterns if before else {}
     found = Found([table for table in settings.tables if not table.is_pattern])
     sources = {table.source for table in found.tables}
     names = {name for table in found.tables for name in _names(table)}
@@ -37,20 +39,27 @@ def discover(settings: Settings, clock: Clock, is_known: Callable[[str], bool] =
         if not pattern.is_pattern:
             continue
         storage = FileIOStorage(settings.file_properties(pattern.catalog))
+        fitting = [source for source, by in known.items() if by == pattern.source]
         try:
-            for source in _match(storage, pattern.source):
-                if source in sources or not (is_known(source) or DeltaLog(storage, source, clock).is_there()):
-                    continue
-                sources.add(source)
-                try:
-                    table = _table_of(settings, pattern, source, names)
-                except ValueError as error:
-                    found.troubles[source] = str(error)
-                else:
-                    names |= _names(table)
-                    found.tables.append(table)
+            kept = set(fitting) if keep_vanished else set()
+            listed = _match(storage, pattern.source)
+            fitting = sorted(
+                {source for source in listed if source in kept or DeltaLog(storage, source, clock).is_there()} | kept
+            )
         except SyncError as error:
             found.troubles[pattern.source] = str(error)
+        for source in fitting:
+            if source in sources:
+                continue
+            sources.add(source)
+            try:
+                table = _table_of(settings, pattern, source, names)
+            except ValueError as error:
+                found.troubles[source] = str(error)
+                continue
+            names |= _names(table)
+            found.tables.append(table)
+            found.patterns[source] = pattern.source
     return found
 
 

@@ -42,7 +42,8 @@ class Fleet:
         """Find the tables of the patterns, if that is due, and bring the scheduler to what is wanted."""
         with self._lock:
             if self._parts.clock.monotonic_s() >= self._discovery_due_s:
-                self._discover()
+                # That a table's folder cannot be seen now is no reason to stop watching it.
+                self._discover(keep_vanished=True)
             self._apply()
 
     def change(self, settings: Settings) -> None:
@@ -50,23 +51,17 @@ class Fleet:
         with self._lock:
             self._parts = self._parts.with_settings(settings)
             self._scheduler.resize(settings.limits.tables_at_once)
-            self._found = Found()
-            self._discover()
+            self._discover(keep_vanished=False)
             self._apply()
 
-    def _discover(self) -> None:
-        known = {table.source: table for table in self._found.tables}
-        found = discover(self._parts.settings, self._parts.clock, is_known=known.__contains__)
-        for about, reason in found.troubles.items():
-            if self._found.troubles.get(about) != reason:
+    def _discover(self, *, keep_vanished: bool) -> None:
+        before = self._found
+        self._found = discover(self._parts.settings, self._parts.clock, before, keep_vanished=keep_vanished)
+        troubles = self._found.troubles
+        for about, reason in troubles.items():
+            if before.troubles.get(about) != reason:
                 _log.warning(events.PATTERN_REFUSED, source=about, reason=reason)
-        # A table that has been found stays until the next reload or start: that its folder cannot be seen now is no
-        # reason to stop watching it.
-        sources = {table.source for table in found.tables}
-        names = {table.name for table in found.tables}
-        found.tables += [table for source, table in known.items() if source not in sources and table.name not in names]
-        self._found = found
-        self._board.tell("sources", [Unready(None, f"{about}: {why}") for about, why in found.troubles.items()])
+        self._board.tell("sources", [Unready(None, f"{about}: {reason}") for about, reason in troubles.items()])
         self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S
 
     def _apply(self) -> None:

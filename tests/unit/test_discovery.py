@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,20 @@ def test_a_pattern_and_its_names_go_together(tmp_path, table, fault):
         found(tmp_path, f"- {table}\n")
     assert str(raised.value).startswith("tables[0]: ")
     assert fault in str(raised.value)
+
+
+def test_what_was_found_stays_while_its_folder_cannot_be_listed(tmp_path):
+    """A lake that is not mounted has lost no table; one that was removed from it has, unless it is to be kept."""
+    make_tables(tmp_path / "lake", "orders", "items")
+    text = '- {source: lake/*, target: "lake.{name}"}\n'
+    before, settings = found(tmp_path, text), load_settings(tmp_path / "config.yaml")
+    shutil.rmtree(tmp_path / "lake" / "items")
+    assert set(named(discover(settings, SystemClock(), before, keep_vanished=True))) == {"lake.items", "lake.orders"}
+    assert set(named(discover(settings, SystemClock(), before))) == {"lake.orders"}
+    (tmp_path / "lake").rename(tmp_path / "elsewhere")
+    unmounted = discover(settings, SystemClock(), before)
+    assert set(named(unmounted)) == {"lake.items", "lake.orders"}
+    assert list(unmounted.troubles) == [f"file://{tmp_path}/lake/*"]
 
 
 def test_two_patterns_may_share_a_template(tmp_path):
