@@ -27,7 +27,7 @@ class Found:
 
 
 def discover(settings: Settings, clock: Clock, before: Found | None = None, *, keep_vanished: bool = False) -> Found:
-    """Expand the patterns of `settings`. A folder without a Delta table, and one that is listed by itself, is passed over.
+    """Expand the patterns of `settings`. Folders without a Delta table, or listed by themselves, are passed over.
 
     What a pattern found `before` stays where the pattern cannot be listed now, and with `keep_vanished` in any case.
     """
