@@ -293,11 +293,12 @@ class Board:
         return [table_status(table, seen, now_ms) for table, seen in self._observed()]
 
     def summary(self) -> str:
-        """One line on all tables: how many in which state, and the worst of them with its error."""
+        """One line on all tables: how many in which state, and the worst of them with its error; or why there are none."""
         statuses = self.statuses()
         line = count_states(statuses)
         if not statuses:
-            return line
+            with self._lock:
+                return "; ".join([line, *(trouble.reason for told in self._troubles.values() for trouble in told)])
         worst = min(statuses, key=lambda status: WORST_FIRST.index(status.state))
         return f"{line}; {worst.name}: {worst.error.kind}: {worst.error.message}" if worst.error else line
 

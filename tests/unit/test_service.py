@@ -19,7 +19,7 @@ from daemon.notify import Notifier
 from daemon.pipeline.java import check_java
 from daemon.probe import ask
 from daemon.settings import HealthSettings, TableSettings
-from daemon.status import Board, Observation
+from daemon.status import Board, Observation, Unready
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
 from state import TableError, TableRecord
@@ -92,7 +92,10 @@ def test_the_status_line_names_the_worst_table() -> None:
     error = TableError("CorruptInput", "bad CRC", "Restore it.", None, 1, 1, parked=True)
     board.show("b", Observation(TableRecord(1, "b", "s", "t", synced_version=3, error=error)))
     assert board.summary() == "3 tables: 1 parked, 2 waiting; b: CorruptInput: bad CRC"
-    assert Board([], FakeClock(), lag_budget_s=60).summary() == "no tables"
+    empty = Board([], FakeClock(), lag_budget_s=60)
+    assert empty.summary() == "no tables"
+    empty.tell("lease", [Unready(None, "standing by: the lease is held by process 7")])
+    assert empty.summary() == "no tables; standing by: the lease is held by process 7"
 
 
 # --- containers ---
