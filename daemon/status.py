@@ -293,7 +293,7 @@ class Board:
         return [table_status(table, seen, now_ms) for table, seen in self._observed()]
 
     def summary(self) -> str:
-        """One line on all tables: how many in which state, and the worst of them with its error; or why there are none."""
+        """One line on all tables: how many in which state, the worst of them with its error, or why none."""
         statuses = self.statuses()
         line = count_states(statuses)
         if not statuses:
