@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from random import Random
-from threading import Lock
 
 import structlog
 
@@ -32,27 +32,32 @@ class Fleet:
         self._parts = parts
         self._board = board
         self._scheduler = scheduler
+        # What is followed, by name; the leaving ones are not begun again and wait for the end of their work.
         self._running: dict[str, Mapping[str, object]] = {}
+        self._leaving: set[str] = set()
         self._found = Found()
         self._discovery_due_s = parts.clock.monotonic_s()
-        # A reload and the regular look are two threads'.
-        self._lock = Lock()
-
-    def look(self) -> None:
-        """Find the tables of the patterns, if that is due, and bring the scheduler to what is wanted."""
-        with self._lock:
-            if self._parts.clock.monotonic_s() >= self._discovery_due_s:
-                # That a table's folder cannot be seen now is no reason to stop watching it.
-                self._discover(keep_vanished=True)
-            self._apply()
+        # Handed over from another thread.
+        self._changed: deque[Settings] = deque(maxlen=1)
 
     def change(self, settings: Settings) -> None:
-        """Follow other settings from now on. Which keys can be changed so is `service.py`'s business."""
-        with self._lock:
+        """Follow other settings from the next look on. Which keys can be changed so is `service.py`'s business."""
+        self._changed.append(settings)
+
+    def look(self) -> None:
+        """Take up changed settings, list the folders of patterns if that is due, and bring the scheduler to both.
+
+        For one thread at a time.
+        """
+        if self._changed:
+            settings = self._changed.pop()
             self._parts = self._parts.with_settings(settings)
             self._scheduler.resize(settings.limits.tables_at_once)
             self._discover(keep_vanished=False)
-            self._apply()
+        elif self._parts.clock.monotonic_s() >= self._discovery_due_s:
+            # That a table's folder cannot be seen now is no reason to stop watching it.
+            self._discover(keep_vanished=True)
+        self._apply()
 
     def _discover(self, *, keep_vanished: bool) -> None:
         before = self._found
@@ -66,13 +71,17 @@ class Fleet:
 
     def _apply(self) -> None:
         wanted = {table.name: self._definition(table) for table in self._found.tables}
-        for name in [name for name, definition in self._running.items() if wanted.get(name) != definition]:
-            del self._running[name]
+        changed = {name for name, definition in self._running.items() if wanted.get(name) != definition}
+        for name in changed - self._leaving:
             self._scheduler.remove(name)
+            self._leaving.add(name)
+        for name in [name for name in self._leaving if not self._scheduler.is_busy(name)]:
+            self._leaving.remove(name)
+            del self._running[name]
             self._board.remove(name)
             _log.info(events.TABLE_REMOVED, table=name)
         for table in self._found.tables:
-            if table.name not in self._running and not self._scheduler.is_busy(table.name):
+            if table.name not in self._running:
                 self._add(table, wanted[table.name])
         self._board.arrange(list(wanted))
 

@@ -96,15 +96,16 @@ class Scheduler:
         return {
             "/beat": (self._beat, BEAT_INTERVAL_S),
             "/wishes": (self._look_at_wishes, WISHES_LOOK_INTERVAL_S),
-            "/tables": (self._look_for_tables, TABLES_LOOK_INTERVAL_S),
+            "/tables": (self._look, TABLES_LOOK_INTERVAL_S),
             "/idle": (self._stop_if_idle, IDLE_LOOK_INTERVAL_S),
         }
 
     def start(self) -> None:
         """Poll every table now, and then at its interval."""
+        now = datetime.now(UTC)
         for job_id, (work, interval_s) in self._house_jobs().items():
             trigger = IntervalTrigger(seconds=interval_s, timezone=UTC)
-            self._timer.add_job(work, trigger, id=job_id, executor=_HOUSEKEEPING)
+            self._timer.add_job(work, trigger, id=job_id, executor=_HOUSEKEEPING, next_run_time=now)
         self._timer.add_listener(self._come_again, EVENT_JOB_EXECUTED)
         self._timer.start()
         Thread(target=self._follow_the_clock, name="clock", daemon=True).start()
@@ -160,6 +161,17 @@ class Scheduler:
         self._timer.shutdown(wait=False)
         self._rescheduler.shutdown(wait=False)
         return self._all_done.wait(grace_s)
+
+    def look_now(self) -> None:
+        """Have the tables looked for at once."""
+        self._wake("/tables")
+
+    def _look(self) -> None:
+        with self._at_work("/tables") as may_work:
+            if may_work:
+                with self._lock:
+                    self._wanted.pop("/tables", None)
+                self._look_for_tables()
 
     def _poll(self, cycle: TableCycle) -> None:
         with self._at_work(cycle.name) as may_work:

@@ -83,10 +83,10 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         if received is None:
             keeper.keep(on_lost)
             opened.callback(keeper.give_back)
-            fleet.look()
             scheduler.start()
             while (received := signals.wait()) == RELOAD:
                 settings = _reload(read_settings, settings, fleet, board)
+                scheduler.look_now()
             notifier.stopping()
             _log.info(events.DAEMON_STOPPING, reason=received)
             finished = scheduler.stop(grace_s=STOP_GRACE_S)
@@ -133,7 +133,7 @@ def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fl
     fleet.change(read)
     board.tell("configuration", [])
     write = _log.warning if kept else _log.info
-    write(events.CONFIG_RELOADED, tables=len(board.statuses()), need_a_restart=kept)
+    write(events.CONFIG_RELOADED, need_a_restart=kept)
     return read
 
 
