@@ -35,6 +35,7 @@ class Activity:
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._gone: set[str] = set()
         self.syncs: Counter[tuple[str, str]] = Counter()
         self.failures: Counter[tuple[str, str]] = Counter()
         self.amounts: dict[str, Counter[str]] = {name: Counter() for name in COUNTED}
@@ -42,17 +43,26 @@ class Activity:
 
     def count_sync(self, table: str, result: SyncResult) -> None:
         with self._lock:
+            if table in self._gone:
+                return
             self.syncs[table, result.outcome] += 1
             for name, counter in self.amounts.items():
                 counter[table] += getattr(result, name)
 
     def count_failure(self, table: str, kind: str) -> None:
         with self._lock:
-            self.failures[table, kind] += 1
+            if table not in self._gone:
+                self.failures[table, kind] += 1
+
+    def expect(self, table: str) -> None:
+        """The table is followed from now on."""
+        with self._lock:
+            self._gone.discard(table)
 
     def forget(self, table: str) -> None:
-        """The table is not followed any more: its series end."""
+        """The table is not followed any more: its series end, whatever its last cycle still has to say."""
         with self._lock:
+            self._gone.add(table)
             for counter in (self.syncs, self.failures):
                 for labels in [labels for labels in counter if labels[0] == table]:
                     del counter[labels]

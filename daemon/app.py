@@ -16,7 +16,7 @@ from daemon.cycle import Verdict
 from daemon.delta.log import DeltaLog
 from daemon.discovery import discover
 from daemon.doctor import Diagnosis, diagnose
-from daemon.errors import ConfigInvalid, ObjectMissing, SyncError, Unsupported
+from daemon.errors import ConfigInvalid, ObjectMissing, ObjectStoreAway, SyncError, Unsupported
 from daemon.lease import hold_lease
 from daemon.locations import normalize_location
 from daemon.maintenance import Maintainer
@@ -187,12 +187,18 @@ def _known_or_new(store: StateStore, table: TableSettings) -> TableRecord:
 def with_found_tables(settings: Settings) -> Settings:
     """The settings with what their patterns find now. A folder that is no table for a reason is told in the log.
 
-    Raises ObjectStoreAway when a pattern's folder cannot be listed.
+    Raises ObjectStoreAway when a pattern's folder cannot be listed, StateStoreAway.
     """
     if not any(table.is_pattern for table in settings.tables):
         return settings
-    found = discover(settings, SystemClock())
+    with open_parts(settings) as parts:
+        owners = {record.name: record.source for record in parts.store.list_tables()}
+    found = discover(settings, SystemClock(), owners)
     for about, reason in found.troubles.items():
+        if any(table.source == about for table in settings.tables):
+            raise ObjectStoreAway(
+                reason, hint="Check the folder and the store, or take the pattern out of the configuration."
+            )
         _log.warning(events.PATTERN_REFUSED, source=about, reason=reason)
     return settings.model_copy(update={"tables": tuple(found.tables)})
 

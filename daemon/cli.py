@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,16 +85,15 @@ def dvsync(
 @app.command()
 def run(context: typer.Context, config: ConfigPath = None) -> None:
     """Follow all tables until SIGTERM; this is the daemon."""
+    # A reload that is asked for before there is anything to reload is no reason to end.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from daemon.service import run_daemon  # noqa: PLC0415 - the heavy rooms; the same in each command
 
     with _told():
         ending = run_daemon(lambda: _load(context, config), version("dvsync"))
-    code = 1 if ending.lost_lease else 0
-    if not ending.finished:
-        # A thread is still at work and would hold up the interpreter's own end.
-        sys.stdout.flush()
-        os._exit(code)
-    raise typer.Exit(code)
+    sys.stdout.flush()
+    # A thread that still waits for a store would hold up the interpreter's own end.
+    os._exit(1 if ending.lost_lease else 0)
 
 
 @app.command()
@@ -360,7 +360,7 @@ def _load(context: typer.Context, config: Path | None) -> Settings:
 
     settings = load_settings(_path(context, config))
     hide(settings.secrets())
-    hide(value for name, value in os.environ.items() if SECRET_KEY.search(name))
+    hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
     return settings
 
 

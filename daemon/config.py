@@ -178,7 +178,13 @@ def _read_document(path: Path) -> tuple[dict[str, Any], list[str]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigInvalid(f"{where}{error.problem or error.context}", path=str(path), hint=hint) from error
+        # What PyYAML quotes may be a secret that was written without quotes.
+        problem = (error.problem or error.context or "").partition("'")[0].strip()
+        advice = "A text that begins with one of *&!%@` needs quotes. " + hint
+        raise ConfigInvalid(f"{where}{problem}", path=str(path), hint=advice) from None
+    except (ValueError, RecursionError) as error:
+        reason = "a date or a number in it is none" if isinstance(error, ValueError) else "it is nested too deeply"
+        raise ConfigInvalid(f"{path}: {reason}", hint=hint) from None
     finally:
         loader.dispose()
     if document is None:
@@ -211,8 +217,8 @@ class _Lookup:
         kind, _, name = value.partition(":")
         try:
             text = (self.folder / Path(name).expanduser()).read_text("utf-8") if kind == "file" else os.environ[name]
-        except (OSError, UnicodeDecodeError, KeyError) as error:
-            reason = "is not set" if isinstance(error, KeyError) else "is not a text in UTF-8"
+        except (OSError, KeyError, ValueError, RuntimeError) as error:
+            reason = "is not set" if isinstance(error, KeyError) else "is not a file with a text in UTF-8"
             if isinstance(error, OSError):
                 reason = (error.strerror or str(error)).lower()
             self.faults.append(f"{place}: {name} ({_KINDS[kind]}): {reason}")

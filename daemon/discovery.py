@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -26,9 +27,17 @@ class Found:
     troubles: dict[str, str] = field(default_factory=dict)
 
 
-def discover(settings: Settings, clock: Clock, before: Found | None = None, *, keep_vanished: bool = False) -> Found:
+def discover(
+    settings: Settings,
+    clock: Clock,
+    owners: Mapping[str, str],
+    before: Found | None = None,
+    *,
+    keep_vanished: bool = False,
+) -> Found:
     """Expand the patterns of `settings`. Folders without a Delta table, or listed by themselves, are passed over.
 
+    `owners` are the sources that tables were followed from so far, by name: a pattern never gives a table another one.
     What a pattern found `before` stays where the pattern cannot be listed now, and with `keep_vanished` in any case.
     """
     known = before.patterns if before else {}
@@ -53,7 +62,7 @@ def discover(settings: Settings, clock: Clock, before: Found | None = None, *, k
                 continue
             sources.add(source)
             try:
-                table = _table_of(settings, pattern, source, names)
+                table = _table_of(settings, pattern, source, names, owners)
             except ValueError as error:
                 found.troubles[source] = str(error)
                 continue
@@ -68,11 +77,16 @@ def _names(table: TableSettings) -> set[str]:
     return {table.name, f"{table.catalog} {table.target}"}
 
 
-def _table_of(settings: Settings, pattern: TableSettings, source: str, names: set[str]) -> TableSettings:
+def _table_of(
+    settings: Settings, pattern: TableSettings, source: str, names: set[str], owners: Mapping[str, str]
+) -> TableSettings:
     """The table that `pattern` makes of `source`. Raises ValueError, saying why, when it makes none."""
     table = pattern.for_found(source)
     if not names.isdisjoint(_names(table)):
         raise ValueError(f"{table.target} is the target or the name of another table already; list it by itself")
+    owner = owners.get(table.name, source)
+    if owner != source:
+        raise ValueError(f"{table.name} was followed from {owner} so far; list it by itself to follow this one instead")
     faults = faults_of_found(settings, table)
     if faults:
         raise ValueError("; ".join(faults))

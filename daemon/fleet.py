@@ -37,6 +37,7 @@ class Fleet:
         self._leaving: set[str] = set()
         self._found = Found()
         self._discovery_due_s = parts.clock.monotonic_s()
+        self._is_reloaded = False
         # Handed over from another thread.
         self._changed: deque[Settings] = deque(maxlen=1)
 
@@ -53,15 +54,22 @@ class Fleet:
             settings = self._changed.pop()
             self._parts = self._parts.with_settings(settings)
             self._scheduler.resize(settings.limits.tables_at_once)
-            self._discover(keep_vanished=False)
-        elif self._parts.clock.monotonic_s() >= self._discovery_due_s:
-            # That a table's folder cannot be seen now is no reason to stop watching it.
-            self._discover(keep_vanished=True)
-        self._apply()
+            self._is_reloaded = True
+        try:
+            if self._is_reloaded or self._parts.clock.monotonic_s() >= self._discovery_due_s:
+                # That a table's folder cannot be seen now is no reason to stop watching it.
+                self._discover(keep_vanished=not self._is_reloaded)
+                self._is_reloaded = False
+            self._apply()
+        except StateUnavailable as error:
+            _log.warning(events.STATE_UNREAD, reason=str(error))
+        missing = [table.name for table in self._found.tables if table.name not in self._running]
+        self._board.tell("tables", [Unready(name, "it is not followed yet") for name in missing])
 
     def _discover(self, *, keep_vanished: bool) -> None:
-        before = self._found
-        self._found = discover(self._parts.settings, self._parts.clock, before, keep_vanished=keep_vanished)
+        parts, before = self._parts, self._found
+        owners = {record.name: record.source for record in parts.store.list_tables()}
+        self._found = discover(parts.settings, parts.clock, owners, before, keep_vanished=keep_vanished)
         troubles = self._found.troubles
         for about, reason in troubles.items():
             if before.troubles.get(about) != reason:
@@ -80,8 +88,11 @@ class Fleet:
             del self._running[name]
             self._board.remove(name)
             _log.info(events.TABLE_REMOVED, table=name)
+        # Under another name, the same Iceberg table waits for the end of the work as well.
+        kept = [self._running[name]["table"] for name in self._leaving]
+        taken = {(table.catalog, table.target) for table in kept if isinstance(table, TableSettings)}
         for table in self._found.tables:
-            if table.name not in self._running:
+            if table.name not in self._running and (table.catalog, table.target) not in taken:
                 self._add(table, wanted[table.name])
         self._board.arrange(list(wanted))
 
@@ -97,10 +108,9 @@ class Fleet:
         try:
             context = parts.context(table, LogProgress(parts.clock), board)
             cycle = parts.cycle(context, board)
-        except StateUnavailable as error:
+        except StateUnavailable:
             board.remove(table.name)
-            _log.warning(events.STATE_UNREAD, table=table.name, reason=str(error))
-            return
+            raise
         upkeep = TableUpkeep(cycle, Maintainer(context), board=board, clock=parts.clock, random=Random())
         self._scheduler.add(cycle, upkeep)
         self._running[table.name] = definition

@@ -47,8 +47,10 @@ class LeaseKeeper:
     def __init__(self, store: StateStore, clock: Clock, *, sqlite_file: Path | None, lease_s: float) -> None:
         self._store = store
         self._clock = clock
-        # The thread that renews is not the one that took it.
-        self._lock = FileLock(f"{sqlite_file}.lock", thread_local=False) if sqlite_file else None
+        self._lock: FileLock | None = None
+        if sqlite_file is not None:
+            # One lock for every spelling of the path, and for all threads: the one that renews did not take it.
+            self._lock = FileLock(f"{sqlite_file.resolve()}.lock", thread_local=False)
         self._lease_s = lease_s
         self.look_interval_s = lease_s / LOOKS
         self._seen: Lease | None = None
@@ -71,12 +73,15 @@ class LeaseKeeper:
             self.is_holder_alive = (self._seen is not None and is_news) or (self._lock is not None and not has_lock)
             if is_news:
                 self._seen, self._seen_since_s = seen, now_s
+            is_free = seen.holder is None and (has_lock or self._lock is None)
             is_gone = seen.has_lock and has_lock
-            if seen.holder is None or is_gone or now_s - self._seen_since_s >= self._lease_s:
+            # A dvsync that knew no lease yet has but the lock.
+            is_silent = now_s - self._seen_since_s >= self._lease_s and seen.token > 0
+            if is_free or is_gone or is_silent:
                 taken = self._store.take_lease(seen, describe_process(), has_lock=has_lock)
                 if taken and seen.holder is not None:
                     _log.warning(events.LEASE_TAKEN_OVER, holder=seen.holder, had_ended=is_gone)
-            return None if taken else seen.holder or "another process"
+            return None if taken else seen.holder or "the process that has locked its file"
         finally:
             if has_lock and not taken:
                 self._unlock()
@@ -103,8 +108,10 @@ class LeaseKeeper:
         self._given_back.set()
         if self._renewals is not None:
             self._renewals.join(KEEPER_END_MAX_S)
-        with suppress(StateUnavailable):
-            self._store.give_back_lease()
+        # A renewal that hangs has the database to itself.
+        if self._renewals is None or not self._renewals.is_alive():
+            with suppress(StateUnavailable):
+                self._store.give_back_lease()
         self._unlock()
 
     def _try_lock(self) -> bool:

@@ -111,8 +111,12 @@ def _renderers(console: bool, stream: TextIO) -> list[Processor]:
     return [structlog.processors.format_exc_info, _scrubbed, structlog.processors.JSONRenderer()]
 
 
+# Words of our own and of the configuration's names, which a short secret must not tear to pieces.
+_OURS = ("event", "level", "timestamp", "table", "kind")
+
+
 def _scrubbed(_logger: object, _name: str, values: EventDict) -> EventDict:
-    return {key: _scrub_within(value) for key, value in values.items()}
+    return {key: value if key in _OURS else _scrub_within(value) for key, value in values.items()}
 
 
 def _scrub_within(value: object) -> object:

@@ -28,7 +28,8 @@ class Notifier:
 
     def beat(self, status: str) -> None:
         """The work loop is alive, and `status` is what `systemctl status` shows."""
-        self._send(f"STATUS={status}", *(["WATCHDOG=1"] if self._watched else []))
+        # A line is a message of its own.
+        self._send(f"STATUS={' '.join(status.split())}", *(["WATCHDOG=1"] if self._watched else []))
 
     def stopping(self) -> None:
         self._send("STOPPING=1")

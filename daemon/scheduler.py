@@ -190,7 +190,8 @@ class Scheduler:
 
     def _keep_up(self, upkeep: TableUpkeep) -> None:
         with self._at_work(upkeep.name) as may_work:
-            if may_work and upkeep.name in self._cycles:
+            # It may have waited in the queue while the table was set up anew.
+            if may_work and self._cycles.get(upkeep.name) is upkeep.cycle:
                 upkeep.run(self._stopping)
 
     @contextmanager

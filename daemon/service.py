@@ -27,6 +27,8 @@ from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
 from state import StateUnavailable
 
+# After the work has ended, or was given up: the lease is given back, Spark and the stores are closed.
+CLOSING_MAX_S = 1.5
 # What the process is built on: changing it takes a new process.
 FIXED_SECTIONS = ("state", "spark", "health")
 
@@ -50,7 +52,8 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
     settings = read_settings()
     configure_logging(settings.log)
     with ExitStack() as opened:
-        signals = opened.enter_context(StopSignals(reloads=True))
+        # Whatever hangs, a store that is silent or a database that is locked: the process ends.
+        signals = opened.enter_context(StopSignals(reloads=True, grace_s=STOP_GRACE_S + CLOSING_MAX_S))
         parts = opened.enter_context(open_parts(settings))
         board = parts.board()
         web = WebServer.start(settings.health, make_app(board, is_spark_up=lambda: parts.spark.is_running))
@@ -78,14 +81,19 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         notifier.ready()
         _log.info(events.DAEMON_STARTED, version=version, health=web.url, pid=os.getpid())
         keeper = parts.lease_keeper()
-        received = _stand_by(keeper, signals, board, beat)
+
+        def reload() -> None:
+            nonlocal settings
+            settings = _reload(read_settings, settings, fleet, board)
+
+        received = _stand_by(keeper, signals, board, beat, reload)
         finished = True
         if received is None:
             keeper.keep(on_lost)
             opened.callback(keeper.give_back)
             scheduler.start()
             while (received := signals.wait()) == RELOAD:
-                settings = _reload(read_settings, settings, fleet, board)
+                reload()
                 scheduler.look_now()
             notifier.stopping()
             _log.info(events.DAEMON_STOPPING, reason=received)
@@ -97,7 +105,9 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         return Ending(finished, lost_lease=received == events.LEASE_LOST)
 
 
-def _stand_by(keeper: LeaseKeeper, signals: StopSignals, board: Board, beat: Callable[[], None]) -> str | None:
+def _stand_by(
+    keeper: LeaseKeeper, signals: StopSignals, board: Board, beat: Callable[[], None], reload: Callable[[], None]
+) -> str | None:
     """Wait until the lease is ours; None then, else the signal that ended the wait."""
     told = None
     while True:
@@ -113,7 +123,9 @@ def _stand_by(keeper: LeaseKeeper, signals: StopSignals, board: Board, beat: Cal
             _log.info(events.STANDING_BY, holder=holder)
         beat()
         received = signals.wait(min(keeper.look_interval_s, BEAT_INTERVAL_S))
-        if received not in (None, RELOAD):
+        if received == RELOAD:
+            reload()
+        elif received is not None:
             return received
 
 
@@ -121,9 +133,11 @@ def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fl
     """Read the configuration anew and follow it; a faulty one is refused, and `settings` stay."""
     try:
         read = read_settings()
-    except ConfigInvalid as error:
+    except Exception as error:
         board.tell("configuration", [Unready(None, "the changed configuration is refused; see the log")])
-        _log.error(events.CONFIG_REFUSED, reason=str(error), hint=error.hint)
+        is_fault = isinstance(error, ConfigInvalid)
+        hint = error.hint if isinstance(error, ConfigInvalid) else "This is a bug in dvsync: please report it."
+        _log.error(events.CONFIG_REFUSED, reason=str(error), hint=hint, exc_info=None if is_fault else error)
         return settings
     kept = [section for section in FIXED_SECTIONS if getattr(read, section) != getattr(settings, section)]
     if with_stores(read) != with_stores(read.model_copy(update={"storage": settings.storage})):

@@ -347,8 +347,8 @@ class TableSettings(_TableOptions):
     @model_validator(mode="after")
     def _fits_its_source(self) -> Self:
         if self.is_pattern:
-            for field in ("target", "name"):
-                if "{name}" not in getattr(self, field):
+            for field in ("target", "name", "location", "delete_files_location"):
+                if "{name}" not in (getattr(self, field) or "{name}"):
                     raise ValueError(f"the {field} of a pattern needs {{name}} in it, or its tables would share it")
         elif "{name}" in self.target or "{parent}" in self.target:
             raise ValueError("{name} and {parent} go with a source that has a `*` in it")

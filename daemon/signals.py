@@ -75,14 +75,19 @@ class StopSignals:
         self.say(name)
 
     def say(self, word: str) -> None:
-        """Have `wait` return `word`, as if it were a signal. From any thread."""
-        self._words.append(word)
+        """Have `wait` return `word`, as if it were a signal. A reload comes last, and once. From any thread."""
+        if word != RELOAD:
+            self._words.appendleft(word)
+        elif RELOAD not in self._words:
+            self._words.append(word)
+        else:
+            return
         os.write(self._writer, b".")
 
     def _cut_off(self, watched: int, grace_s: float) -> None:
         with os.fdopen(watched, "rb", buffering=0) as received:
             while number := received.read(1):
-                if number[0] in self._previous and not self._left.wait(grace_s):
+                if number[0] in (signal.SIGTERM, signal.SIGINT) and not self._left.wait(grace_s):
                     os.write(2, b"cut off in the middle of its work, which is safe: the next run takes it up\n")
                     os._exit(1)
 

@@ -228,6 +228,7 @@ class Board:
         self._beaten_at_s = clock.monotonic_s()
 
     def add(self, table: TableSettings) -> None:
+        self.activity.expect(table.name)
         with self._lock:
             self._tables[table.name] = table
             self._seen[table.name] = Observation()

@@ -28,7 +28,7 @@ class TableUpkeep:
     ) -> None:
         self.name = cycle.name
         self.interval_s = cycle.table.maintenance.interval_s
-        self._cycle = cycle
+        self.cycle = cycle
         self._maintainer = maintainer
         self._board = board
         self._clock = clock
@@ -36,7 +36,7 @@ class TableUpkeep:
 
     def run(self, stop: Event) -> None:
         """One round, if the table has anything to maintain and no person is waited for."""
-        if not self._cycle.is_followed:
+        if not self.cycle.is_followed:
             return
         with events.bind_cycle(self.name, f"{self._random.getrandbits(32):08x}"):
             started_s = self._clock.monotonic_s()
@@ -55,7 +55,7 @@ class TableUpkeep:
                 return
             _log_round(done, round((self._clock.monotonic_s() - started_s) * 1000))
             self._board.count_upkeep(self.name, _counts(done))
-            self._cycle.recount()
+            self.cycle.recount()
 
 
 def _counts(done: Round) -> UpkeepCounts:

@@ -22,7 +22,8 @@ from state.store import StateUnavailable
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 SQLITE_BUSY_TIMEOUT_S = 5
-CONNECT_TIMEOUT_S = 10
+# A server that is not there any more is given up, whatever the network says: seconds, and milliseconds.
+POSTGRESQL_PATIENCE = {"connect_timeout": "10", "tcp_user_timeout": "15000", "keepalives_idle": "10"}
 BEGIN_STATEMENT = "dvsync_begin_statement"
 # Locks of PostgreSQL's that are rows of nothing: two numbers by agreement, here for one schema of a database.
 _POSTGRESQL_WRITE_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('dvsync.write'), hashtext(current_schema()))")
@@ -121,8 +122,8 @@ def _create_engine(url: str) -> Engine:
         # The cause is not shown or chained: it quotes pieces of the URL, a password perhaps.
         raise StateUnavailable("the URL of the state database is not an SQLAlchemy URL") from None
     try:
-        if parsed.get_backend_name() == "postgresql" and "connect_timeout" not in parsed.query:
-            parsed = parsed.update_query_dict({"connect_timeout": str(CONNECT_TIMEOUT_S)})
+        if parsed.get_backend_name() == "postgresql":
+            parsed = parsed.set(query={**POSTGRESQL_PATIENCE, **parsed.query})
         if parsed.get_backend_name() != "sqlite":
             return create_engine(parsed, pool_pre_ping=True)
         return _create_sqlite_engine(parsed)

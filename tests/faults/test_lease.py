@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from filelock import FileLock
 
 from daemon.clock import SystemClock
 from daemon.context import Writer
@@ -94,6 +95,38 @@ def test_a_second_daemon_stands_by_and_takes_over_at_once_when_the_first_stops(t
             until(lambda: second.reasons() == "")
             assert "dvsync_standing_by 0.0" in second.fetch("/metrics")
     shown_once(tmp_path, table)
+
+
+def test_a_stand_by_follows_what_the_configuration_says_by_then(tmp_path, table):
+    """SIGHUP while standing by is heard: what was removed meanwhile does not come back with the take-over."""
+    config = write_config(tmp_path)
+    with daemon(config) as first:
+        first.synced_to("t", table.version)
+        with daemon(config) as second:
+            second.told("daemon.standing_by")
+            config.write_text(config.read_text().replace("name: t}", "name: u}"))
+            second.signal(signal.SIGHUP)
+            second.told("config.reloaded")
+            config.write_text(config.read_text() + "nonsense: 1\n")
+            second.signal(signal.SIGHUP)
+            assert "nonsense: unknown key" in second.told("config.refused")["reason"]
+            first.signal(signal.SIGTERM)
+            second.synced_to("u", delete_next(table))
+            assert list(second.tables()) == ["u"]
+
+
+def test_a_lock_without_a_lease_is_an_older_dvsync_at_work(tmp_path):
+    """It knew no lease; whoever comes stands by for as long as it has the lock, by whatever path it is named."""
+    (tmp_path / "link").symlink_to(tmp_path)
+    with closing(SqlStateStore.open(f"sqlite:///{tmp_path}/s.db")) as store, FileLock(tmp_path / "s.db.lock") as older:
+        clock = Clock()
+        keeper = LeaseKeeper(store, clock, sqlite_file=tmp_path / "link" / "s.db", lease_s=30.0)
+        for _ in range(3):
+            assert keeper.try_take() == "the process that has locked its file"
+            clock.time_s += 3_600.0
+        older.release()
+        assert keeper.try_take() is None
+        keeper.give_back()
 
 
 def test_a_killed_holder_is_replaced_without_waiting_for_its_lease(tmp_path, table):

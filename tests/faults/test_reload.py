@@ -51,6 +51,10 @@ def test_a_new_configuration_is_followed_and_a_faulty_one_refused(tmp_path, conf
         assert "the changed configuration is refused" in running.reasons()
         running.synced_to("lake.b", append(tables["b"]))
 
+        config.write_text(f"{HEAD}- {{source: a, target: lake.a, name: 2026-13-45}}\n")
+        running.signal(signal.SIGHUP)
+        until(lambda: sum(line["event"] == "config.refused" for line in running.lines) == 2)
+
         changed = HEAD.replace("state.db", "other.db").replace("8080", "8081")
         config.write_text(
             f"{changed}- {{source: c, target: lake.c}}\n- {{source: a, target: lake.a, poll_interval: 100ms}}\n"

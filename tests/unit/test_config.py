@@ -343,3 +343,18 @@ def test_a_location_holds_no_credentials(load):
     faults = faults_of(load, "tables: [{source: 's3://me:hunter2@b/t', target: a.b, location: 's3://hunter2@b/t'}]\n")
     assert [fault.partition(":")[0] for fault in faults] == ["tables[0].source", "tables[0].location"]
     assert "hunter2" not in "".join(faults)
+
+
+@pytest.mark.parametrize("text", ["*hunter2secret", "!hunter2secret x", "&hunter2secret", "2026-13-45"])
+def test_a_text_that_yaml_cannot_read_is_not_repeated(load, text):
+    """It may be a secret that was written without quotes, or a date that is none: told, and never a traceback."""
+    with pytest.raises(ConfigInvalid) as raised:
+        load(f"storage: {{s3.secret-access-key: {text}}}\n")
+    assert "hunter2" not in f"{raised.value} {raised.value.hint}"
+
+
+@pytest.mark.parametrize("path", ["~nobody-by-this-name/x", "a\\0b", "."])
+def test_a_reference_to_no_file_is_a_fault(load, path):
+    """Whatever the path is."""
+    (fault,) = faults_of(load, f'storage: {{s3.secret-access-key: {{file: "{path}"}}}}\n')
+    assert fault.startswith("storage.s3.secret-access-key: ")

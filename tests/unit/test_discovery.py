@@ -26,7 +26,24 @@ def make_tables(folder: Path, *names: str) -> None:
 
 def found(folder: Path, tables: str) -> Found:
     (folder / "config.yaml").write_text(f"{CATALOGS}tables:\n{tables}")
-    return discover(load_settings(folder / "config.yaml"), SystemClock())
+    return discover(load_settings(folder / "config.yaml"), SystemClock(), {})
+
+
+def test_a_table_never_gets_another_source_from_a_pattern(tmp_path):
+    """A folder that comes to fit, or comes first, takes nobody's name; it is told, and an entry of its own moves it."""
+    make_tables(tmp_path / "lake", "sales/orders")
+    text = '- {source: lake/*/*/, target: "lake.{name}"}\n'
+    before = found(tmp_path, text)
+    owners = {table.name: table.source for table in before.tables}
+    make_tables(tmp_path / "lake", "a_backup/orders")
+    settings = load_settings(tmp_path / "config.yaml")
+    for earlier, kept in ((before, True), (before, False), (None, False)):
+        result = discover(settings, SystemClock(), owners, earlier, keep_vanished=kept)
+        assert {table.name: table.source for table in result.tables} == owners
+        (reason,) = result.troubles.values()
+        assert "lake.orders was followed from" in reason
+    shutil.rmtree(tmp_path / "lake" / "sales")
+    assert discover(settings, SystemClock(), owners).tables == []
 
 
 def named(result: Found) -> dict[str, str]:
@@ -98,6 +115,7 @@ def test_a_place_that_vacuum_cleans_is_refused_when_its_table_is_found(tmp_path)
     [
         ("{source: lake/*, target: lake.orders}", "the target of a pattern needs {name}"),
         ('{source: lake/*, target: "lake.{name}", name: all}', "the name of a pattern needs {name}"),
+        ('{source: lake/*, target: "lake.{name}", location: out}', "the location of a pattern needs {name}"),
         ('{source: lake/orders, target: "lake.{name}"}', "go with a source that has a `*`"),
     ],
 )
@@ -115,10 +133,13 @@ def test_what_was_found_stays_while_its_folder_cannot_be_listed(tmp_path):
     text = '- {source: lake/*, target: "lake.{name}"}\n'
     before, settings = found(tmp_path, text), load_settings(tmp_path / "config.yaml")
     shutil.rmtree(tmp_path / "lake" / "items")
-    assert set(named(discover(settings, SystemClock(), before, keep_vanished=True))) == {"lake.items", "lake.orders"}
-    assert set(named(discover(settings, SystemClock(), before))) == {"lake.orders"}
+    assert set(named(discover(settings, SystemClock(), {}, before, keep_vanished=True))) == {
+        "lake.items",
+        "lake.orders",
+    }
+    assert set(named(discover(settings, SystemClock(), {}, before))) == {"lake.orders"}
     (tmp_path / "lake").rename(tmp_path / "elsewhere")
-    unmounted = discover(settings, SystemClock(), before)
+    unmounted = discover(settings, SystemClock(), {}, before)
     assert set(named(unmounted)) == {"lake.items", "lake.orders"}
     assert list(unmounted.troubles) == [f"file://{tmp_path}/lake/*"]
 
