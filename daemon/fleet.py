@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from random import Random
+from typing import NamedTuple
 
 import structlog
 
@@ -14,7 +14,7 @@ from daemon.maintenance import Maintainer
 from daemon.parts import Parts
 from daemon.progress import LogProgress
 from daemon.scheduler import Scheduler
-from daemon.settings import Settings, TableSettings
+from daemon.settings import LimitsSettings, Settings, TableSettings
 from daemon.status import Board, Unready
 from daemon.upkeep import TableUpkeep
 from state import StateUnavailable
@@ -25,6 +25,18 @@ DISCOVERY_INTERVAL_S = 30.0
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
+class _Definition(NamedTuple):
+    """All of the configuration that bears on one table: when it changes, the table is set up anew."""
+
+    table: TableSettings
+    properties: dict[str, str]
+    limits: LimitsSettings
+
+    @property
+    def target(self) -> tuple[str, str]:
+        return self.table.catalog, self.table.target
+
+
 class Fleet:
     """Brings the scheduler's tables to what is wanted. A table in work is changed once its work has ended."""
 
@@ -33,7 +45,7 @@ class Fleet:
         self._board = board
         self._scheduler = scheduler
         # What is followed, by name; the leaving ones are not begun again and wait for the end of their work.
-        self._running: dict[str, Mapping[str, object]] = {}
+        self._running: dict[str, _Definition] = {}
         self._leaving: set[str] = set()
         self._found = Found()
         self._discovery_due_s = parts.clock.monotonic_s()
@@ -89,21 +101,20 @@ class Fleet:
             self._board.remove(name)
             _log.info(events.TABLE_REMOVED, table=name)
         # Under another name, the same Iceberg table waits for the end of the work as well.
-        kept = [self._running[name]["table"] for name in self._leaving]
-        taken = {(table.catalog, table.target) for table in kept if isinstance(table, TableSettings)}
-        for table in self._found.tables:
-            if table.name not in self._running and (table.catalog, table.target) not in taken:
-                self._add(table, wanted[table.name])
+        taken = {self._running[name].target for name in self._leaving}
+        for name, definition in wanted.items():
+            if name not in self._running and definition.target not in taken:
+                self._add(definition)
         self._board.arrange(list(wanted))
 
-    def _definition(self, table: TableSettings) -> Mapping[str, object]:
-        """All of the configuration that bears on one table: when it changes, the table is set up anew."""
+    def _definition(self, table: TableSettings) -> _Definition:
         settings = self._parts.settings
-        limits = settings.limits.model_dump(exclude={"tables_at_once"})
-        return {"table": table, "properties": settings.file_properties(table.catalog), "limits": limits}
+        # How many tables sync at once is no table's own.
+        limits = settings.limits.model_copy(update={"tables_at_once": 1})
+        return _Definition(table, settings.file_properties(table.catalog), limits)
 
-    def _add(self, table: TableSettings, definition: Mapping[str, object]) -> None:
-        parts, board = self._parts, self._board
+    def _add(self, definition: _Definition) -> None:
+        parts, board, table = self._parts, self._board, definition.table
         board.add(table)
         try:
             context = parts.context(table, LogProgress(parts.clock), board)

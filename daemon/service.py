@@ -87,17 +87,17 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             settings = _reload(read_settings, settings, fleet, board)
 
         received = _stand_by(keeper, signals, board, beat, reload)
-        finished = True
-        if received is None:
+        is_at_work = received is None
+        if is_at_work:
             keeper.keep(on_lost)
             opened.callback(keeper.give_back)
             scheduler.start()
             while (received := signals.wait()) == RELOAD:
                 reload()
                 scheduler.look_now()
-            notifier.stopping()
-            _log.info(events.DAEMON_STOPPING, reason=received)
-            finished = scheduler.stop(grace_s=STOP_GRACE_S)
+        notifier.stopping()
+        _log.info(events.DAEMON_STOPPING, reason=received)
+        finished = scheduler.stop(grace_s=STOP_GRACE_S) if is_at_work else True
         if not finished:
             # Closing the store and Spark under a running cycle would make it record an error that is none.
             opened.pop_all()
@@ -113,14 +113,15 @@ def _stand_by(
     while True:
         try:
             holder = keeper.try_take()
+            reason = f"standing by: the lease is held by {holder}"
         except (StateUnavailable, StateStoreAway) as error:
-            holder = f"nobody that can be told: {error}"
-        board.tell("lease", [Unready(None, f"standing by: the lease is held by {holder}")] if holder else [])
+            holder, reason = "unknown", f"standing by: nobody can tell who holds the lease: {error}"
+        board.tell("lease", [Unready(None, reason)] if holder else [])
         if holder is None:
             return None
-        if holder != told:
-            told = holder
-            _log.info(events.STANDING_BY, holder=holder)
+        if reason != told:
+            told = reason
+            _log.info(events.STANDING_BY, holder=holder, reason=reason)
         beat()
         received = signals.wait(min(keeper.look_interval_s, BEAT_INTERVAL_S))
         if received == RELOAD:

@@ -92,6 +92,8 @@ def s3_spark(spark: SparkSession, store: ObjectStore) -> SparkSession:
     for key, value in with_stores(Settings(storage=store.properties)).conf.items():
         if key.startswith(HADOOP):
             hadoop.set(key.removeprefix(HADOOP), value)
+    # Iceberg's catalog keeps the settings that it found when a test first read a table by its path.
+    spark._jsparkSession.sessionState().catalogManager().reset()
     return spark
 
 
