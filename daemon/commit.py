@@ -230,7 +230,8 @@ def _translate(context: TableContext, table: Table, plan: SyncPlan) -> tuple[Syn
 def _rewrite_shared(
     context: TableContext, table: Table, intent: Intent, rewrites: Sequence[Rewrite]
 ) -> list[tuple[Rewrite, DeleteFileResult]]:
-    context.store.record_pending(intent.id, FileKind.DELETE_FILE, [rewrite.output_path for rewrite in rewrites])
+    if rewrites:
+        context.store.record_pending(intent.id, FileKind.DELETE_FILE, [rewrite.output_path for rewrite in rewrites])
     properties = context.target_properties(table)
     return [(rewrite, rewrite_delete_file(rewrite, properties)) for rewrite in rewrites]
 

@@ -51,6 +51,7 @@ class SqlStateStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._token: int | None = None
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -73,6 +74,7 @@ class SqlStateStore:
             new = Lease(token, holder, has_lock=has_lock)
             if not sql_lease.replace_lease(connection, seen, new):
                 return False
+        self._token = token
         self._database.check_before_write(lambda connection: sql_lease.check_holder(connection, token))
         return True
 
@@ -81,8 +83,9 @@ class SqlStateStore:
             sql_lease.update_lease(connection, has_lock=has_lock)
 
     def check_lease(self) -> None:
-        with self._database.write():
-            pass  # Nothing is written: the transaction's own check is what is wanted.
+        if self._token is not None:
+            with self._database.read() as connection:
+                sql_lease.check_holder(connection, self._token)
 
     def give_back_lease(self) -> None:
         with self._database.write() as connection:
@@ -90,6 +93,11 @@ class SqlStateStore:
 
     def load_table(self, name: str, source: str, target: str) -> TableRecord:
         named = select(TableRow.__table__).where(TableRow.name == name)
+        # Nearly always it is there, and nobody has to queue behind the writers for it.
+        with self._database.read() as connection:
+            found = connection.execute(named).one_or_none()
+        if found is not None and (found.source, found.target) == (source, target):
+            return _table_record(found)
         with self._database.write() as connection:
             found = connection.execute(named).one_or_none()
             if found is None or (found.source, found.target) != (source, target):
