@@ -1761,7 +1761,7 @@ def lose_the_lease(sql_store: SqlStateStore, url: str) -> None:
             lambda: sql_store.record_pending(7, FileKind.DELETE_FILE, ["s3://x/d"]),
             lambda: sql_store.record_abandoned(7, OrphanReason.COMMIT_FAILED, at_ms=1),
             lambda: sql_store.record_paused(record.id, True),
-            lambda: sql_store.load_table("t", "file:///d/t", "lake.t"),
+            lambda: sql_store.load_table("t", "file:///d/other", "lake.t"),
             sql_store.check_lease,
             sql_store.give_back_lease,
             lambda: sql_store.renew_lease(has_lock=False),

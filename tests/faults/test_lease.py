@@ -210,6 +210,7 @@ def test_a_holder_that_is_replaced_before_its_commit_does_not_commit(benches, ta
     assert old.iceberg().metadata_location == before
     new.follower.sync()
     assert duckdb_rows(new.iceberg()) == table.live_rows()
+    delete_next(table)
     with pytest.raises(StateStoreAway, match="taken over"):
         old.follower.sync()
 
