@@ -17,7 +17,7 @@ from daemon.web.metrics import make_metrics
 from daemon.web.page import render_missing, render_table, render_tables
 from state import SyncRun
 
-# Three of the scheduler's heartbeats. A wall clock that jumps back stops APScheduler's timer: this shows it.
+# Three of the scheduler's heartbeats.
 SILENT_MAX_S = 15.0
 
 # The page asks for nothing from anywhere, and says so. Its empty icon keeps browsers from asking for one.
