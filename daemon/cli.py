@@ -146,11 +146,11 @@ def doctor(
     config: ConfigPath = None,
 ) -> None:
     """Tell what of a Delta table will be followed, refused, or troublesome to readers; syncs nothing."""
-    from daemon.app import examine_table  # noqa: PLC0415
+    from daemon.app import examine_table, with_found_tables  # noqa: PLC0415
     from daemon.doctor import as_lines  # noqa: PLC0415
 
     with _told():
-        settings = _load_if_there(context, config)
+        settings = with_found_tables(_load_if_there(context, config))
         configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
         diagnosis = examine_table(settings, table)
     if as_json:
