@@ -129,9 +129,8 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
         name_delete_file=name,
     )
     announce = partial(announce_files, context, intent)
-    store.record_intent(intent)
+    store.record_intent(intent, {FileKind.DELETE_FILE: [task.output_path for task in plan.tasks]})
     try:
-        store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in plan.tasks])
         with context.step("translate"):
             plan, results = _translate(context, shown.table, plan)
         leaving = files_to_leave(plan, results)
@@ -231,7 +230,7 @@ def _rewrite_shared(
     context: TableContext, table: Table, intent: Intent, rewrites: Sequence[Rewrite]
 ) -> list[tuple[Rewrite, DeleteFileResult]]:
     if rewrites:
-        context.store.record_pending(intent.id, FileKind.DELETE_FILE, [rewrite.output_path for rewrite in rewrites])
+        context.store.record_pending(intent.id, {FileKind.DELETE_FILE: [rewrite.output_path for rewrite in rewrites]})
     properties = context.target_properties(table)
     return [(rewrite, rewrite_delete_file(rewrite, properties)) for rewrite in rewrites]
 
@@ -268,8 +267,7 @@ def announce_files(context: TableContext, intent: Intent, paths: Sequence[str]) 
     by_kind: dict[FileKind, list[str]] = defaultdict(list)
     for path in paths:
         by_kind[metadata_kind(path)].append(path)
-    for kind, members in by_kind.items():
-        context.store.record_pending(intent.id, kind, members)
+    context.store.record_pending(intent.id, by_kind)
 
 
 def metadata_kind(path: str) -> FileKind:

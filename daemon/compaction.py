@@ -238,9 +238,8 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
     every = [task for of_crowd in tasks for task in of_crowd]
     context.in_work.add(intent.id)
     try:
-        store.record_intent(intent)
+        store.record_intent(intent, {FileKind.DELETE_FILE: [task.output_path for task in every]})
         try:
-            store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in every])
             results = context.runner.write_delete_files(
                 every,
                 table_location=context.location,

@@ -49,8 +49,11 @@ class Follower(Protocol):
         """The newest Delta version, by existence checks only; None when these cannot tell."""
         ...
 
-    def sync(self, *, stop: Event, full: bool = False) -> SyncResult:
-        """One bounded cycle. Returns early, between two snapshots, once `stop` is set. `full` compares whole states."""
+    def sync(self, *, stop: Event, full: bool = False, others_wait: Callable[[], bool]) -> SyncResult:
+        """One bounded cycle. Returns early, between two snapshots, once `stop` is set. `full` compares whole states.
+
+        While `others_wait`, it may show several versions in one snapshot.
+        """
         ...
 
 
@@ -169,20 +172,20 @@ class TableCycle:
             self._look_at_lag()
             return Verdict()
         try:
-            return self.sync(stop)
+            return self.sync(stop, others_wait=slots.are_wanted)
         finally:
             waiting = slots.give_back()
             if waiting is not None:
                 on_free(waiting)
 
-    def sync(self, stop: Event, *, full: bool = False) -> Verdict:
+    def sync(self, stop: Event, *, full: bool = False, others_wait: Callable[[], bool] = lambda: False) -> Verdict:
         """One cycle of the follower, news or not."""
         with events.bind_cycle(self.name, f"{self._random.getrandbits(32):08x}"):
             started_ms, started_s = self._clock.now_ms(), self._clock.monotonic_s()
             self._look_at_first_unsynced()
             self._show(syncing=True)
             try:
-                result = self._follower.sync(stop=stop, full=full)
+                result = self._follower.sync(stop=stop, full=full, others_wait=others_wait)
             except Exception as error:
                 return self._failed(error, started_ms)
             self._synced(result, started_ms, round((self._clock.monotonic_s() - started_s) * 1000))

@@ -77,7 +77,7 @@ class Expirer:
             if not found or dry_run:
                 return expiry
             intent = new_intent(context, record, None, unchanged_outcome(record).to_version)
-            context.store.record_intent(intent)
+            context.store.record_intent(intent, {})
             table = context.target.expire(table, expiry.expired, partial(announce_files, context, intent))
             outcome = with_fields(unchanged_outcome(record), metadata_location=table.metadata_location)
             context.store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())

@@ -67,13 +67,12 @@ def show_state(
     if existing is None and record.snapshot_id is not None:
         # The table before this one may live on, under another name or in another catalog.
         store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
-    store.record_intent(intent)
+    manifest_paths = tuple(
+        view.locations.new_metadata_location(f"{uuid4()}-{intent.id}-m{number}.avro")
+        for number in range(manifests_needed(state.files))
+    )
+    store.record_intent(intent, {FileKind.MANIFEST: manifest_paths})
     try:
-        manifest_paths = tuple(
-            view.locations.new_metadata_location(f"{uuid4()}-{intent.id}-m{number}.avro")
-            for number in range(manifests_needed(state.files))
-        )
-        store.record_pending(intent.id, FileKind.MANIFEST, manifest_paths)
         task = ManifestTask(
             paths=manifest_paths,
             table=shape.table,
@@ -101,7 +100,7 @@ def show_state(
             granularity=shape.granularity,
             name_delete_file=delete_file_namer(context, view, intent),
         )
-        store.record_pending(intent.id, FileKind.DELETE_FILE, [task.output_path for task in plan.tasks])
+        store.record_pending(intent.id, {FileKind.DELETE_FILE: [task.output_path for task in plan.tasks]})
         results = context.runner.write_delete_files(
             plan.tasks,
             table_location=context.location,

@@ -257,6 +257,13 @@ class LimitsSettings(_Frozen):
         le=1_000_000,
         description="A table further behind than this is brought up in folded snapshots of several versions.",
     )
+    fold_when_busy: bool = Field(
+        True,
+        description=(
+            "Whether a table's versions share a snapshot while other tables wait for their turn; false gives each"
+            " version a snapshot of its own and lets tables fall behind."
+        ),
+    )
     tables_at_once: int = Field(4, ge=1, le=64, description="Tables that sync at the same time, at most.")
 
 

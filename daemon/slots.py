@@ -19,6 +19,11 @@ class Slots:
             self._free += count - self._count
             self._count = count
 
+    def are_wanted(self) -> bool:
+        """Whether somebody waits for a slot."""
+        with self._lock:
+            return bool(self._waiting)
+
     def try_take(self, name: str) -> bool:
         """False puts `name` in the queue; it does not wait."""
         with self._lock:

@@ -5,7 +5,7 @@ The Iceberg table is the truth about our progress, the state store is the memory
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Event
 
 import structlog
@@ -17,6 +17,7 @@ from daemon.context import TableContext, find_record, told_as_sync_errors
 from daemon.definition import check_format_version, check_location
 from daemon.delta.actions import Commit
 from daemon.errors import (
+    AccountMismatch,
     CorruptInput,
     ObjectMissing,
     ResyncNeeded,
@@ -85,14 +86,17 @@ class Follower:
             low, high = (middle, high) if log.has_version(middle) else (low, middle)
         return low
 
-    def sync(self, *, stop: Event | None = None, full: bool = False) -> SyncResult:
+    def sync(
+        self, *, stop: Event | None = None, full: bool = False, others_wait: Callable[[], bool] = lambda: False
+    ) -> SyncResult:
         """One bounded cycle. Raises a `SyncError` that names the table; the cursor is then where the snapshots are.
 
-        `full` compares Delta's whole newest state with what Iceberg shows instead of following the log.
+        `full` compares Delta's whole newest state with what Iceberg shows instead of following the log. While
+        `others_wait`, the versions that are there may share a snapshot.
         """
         self._in_doubt = True
         with told_as_sync_errors(self._context.settings.name), self._context.committing:
-            shown, result = self._sync(stop or Event(), full=full)
+            shown, result = self._sync(stop or Event(), full, others_wait)
             if shown and shown.record.resync_wanted:
                 self._context.store.record_resync_wanted(shown.record.id, False)
         self._in_doubt = False
@@ -100,7 +104,7 @@ class Follower:
         self._continuity_due_s = self._context.clock.monotonic_s() + CONTINUITY_INTERVAL_S
         return result
 
-    def _sync(self, stop: Event, *, full: bool) -> tuple[Shown | None, SyncResult]:
+    def _sync(self, stop: Event, full: bool, others_wait: Callable[[], bool]) -> tuple[Shown | None, SyncResult]:
         context = self._context
         settings = context.settings
         check_format_version(settings, None)
@@ -131,7 +135,7 @@ class Follower:
             if must_compare:
                 raise ResyncNeeded("what is remembered is in doubt", hint="Delta's newest state is compared whole.")
             self._check_continuity(shown)
-            for commits in self._read_news(shown, stop):
+            for commits in self._read_news(shown, stop, others_wait):
                 shown, step = self._follow(shown, commits)
                 start = start.then(step)
         except ResyncNeeded as needed:
@@ -165,8 +169,8 @@ class Follower:
             f"the two; `dvsync sync {self._context.settings.name} --full` takes over at once.",
         )
 
-    def _read_news(self, shown: Shown, stop: Event) -> Iterator[list[Commit]]:
-        """Delta's commits after the shown one, grouped as snapshots: one by one, or folded when they are many."""
+    def _read_news(self, shown: Shown, stop: Event, others_wait: Callable[[], bool]) -> Iterator[list[Commit]]:
+        """Delta's commits after the shown one, grouped as snapshots: one by one, or folded when there is no time."""
         limits, log = self._context.limits, self._context.log
         version = shown.record.synced_version
         assert version is not None, "what is shown has a version"
@@ -174,10 +178,16 @@ class Follower:
         far_behind = log.has_version(version + limits.fold_after_versions + 1)
         while version < last and not stop.is_set():
             group: list[Commit] = []
-            while version < last and log.has_version(version + 1) and (far_behind or not group):
+            folds = far_behind or (limits.fold_when_busy and others_wait())
+            while version < last and log.has_version(version + 1) and (folds or not group):
+                try:
+                    with self._context.step("read"):
+                        commit = log.read_commit(version + 1)
+                except SyncError:
+                    if not group:
+                        raise
+                    break  # It is read again once those before it are shown.
                 version += 1
-                with self._context.step("read"):
-                    commit = log.read_commit(version)
                 if commit.metadata and commit.metadata.id != shown.record.delta_table_id:
                     raise ResyncNeeded(
                         f"version {version} makes another table of it (id {commit.metadata.id})",
@@ -218,6 +228,15 @@ class Follower:
         version = commits[-1].version
         try:
             return self._advance(shown, commits)
+        except (Unsupported, CorruptInput, AccountMismatch):
+            if len(commits) == 1:
+                raise
+            # Those before the one that is refused are shown, and the error names that one.
+            result = SyncResult("unchanged", None, shown.record.synced_version)
+            for commit in commits:
+                shown, step = self._follow(shown, [commit])
+                result = result.then(step)
+            return shown, result
         except ObjectMissing as missing:
             if not self._context.log.has_version(version + 1):
                 raise

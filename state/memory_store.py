@@ -233,17 +233,18 @@ class MemoryStateStore:
                 for path in delete_files
             }
 
-    def record_intent(self, intent: Intent) -> None:
+    def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
         with self._lock:
             if intent.table_id not in self._tables:
                 raise LookupError(f"no table has the id {intent.table_id}")
             self._intents.setdefault(intent.id, _Intent(intent))
+        self.record_pending(intent.id, pending)
 
-    def record_pending(self, intent_id: int, kind: FileKind, paths: Sequence[str]) -> None:
+    def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
         with self._lock:
             intent = self._intents[intent_id].intent
             table = self._tables[intent.table_id]
-            for path in paths:
+            for kind, path in ((kind, path) for kind, members in paths.items() for path in members):
                 known = table.find_written(kind, path)
                 if known is None or known.status is not FileStatus.LIVE:
                     size_bytes = known.size_bytes if known else None

@@ -170,18 +170,16 @@ class SqlStateStore:
                     serving[delete_file].add(data_file)
         return serving
 
-    def record_intent(self, intent: Intent) -> None:
+    def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
         with self._database.write() as connection:
             _load_table(connection, intent.table_id)
             if connection.scalar(select(IntentRow.id).where(IntentRow.id == intent.id)) is None:
                 connection.execute(insert(IntentRow).values(**asdict(intent), status=IntentStatus.OPEN))
+            _write_pending(connection, intent.id, pending)
 
-    def record_pending(self, intent_id: int, kind: FileKind, paths: Sequence[str]) -> None:
+    def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
         with self._database.write() as connection:
-            intent = _load_intent(connection, intent_id)
-            sql_files.write_pending(
-                connection, intent.table_id, kind, paths, intent_id=intent_id, at_ms=intent.created_at_ms
-            )
+            _write_pending(connection, intent_id, paths)
 
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
         with self._database.write() as connection:
@@ -433,6 +431,14 @@ def _load_intent(connection: Connection, intent_id: int) -> Row[int, int]:
     if row is None:
         raise LookupError(f"no intent has the id {intent_id}")
     return row
+
+
+def _write_pending(connection: Connection, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
+    intent = _load_intent(connection, intent_id)
+    for kind, members in paths.items():
+        sql_files.write_pending(
+            connection, intent.table_id, kind, members, intent_id=intent_id, at_ms=intent.created_at_ms
+        )
 
 
 def _end_intents(connection: Connection, of: dict[str, int], status: IntentStatus) -> None:

@@ -79,11 +79,11 @@ class StateStore(Protocol):
         """For each of these delete files, the *live* data files whose positions it holds."""
         ...
 
-    def record_intent(self, intent: Intent) -> None:
-        """Open the intent. One that is known already stays as it is."""
+    def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
+        """Open the intent, with the files that it writes first, as `record_pending` does. A known one stays as it is."""
         ...
 
-    def record_pending(self, intent_id: int, kind: FileKind, paths: Sequence[str]) -> None:
+    def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
         """A row for each file, status pending, before the file is written. Knowing a path already is no error.
 
         A live file stays live; a file that an earlier intent left behind belongs to this intent from now on.

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from threading import Lock
 from typing import Any, Final, TypeVar
 
 from pydantic import Field, SerializeAsAny
 from pyiceberg.avro.decoder import StreamingBinaryDecoder
 from pyiceberg.avro.file import SYNC_SIZE, AvroFile, Block
 from pyiceberg.catalog import Catalog, MetastoreCatalog, rest
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, InputFile
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry
 from pyiceberg.table.update import AddSchemaUpdate, TableRequirement, TableUpdate
-from pyiceberg.typedef import Record, StructProtocol
+from pyiceberg.typedef import UTF8, Record, StructProtocol
 
 D = TypeVar("D", bound=StructProtocol)
 
@@ -60,9 +63,61 @@ def announce_metadata_files(catalog: Catalog) -> None:
         if announce:
             announce([metadata_path])
         type(catalog)._write_metadata(metadata, io, metadata_path)
+        _written_metadata.add(metadata_path, metadata)
 
     # The name is made inside of the commit, and this is the first step that sees it.
     catalog._write_metadata = write_metadata  # type: ignore[method-assign]
+
+
+# The snapshots of some 100 tables with a few hundred each; about 4 kB a snapshot.
+WRITTEN_SNAPSHOTS_MAX = 20_000
+
+
+class _WrittenMetadata:
+    """The newest metadata of the tables that this process committed to last, by the place of the file.
+
+    A commit reads the metadata twice, and most of its time went into that where snapshots are many. Nobody changes a
+    metadata object, and nobody else writes to the names that we made up: a file of theirs is what we remember of it.
+    """
+
+    def __init__(self, snapshots_max: int) -> None:
+        self._snapshots_max = snapshots_max
+        self._snapshots = 0
+        self._by_place: dict[str, TableMetadata] = {}
+        self._lock = Lock()
+
+    def add(self, place: str, metadata: TableMetadata) -> None:
+        with self._lock:
+            if metadata.metadata_log:
+                self._forget(metadata.metadata_log[-1].metadata_file)
+            self._by_place[place] = metadata
+            self._snapshots += len(metadata.snapshots)
+            while self._snapshots > self._snapshots_max:
+                self._forget(next(iter(self._by_place)))
+
+    def find(self, place: str) -> TableMetadata | None:
+        with self._lock:
+            return self._by_place.get(place)
+
+    def _forget(self, place: str) -> None:
+        metadata = self._by_place.pop(place, None)
+        self._snapshots -= len(metadata.snapshots) if metadata else 0
+
+
+_written_metadata = _WrittenMetadata(WRITTEN_SNAPSHOTS_MAX)
+_read_metadata = FromInputFile.table_metadata
+
+
+def _find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableMetadata:
+    return _written_metadata.find(input_file.location) or _read_metadata(input_file, encoding)
+
+
+# All catalogs whose client reads metadata files do it by this.
+FromInputFile.table_metadata = staticmethod(_find_or_read_metadata)  # type: ignore[method-assign]
+
+# Each change of a table ends with a deep copy of its metadata: of every snapshot ever, none of which ever changes.
+for _constant in (Snapshot, SnapshotLogEntry, MetadataLogEntry):
+    _constant.__deepcopy__ = lambda self, memo=None: self  # type: ignore[method-assign]
 
 
 class _AddSchemaUpdate(AddSchemaUpdate):

@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -135,9 +135,16 @@ def outcome(table_id: int, version: int, **changes: Any) -> Outcome:
     )
 
 
-def open_intent(store: StateStore, table_id: int, intent_id: int, *, created_at_ms: int = 5) -> Intent:
+def open_intent(
+    store: StateStore,
+    table_id: int,
+    intent_id: int,
+    *,
+    created_at_ms: int = 5,
+    pending: Mapping[FileKind, Sequence[str]] | None = None,
+) -> Intent:
     intent = Intent(intent_id, table_id, 0, 1, created_at_ms)
-    store.record_intent(intent)
+    store.record_intent(intent, pending or {})
     return intent
 
 
@@ -199,7 +206,7 @@ def test_list_tables_by_name(store: StateStore) -> None:
 def test_changed_source_or_target_starts_afresh(store: StateStore, table_id: int, source: str, target: str) -> None:
     """A known name with another source or target gets a new id and no memory, and nothing becomes an orphan."""
     open_intent(store, table_id, 11)
-    store.record_pending(11, FileKind.DELETE_FILE, ["d1"])
+    store.record_pending(11, {FileKind.DELETE_FILE: ["d1"]})
     store.record_orphans(table_id, FileKind.MANIFEST, ["m9"], OrphanReason.COMMIT_FAILED, at_ms=1)
     files = outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d2", "a"),))
     store.record_synced(None, files, at_ms=1)
@@ -246,8 +253,8 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.find_delete_files(UNKNOWN, ["a"]),
     lambda store: store.find_serving(UNKNOWN, ["d"]),
     lambda store: store.find_open_intents(UNKNOWN),
-    lambda store: store.record_intent(Intent(1, UNKNOWN, None, 1, 1)),
-    lambda store: store.record_pending(UNKNOWN, FileKind.MANIFEST, ["m"]),
+    lambda store: store.record_intent(Intent(1, UNKNOWN, None, 1, 1), {}),
+    lambda store: store.record_pending(UNKNOWN, {FileKind.MANIFEST: ["m"]}),
     lambda store: store.record_prepared(UNKNOWN, outcome(1, 1)),
     lambda store: store.record_synced(None, outcome(UNKNOWN, 1), at_ms=1),
     lambda store: store.record_rebuilt(outcome(UNKNOWN, 1), [], [], at_ms=1),
@@ -468,7 +475,7 @@ def test_intents_are_open_until_they_end(store: StateStore, table_id: int) -> No
 
     store.record_synced(early.id, prepared, at_ms=1)
     store.record_abandoned(late.id, OrphanReason.COMMIT_FAILED, at_ms=1)
-    store.record_intent(late)
+    store.record_intent(late, {})
     assert store.find_open_intents(table_id) == []
 
 
@@ -481,11 +488,9 @@ def test_ending_an_intent_that_is_not_known(store: StateStore, table_id: int) ->
 
 def test_pending_files_of_a_synced_intent_become_live(store: StateStore, table_id: int) -> None:
     """Synced files are live and those never written are forgotten, so neither is an orphan later."""
-    open_intent(store, table_id, 1)
-    store.record_pending(1, FileKind.DELETE_FILE, ["d1", "d-unwritten", "d1"])
-    store.record_pending(1, FileKind.DELETE_FILE, ["d1"])
-    store.record_pending(1, FileKind.MANIFEST, ["m1", "m-unwritten"])
-    store.record_pending(1, FileKind.MANIFEST_LIST, ["snap-1"])
+    open_intent(store, table_id, 1, pending={FileKind.DELETE_FILE: ["d1", "d-unwritten", "d1"]})
+    store.record_pending(1, {FileKind.DELETE_FILE: ["d1"]})
+    store.record_pending(1, {FileKind.MANIFEST: ["m1", "m-unwritten"], FileKind.MANIFEST_LIST: ["snap-1"]})
     assert totals(store, table_id) == (0, 0, 0, 0, 0)
     synced = outcome(
         table_id,
@@ -507,8 +512,8 @@ def test_abandoned_files_become_orphans(store: StateStore, table_id: int) -> Non
     open_intent(store, table_id, 1)
     open_intent(store, table_id, 2)
     for number, kind in enumerate(FileKind):
-        store.record_pending(1, kind, [f"lost-{number}"])
-        store.record_pending(2, kind, [f"kept-{number}"])
+        store.record_pending(1, {kind: [f"lost-{number}"]})
+        store.record_pending(2, {kind: [f"kept-{number}"]})
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=4)
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=5)
     expected = [(f"lost-{number}", kind, OrphanReason.COMMIT_FAILED) for number, kind in enumerate(FileKind)]
@@ -520,9 +525,9 @@ def test_abandoned_files_in_use_become_live(store: StateStore, table_id: int) ->
     """Of an abandoned intent, the pending files in use are live; a file in use of another intent stays pending."""
     open_intent(store, table_id, 1, created_at_ms=3)
     open_intent(store, table_id, 2, created_at_ms=4)
-    store.record_pending(1, FileKind.METADATA, ["v1.json", "v2.json"])
-    store.record_pending(1, FileKind.DELETE_FILE, ["d1"])
-    store.record_pending(2, FileKind.MANIFEST, ["m2"])
+    store.record_pending(1, {FileKind.METADATA: ["v1.json", "v2.json"]})
+    store.record_pending(1, {FileKind.DELETE_FILE: ["d1"]})
+    store.record_pending(2, {FileKind.MANIFEST: ["m2"]})
     in_use = {"v1.json", "m2", "never-heard-of"}
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=5, in_use=in_use)
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=6, in_use={"v2.json"})
@@ -537,12 +542,12 @@ def test_abandoned_files_in_use_become_live(store: StateStore, table_id: int) ->
 def test_pending_path_moves_to_the_newer_intent(store: StateStore, table_id: int) -> None:
     """A path that is written again belongs to the new intent: the old one's end does not orphan it."""
     open_intent(store, table_id, 1)
-    store.record_pending(1, FileKind.DELETE_FILE, ["orphaned", "pending"])
+    store.record_pending(1, {FileKind.DELETE_FILE: ["orphaned", "pending"]})
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=1)
     open_intent(store, table_id, 2)
-    store.record_pending(2, FileKind.DELETE_FILE, ["orphaned"])
+    store.record_pending(2, {FileKind.DELETE_FILE: ["orphaned"]})
     open_intent(store, table_id, 3)
-    store.record_pending(3, FileKind.DELETE_FILE, ["pending"])
+    store.record_pending(3, {FileKind.DELETE_FILE: ["pending"]})
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=2)
     assert orphans(store, table_id) == []
 
@@ -552,8 +557,8 @@ def test_live_path_stays_live(store: StateStore, table_id: int) -> None:
     first = outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d", "a"),))
     store.record_synced(None, first, at_ms=1)
     open_intent(store, table_id, 1)
-    store.record_pending(1, FileKind.DELETE_FILE, ["d"])
-    store.record_pending(1, FileKind.MANIFEST, [MANIFEST])
+    store.record_pending(1, {FileKind.DELETE_FILE: ["d"]})
+    store.record_pending(1, {FileKind.MANIFEST: [MANIFEST]})
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=2)
     assert orphans(store, table_id) == []
     assert store.find_delete_files(table_id, ["a"]) == [delete_file("d", "a")]
@@ -562,8 +567,8 @@ def test_live_path_stays_live(store: StateStore, table_id: int) -> None:
 def test_abandoned_intent_that_landed_after_all(store: StateStore, table_id: int) -> None:
     """What a recorded outcome names is live again although its intent was given up."""
     open_intent(store, table_id, 1)
-    store.record_pending(1, FileKind.DELETE_FILE, ["d"])
-    store.record_pending(1, FileKind.MANIFEST, [MANIFEST, DELETE_MANIFEST])
+    store.record_pending(1, {FileKind.DELETE_FILE: ["d"]})
+    store.record_pending(1, {FileKind.MANIFEST: [MANIFEST, DELETE_MANIFEST]})
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=1)
     landed = outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d", "a"),))
     store.record_synced(1, landed, at_ms=2)
@@ -601,7 +606,7 @@ def test_synced_twice_changes_nothing(store: StateStore, table_id: int) -> None:
     )
     store.record_synced(None, first, at_ms=1)
     open_intent(store, table_id, 1)
-    store.record_pending(1, FileKind.DELETE_FILE, ["d3", "d-unwritten"])
+    store.record_pending(1, {FileKind.DELETE_FILE: ["d3", "d-unwritten"]})
     second = outcome(
         table_id,
         2,
@@ -654,11 +659,11 @@ def test_rebuilt_ends_intents(store: StateStore, table_id: int) -> None:
     )
     landed = open_intent(store, table_id, rebuilt.snapshot_id or 0)
     lost = open_intent(store, table_id, 2)
-    store.record_pending(landed.id, FileKind.MANIFEST_LIST, ["snap-landed"])
-    store.record_pending(landed.id, FileKind.DELETE_FILE, ["d-unwritten"])
-    store.record_pending(lost.id, FileKind.DELETE_FILE, ["d-live", "d-lost"])
-    store.record_pending(lost.id, FileKind.MANIFEST, [MANIFEST, "m-lost"])
-    store.record_pending(lost.id, FileKind.METADATA, [rebuilt.metadata_location or ""])
+    store.record_pending(landed.id, {FileKind.MANIFEST_LIST: ["snap-landed"]})
+    store.record_pending(landed.id, {FileKind.DELETE_FILE: ["d-unwritten"]})
+    store.record_pending(lost.id, {FileKind.DELETE_FILE: ["d-live", "d-lost"]})
+    store.record_pending(lost.id, {FileKind.MANIFEST: [MANIFEST, "m-lost"]})
+    store.record_pending(lost.id, {FileKind.METADATA: [rebuilt.metadata_location or ""]})
     store.record_rebuilt(rebuilt, [live_file("a")], [delete_file("d-live", "a")], at_ms=5)
     assert store.find_open_intents(table_id) == []
     assert orphans(store, table_id) == [
@@ -672,8 +677,8 @@ def test_rebuilt_ends_intents(store: StateStore, table_id: int) -> None:
 def test_rebuild_keeps_what_older_snapshots_use(store: StateStore, table_id: int) -> None:
     """After a rebuild, manifests, lists and metadata files are live as long as before."""
     open_intent(store, table_id, 1)
-    store.record_pending(1, FileKind.MANIFEST_LIST, ["snap-1"])
-    store.record_pending(1, FileKind.METADATA, ["v1.json"])
+    store.record_pending(1, {FileKind.MANIFEST_LIST: ["snap-1"]})
+    store.record_pending(1, {FileKind.METADATA: ["v1.json"]})
     store.record_synced(1, outcome(table_id, 1, added_files=(live_file("a"),)), at_ms=2)
     store.record_rebuilt(outcome(table_id, 2), [live_file("b", manifest="m1")], [], at_ms=3)
     assert store.list_written(table_id, FileStatus) == [
@@ -737,7 +742,7 @@ def test_rebuild_that_fails_half_way(store: StateStore, table_id: int) -> None:
 def test_record_orphans_leaves_known_paths(store: StateStore, table_id: int) -> None:
     """Found orphans are added once; a path that is live, pending or orphaned already is left as it is."""
     open_intent(store, table_id, 1)
-    store.record_pending(1, FileKind.DELETE_FILE, ["pending"])
+    store.record_pending(1, {FileKind.DELETE_FILE: ["pending"]})
     files = outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("live", "a"),))
     store.record_synced(None, files, at_ms=1)
     found = ["z-found", "pending", "live", "z-found"]
@@ -778,11 +783,11 @@ def test_runs_newest_first(store: StateStore, table_id: int) -> None:
 def write_files(store: StateStore, table_id: int) -> None:
     """A data file in a live manifest, a delete file for it, and a list that is pending, live, orphaned, deleted."""
     open_intent(store, table_id, 1, created_at_ms=1)
-    store.record_pending(1, FileKind.MANIFEST_LIST, ["live"])
+    store.record_pending(1, {FileKind.MANIFEST_LIST: ["live"]})
     files = outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d", "a"),))
     store.record_synced(1, files, at_ms=2)
     open_intent(store, table_id, 2, created_at_ms=3)
-    store.record_pending(2, FileKind.MANIFEST_LIST, ["pending"])
+    store.record_pending(2, {FileKind.MANIFEST_LIST: ["pending"]})
     store.record_orphans(table_id, FileKind.MANIFEST_LIST, ["orphaned"], OrphanReason.FOUND, at_ms=4)
     store.record_orphans(table_id, FileKind.MANIFEST_LIST, ["deleted"], OrphanReason.FOUND, at_ms=4)
     store.record_deleted(table_id, ["deleted"], at_ms=5)
@@ -825,7 +830,7 @@ def test_unreferenced_files_are_orphans_from_now_on(store: StateStore, table_id:
 def test_unreferenced_delete_files_were_orphans(store: StateStore, table_id: int) -> None:
     """Of delete files, orphaned ones alone take the new time and reason: a live one serves as before."""
     write_files(store, table_id)
-    store.record_pending(2, FileKind.DELETE_FILE, ["d-pending"])
+    store.record_pending(2, {FileKind.DELETE_FILE: ["d-pending"]})
     store.record_orphans(table_id, FileKind.DELETE_FILE, ["d-deleted"], OrphanReason.FOUND, at_ms=4)
     store.record_deleted(table_id, ["d-deleted"], at_ms=5)
     before = observe(store, table_id, ["a", "d"])
@@ -887,7 +892,7 @@ def test_still_used_orphans_begin_anew(store: StateStore, table_id: int) -> None
 def test_replaced_table_begins_from_nothing(store: StateStore, table_id: int) -> None:
     """What snapshots may use is set aside as the replaced table's, no data file is live, and open intents stay."""
     write_files(store, table_id)
-    store.record_pending(2, FileKind.DELETE_FILE, ["d-pending"])
+    store.record_pending(2, {FileKind.DELETE_FILE: ["d-pending"]})
     before = {file.path: file for file in store.list_written(table_id, FileStatus)}
     opened, table = store.find_open_intents(table_id), store.list_tables()
     store.record_table_replaced(table_id, at_ms=9)
@@ -971,7 +976,7 @@ def test_deleted_file_written_again(store: StateStore, table_id: int) -> None:
     assert find_written(store, table_id, "deleted") == WrittenFile(
         "deleted", FileKind.MANIFEST_LIST, FileStatus.DELETED, 5, OrphanReason.FOUND
     )
-    store.record_pending(2, FileKind.MANIFEST_LIST, ["deleted"])
+    store.record_pending(2, {FileKind.MANIFEST_LIST: ["deleted"]})
     store.record_synced(2, outcome(table_id, 2), at_ms=9)
     assert find_written(store, table_id, "deleted") == WrittenFile(
         "deleted", FileKind.MANIFEST_LIST, FileStatus.LIVE, 9
@@ -1000,7 +1005,7 @@ def test_forget_before(store: StateStore, table_id: int) -> None:
 def test_forgotten_path_is_new(store: StateStore, table_id: int) -> None:
     """A path whose row was forgotten is found again as a new one, of no intent."""
     intent = open_intent(store, table_id, 7_002)
-    store.record_pending(intent.id, FileKind.MANIFEST, ["gone"])
+    store.record_pending(intent.id, {FileKind.MANIFEST: ["gone"]})
     store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=6)
     store.record_deleted(table_id, ["gone"], at_ms=7)
     store.forget_before(table_id, 8)
@@ -1058,7 +1063,7 @@ def test_long_lists_of_written_files(store: StateStore, table_id: int) -> None:
     """Verbs over written files take lists longer than a statement takes."""
     paths = [f"m{number:05}" for number in range(2 * IN_LIST_MAX + 1)]
     open_intent(store, table_id, 1)
-    store.record_pending(1, FileKind.MANIFEST, paths)
+    store.record_pending(1, {FileKind.MANIFEST: paths})
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=6, in_use=paths)
     store.record_unreferenced(table_id, paths, OrphanReason.SNAPSHOT_EXPIRED, at_ms=7)
     store.record_still_used(table_id, paths, at_ms=8)
@@ -1130,7 +1135,7 @@ def test_reopened_database_remembers(database_path: Path) -> None:
             None, outcome(table_id, 1, added_files=files, added_delete_files=(delete_file("d1", "a"),)), at_ms=1
         )
         open_intent(store, table_id, 2**62)
-        store.record_pending(2**62, FileKind.DELETE_FILE, ["d2"])
+        store.record_pending(2**62, {FileKind.DELETE_FILE: ["d2"]})
         store.record_prepared(2**62, outcome(table_id, 2, removed_files=("b",)))
         store.record_failure(table_id, TableError("Retryable", "away", "Wait.", 1, 2, 3, False))
         store.record_run(SyncRun(table_id, 1, 2, "advanced"))
@@ -1323,7 +1328,7 @@ def write_verbs(store: StateStore, table_id: int) -> list[Callable[[], object]]:
     return [
         lambda: store.load_table("orders", "elsewhere", "sales.orders"),
         lambda: open_intent(store, table_id, 2),
-        lambda: store.record_pending(1, FileKind.MANIFEST, ["m9"]),
+        lambda: store.record_pending(1, {FileKind.MANIFEST: ["m9"]}),
         lambda: store.record_prepared(1, outcome(table_id, 2)),
         lambda: store.record_synced(1, outcome(table_id, 2, removed_files=("a",)), at_ms=2),
         lambda: store.record_rebuilt(outcome(table_id, 2), [], [], at_ms=2),
@@ -1400,7 +1405,7 @@ def test_damaged_table_fails_without_a_trace(
 ) -> None:
     """A verb whose last statement fails leaves nothing of the statements before it."""
     table_id = fill(sql_store)
-    sql_store.record_pending(1, FileKind.DELETE_FILE, ["pending"])
+    sql_store.record_pending(1, {FileKind.DELETE_FILE: ["pending"]})
     sql_store.record_orphans(table_id, FileKind.DELETE_FILE, ["lost", "deleted"], OrphanReason.FOUND, at_ms=2)
     sql_store.record_deleted(table_id, ["deleted"], at_ms=3)
     sql_store.record_run(SyncRun(table_id, 3, 1, "advanced"))
@@ -1429,8 +1434,8 @@ def endless():
 store = SqlStateStore.open(sys.argv[1])
 steps = [
     lambda: store.load_table("orders", "source", "target"),
-    lambda: store.record_intent(Intent(9, 1, None, 1, 1)),
-    lambda: store.record_pending(9, FileKind.DELETE_FILE, ["d"]),
+    lambda: store.record_intent(Intent(9, 1, None, 1, 1), {}),
+    lambda: store.record_pending(9, {FileKind.DELETE_FILE: ["d"]}),
     lambda: store.record_prepared(9, outcome(1)),
     lambda: store.record_synced(9, outcome(1, added_files=(LiveFile("a", 1, 1, 0, "m"),)), at_ms=1),
     lambda: store.record_rebuilt(outcome(2), endless(), [], at_ms=2),
@@ -1558,12 +1563,12 @@ class BothStores(RuleBasedStateMachine):
             self.table_id, "id", None, to_version=now, source_timestamp_ms=now, snapshot_id=snapshot_id, **changed
         )
 
-    @rule()
-    def record_intent(self) -> None:
+    @rule(first=pending_files, second=pending_files)
+    def record_intent(self, first: tuple[FileKind, list[str]], second: tuple[FileKind, list[str]]) -> None:
         intent = Intent(self.tick(), self.table_id, None, 1, self.now)
         self.intents.append(intent.id)
         for store in self.stores:
-            store.record_intent(intent)
+            store.record_intent(intent, dict([first, second]))
 
     def open_intents(self) -> list[int]:
         return [intent.id for intent, _ in self.memory.find_open_intents(self.table_id)]
@@ -1573,7 +1578,7 @@ class BothStores(RuleBasedStateMachine):
     def record_pending(self, data: st.DataObject, files: tuple[FileKind, list[str]]) -> None:
         intent_id = data.draw(st.sampled_from(self.open_intents()))
         for store in self.stores:
-            store.record_pending(intent_id, *files)
+            store.record_pending(intent_id, dict([files]))
 
     @precondition(lambda self: self.open_intents())
     @rule(changed=changes)
@@ -1754,11 +1759,11 @@ def lose_the_lease(sql_store: SqlStateStore, url: str) -> None:
     record = sql_store.load_table("t", "file:///d/t", "lake.t")
     assert sql_store.take_lease(sql_store.read_lease(), "one", has_lock=False)
     intent = Intent(id=7, table_id=record.id, from_version=None, to_version=0, created_at_ms=1)
-    sql_store.record_intent(intent)
+    sql_store.record_intent(intent, {})
     with closing(SqlStateStore.open(url)) as other:
         assert other.take_lease(other.read_lease(), "two", has_lock=False)
         writes: list[Callable[[], object]] = [
-            lambda: sql_store.record_pending(7, FileKind.DELETE_FILE, ["s3://x/d"]),
+            lambda: sql_store.record_pending(7, {FileKind.DELETE_FILE: ["s3://x/d"]}),
             lambda: sql_store.record_abandoned(7, OrphanReason.COMMIT_FAILED, at_ms=1),
             lambda: sql_store.record_paused(record.id, True),
             lambda: sql_store.load_table("t", "file:///d/other", "lake.t"),

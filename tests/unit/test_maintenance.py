@@ -627,8 +627,8 @@ def test_an_intent_in_the_making_is_left_alone(make: Callable[..., World]) -> No
     """Pending files are nobody's orphans, however old."""
     world = make()
     store, folder = world.bench.store, world.bench.iceberg().location()
-    store.record_intent(Intent(77, table_id(world.bench), None, 1, 1))
-    store.record_pending(77, FileKind.MANIFEST, [f"{folder}/metadata/new.avro"])
+    store.record_intent(Intent(77, table_id(world.bench), None, 1, 1), {})
+    store.record_pending(77, {FileKind.MANIFEST: [f"{folder}/metadata/new.avro"]})
     world.clock.later_s = 100 * HOUR_S
     assert world.clean_up(scan=True, remove_found=True).removed == []
     assert f"{folder}/metadata/new.avro" in world.written(FileStatus.PENDING)

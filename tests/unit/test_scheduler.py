@@ -84,6 +84,7 @@ class FakeFollower:
         self.polls = 0
         self.syncs = 0
         self.in_doubt = False
+        self.others_waited = False
 
     @property
     def synced(self) -> int | None:
@@ -105,7 +106,8 @@ class FakeFollower:
     def commit_time_ms(self, version: int) -> int | None:
         return 1_700_000_000_000 if self.newest is not None and version <= self.newest else None
 
-    def sync(self, *, stop: Event, full: bool = False) -> SyncResult:
+    def sync(self, *, stop: Event, full: bool = False, others_wait: Callable[[], bool] = bool) -> SyncResult:
+        self.others_waited = others_wait()
         self.syncs += 1
         self.entered.set()
         if self.gate:
