@@ -80,7 +80,7 @@ class StateStore(Protocol):
         ...
 
     def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
-        """Open the intent, with the files that it writes first, as `record_pending` does. A known one stays as it is."""
+        """Open the intent, and do as `record_pending` for what it writes first. A known intent stays as it is."""
         ...
 
     def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:

@@ -33,6 +33,8 @@ tables: [{source: lake/*/, target: "lake.{name}", name: "{name}"}]
 """
 TABLES, BUSY = 12, 6
 SETTLE_S = 600.0
+# A run of this length has a minute for the catalog alone.
+LONG_RUN_S = 300.0
 
 
 class World:
@@ -82,15 +84,18 @@ class World:
             self.daemons[number].kill()
             self.daemons[number] = self.start()
 
-    def lock(self, name: str) -> None:
+    def lock(self, name: str, least_s: float = 3.0) -> None:
         """Nobody can use this database for a while."""
         with closing(sqlite3.connect(self.folder / name, timeout=30, isolation_level=None)) as database:
             database.execute("begin exclusive")
-            time.sleep(self.random.uniform(3, 9))
+            time.sleep(self.random.uniform(least_s, least_s + 6))
             database.execute("rollback")
 
     def catalog_away(self) -> None:
         self.lock("catalog.db")
+
+    def catalog_away_for_a_minute(self) -> None:
+        self.lock("catalog.db", least_s=60.0)
 
     def state_away(self) -> None:
         self.lock("state.db")
@@ -117,13 +122,14 @@ class World:
             *[self.kill] * 4, self.terminate, self.suspend, self.catalog_away, self.state_away, self.flaky, self.jump,
             self.reload,
         ]  # fmt: skip
+        first = [self.catalog_away_for_a_minute] if seconds >= LONG_RUN_S else []
         done: Counter[str] = Counter()
         end_s = time.monotonic() + seconds
         self.load.start()
         try:
             while time.monotonic() < end_s:
                 time.sleep(self.random.uniform(1, 6))
-                fault = self.random.choice(faults)
+                fault = first.pop() if first else self.random.choice(faults)
                 print(f"{end_s - time.monotonic():.0f} s left: {fault.__name__}", flush=True)
                 fault()
                 done[fault.__name__] += 1

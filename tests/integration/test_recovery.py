@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
-from daemon.errors import SyncError, TargetChanged, Unsupported
+from daemon.errors import CommitIncomplete, SyncError, TargetChanged, Unsupported
 from daemon.settings import LimitsSettings
 from tests.handmade import FEATURES, Bench, HandmadeTable
 from tests.integration.follow import Followed
@@ -173,6 +175,65 @@ def bench(tmp_path: Path, handmade: HandmadeTable) -> Bench:
     handmade.commit([handmade.add(first, deleted=[1, 2]), handmade.add(second)])
     bench.follower.sync()
     return bench
+
+
+def delete_one_each(table: HandmadeTable, *positions: int) -> None:
+    """A version for each position, deleted from one file."""
+    for position in positions:
+        table.commit(table.delete({next(iter(table.live)): [position]}))
+
+
+def markers(bench: Bench) -> list[tuple[str | None, str | None]]:
+    """The Delta versions of each snapshot: first, where there are several, and last."""
+    summaries = [snapshot.summary for snapshot in bench.iceberg().snapshots()]
+    return [
+        (found["dvsync.delta.from-version"], found["dvsync.delta.version"]) for found in summaries if found is not None
+    ]
+
+
+def test_versions_share_a_snapshot_while_others_wait(tmp_path: Path, handmade: HandmadeTable, bench: Bench) -> None:
+    """All that is there when others wait becomes one snapshot; before and after it each version has its own."""
+    delete_one_each(handmade, 3, 4, 5, 6, 7)
+    others_wait = chain([False], repeat(True))
+    result = bench.follower.sync(others_wait=lambda: next(others_wait))
+    assert (result.snapshots, result.from_version, result.to_version) == (2, 2, 6)
+    delete_one_each(handmade, 8, 9)
+    assert bench.follower.sync(others_wait=lambda: False).snapshots == 2
+    assert markers(bench)[-4:] == [(None, "2"), ("3", "6"), (None, "7"), (None, "8")]
+    assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
+
+    bench.close()
+    bench.limits = LimitsSettings(fold_when_busy=False)
+    bench.open()
+    delete_one_each(handmade, 0, 0)  # in the other file each
+    assert bench.follower.sync(others_wait=lambda: True).snapshots == 2
+
+
+def truncate(table: HandmadeTable) -> None:
+    path = table.commit_path(table.version)
+    path.write_text(path.read_text().replace('"add"', '"add', 1))
+
+
+def refuse(table: HandmadeTable) -> None:
+    path = table.commit_path(table.version)
+    path.write_text(path.read_text() + json.dumps(unknown_feature(table)) + "\n")
+
+
+@pytest.mark.parametrize(("spoil", "kind"), [(truncate, CommitIncomplete), (refuse, Unsupported)])
+def test_what_is_refused_among_versions_that_share_a_snapshot(
+    handmade: HandmadeTable, bench: Bench, spoil: Callable[[HandmadeTable], None], kind: type[SyncError]
+) -> None:
+    """The versions before it are shown, and the error names it: as if each had a snapshot of its own."""
+    delete_one_each(handmade, 3, 4)
+    rows = handmade.live_rows()
+    delete_one_each(handmade, 5)
+    spoil(handmade)
+    delete_one_each(handmade, 6)
+    with pytest.raises(kind) as raised:
+        bench.follower.sync(others_wait=lambda: True)
+    assert (raised.value.version, synced_version(bench)) == (4, 3)
+    assert (raised.value.path or "").endswith(f"{4:020d}.json")
+    assert_readers_agree(bench.iceberg(), None, rows)
 
 
 def synced_version(bench: Bench) -> int | None:

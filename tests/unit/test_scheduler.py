@@ -424,6 +424,21 @@ def test_without_a_free_slot_a_table_goes_away_and_is_called(bench):
     assert bench.slots.give_back() is None
 
 
+def test_a_table_is_told_whether_others_wait(bench):
+    """Only while somebody stands in the queue."""
+    assert bench.slots.try_take("other")
+    assert not bench.slots.try_take("third")
+    bench.slots.resize(2)
+    assert bench.poll().result.to_version == 0
+    assert bench.follower.others_waited
+    # The slot that "orders" gave back went to the third table's next try, which takes it out of the queue.
+    assert bench.slots.try_take("third")
+    bench.slots.resize(3)
+    bench.follower.newest = 1
+    assert bench.poll().result.to_version == 1
+    assert not bench.follower.others_waited
+
+
 # --- the scheduler, with its threads ---
 
 
