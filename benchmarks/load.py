@@ -1,9 +1,9 @@
 """Many tables in one daemon: how long after a Delta commit Iceberg shows it, and what that costs.
 
 `dvsync run`, the whole product as a process of its own, follows `--tables` tables that one source pattern finds, each
-polled every second. Their first syncs run on Spark; when its session has ended with its JVM, `--busy` of the tables get
-a commit each second for `--seconds`: one in three appends a file, the others delete a row of two files by deletion
-vectors.
+polled every second; all else is as it comes, maintenance included. Their first syncs run on Spark; when its session has
+ended with its JVM, `--busy` of the tables get a commit each second for `--seconds`: one in three appends a file, the
+others delete a row of two files by deletion vectors.
 
 Freshness of a commit is the time from its commit file being there to the line of the log that says that its snapshot is
 committed and recorded. CPU is that of the daemon's process in shares of one core, memory its resident set, both looked
@@ -42,7 +42,6 @@ spark: {idle_timeout: 10s}
 health: {port: 0}
 log: {format: json}
 defaults: {poll_interval: 1s}
-maintenance: {interval: 1m}
 tables: [{source: lake/*/, target: "lake.{name}", name: "{name}"}]
 """
 

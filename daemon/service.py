@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ from state import StateUnavailable
 CLOSING_MAX_S = 1.5
 # What the process is built on: changing it takes a new process.
 FIXED_SECTIONS = ("state", "spark", "health")
+# A thread that comes back from SQLite or a file waits for a busy one for so long. With Python's own 5 ms that was most of
+# a transaction's time, in which nobody else can write to the state database.
+THREAD_SWITCH_S = 0.001
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -51,6 +55,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
     """
     settings = read_settings()
     configure_logging(settings.log)
+    sys.setswitchinterval(THREAD_SWITCH_S)
     with ExitStack() as opened:
         # Whatever hangs, a store that is silent or a database that is locked: the process ends.
         signals = opened.enter_context(StopSignals(reloads=True, grace_s=STOP_GRACE_S + CLOSING_MAX_S))
