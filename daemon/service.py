@@ -32,8 +32,8 @@ from state import StateUnavailable
 CLOSING_MAX_S = 1.5
 # What the process is built on: changing it takes a new process.
 FIXED_SECTIONS = ("state", "spark", "health")
-# A thread that comes back from SQLite or a file waits for a busy one for so long. With Python's own 5 ms that was most of
-# a transaction's time, in which nobody else can write to the state database.
+# So long does a thread that comes back from SQLite or a file wait for a busy one. With Python's own 5 ms that was most
+# of a transaction's time, in which nobody else can write to the state database.
 THREAD_SWITCH_S = 0.001
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
