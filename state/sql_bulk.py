@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, Select, Update, bindparam, insert, select, update
 from sqlalchemy.orm import InstrumentedAttribute
 
 from state.models import DataFileRow, DeleteFileRow, MetadataFileRow
@@ -30,13 +31,12 @@ def find_by_path(
     connection: Connection, column: InstrumentedAttribute[V], table_id: int, paths: Iterable[str]
 ) -> dict[str, V]:
     """The value of `column` for each of `paths` that has a row in the column's table."""
-    rows = column.class_
+    rows: Any = column.class_
+    by_path = _select_by_path(rows, column.key)
     return {
         path: value
         for batch in batched(paths)
-        for path, value in connection.execute(
-            select(rows.path, column).where(rows.table_id == table_id, rows.path.in_(batch))
-        )
+        for path, value in connection.execute(by_path, {"table_id": table_id, "paths": batch})
     }
 
 
@@ -59,6 +59,19 @@ def update_rows(connection: Connection, rows: FileRow, table_id: int, columns: d
     """Update the row of each path; a path without a row is passed over."""
     if columns:
         connection.execute(
-            update(rows).where(rows.table_id == bindparam("of_table"), rows.path == bindparam("of_path")),
+            _update_by_path(rows),
             [{"of_table": table_id, "of_path": path, **row} for path, row in columns.items()],
         )
+
+
+# To put a statement together takes longer than to execute it.
+@cache
+def _select_by_path(rows: FileRow, column: str) -> Select[Any]:
+    return select(rows.path, getattr(rows, column)).where(
+        rows.table_id == bindparam("table_id"), rows.path.in_(bindparam("paths", expanding=True))
+    )
+
+
+@cache
+def _update_by_path(rows: FileRow) -> Update:
+    return update(rows).where(rows.table_id == bindparam("of_table"), rows.path == bindparam("of_path"))

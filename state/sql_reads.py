@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, select
+from sqlalchemy import Connection, Row, Select, bindparam, select
 
 from state.models import DataFileRow, DeleteFileRow, DvMappingRow, MetadataFileRow
 from state.records import DeleteFileRecord, DeletionVectorRecord, DvMapping, LiveFile
 from state.sql_bulk import batched
 
 
-def select_live_files(table_id: int) -> Select[Any]:
+def select_live_files() -> Select[Any]:
+    """Those of the table with the id that the parameter `table_id` will say."""
     return (
         select(DataFileRow.__table__, MetadataFileRow.path.label("manifest_path"))
         .join(MetadataFileRow, MetadataFileRow.id == DataFileRow.manifest_id)
-        .where(DataFileRow.table_id == table_id)
+        .where(DataFileRow.table_id == bindparam("table_id"))
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import msgspec
 from msgspec.structs import asdict, replace
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
 from state import sql_files, sql_lease
 from state.cursor import advance_cursor
@@ -44,6 +44,35 @@ from state.sql_reads import live_file, read_delete_files, select_live_files
 
 READ_BATCH_MAX = 5_000
 WRITE_BATCH_MAX = 5_000
+
+# What every sync asks is put together once: that takes longer than to execute it.
+_TABLE_BY_NAME = select(TableRow.__table__).where(TableRow.name == bindparam("name"))
+_TABLE_BY_ID = select(TableRow.__table__).where(TableRow.id == bindparam("table_id"))
+_TABLE_IS_THERE = select(TableRow.id).where(TableRow.id == bindparam("table_id"))
+_INTENT_BY_ID = select(IntentRow.id, IntentRow.table_id, IntentRow.created_at_ms).where(
+    IntentRow.id == bindparam("intent_id")
+)
+_OPEN_INTENTS = (
+    select(IntentRow.__table__)
+    .where(IntentRow.table_id == bindparam("table_id"), IntentRow.status == IntentStatus.OPEN)
+    .order_by(IntentRow.created_at_ms, IntentRow.id)
+)
+_LIVE_FILES_BY_PATH = select_live_files().where(DataFileRow.path.in_(bindparam("paths", expanding=True)))
+_SERVING = (
+    select(DvMappingRow.delete_file_id)
+    .distinct()
+    .join(DataFileRow, DataFileRow.id == DvMappingRow.data_file_id)
+    .where(DataFileRow.table_id == bindparam("table_id"), DataFileRow.path.in_(bindparam("data_files", expanding=True)))
+)
+_SERVED = (
+    select(DeleteFileRow.path, DataFileRow.path)
+    .join(DvMappingRow, DvMappingRow.delete_file_id == DeleteFileRow.id)
+    .join(DataFileRow, DataFileRow.id == DvMappingRow.data_file_id)
+    .where(
+        DeleteFileRow.table_id == bindparam("table_id"),
+        DeleteFileRow.path.in_(bindparam("delete_files", expanding=True)),
+    )
+)
 
 
 class SqlStateStore:
@@ -92,14 +121,13 @@ class SqlStateStore:
             sql_lease.update_lease(connection, holder=None)
 
     def load_table(self, name: str, source: str, target: str) -> TableRecord:
-        named = select(TableRow.__table__).where(TableRow.name == name)
         # Nearly always it is there, and nobody has to queue behind the writers for it.
         with self._database.read() as connection:
-            found = connection.execute(named).one_or_none()
+            found = connection.execute(_TABLE_BY_NAME, {"name": name}).one_or_none()
         if found is not None and (found.source, found.target) == (source, target):
             return _table_record(found)
         with self._database.write() as connection:
-            found = connection.execute(named).one_or_none()
+            found = connection.execute(_TABLE_BY_NAME, {"name": name}).one_or_none()
             if found is None or (found.source, found.target) != (source, target):
                 # All that belongs to the old row goes with it, by the foreign keys. Nothing of it becomes an orphan:
                 # whoever reads the old target still needs its files.
@@ -108,7 +136,7 @@ class SqlStateStore:
                     name=name, source=source, target=target, paused=False, must_compare=False, resync_wanted=False
                 )
                 connection.execute(new)
-            return _table_record(connection.execute(named).one())
+            return _table_record(connection.execute(_TABLE_BY_NAME, {"name": name}).one())
 
     def list_tables(self) -> list[TableRecord]:
         with self._database.read() as connection:
@@ -117,69 +145,60 @@ class SqlStateStore:
             ]
 
     def find_live_files(self, table_id: int, paths: Collection[str]) -> dict[str, LiveFile]:
-        live_files = select_live_files(table_id)
         with self._database.read() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             return {
                 row.path: live_file(row)
                 for batch in batched(paths)
-                for row in connection.execute(live_files.where(DataFileRow.path.in_(batch)))
+                for row in connection.execute(_LIVE_FILES_BY_PATH, {"table_id": table_id, "paths": batch})
             }
 
     def read_live_files(self, table_id: int) -> Iterator[LiveFile]:
         # One short transaction a batch: a reader that dawdles must not hold back SQLite's checkpoints.
-        live_files = select_live_files(table_id).order_by(DataFileRow.path).limit(READ_BATCH_MAX)
+        after_path = DataFileRow.path > bindparam("after")
+        live_files = select_live_files().where(after_path).order_by(DataFileRow.path).limit(READ_BATCH_MAX)
         after = ""
         while True:
             with self._database.read() as connection:
-                _load_table(connection, table_id)
-                batch = [live_file(row) for row in connection.execute(live_files.where(DataFileRow.path > after))]
+                _check_table(connection, table_id)
+                rows = connection.execute(live_files, {"table_id": table_id, "after": after})
+                batch = [live_file(row) for row in rows]
             yield from batch
             if len(batch) < READ_BATCH_MAX:
                 return
             after = batch[-1].path
 
     def find_delete_files(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
-        serving = (
-            select(DvMappingRow.delete_file_id)
-            .distinct()
-            .join(DataFileRow, DataFileRow.id == DvMappingRow.data_file_id)
-            .where(DataFileRow.table_id == table_id)
-        )
         with self._database.read() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             delete_file_ids = {
                 delete_file_id
                 for batch in batched(data_files)
-                for delete_file_id in connection.scalars(serving.where(DataFileRow.path.in_(batch)))
+                for delete_file_id in connection.scalars(_SERVING, {"table_id": table_id, "data_files": batch})
             }
             return read_delete_files(connection, delete_file_ids)
 
     def find_serving(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
-        served = (
-            select(DeleteFileRow.path, DataFileRow.path)
-            .join(DvMappingRow, DvMappingRow.delete_file_id == DeleteFileRow.id)
-            .join(DataFileRow, DataFileRow.id == DvMappingRow.data_file_id)
-            .where(DeleteFileRow.table_id == table_id)
-        )
         serving: dict[str, set[str]] = {path: set() for path in delete_files}
         with self._database.read() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             for batch in batched(delete_files):
-                for delete_file, data_file in connection.execute(served.where(DeleteFileRow.path.in_(batch))):
+                for delete_file, data_file in connection.execute(
+                    _SERVED, {"table_id": table_id, "delete_files": batch}
+                ):
                     serving[delete_file].add(data_file)
         return serving
 
     def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
         with self._database.write() as connection:
-            _load_table(connection, intent.table_id)
+            _check_table(connection, intent.table_id)
             if connection.scalar(select(IntentRow.id).where(IntentRow.id == intent.id)) is None:
                 connection.execute(insert(IntentRow).values(**asdict(intent), status=IntentStatus.OPEN))
-            _write_pending(connection, intent.id, pending)
+            _write_pending(connection, intent, pending)
 
     def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
         with self._database.write() as connection:
-            _write_pending(connection, intent_id, paths)
+            _write_pending(connection, _load_intent(connection, intent_id), paths)
 
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
         with self._database.write() as connection:
@@ -188,19 +207,14 @@ class SqlStateStore:
             connection.execute(update(IntentRow).where(IntentRow.id == intent_id).values(payload=payload))
 
     def find_open_intents(self, table_id: int) -> list[tuple[Intent, Outcome | None]]:
-        opened = (
-            select(IntentRow.__table__)
-            .where(IntentRow.table_id == table_id, IntentRow.status == IntentStatus.OPEN)
-            .order_by(IntentRow.created_at_ms, IntentRow.id)
-        )
         with self._database.read() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             return [
                 (
                     Intent(row.id, row.table_id, row.from_version, row.to_version, row.created_at_ms),
                     None if row.payload is None else msgspec.json.decode(row.payload, type=Outcome),
                 )
-                for row in connection.execute(opened)
+                for row in connection.execute(_OPEN_INTENTS, {"table_id": table_id})
             ]
 
     def record_synced(self, intent_id: int | None, outcome: Outcome, *, at_ms: int) -> None:
@@ -277,41 +291,41 @@ class SqlStateStore:
         self, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
     ) -> None:
         with self._database.write() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             sql_files.insert_orphans(connection, table_id, kind, paths, reason, at_ms=at_ms)
 
     def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:
         with self._database.write() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             sql_files.orphan_unreferenced(connection, table_id, paths, reason, at_ms=at_ms)
 
     def record_still_used(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
         columns = {path: {"since_ms": at_ms} for path in paths}
         with self._database.write() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             sql_files.update_written(connection, table_id, columns, statuses=(FileStatus.ORPHANED,))
 
     def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:
         with self._database.write() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             sql_files.remove_all_live_files(connection, table_id)
             sql_files.orphan_written(connection, table_id, OrphanReason.TABLE_REPLACED, at_ms=at_ms)
 
     def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
         columns = {path: {"size_bytes": size_bytes} for path, size_bytes in sizes_bytes.items()}
         with self._database.write() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             sql_files.update_written(connection, table_id, columns, statuses=tuple(FileStatus))
 
     def record_deleted(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
         columns = {path: {"status": FileStatus.DELETED, "since_ms": at_ms} for path in paths}
         with self._database.write() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             sql_files.update_written(connection, table_id, columns, statuses=(FileStatus.ORPHANED,))
 
     def forget_before(self, table_id: int, before_ms: int) -> None:
         with self._database.write() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             for rows in sql_files.WRITTEN_ROWS:
                 gone = delete(rows).where(rows.table_id == table_id, rows.status == FileStatus.DELETED)
                 connection.execute(gone.where(rows.since_ms < before_ms))
@@ -326,7 +340,7 @@ class SqlStateStore:
 
     def record_run(self, run: SyncRun) -> None:
         with self._database.write() as connection:
-            _load_table(connection, run.table_id)
+            _check_table(connection, run.table_id)
             connection.execute(insert(SyncRunRow).values(**asdict(run)))
 
     def record_resumed(self, table_id: int) -> None:
@@ -344,7 +358,7 @@ class SqlStateStore:
     def count(self, table_id: int) -> TableCounts:
         sums = select(func.count(), func.sum(DataFileRow.record_count), func.sum(DataFileRow.dv_cardinality))
         with self._database.read() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             data_files, rows, deleted = connection.execute(sums.where(DataFileRow.table_id == table_id)).one()
             # A sum over no rows is None, and some databases add integers up to a decimal.
             deleted_positions = int(deleted or 0)
@@ -357,7 +371,7 @@ class SqlStateStore:
 
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
         with self._database.read() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             files = [
                 WrittenFile(path, FileKind(kind), *rest)
                 for rows in sql_files.WRITTEN_ROWS
@@ -369,7 +383,7 @@ class SqlStateStore:
 
     def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
         with self._database.read() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             return sql_files.has_orphans(connection, table_id, before_ms=before_ms, reasons=reasons)
 
     def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
@@ -389,7 +403,7 @@ class SqlStateStore:
             )
         )
         with self._database.read() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             return sorted(connection.scalars(crowded))
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
@@ -400,7 +414,7 @@ class SqlStateStore:
             .limit(runs_max)
         )
         with self._database.read() as connection:
-            _load_table(connection, table_id)
+            _check_table(connection, table_id)
             return [SyncRun(*row) for row in connection.execute(newest)]
 
 
@@ -411,10 +425,15 @@ def _table_record(row: Row[Any]) -> TableRecord:
 
 
 def _load_table(connection: Connection, table_id: int) -> TableRecord:
-    row = connection.execute(select(TableRow.__table__).where(TableRow.id == table_id)).one_or_none()
+    row = connection.execute(_TABLE_BY_ID, {"table_id": table_id}).one_or_none()
     if row is None:
         raise LookupError(f"no table has the id {table_id}")
     return _table_record(row)
+
+
+def _check_table(connection: Connection, table_id: int) -> None:
+    if connection.scalar(_TABLE_IS_THERE, {"table_id": table_id}) is None:
+        raise LookupError(f"no table has the id {table_id}")
 
 
 def _write_table(connection: Connection, table: TableRecord) -> None:
@@ -425,19 +444,19 @@ def _write_table(connection: Connection, table: TableRecord) -> None:
     connection.execute(update(TableRow).where(TableRow.id == table_id).values(columns))
 
 
-def _load_intent(connection: Connection, intent_id: int) -> Row[int, int]:
-    found = select(IntentRow.table_id, IntentRow.created_at_ms).where(IntentRow.id == intent_id)
-    row = connection.execute(found).one_or_none()
+def _load_intent(connection: Connection, intent_id: int) -> Row[int, int, int]:
+    row = connection.execute(_INTENT_BY_ID, {"intent_id": intent_id}).one_or_none()
     if row is None:
         raise LookupError(f"no intent has the id {intent_id}")
     return row
 
 
-def _write_pending(connection: Connection, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
-    intent = _load_intent(connection, intent_id)
+def _write_pending(
+    connection: Connection, intent: Intent | Row[int, int, int], paths: Mapping[FileKind, Sequence[str]]
+) -> None:
     for kind, members in paths.items():
         sql_files.write_pending(
-            connection, intent.table_id, kind, members, intent_id=intent_id, at_ms=intent.created_at_ms
+            connection, intent.table_id, kind, members, intent_id=intent.id, at_ms=intent.created_at_ms
         )
 
 

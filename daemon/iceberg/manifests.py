@@ -7,6 +7,8 @@ its own; reading and writing is done with the newest schema of the format, so th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import cast
 
 from pyiceberg.avro.file import AvroFile, AvroOutputFile
 from pyiceberg.io import FileIO
@@ -52,7 +54,13 @@ def schema_with_sources(spec: PartitionSpec, schemas: Iterable[Schema]) -> Schem
 
 
 def _entry_schema(spec: PartitionSpec, schema: Schema, version: int) -> Schema:
-    data_file = data_file_with_partition(spec.partition_type(schema), version)  # type: ignore[arg-type]
+    return _entry_schema_with(spec.partition_type(schema), version)
+
+
+# A manifest of a few entries takes no longer than its schema.
+@lru_cache(maxsize=256)
+def _entry_schema_with(partition_type: StructType, version: int) -> Schema:
+    data_file = data_file_with_partition(partition_type, version)  # type: ignore[arg-type]
     if data_file.fields[-1].field_id < REFERENCED_DATA_FILE.field_id:
         data_file = StructType(*data_file.fields, REFERENCED_DATA_FILE)
     return manifest_entry_schema_with_data_file(version, data_file)  # type: ignore[arg-type]
@@ -185,15 +193,12 @@ def write_manifest_list(
 
 
 def _sequenced(manifest: ManifestFile, sequence_number: int) -> ManifestFile:
+    if cast("int | None", manifest.sequence_number) is not None:
+        return manifest
     fields = {
         field.name: manifest[position]
         for position, field in enumerate(MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION].fields)
     }
-    if fields["sequence_number"] is None:
-        fields["sequence_number"] = sequence_number
-        fields["min_sequence_number"] = (
-            sequence_number
-            if fields["min_sequence_number"] is None
-            else min(sequence_number, fields["min_sequence_number"])
-        )
-    return manifest_record(**fields)
+    least = fields["min_sequence_number"]
+    fields["min_sequence_number"] = sequence_number if least is None else min(sequence_number, least)
+    return manifest_record(**fields | {"sequence_number": sequence_number})
