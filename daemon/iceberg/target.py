@@ -88,7 +88,7 @@ class Target:
         """A table to be created by the first commit; its namespace is made if need be."""
         try:
             catalog = self._open_catalog()
-            catalog.create_namespace_if_not_exists(Catalog.namespace_from(self.identifier))
+            _ensure_namespace(catalog, self.identifier)
             return stage_table(
                 catalog,
                 self.identifier,
@@ -214,6 +214,16 @@ class Target:
             f"the commit to {self.identifier} may or may not have landed: {type(error).__name__}: {error}",
             hint="dvsync looks for its marker in the table before it does anything else.",
         )
+
+
+def _ensure_namespace(catalog: Catalog, identifier: str) -> None:
+    namespace = Catalog.namespace_from(identifier)
+    try:
+        catalog.create_namespace_if_not_exists(namespace)
+    except Exception:
+        # Catalogs look before they create: of two tables that come at the same time, one may be told anything.
+        if not catalog.namespace_exists(namespace):
+            raise
 
 
 def _newest_first(table: Table) -> list[Schema]:

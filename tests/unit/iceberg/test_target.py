@@ -64,6 +64,20 @@ def test_a_table_is_created_with_its_first_snapshot(made: MadeTable) -> None:
     assert table.metadata_location == found.metadata_location
 
 
+def test_a_namespace_that_someone_else_creates_meanwhile(made: MadeTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalog looks, another table's first sync creates it, and the catalog's own try is in vain."""
+    look = made.catalog.namespace_exists
+
+    def too_early(namespace: Any) -> bool:
+        monkeypatch.setattr(made.catalog, "namespace_exists", look)
+        made.catalog.create_namespace(namespace)
+        return False
+
+    monkeypatch.setattr(made.catalog, "namespace_exists", too_early)
+    made.commit(**ADDED)
+    assert len(snapshot_ids(made.table())) == 1
+
+
 def test_field_ids_stay_as_they_are_given(made: MadeTable) -> None:
     """The catalog's own way would number the fields anew, away from what the name mapping says."""
     schema = Schema(NestedField(7, "b", LongType()), NestedField(4, "a", StringType()), schema_id=0)
