@@ -69,8 +69,8 @@ def announce_metadata_files(catalog: Catalog) -> None:
     catalog._write_metadata = write_metadata  # type: ignore[method-assign]
 
 
-# The snapshots of some 100 tables with a few hundred each; about 4 kB a snapshot.
-WRITTEN_SNAPSHOTS_MAX = 20_000
+# Some 6 kB each.
+WRITTEN_SNAPSHOTS_MAX = 10_000
 
 
 class _WrittenMetadata:
