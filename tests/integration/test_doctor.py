@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from daemon.cli import app
 from daemon.errors import Unsupported
+from tests.handmade import HandmadeTable
 from tests.integration.follow import Followed
 from tests.integration.test_first_sync import spark_conf
 
@@ -90,3 +91,15 @@ def test_where_there_is_no_table(spark: SparkSession, tmp_path: Path) -> None:
     code, output = doctor(str(tmp_path / "nothing"))
     assert code == 1
     assert "there is no Delta table" in output and str(tmp_path / "nothing") in output
+
+
+def test_the_tables_of_a_pattern_are_known_by_name(tmp_path: Path) -> None:
+    """As by every other command: an unknown name is answered with those that the pattern finds."""
+    HandmadeTable(tmp_path / "lake" / "orders").create()
+    (tmp_path / "config.yaml").write_text(
+        "catalogs: {c: {type: sql, uri: 'sqlite:///catalog.db', warehouse: w}}\n"
+        "tables: [{source: 'lake/*/', target: 'lake.{name}', name: '{name}'}]\n"
+    )
+    code, output = doctor("nothing")
+    assert code == 1
+    assert "one of the names orders" in output
