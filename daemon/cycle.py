@@ -154,8 +154,21 @@ class TableCycle:
     def poll(self, slots: Slots, stop: Event, on_free: Callable[[str], None]) -> Verdict:
         """Look for news, and sync when there is some and a slot is free; without news this is one existence check.
 
-        `on_free` is told which table may have the slot afterwards.
+        `on_free` is told which table may have a slot afterwards.
         """
+        verdict = self._look()
+        if verdict is None and not slots.try_take(self.name):
+            self._look_at_lag()
+            return Verdict()
+        try:
+            return verdict or self.sync(stop, others_wait=slots.are_wanted)
+        finally:
+            waiting = slots.leave(self.name) if verdict else slots.give_back()
+            if waiting is not None:
+                on_free(waiting)
+
+    def _look(self) -> Verdict | None:
+        """What the table comes to without a sync; None when there is news."""
         if is_held(self._record):
             if self._is_unrecorded and self._record.error is not None:
                 self._record_failure(self._record.error)
@@ -168,15 +181,7 @@ class TableCycle:
         if not has_news:
             self._in_step()
             return Verdict()
-        if not slots.try_take(self.name):
-            self._look_at_lag()
-            return Verdict()
-        try:
-            return self.sync(stop, others_wait=slots.are_wanted)
-        finally:
-            waiting = slots.give_back()
-            if waiting is not None:
-                on_free(waiting)
+        return None
 
     def sync(self, stop: Event, *, full: bool = False, others_wait: Callable[[], bool] = lambda: False) -> Verdict:
         """One cycle of the follower, news or not."""
@@ -203,9 +208,11 @@ class TableCycle:
         if progressed:
             self._record_run(_run_of(self._record.id, result, started_ms, duration_ms))
         try:
-            self._record = self._store.load_table(self.name, self.table.source, self.table.target)
-            if self._record.resync_wanted:
-                self._follower.doubt()  # It was asked for while this sync was at work.
+            record = self._store.load_table(self.name, self.table.source, self.table.target)
+            # What was said while this sync was at work.
+            if self.is_told_otherwise(record):
+                self.take_up(record)
+            self._record = record
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
         self._counts_due = True

@@ -38,9 +38,11 @@ def discover(
     """Expand the patterns of `settings`. Folders without a Delta table, or listed by themselves, are passed over.
 
     `owners` are the sources that tables were followed from so far, by name: a pattern never gives a table another one.
-    What a pattern found `before` stays where the pattern cannot be listed now, and with `keep_vanished` in any case.
+    What a pattern found `before` stays where the pattern cannot be listed now, and with `keep_vanished` in any case; so
+    does what was followed so far where its folder cannot be looked at.
     """
     known = before.patterns if before else {}
+    followed = {*known, *owners.values()}
     found = Found([table for table in settings.tables if not table.is_pattern])
     sources = {table.source for table in found.tables}
     names = {name for table in found.tables for name in _names(table)}
@@ -50,13 +52,20 @@ def discover(
         storage = FileIOStorage(settings.file_properties(pattern.catalog))
         fitting = [source for source, by in known.items() if by == pattern.source]
         try:
-            kept = set(fitting) if keep_vanished else set()
             listed = _match(storage, pattern.source)
-            fitting = sorted(
-                {source for source in listed if source in kept or DeltaLog(storage, source, clock).is_there()} | kept
-            )
         except SyncError as error:
             found.troubles[pattern.source] = str(error)
+        else:
+            kept = set(fitting) if keep_vanished else set()
+            for source in set(listed) - kept:
+                try:
+                    is_there = DeltaLog(storage, source, clock).is_there()
+                except SyncError as error:
+                    found.troubles[source] = str(error)
+                    is_there = source in followed
+                if is_there:
+                    kept.add(source)
+            fitting = sorted(kept)
         for source in fitting:
             if source in sources:
                 continue

@@ -213,30 +213,38 @@ def _dv_id(file: LiveFile | None) -> str:
     return file.deletion_vector.unique_id if file and file.deletion_vector else UNKNOWN_DV.unique_id
 
 
-def commit_to_newest(context: TableContext, shown: Shown) -> Commit:
-    """One commit that turns what is live in Iceberg into Delta's newest state, whatever happened in between.
+def commits_to_newest(context: TableContext, shown: Shown) -> list[Commit]:
+    """What turns all that is live in Iceberg into Delta's newest state, whatever happened in between: to be folded.
 
     Raises `Unsupported` for what that state needs and we cannot show.
     """
     with context.spark.session() as spark:
         state = read_table_state(spark, context.location)
         check_protocol(state.protocol)
-        live = {file.path: file.deletion_vector for file in context.store.read_live_files(shown.record.id)}
-        newest: dict[str, tuple[str, str | None]] = {
-            resolve_path(context.location, add.path): (add.path, add.dv_unique_id)
+        live = {
+            file.path: (file.deletion_vector, file.size_bytes)
+            for file in context.store.read_live_files(shown.record.id)
+        }
+        newest = {
+            resolve_path(context.location, add.path): (add.path, add.dv_unique_id, add.size)
             for add in collect_adds(state.adds.drop("stats"))
         }
-        differing = [path for path, (_, dv_id) in newest.items() if path not in live or _unique_id(live[path]) != dv_id]
+        differing = [
+            path
+            for path, (_, dv_id, size_bytes) in newest.items()
+            if path not in live or (_unique_id(live[path][0]), live[path][1]) != (dv_id, size_bytes)
+        ]
         adds = collect_adds(select_paths(spark, state, [newest[path][0] for path in differing])) if differing else ()
-        return Commit(
+        # A file of another size is another one by the same name.
+        gone = [path for path, (_, size_bytes) in live.items() if path not in newest or newest[path][2] != size_bytes]
+        first = Commit(
             version=state.version,
             timestamp_ms=state.timestamp_ms,
-            adds=tuple(adds),
-            removes=tuple(_tombstone(path, dv) for path, dv in live.items() if path not in newest),
-            metadata=state.metadata,
-            protocol=state.protocol,
+            removes=tuple(_tombstone(path, live[path][0]) for path in gone),
             operation="resynchronise",
         )
+        metadata, protocol = state.metadata, state.protocol
+        return [first, with_fields(first, adds=tuple(adds), removes=(), metadata=metadata, protocol=protocol)]
 
 
 def _unique_id(record: DeletionVectorRecord | None) -> str | None:

@@ -142,6 +142,9 @@ class Scheduler:
         for job_id in (name, _upkeep_id(name)):
             with suppress(JobLookupError):
                 self._timer.remove_job(job_id)
+        waiting = self._slots.leave(name)
+        if waiting is not None:
+            self._wake(waiting)
 
     def is_busy(self, name: str) -> bool:
         """Whether something of the table is at work, removed or not."""

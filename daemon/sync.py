@@ -6,6 +6,7 @@ The Iceberg table is the truth about our progress, the state store is the memory
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from threading import Event
 
 import structlog
@@ -29,7 +30,7 @@ from daemon.errors import (
 )
 from daemon.first_sync import first_sync
 from daemon.iceberg.marker import shown_by
-from daemon.recovery import commit_to_newest, end_intents, load_shown, rebuild
+from daemon.recovery import commits_to_newest, end_intents, load_shown, rebuild
 from state import TableRecord
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -136,8 +137,8 @@ class Follower:
                 raise ResyncNeeded("what is remembered is in doubt", hint="Delta's newest state is compared whole.")
             self._check_continuity(shown)
             for commits in self._read_news(shown, stop, others_wait):
-                shown, step = self._follow(shown, commits)
-                start = start.then(step)
+                for current, step in self._steps(shown, commits):
+                    shown, start = current, start.then(step)
         except ResyncNeeded as needed:
             shown, step = self._resynchronise(shown, needed)
             start = start.then(step)
@@ -170,7 +171,10 @@ class Follower:
         )
 
     def _read_news(self, shown: Shown, stop: Event, others_wait: Callable[[], bool]) -> Iterator[list[Commit]]:
-        """Delta's commits after the shown one, grouped as snapshots: one by one, or folded when there is no time."""
+        """Delta's commits after the shown one, grouped as snapshots: one by one, or folded when there is no time.
+
+        While `others_wait`, one group is enough: the table's turn comes again.
+        """
         limits, log = self._context.limits, self._context.log
         version = shown.record.synced_version
         assert version is not None, "what is shown has a version"
@@ -179,7 +183,7 @@ class Follower:
         while version < last and not stop.is_set():
             group: list[Commit] = []
             folds = far_behind or (limits.fold_when_busy and others_wait())
-            while version < last and log.has_version(version + 1) and (folds or not group):
+            while version < last and log.has_version(version + 1) and (folds or not group) and not stop.is_set():
                 try:
                     with self._context.step("read"):
                         commit = log.read_commit(version + 1)
@@ -198,6 +202,8 @@ class Follower:
             if not group:
                 return
             yield group
+            if others_wait():
+                return
 
     def _check_continuity(self, shown: Shown) -> None:
         """Raise `ResyncNeeded` when the log is not the one that was followed so far."""
@@ -220,29 +226,31 @@ class Follower:
             marker = shown_by(shown.table)
             assert marker is not None, "what is shown is ours"
             shown, _ = rebuild(context, shown.record, shown.table, marker)
-        commit = commit_to_newest(context, shown)
-        return self._advance(shown, [commit])
+        return self._advance(shown, commits_to_newest(context, shown))
 
-    def _follow(self, shown: Shown, commits: list[Commit]) -> tuple[Shown, SyncResult]:
+    def _steps(self, shown: Shown, commits: list[Commit]) -> Iterator[tuple[Shown, SyncResult]]:
+        """Advance in one step, or in one for each commit where together they are refused.
+
+        So those before the one at fault are shown, and the error names that one.
+        """
+        if len(commits) > 1:
+            with suppress(Unsupported, CorruptInput, AccountMismatch, ObjectMissing):
+                yield self._advance(shown, commits)
+                return
+        for commit in commits:
+            shown, step = self._follow(shown, commit)
+            yield shown, step
+
+    def _follow(self, shown: Shown, commit: Commit) -> tuple[Shown, SyncResult]:
         """Advance by what the log says. Raises `ResyncNeeded` for what is lost where Delta has gone on since."""
-        version = commits[-1].version
         try:
-            return self._advance(shown, commits)
-        except (Unsupported, CorruptInput, AccountMismatch):
-            if len(commits) == 1:
-                raise
-            # Those before the one that is refused are shown, and the error names that one.
-            result = SyncResult("unchanged", None, shown.record.synced_version)
-            for commit in commits:
-                shown, step = self._follow(shown, [commit])
-                result = result.then(step)
-            return shown, result
+            return self._advance(shown, [commit])
         except ObjectMissing as missing:
-            if not self._context.log.has_version(version + 1):
+            if not self._context.log.has_version(commit.version + 1):
                 raise
             raise ResyncNeeded(
-                f"version {version} cannot be read any more ({missing.message}), and newer ones are there",
-                version=version,
+                f"version {commit.version} cannot be read any more ({missing.message}), and newer ones are there",
+                version=commit.version,
                 path=missing.path,
                 hint="VACUUM was faster than dvsync; the states are compared and the difference is committed.",
             ) from missing

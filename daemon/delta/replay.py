@@ -17,7 +17,8 @@ class TableChange:
     """What versions `from_version`..`to_version` (inclusive) change against what was live before them.
 
     Keys are plain absolute paths. `added` were not live before, `removed` are not live afterwards, `dv_changed` are
-    live on both sides with another deletion vector (or with one on one side only).
+    live on both sides with another deletion vector (or with one on one side only). A path that was gone in between is
+    `removed` and `added`: nobody says that it is the same file.
     """
 
     from_version: int
@@ -48,6 +49,7 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], tabl
     is a tombstone only. An add of the very logical file that is live (new statistics, tags) changes nothing.
     """
     after: dict[str, AddFile | None] = {}
+    gone: set[str] = set()
 
     def is_live(path: str, dv_unique_id: str | None) -> bool:
         if path in after:
@@ -56,22 +58,26 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], tabl
         return path in live and live[path] == dv_unique_id
 
     for commit in commits:
+        adds = {resolve_path(table_location, add.path): add for add in commit.adds}
         for remove in commit.removes:
             path = resolve_path(table_location, remove.path)
             if is_live(path, remove.dv_unique_id):
                 after[path] = None
-        for add in commit.adds:
-            after[resolve_path(table_location, add.path)] = add
+                if path not in adds:
+                    gone.add(path)
+        after |= adds
 
     operations = dict.fromkeys(commit.operation for commit in commits if commit.operation)
     return TableChange(
         from_version=commits[0].version,
         to_version=commits[-1].version,
         timestamp_ms=commits[-1].timestamp_ms,
-        added={path: add for path, add in after.items() if add and path not in live},
-        removed=frozenset(path for path, add in after.items() if add is None and path in live),
+        added={path: add for path, add in after.items() if add and (path not in live or path in gone)},
+        removed=frozenset(path for path, add in after.items() if path in live and (add is None or path in gone)),
         dv_changed={
-            path: add for path, add in after.items() if add and path in live and live[path] != add.dv_unique_id
+            path: add
+            for path, add in after.items()
+            if add and path in live and path not in gone and live[path] != add.dv_unique_id
         },
         metadata=next((commit.metadata for commit in reversed(commits) if commit.metadata), None),
         protocol=next((commit.protocol for commit in reversed(commits) if commit.protocol), None),

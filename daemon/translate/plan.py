@@ -140,7 +140,7 @@ def _grouped(
     for path, add in sorted({**change.added, **change.dv_changed}.items()):
         if add.deletion_vector is None:
             continue
-        known = live.get(path)
+        known = live.get(path) if path not in change.added else None
         spec_id = known.spec_id if known else table.spec_id
         partition = partition_of(add, path, table, spec_id)
         work = DvWork(

@@ -30,10 +30,11 @@ from daemon.errors import (
     SyncError,
     Unsupported,
 )
+from daemon.settings import LimitsSettings
 from state import database
 from tests.faults import sparkless
 from tests.faults.checks import check, rows_of
-from tests.handmade import Bench, HandmadeTable
+from tests.handmade import FEATURES, Bench, HandmadeTable
 
 INT_PART = (("id", "long"), ("part", "integer"), ("value", "string"))
 LONG_AGO_S = 1_000_000_000
@@ -627,3 +628,31 @@ def test_a_memory_that_does_not_add_up_is_noticed(pair: Pair, column: str) -> No
     result = pair.bench.follower.sync(full=True)
     assert (result.outcome, result.data_files_removed) == ("advanced", 1)
     assert pair.bench.iceberg().scan().to_arrow().num_rows == 0
+
+
+def test_a_name_that_is_used_again_is_seen_by_a_comparison(pair: Pair) -> None:
+    """Another file by the name of one that is shown, without a log that tells so: it is shown with its own counts."""
+    table = pair.table
+    table.commit([table.remove(pair.path)])
+    rows = [(number, "x", f"after {number}") for number in range(500, 509)]
+    assert table.write_file(rows, name=Path(pair.path).stem) == pair.path
+    table.commit([table.add(pair.path, deleted=[0])])
+    pair.bench.follower.sync(full=True)
+    check(pair.bench, table, [0, 1, 3])
+    pair.assert_goes_on([0, 1, 3])
+
+
+def test_a_comparison_that_follows_what_was_shown_already(pair: Pair) -> None:
+    """Of versions that are refused together the first is shown alone; the second is lost: the newest state is shown."""
+    pair.bench.limits = LimitsSettings(commits_max=3)
+    pair.bench.reopen()
+    table = pair.table
+    table.commit(table.delete({pair.path: [2]}))
+    lost = append(table)
+    (table.folder / lost).unlink()
+    table.commit([table.remove(lost), {"protocol": table.protocol([*FEATURES, "fancyFeature"])}])
+    table.commit([{"protocol": table.protocol()}])
+    result = pair.bench.follower.sync(others_wait=lambda: True)
+    assert (result.outcome, result.from_version, result.to_version, result.snapshots) == ("advanced", 2, 5, 1)
+    check(pair.bench, table, [0, 1, 2])
+    assert pair.bench.follower.sync().outcome == "unchanged"

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from itertools import chain, repeat
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pytest
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
-from daemon.errors import CommitIncomplete, SyncError, TargetChanged, Unsupported
+from daemon.errors import CommitIncomplete, ObjectMissing, SyncError, TargetChanged, Unsupported
 from daemon.settings import LimitsSettings
 from tests.handmade import FEATURES, Bench, HandmadeTable
 from tests.integration.follow import Followed
@@ -195,8 +196,10 @@ def test_versions_share_a_snapshot_while_others_wait(tmp_path: Path, handmade: H
     """All that is there when others wait becomes one snapshot; before and after it each version has its own."""
     delete_one_each(handmade, 3, 4, 5, 6, 7)
     others_wait = chain([False], repeat(True))
-    result = bench.follower.sync(others_wait=lambda: next(others_wait))
-    assert (result.snapshots, result.from_version, result.to_version) == (2, 2, 6)
+    first = bench.follower.sync(others_wait=lambda: next(others_wait))
+    assert (first.snapshots, first.to_version, first.more) == (1, 2, True)  # its turn is over
+    result = bench.follower.sync(others_wait=lambda: True)
+    assert (result.snapshots, result.from_version, result.to_version, result.more) == (1, 3, 6, False)
     delete_one_each(handmade, 8, 9)
     assert bench.follower.sync(others_wait=lambda: False).snapshots == 2
     assert markers(bench)[-4:] == [(None, "2"), ("3", "6"), (None, "7"), (None, "8")]
@@ -206,7 +209,40 @@ def test_versions_share_a_snapshot_while_others_wait(tmp_path: Path, handmade: H
     bench.limits = LimitsSettings(fold_when_busy=False)
     bench.open()
     delete_one_each(handmade, 0, 0)  # in the other file each
-    assert bench.follower.sync(others_wait=lambda: True).snapshots == 2
+    for _ in range(2):
+        assert bench.follower.sync(others_wait=lambda: True).snapshots == 1
+
+
+def test_a_sync_that_is_to_stop_reads_no_further(handmade: HandmadeTable, bench: Bench) -> None:
+    """Not even the versions that would share its snapshot."""
+    delete_one_each(handmade, 3, 4)
+    stop = Event()
+
+    def others_wait() -> bool:
+        stop.set()
+        return True
+
+    result = bench.follower.sync(stop=stop, others_wait=others_wait)
+    assert (result.snapshots, result.more) == (0, True)
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_name_that_is_used_again(handmade: HandmadeTable, bench: Bench, folded: bool) -> None:
+    """A file that is removed, and another by its name: whether in one snapshot or in two, its own rows and counts."""
+    path = handmade.write_file([(number, "c", "before") for number in range(100, 106)], name="fixed")
+    handmade.commit([handmade.add(path, deleted=[2])])
+    bench.follower.sync()
+    handmade.commit([handmade.remove(path)])
+    if not folded:
+        bench.follower.sync()
+    handmade.write_file([(number, "c", f"after {number}") for number in range(500, 509)], name="fixed")
+    handmade.commit([handmade.add(path, deleted=[0])])
+    bench.follower.sync(others_wait=lambda: folded)
+    iceberg = bench.iceberg()
+    assert_readers_agree(iceberg, None, handmade.live_rows())
+    assert iceberg.scan(row_filter="id >= 500").to_arrow().num_rows == 8
+    files = {row["file_path"]: row["record_count"] for row in iceberg.inspect.data_files().to_pylist()}
+    assert files[f"{handmade.location}/{path}"] == 9
 
 
 def truncate(table: HandmadeTable) -> None:
@@ -230,10 +266,26 @@ def test_what_is_refused_among_versions_that_share_a_snapshot(
     spoil(handmade)
     delete_one_each(handmade, 6)
     with pytest.raises(kind) as raised:
-        bench.follower.sync(others_wait=lambda: True)
+        while True:
+            bench.follower.sync(others_wait=lambda: True)
     assert (raised.value.version, synced_version(bench)) == (4, 3)
     assert (raised.value.path or "").endswith(f"{4:020d}.json")
     assert_readers_agree(bench.iceberg(), None, rows)
+
+
+def test_a_missing_file_among_versions_that_share_a_snapshot(handmade: HandmadeTable, bench: Bench) -> None:
+    """The versions before it are shown, and the next one once it is back."""
+    delete_one_each(handmade, 3, 4)
+    rows = handmade.live_rows()
+    delete_one_each(handmade, 5)
+    lost = list(handmade.dv_files.values())[-1]
+    lost.rename(lost.with_suffix(".away"))
+    with pytest.raises(ObjectMissing) as raised:
+        bench.follower.sync(others_wait=lambda: True)
+    assert (raised.value.version, synced_version(bench)) == (4, 3)
+    assert_readers_agree(bench.iceberg(), None, rows)
+    lost.with_suffix(".away").rename(lost)
+    assert bench.follower.sync(others_wait=lambda: True).to_version == 4
 
 
 def synced_version(bench: Bench) -> int | None:

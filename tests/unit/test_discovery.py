@@ -144,6 +144,21 @@ def test_what_was_found_stays_while_its_folder_cannot_be_listed(tmp_path):
     assert list(unmounted.troubles) == [f"file://{tmp_path}/lake/*"]
 
 
+def test_a_folder_that_cannot_be_looked_at_is_told_and_the_rest_goes_on(tmp_path):
+    """Its own trouble and no other table's; what was followed from it before is followed on."""
+    make_tables(tmp_path / "lake", "items", "orders")
+    locked = tmp_path / "lake" / "locked"
+    locked.mkdir()
+    (locked / "_delta_log").symlink_to("_delta_log")  # a loop, which is no folder to anybody
+    text = '- {source: lake/*, target: "lake.{name}"}\n'
+    before = found(tmp_path, text)
+    assert set(named(before)) == {"lake.items", "lake.orders"}
+    assert list(before.troubles) == [f"file://{locked}"]
+    settings = load_settings(tmp_path / "config.yaml")
+    after_start = discover(settings, SystemClock(), {"lake.locked": f"file://{locked}"})
+    assert set(named(after_start)) == {"lake.items", "lake.locked", "lake.orders"}
+
+
 def test_two_patterns_may_share_a_template(tmp_path):
     """Only what they find can clash."""
     make_tables(tmp_path / "a", "x")

@@ -85,6 +85,7 @@ class FakeFollower:
         self.syncs = 0
         self.in_doubt = False
         self.others_waited = False
+        self.meanwhile: Callable[[], None] = lambda: None
 
     @property
     def synced(self) -> int | None:
@@ -108,6 +109,7 @@ class FakeFollower:
 
     def sync(self, *, stop: Event, full: bool = False, others_wait: Callable[[], bool] = bool) -> SyncResult:
         self.others_waited = others_wait()
+        self.meanwhile()
         self.syncs += 1
         self.entered.set()
         if self.gate:
@@ -425,18 +427,68 @@ def test_without_a_free_slot_a_table_goes_away_and_is_called(bench):
 
 
 def test_a_table_is_told_whether_others_wait(bench):
-    """Only while somebody stands in the queue."""
+    """Only while somebody stands in the queue for whom there is no slot."""
     assert bench.slots.try_take("other")
     assert not bench.slots.try_take("third")
     bench.slots.resize(2)
     assert bench.poll().result.to_version == 0
     assert bench.follower.others_waited
-    # The slot that "orders" gave back went to the third table's next try, which takes it out of the queue.
-    assert bench.slots.try_take("third")
+    # The slot that "orders" gave back is the third table's, whether it has come for it or not.
     bench.slots.resize(3)
     bench.follower.newest = 1
     assert bench.poll().result.to_version == 1
     assert not bench.follower.others_waited
+    assert bench.slots.try_take("third")
+
+
+@pytest.mark.parametrize("why", ["paused", "without news", "its source is away"])
+def test_a_slot_that_is_not_wanted_any_more_goes_to_the_next(bench, why):
+    """A table that was called and has nothing to sync hands the call on."""
+    woken: list[str] = []
+    bench.poll()
+    bench.follower.newest = 1
+    assert bench.slots.try_take("other")
+    bench.cycle.poll(bench.slots, Event(), woken.append)
+    assert not bench.slots.try_take("third")
+    assert bench.slots.give_back() == "orders"
+    if why == "paused":
+        bench.store.record_paused(1, True)
+        bench.cycle.take_up(bench.store.list_tables()[0])
+    elif why == "without news":
+        bench.follower.newest = 0
+    else:
+        bench.follower.poll_fails = away()
+    bench.cycle.poll(bench.slots, Event(), woken.append)
+    assert woken == ["third"]
+    assert bench.slots.try_take("third")
+
+
+def test_two_free_slots_call_two_tables():
+    """One who was called is not called again for the next slot, and keeps its place if someone was faster."""
+    slots = Slots(2)
+    assert slots.try_take("a") and slots.try_take("b")
+    for name in ("c", "d", "e"):
+        assert not slots.try_take(name)
+    assert (slots.give_back(), slots.give_back()) == ("c", "d")
+    assert slots.try_take("f")
+    assert slots.try_take("c")
+    assert not slots.try_take("d")
+    assert slots.leave("e") is None
+    assert slots.give_back() == "d"
+
+
+def test_what_is_said_during_a_sync_is_logged(bench):
+    """A pause and a resync that come while the table syncs are taken up at its end."""
+
+    def meanwhile() -> None:
+        bench.store.record_paused(1, True)
+        bench.store.record_resync_wanted(1, True)
+
+    bench.follower.meanwhile = meanwhile
+    with structlog.testing.capture_logs() as lines:
+        bench.poll()
+    assert [line["event"] for line in lines] == ["sync.advanced", "table.paused", "table.resync_wanted"]
+    assert bench.follower.in_doubt and bench.status.state is TableState.PAUSED
 
 
 # --- the scheduler, with its threads ---
