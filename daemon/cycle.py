@@ -209,9 +209,11 @@ class TableCycle:
             self._record_run(_run_of(self._record.id, result, started_ms, duration_ms))
         try:
             record = self._store.load_table(self.name, self.table.source, self.table.target)
-            # What was said while this sync was at work.
+            # What was said while this sync was at work; a resync once more, perhaps.
             if self.is_told_otherwise(record):
                 self.take_up(record)
+            elif record.resync_wanted:
+                self._follower.doubt()
             self._record = record
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
