@@ -18,7 +18,6 @@ from daemon.context import TableContext, find_record, told_as_sync_errors
 from daemon.definition import check_format_version, check_location
 from daemon.delta.actions import Commit
 from daemon.errors import (
-    AccountMismatch,
     CorruptInput,
     ObjectMissing,
     ResyncNeeded,
@@ -234,7 +233,7 @@ class Follower:
         So those before the one at fault are shown, and the error names that one.
         """
         if len(commits) > 1:
-            with suppress(Unsupported, CorruptInput, AccountMismatch, ObjectMissing):
+            with suppress(Unsupported, CorruptInput, ObjectMissing):
                 yield self._advance(shown, commits)
                 return
         for commit in commits:
