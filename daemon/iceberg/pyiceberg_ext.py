@@ -109,7 +109,9 @@ _read_metadata = FromInputFile.table_metadata
 
 
 def _find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableMetadata:
-    return _written_metadata.find(input_file.location) or _read_metadata(input_file, encoding)
+    metadata = _written_metadata.find(input_file.location)
+    # One that somebody removed is missed as any other.
+    return metadata if metadata and input_file.exists() else _read_metadata(input_file, encoding)
 
 
 # All catalogs whose client reads metadata files do it by this.

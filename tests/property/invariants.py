@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -62,8 +62,9 @@ class Watch:
         summary = {**snapshot.summary.additional_properties}
         to_version = int(summary["dvsync.delta.version"])
         from_version = int(summary.get("dvsync.delta.from-version", to_version))
-        before, after = self.history.states[from_version - 1], self.history.states[to_version]
-        expected = _expected(before, after, {path: len(rows) for path, rows in self.history.table.rows.items()})
+        states = self.history.states[from_version - 1 : to_version + 1]
+        before, after = states[0], states[-1]
+        expected = _expected(states, {path: len(rows) for path, rows in self.history.table.rows.items()})
         found = {name: int(summary.get(name, 0)) for name in expected}
         where = f"summary of versions {from_version} to {to_version}"
         if self.granularity == "file":
@@ -163,9 +164,13 @@ class Watch:
             assert_same_rows(found, (row for row in rows if row[0] == number), f"PyIceberg, id = {number}")
 
 
-def _expected(before: State, after: State, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Counts of a snapshot from `before` to `after`: restored files leave and join, the others keep their entry."""
+def _expected(states: Sequence[State], sizes: Mapping[str, int]) -> dict[str, int]:
+    """Counts of a snapshot from the first of `states` to the last: files of which rows came back, or which were gone in
+    between, leave and join, the others keep their entry.
+    """
+    before, after = states[0], states[-1]
     joined = {path for path in after.deleted if before.deleted.get(path, {-1}) - after.deleted[path]}
+    joined |= {path for path in after.deleted if any(path not in state.deleted for state in states)}
     left = {path for path in before.deleted if path not in after.deleted or path in joined}
     grown = sum(len(after.deleted[path] - before.deleted[path]) for path in after.deleted if path not in joined)
     return {
