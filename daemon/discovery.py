@@ -57,7 +57,7 @@ def discover(
             found.troubles[pattern.source] = str(error)
         else:
             kept = set(fitting) if keep_vanished else set()
-            for source in set(listed) - kept:
+            for source in sorted(set(listed) - kept):
                 try:
                     is_there = DeltaLog(storage, source, clock).is_there()
                 except SyncError as error:

@@ -9,11 +9,12 @@ from state.models import LeaseRow
 from state.records import Lease
 from state.store import LeaseLost
 
-_COLUMNS = tuple(getattr(LeaseRow, field) for field in Lease.__struct_fields__)
+# Every write asks it.
+_LEASE = select(*(getattr(LeaseRow, field) for field in Lease.__struct_fields__))
 
 
 def read_lease(connection: Connection) -> Lease:
-    return Lease(*connection.execute(select(*_COLUMNS)).one())
+    return Lease(*connection.execute(_LEASE).one())
 
 
 def check_holder(connection: Connection, token: int) -> None:

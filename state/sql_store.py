@@ -192,7 +192,7 @@ class SqlStateStore:
     def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
         with self._database.write() as connection:
             _check_table(connection, intent.table_id)
-            if connection.scalar(select(IntentRow.id).where(IntentRow.id == intent.id)) is None:
+            if connection.scalar(_INTENT_BY_ID, {"intent_id": intent.id}) is None:
                 connection.execute(insert(IntentRow).values(**asdict(intent), status=IntentStatus.OPEN))
             _write_pending(connection, intent, pending)
 

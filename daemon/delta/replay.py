@@ -67,17 +67,16 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], tabl
                     gone.add(path)
         after |= adds
 
+    stayed = live.keys() - gone
     operations = dict.fromkeys(commit.operation for commit in commits if commit.operation)
     return TableChange(
         from_version=commits[0].version,
         to_version=commits[-1].version,
         timestamp_ms=commits[-1].timestamp_ms,
-        added={path: add for path, add in after.items() if add and (path not in live or path in gone)},
-        removed=frozenset(path for path, add in after.items() if path in live and (add is None or path in gone)),
+        added={path: add for path, add in after.items() if add and path not in stayed},
+        removed=frozenset(path for path, add in after.items() if path in live and not (add and path in stayed)),
         dv_changed={
-            path: add
-            for path, add in after.items()
-            if add and path in live and path not in gone and live[path] != add.dv_unique_id
+            path: add for path, add in after.items() if add and path in stayed and live[path] != add.dv_unique_id
         },
         metadata=next((commit.metadata for commit in reversed(commits) if commit.metadata), None),
         protocol=next((commit.protocol for commit in reversed(commits) if commit.protocol), None),
