@@ -40,8 +40,6 @@ JITTER = 0.1
 POLL_THREADS_MAX = 128
 _HOUSEKEEPING = "housekeeping"
 _MAINTENANCE = "maintenance"
-# The first round of maintenance comes this soon after the start, at the latest.
-FIRST_UPKEEP_S = 60.0
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -130,7 +128,7 @@ class Scheduler:
                 args=(upkeep,),
                 id=_upkeep_id(upkeep.name),
                 executor=_MAINTENANCE,
-                next_run_time=now + timedelta(seconds=min(interval_s, FIRST_UPKEEP_S)),
+                next_run_time=now + timedelta(seconds=upkeep.first_after_s),
             )
 
     def remove(self, name: str) -> None:

@@ -28,6 +28,8 @@ class TableUpkeep:
     ) -> None:
         self.name = cycle.name
         self.interval_s = cycle.table.maintenance.interval_s
+        # Tables that begin together would be maintained together, round by round, and crowd out the syncs.
+        self.first_after_s = random.uniform(0, self.interval_s)
         self.cycle = cycle
         self._maintainer = maintainer
         self._board = board

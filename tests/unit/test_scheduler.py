@@ -534,7 +534,8 @@ class Running:
             stop_if_idle=lambda: None,
         )
         for cycle in cycles:
-            upkeep = TableUpkeep(cycle, self.maintainers[cycle.name], board=self.board, clock=clock, random=Random(1))
+            maintainer, random = self.maintainers[cycle.name], Random(cycle.name)
+            upkeep = TableUpkeep(cycle, maintainer, board=self.board, clock=clock, random=random)
             self.scheduler.add(cycle, upkeep)
 
     def look(self) -> None:
@@ -741,6 +742,18 @@ def test_a_parked_table_is_not_maintained(bench):
     bench.poll()
     upkeep.run(Event())
     assert maintainer.rounds == 0
+
+
+def test_tables_that_begin_together_are_not_maintained_together():
+    """Their rounds are spread over the interval, here a second."""
+    running = Running(*(f"t{number}" for number in range(20)))
+    maintainers = running.maintainers.values()
+    running.maintainers["t0"].gate = None
+    with running:
+        until(lambda: any(maintainer.rounds for maintainer in maintainers))
+        first_s = time.monotonic()
+        until(lambda: all(maintainer.rounds for maintainer in maintainers))
+        assert time.monotonic() - first_s > 0.5
 
 
 def test_maintenance_runs_beside_the_polls_and_ends_with_them():
