@@ -6,11 +6,14 @@ its own; reading and writing is done with the newest schema of the format, so th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import cast
 
-from pyiceberg.avro.file import AvroFile, AvroOutputFile
+from pyiceberg.avro.file import AvroOutputFile
+from pyiceberg.avro.reader import Reader
+from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     MANIFEST_LIST_FILE_SCHEMAS,
@@ -29,8 +32,9 @@ from pyiceberg.manifest import (
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, NestedField, StringType, StructType
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from daemon.iceberg.pyiceberg_ext import RECORD_VERSION, PreciseAvroFile, manifest_record
+from daemon.iceberg.pyiceberg_ext import RECORD_VERSION, PreciseAvroFile, ResolvedAvroFile, manifest_record
 
 # A manifest is rewritten whole when one of its files leaves, so its size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000
@@ -132,13 +136,9 @@ def read_entries(
 ) -> list[ManifestEntry]:
     """The live entries of a manifest, or the deleted ones; snapshot id and sequence numbers inherited where null."""
     doubles = any(isinstance(schema.find_type(field.source_id), DoubleType) for field in spec.fields)
-    file_type: type[AvroFile[ManifestEntry]] = PreciseAvroFile if doubles else AvroFile
-    with file_type(
-        io.new_input(manifest.manifest_path),
-        _entry_schema(spec, schema, RECORD_VERSION),
-        read_types={-1: ManifestEntry, 2: DataFile},
-        read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
-    ) as reader:
+    file_type: type[ResolvedAvroFile[ManifestEntry]] = PreciseAvroFile if doubles else ResolvedAvroFile
+    resolve = partial(_entry_reader, spec.partition_type(schema))
+    with file_type(io.new_input(manifest.manifest_path), resolve) as reader:
         entries = [entry for entry in reader if (entry.status is not ManifestEntryStatus.DELETED) is live]
     for entry in entries:
         entry.data_file.spec_id = manifest.partition_spec_id
@@ -152,13 +152,32 @@ def read_entries(
 
 
 def read_manifest_list(io: FileIO, path: str) -> list[ManifestFile]:
-    with AvroFile[ManifestFile](
-        io.new_input(path),
+    with ResolvedAvroFile[ManifestFile](io.new_input(path), _list_reader) as reader:
+        return list(reader)
+
+
+@lru_cache(maxsize=256)
+def _entry_reader(partition_type: StructType, avro_schema: str) -> Reader:
+    return resolve_reader(
+        _schema_of(avro_schema),
+        _entry_schema_with(partition_type, RECORD_VERSION),
+        read_types={-1: ManifestEntry, 2: DataFile},
+        read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+    )
+
+
+@lru_cache(maxsize=32)
+def _list_reader(avro_schema: str) -> Reader:
+    return resolve_reader(
+        _schema_of(avro_schema),
         MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION],
         read_types={-1: ManifestFile, 508: PartitionFieldSummary},
         read_enums={517: ManifestContent},
-    ) as reader:
-        return list(reader)
+    )
+
+
+def _schema_of(avro_schema: str) -> Schema:
+    return AvroSchemaConversion().avro_to_iceberg(json.loads(avro_schema))
 
 
 def write_manifest_list(

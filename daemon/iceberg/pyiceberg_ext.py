@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from pydantic import Field, SerializeAsAny
-from pyiceberg.avro.decoder import StreamingBinaryDecoder
+from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
 from pyiceberg.avro.file import SYNC_SIZE, AvroFile, Block
+from pyiceberg.avro.reader import Reader
 from pyiceberg.catalog import Catalog, MetastoreCatalog, rest
 from pyiceberg.io import FileIO, InputFile
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
@@ -153,7 +154,24 @@ def commit_updates(
         _announce.reset(announced)
 
 
-class PreciseAvroFile(AvroFile[D]):
+class ResolvedAvroFile(AvroFile[D]):
+    """Reads with what `resolve` makes of the file's Avro schema, and may remember: a manifest list is read faster than
+    its schema.
+    """
+
+    def __init__(self, input_file: InputFile, resolve: Callable[[str], Reader]) -> None:
+        super().__init__(input_file)
+        self._resolve = resolve
+
+    def __enter__(self) -> Self:
+        with self.input_file.open() as stream:
+            self.decoder = new_decoder(stream.read())
+        self.header = self._read_header()
+        self.reader = self._resolve(self.header.meta.get("avro.schema", ""))
+        return self
+
+
+class PreciseAvroFile(ResolvedAvroFile[D]):
     """Reads doubles as doubles: PyIceberg 0.12's compiled decoder takes them for floats. Several times slower."""
 
     def _read_block(self) -> int:
