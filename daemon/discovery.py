@@ -46,29 +46,17 @@ def discover(
     found = Found([table for table in settings.tables if not table.is_pattern])
     sources = {table.source for table in found.tables}
     names = {name for table in found.tables for name in _names(table)}
-    for pattern in settings.tables:
-        if not pattern.is_pattern:
-            continue
+    for pattern in (table for table in settings.tables if table.is_pattern):
         storage = FileIOStorage(settings.file_properties(pattern.catalog))
-        fitting = [source for source, by in known.items() if by == pattern.source]
+        fitting = {source for source, by in known.items() if by == pattern.source}
         try:
-            listed = _match(storage, pattern.source)
+            folders = set(_match(storage, pattern.source))
         except SyncError as error:
             found.troubles[pattern.source] = str(error)
         else:
-            kept = set(fitting) if keep_vanished else set()
-            for source in sorted(set(listed) - kept):
-                try:
-                    is_there = DeltaLog(storage, source, clock).is_there()
-                except SyncError as error:
-                    found.troubles[source] = str(error)
-                    is_there = source in followed
-                if is_there:
-                    kept.add(source)
-            fitting = sorted(kept)
-        for source in fitting:
-            if source in sources:
-                continue
+            kept = fitting if keep_vanished else set()
+            fitting = kept | _tables_among(folders - kept, storage, clock, followed, found.troubles)
+        for source in sorted(fitting - sources):
             sources.add(source)
             try:
                 table = _table_of(settings, pattern, source, names, owners)
@@ -79,6 +67,22 @@ def discover(
             found.tables.append(table)
             found.patterns[source] = pattern.source
     return found
+
+
+def _tables_among(
+    folders: set[str], storage: FileIOStorage, clock: Clock, followed: set[str], troubles: dict[str, str]
+) -> set[str]:
+    """Those that hold a Delta table. One that cannot be looked at does if it was `followed`; `troubles` gets the reason."""
+    tables = set()
+    for folder in sorted(folders):
+        try:
+            is_there = DeltaLog(storage, folder, clock).is_there()
+        except SyncError as error:
+            troubles[folder] = str(error)
+            is_there = folder in followed
+        if is_there:
+            tables.add(folder)
+    return tables
 
 
 def _names(table: TableSettings) -> set[str]:
