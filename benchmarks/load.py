@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from random import Random
+from statistics import mean
 from tempfile import TemporaryDirectory
 from threading import Event, Thread
 
@@ -32,6 +33,7 @@ from tests.faults.load import Load
 from tests.handmade import Bench
 
 TARGET_P99_S = 3.0
+WINDOW_S = 30
 FIRST_SYNCS_MAX_S = 900.0
 IDLE_MAX_S = 120.0
 CAUGHT_UP_MAX_S = 120.0
@@ -93,6 +95,25 @@ def freshness_s(daemon: Daemon, load: Load) -> dict[tuple[str, int], float]:
     return {key: shown[key] - committed_s for key, committed_s in load.committed_s.items()}
 
 
+def over_time(load: Load, fresh: dict[tuple[str, int], float], usage: Usage) -> list[dict[str, float]]:
+    """By half minute since the first commit: the freshness of its commits, mean share of a core, most memory."""
+    began_s = min(load.committed_s.values())
+    starts = range(0, len(usage.cpu), WINDOW_S)
+    ages: dict[int, list[float]] = {start: [] for start in starts}
+    for key, committed_s in load.committed_s.items():
+        ages[min(int(committed_s - began_s) // WINDOW_S * WINDOW_S, starts[-1])].append(fresh[key])
+    return [
+        {
+            "from_s": start,
+            "p50_s": round(percentile(ages[start], 50), 2),
+            "p99_s": round(percentile(ages[start], 99), 2),
+            "cpu": round(mean(usage.cpu[start : start + WINDOW_S]), 2),
+            "memory_mib": max(usage.memory[start : start + WINDOW_S]) >> 20,
+        }
+        for start in starts
+    ]
+
+
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--tables", type=int, default=200)
@@ -139,12 +160,17 @@ def main() -> int:
             "last": usage.memory[-1] >> 20,
             "most": max(usage.memory) >> 20,
         },
+        "over_time": over_time(load, fresh, usage),
         "warnings": failed,
         "unready": unready,
         "wrong": wrong,
         "target_p99_s": TARGET_P99_S,
     }
-    lines = [f"{key}: {json.dumps(value)}" for key, value in report.items()]
+    lines = [
+        f"{key}: {json.dumps(value)}"
+        for key, values in report.items()
+        for value in (values if key == "over_time" else [values])
+    ]
     print_report(chosen, before, report, lines)
     return 1 if wrong or unready or percentile(ages, 99) > TARGET_P99_S else 0
 
