@@ -72,7 +72,7 @@ def discover(
 def _tables_among(
     folders: set[str], storage: FileIOStorage, clock: Clock, followed: set[str], troubles: dict[str, str]
 ) -> set[str]:
-    """Those that hold a Delta table. One that cannot be looked at does if it was `followed`; `troubles` gets the reason."""
+    """Those that hold a Delta table; one that cannot be looked at does if it was `followed`, and is in `troubles`."""
     tables = set()
     for folder in sorted(folders):
         try:

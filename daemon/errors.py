@@ -113,6 +113,10 @@ class TargetChanged(SyncError):
     """Someone else committed to the Iceberg table, or rolled it back: the table is parked."""
 
 
+class TargetUnreadable(SyncError):
+    """A manifest or manifest list of the Iceberg table is not what was written: the table is parked."""
+
+
 class CorruptInput(SyncError):
     """A length, checksum, cardinality or action does not hold: the table is parked."""
 

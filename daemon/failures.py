@@ -18,13 +18,14 @@ from daemon.errors import (
     SyncError,
     TargetChanged,
     TargetHeld,
+    TargetUnreadable,
     Unsupported,
 )
 from daemon.secrets import scrub
 from state import StateUnavailable, TableError
 
 # Trying these again changes nothing until a person has acted. Every other kind is tried again.
-PARKING = (AccountMismatch, Unsupported, CorruptInput, TargetChanged, ConfigInvalid)
+PARKING = (AccountMismatch, Unsupported, CorruptInput, TargetChanged, TargetUnreadable, ConfigInvalid)
 
 BACKOFF_FIRST_MAX_S = 5.0
 BACKOFF_MAX_S = 300.0

@@ -150,7 +150,8 @@ class Scheduler:
             return self._running[name] > 0
 
     def resize(self, tables_at_once: int) -> None:
-        self._slots.resize(tables_at_once)
+        for waiting in self._slots.resize(tables_at_once):
+            self._wake(waiting)
 
     def stop(self, *, grace_s: float) -> bool:
         """Start no new cycle, tell the running ones to stop at their next step, and wait for them.

@@ -15,11 +15,12 @@ class Slots:
         self._called: set[str] = set()
         self._lock = Lock()
 
-    def resize(self, count: int) -> None:
-        """Have another number of slots; those that are taken stay taken."""
+    def resize(self, count: int) -> list[str]:
+        """Have another number of slots; those that are taken stay taken. Names the tables that should try again now."""
         with self._lock:
             self._free += count - self._count
             self._count = count
+            return list(iter(self._call_next, None))
 
     def are_wanted(self) -> bool:
         """Whether somebody waits for whom there is no slot."""

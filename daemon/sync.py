@@ -25,6 +25,7 @@ from daemon.errors import (
     SyncError,
     TargetChanged,
     TargetHeld,
+    TargetUnreadable,
     Unsupported,
 )
 from daemon.first_sync import first_sync
@@ -122,16 +123,19 @@ class Follower:
             self._give_way(record, table)
         try:
             shown, must_compare = load_shown(context, record, table)
-        except TargetChanged as changed:
-            if not full and settings.on_foreign_commit == "park":
+            if full:
+                shown = self._rebuild(shown)
+        except (TargetChanged, TargetUnreadable, FileNotFoundError) as error:
+            may_overwrite = isinstance(error, TargetChanged) and settings.on_foreign_commit == "overwrite"
+            if not (full or may_overwrite):
                 raise
-            _log.warning(events.TARGET_OVERWRITTEN, reason=changed.message, path=changed.path)
+            _log.warning(events.TARGET_OVERWRITTEN, reason=str(error))
             return first_sync(context, record, table)
         rebuilt = shown.record.snapshot_id != record.snapshot_id
         start = SyncResult("rebuilt" if rebuilt else "unchanged", None, shown.record.synced_version)
         try:
             if full:
-                raise StateMismatch("a comparison was asked for", hint="What is remembered is rebuilt, then compared.")
+                raise ResyncNeeded("a comparison was asked for", hint="Delta's newest state is compared whole.")
             if must_compare:
                 raise ResyncNeeded("what is remembered is in doubt", hint="Delta's newest state is compared whole.")
             self._check_continuity(shown)
@@ -220,12 +224,14 @@ class Follower:
             )
 
     def _resynchronise(self, shown: Shown, needed: ResyncNeeded) -> tuple[Shown, SyncResult]:
-        context = self._context
         if isinstance(needed, StateMismatch):
-            marker = shown_by(shown.table)
-            assert marker is not None, "what is shown is ours"
-            shown, _ = rebuild(context, shown.record, shown.table, marker)
-        return self._advance(shown, commits_to_newest(context, shown))
+            shown = self._rebuild(shown)
+        return self._advance(shown, commits_to_newest(self._context, shown))
+
+    def _rebuild(self, shown: Shown) -> Shown:
+        marker = shown_by(shown.table)
+        assert marker is not None, "what is shown is ours"
+        return rebuild(self._context, shown.record, shown.table, marker)[0]
 
     def _steps(self, shown: Shown, commits: list[Commit]) -> Iterator[tuple[Shown, SyncResult]]:
         """Advance in one step, or in one for each commit where together they are refused.

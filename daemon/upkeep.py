@@ -19,6 +19,9 @@ from daemon.status import Board, UpkeepCounts
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+# A daemon that is started anew each night gets to its weekly maintenance, too.
+FIRST_AFTER_MAX_S = 600.0
+
 
 class TableUpkeep:
     """Maintains the table of `cycle`, in a thread of its own."""
@@ -29,7 +32,7 @@ class TableUpkeep:
         self.name = cycle.name
         self.interval_s = cycle.table.maintenance.interval_s
         # Tables that begin together would be maintained together, round by round, and crowd out the syncs.
-        self.first_after_s = random.uniform(0, self.interval_s)
+        self.first_after_s = random.uniform(0, min(self.interval_s, FIRST_AFTER_MAX_S))
         self.cycle = cycle
         self._maintainer = maintainer
         self._board = board

@@ -34,7 +34,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from daemon.iceberg.pyiceberg_ext import RECORD_VERSION, PreciseAvroFile, ResolvedAvroFile, manifest_record
+from daemon.iceberg.pyiceberg_ext import RECORD_VERSION, PreciseAvroFile, ResolvedAvroFile, manifest_record, unreadable
 
 # A manifest is rewritten whole when one of its files leaves, so its size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000
@@ -134,12 +134,20 @@ def write_manifest(
 def read_entries(
     io: FileIO, manifest: ManifestFile, *, spec: PartitionSpec, schema: Schema, live: bool = True
 ) -> list[ManifestEntry]:
-    """The live entries of a manifest, or the deleted ones; snapshot id and sequence numbers inherited where null."""
+    """The live entries of a manifest, or the deleted ones; snapshot id and sequence numbers inherited where null.
+
+    Raises TargetUnreadable, also when the manifest list tells of another number of entries.
+    """
     doubles = any(isinstance(schema.find_type(field.source_id), DoubleType) for field in spec.fields)
     file_type: type[ResolvedAvroFile[ManifestEntry]] = PreciseAvroFile if doubles else ResolvedAvroFile
     resolve = partial(_entry_reader, spec.partition_type(schema))
-    with file_type(io.new_input(manifest.manifest_path), resolve) as reader:
-        entries = [entry for entry in reader if (entry.status is not ManifestEntryStatus.DELETED) is live]
+    read = file_type(io.new_input(manifest.manifest_path), resolve).records()
+    told = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
+    # An Avro file that ends between two blocks is a whole one to its reader.
+    if None not in told and len(read) != sum(count or 0 for count in told):
+        why = f"it has {len(read)} entries, and {sum(count or 0 for count in told)} by the manifest list"
+        raise unreadable(why, manifest.manifest_path)
+    entries = [entry for entry in read if (entry.status is not ManifestEntryStatus.DELETED) is live]
     for entry in entries:
         entry.data_file.spec_id = manifest.partition_spec_id
         if entry.snapshot_id is None:
@@ -152,8 +160,8 @@ def read_entries(
 
 
 def read_manifest_list(io: FileIO, path: str) -> list[ManifestFile]:
-    with ResolvedAvroFile[ManifestFile](io.new_input(path), _list_reader) as reader:
-        return list(reader)
+    """Raises TargetUnreadable."""
+    return ResolvedAvroFile[ManifestFile](io.new_input(path), _list_reader).records()
 
 
 @lru_cache(maxsize=256)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from threading import Lock
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from pydantic import Field, SerializeAsAny
 from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
@@ -22,6 +23,8 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry
 from pyiceberg.table.update import AddSchemaUpdate, TableRequirement, TableUpdate
 from pyiceberg.typedef import UTF8, Record, StructProtocol
+
+from daemon.errors import TargetUnreadable
 
 D = TypeVar("D", bound=StructProtocol)
 
@@ -64,48 +67,55 @@ def announce_metadata_files(catalog: Catalog) -> None:
         if announce:
             announce([metadata_path])
         type(catalog)._write_metadata(metadata, io, metadata_path)
-        _written_metadata.add(metadata_path, metadata)
 
     # The name is made inside of the commit, and this is the first step that sees it.
     catalog._write_metadata = write_metadata  # type: ignore[method-assign]
 
 
-# Some 6 kB each.
-WRITTEN_SNAPSHOTS_MAX = 10_000
+WRITTEN_METADATA_MAX_BYTES = 64 << 20
+# What each takes in memory, measured.
+SNAPSHOT_BYTES, COLUMN_BYTES, METADATA_BYTES = 6000, 1200, 20_000
 
 
 class _WrittenMetadata:
-    """The newest metadata of the tables that this process committed to last, by the place of the file.
+    """The newest metadata of the tables that this process committed to last, one a table.
 
     A commit reads the metadata twice, and most of its time went into that where snapshots are many. Nobody changes a
     metadata object, and nobody else writes to the names that we made up: a file of theirs is what we remember of it.
     """
 
-    def __init__(self, snapshots_max: int) -> None:
-        self._snapshots_max = snapshots_max
-        self._snapshots = 0
-        self._by_place: dict[str, TableMetadata] = {}
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        # By the table's uuid, and the uuids by the file's place.
+        self._by_table: dict[UUID, tuple[str, TableMetadata, int]] = {}
+        self._tables: dict[str, UUID] = {}
         self._lock = Lock()
 
     def add(self, place: str, metadata: TableMetadata) -> None:
         with self._lock:
-            if metadata.metadata_log:
-                self._forget(metadata.metadata_log[-1].metadata_file)
-            self._by_place[place] = metadata
-            self._snapshots += len(metadata.snapshots)
-            while self._snapshots > self._snapshots_max:
-                self._forget(next(iter(self._by_place)))
+            self._forget(metadata.table_uuid)
+            columns = metadata.last_column_id * len(metadata.schemas)
+            size = METADATA_BYTES + SNAPSHOT_BYTES * len(metadata.snapshots) + COLUMN_BYTES * columns
+            self._by_table[metadata.table_uuid] = place, metadata, size
+            self._tables[place] = metadata.table_uuid
+            self._bytes += size
+            while self._bytes > self._max_bytes:
+                self._forget(next(iter(self._by_table)))
 
     def find(self, place: str) -> TableMetadata | None:
         with self._lock:
-            return self._by_place.get(place)
+            table = self._tables.get(place)
+            return None if table is None else self._by_table[table][1]
 
-    def _forget(self, place: str) -> None:
-        metadata = self._by_place.pop(place, None)
-        self._snapshots -= len(metadata.snapshots) if metadata else 0
+    def _forget(self, table: UUID) -> None:
+        if table in self._by_table:
+            place, _, size = self._by_table.pop(table)
+            del self._tables[place]
+            self._bytes -= size
 
 
-_written_metadata = _WrittenMetadata(WRITTEN_SNAPSHOTS_MAX)
+_written_metadata = _WrittenMetadata(WRITTEN_METADATA_MAX_BYTES)
 _read_metadata = FromInputFile.table_metadata
 
 
@@ -118,8 +128,9 @@ def _find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> Table
 # All catalogs whose client reads metadata files do it by this.
 FromInputFile.table_metadata = staticmethod(_find_or_read_metadata)  # type: ignore[method-assign]
 
-# Each change of a table ends with a deep copy of its metadata: of every snapshot ever, none of which ever changes.
-for _constant in (Snapshot, SnapshotLogEntry, MetadataLogEntry):
+# Each change of a table ends with a deep copy of its metadata: of every snapshot ever, none of which ever changes. Nor
+# does a schema, but for what it finds out of itself when asked: while another thread asks, it cannot be copied.
+for _constant in (Snapshot, SnapshotLogEntry, MetadataLogEntry, Schema):
     _constant.__deepcopy__ = lambda self, memo=None: self  # type: ignore[method-assign]
 
 
@@ -150,6 +161,8 @@ def commit_updates(
         # Transactions bring their own snapshot producers and retries; this is the step below them, which also applies
         # `write.metadata.delete-after-commit.enabled`.
         table._do_commit(updates=updates, requirements=requirements)
+        if writes_metadata_files(table.catalog):
+            _written_metadata.add(table.metadata_location, table.metadata)
     finally:
         _announce.reset(announced)
 
@@ -163,12 +176,27 @@ class ResolvedAvroFile(AvroFile[D]):
         super().__init__(input_file)
         self._resolve = resolve
 
-    def __enter__(self) -> Self:
+    def records(self) -> list[D]:
+        """All records of the file. Raises TargetUnreadable; what the store raises stays as it is."""
         with self.input_file.open() as stream:
-            self.decoder = new_decoder(stream.read())
-        self.header = self._read_header()
-        self.reader = self._resolve(self.header.meta.get("avro.schema", ""))
-        return self
+            data = stream.read()
+        # Whatever a decoder may stumble over in bytes that are not Avro.
+        try:
+            self.decoder = new_decoder(data)
+            self.header = self._read_header()
+            self.reader = self._resolve(self.header.meta["avro.schema"])
+            return list(self)
+        except Exception as error:
+            why = f"it cannot be decoded ({type(error).__name__}: {error})"
+            raise unreadable(why, self.input_file.location) from error
+
+
+def unreadable(why: str, path: str) -> TargetUnreadable:
+    return TargetUnreadable(
+        f"a metadata file of the Iceberg table is damaged: {why}",
+        path=path,
+        hint="Restore the file, or let `dvsync sync --full` write the newest snapshot anew from Delta's state.",
+    )
 
 
 class PreciseAvroFile(ResolvedAvroFile[D]):

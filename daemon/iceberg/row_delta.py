@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.locations import LocationProvider
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from daemon.errors import StateMismatch
+from daemon.errors import StateMismatch, TargetUnreadable
 from daemon.iceberg.manifests import (
     MANIFEST_ENTRIES_MAX,
     read_entries,
@@ -129,7 +129,7 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
     Raises `StateMismatch` when a file to remove is not where the state store said.
     """
     names = _names(table.locations, delta.snapshot_id)
-    parent = read_manifest_list(table.io, table.parent.manifest_list) if table.parent else []
+    parent = _read_parent(table, delta)
     changed = _without_removed(table, parent, delta)
     replacements = _take_over(delta.replacements, [entry for _, entries in changed for entry in entries])
     touched = {manifest.manifest_path for manifest, _ in changed}
@@ -180,6 +180,18 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         moved_manifests=moved,
         manifest_list_path=manifest_list_path,
     )
+
+
+def _read_parent(table: TableView, delta: RowDelta) -> list[ManifestFile]:
+    """The manifests of the snapshot before, if need be; what replaces all of them can do without."""
+    if table.parent is None:
+        return []
+    try:
+        return read_manifest_list(table.io, table.parent.manifest_list)
+    except (FileNotFoundError, TargetUnreadable):
+        if not delta.replaces_all:
+            raise
+        return []
 
 
 def _without_removed(table: TableView, parent: Sequence[ManifestFile], delta: RowDelta) -> _Changed:

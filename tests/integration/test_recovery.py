@@ -15,7 +15,7 @@ import pytest
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
-from daemon.errors import CommitIncomplete, ObjectMissing, SyncError, TargetChanged, Unsupported
+from daemon.errors import CommitIncomplete, ObjectMissing, SyncError, TargetChanged, TargetUnreadable, Unsupported
 from daemon.settings import LimitsSettings
 from tests.handmade import FEATURES, Bench, HandmadeTable
 from tests.integration.follow import Followed
@@ -313,6 +313,43 @@ def test_foreign_commit(handmade: HandmadeTable, bench: Bench) -> None:
 
     roll_back(bench.iceberg(), ours.snapshot_id)
     assert bench.follower.sync().snapshots == 1
+    assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
+
+
+@pytest.mark.parametrize("what", ["manifest list", "DATA", "DELETES"])
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(("damage", "state"), [("gone", "kept"), ("cut", "kept"), ("cut", "lost")])
+def test_metadata_files_that_somebody_damaged(
+    handmade: HandmadeTable, bench: Bench, what: str, damage: str, state: str
+) -> None:
+    """They are told, and `--full` writes the newest snapshot anew; the next syncs go on from there."""
+    handmade.commit(handmade.delete({next(iter(handmade.live)): [1]}))
+    bench.follower.sync()
+    iceberg = bench.iceberg()
+    snapshot = iceberg.current_snapshot()
+    assert snapshot is not None
+    paths = {manifest.content.name: manifest.manifest_path for manifest in snapshot.manifests(iceberg.io)}
+    path = Path({**paths, "manifest list": snapshot.manifest_list}[what].removeprefix("file://"))
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-20])
+    if state == "lost":
+        bench.close()
+        for file in state_files(bench):
+            file.unlink()
+        bench.open()
+    handmade.commit(handmade.delete({path: [0] for path in handmade.live}))
+
+    kind = ObjectMissing if damage == "gone" else TargetUnreadable
+    # A commit that only deletes opens no data manifest.
+    if what != "DATA" or state == "lost":
+        assert_refused(bench, kind, path.name)
+    result = bench.follower.sync(full=True)
+    assert (result.operation, result.snapshots) == ("restore", 1)
+    assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
+    handmade.commit(handmade.delete({path: [2] for path in handmade.live}))
+    assert bench.follower.sync().positions_added == len(handmade.live)
     assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
 
 

@@ -430,11 +430,12 @@ def test_a_table_is_told_whether_others_wait(bench):
     """Only while somebody stands in the queue for whom there is no slot."""
     assert bench.slots.try_take("other")
     assert not bench.slots.try_take("third")
-    bench.slots.resize(2)
+    assert not bench.slots.try_take("fourth")
+    assert bench.slots.resize(2) == ["third"]
     assert bench.poll().result.to_version == 0
     assert bench.follower.others_waited
     # The slot that "orders" gave back is the third table's, whether it has come for it or not.
-    bench.slots.resize(3)
+    assert bench.slots.resize(3) == ["fourth"]
     bench.follower.newest = 1
     assert bench.poll().result.to_version == 1
     assert not bench.follower.others_waited
@@ -754,6 +755,13 @@ def test_tables_that_begin_together_are_not_maintained_together():
         first_s = time.monotonic()
         until(lambda: all(maintainer.rounds for maintainer in maintainers))
         assert time.monotonic() - first_s > 0.5
+
+
+def test_a_long_interval_of_maintenance_outlives_restarts(bench):
+    """The first round comes soon, however long it is until the next."""
+    weekly = MaintenanceSettings(interval="7d")
+    bench.cycle.table = bench.cycle.table.model_copy(update={"maintenance": weekly})
+    assert upkeep_of(bench)[0].first_after_s <= 600
 
 
 def test_maintenance_runs_beside_the_polls_and_ends_with_them():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from daemon.errors import TargetUnreadable
 from daemon.iceberg.manifests import (
     MANIFEST_ENTRIES_MAX,
     read_entries,
@@ -295,6 +297,50 @@ def test_a_carried_manifest_stays_as_it_is(tmp_path: Path) -> None:
         {"contains_null": True, "contains_nan": False, "lower_bound": b"x", "upper_bound": b"z"}
     ]
     assert [second[position] for position in range(len(second))] == [first[position] for position in range(len(first))]
+
+
+def end_of_header(data: bytes) -> int:
+    """Where the blocks of an Avro file begin: behind the first of its sync markers, with the last of which it ends."""
+    return data.index(data[-16:]) + 16
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "without its last bytes": lambda data: data[:-20],
+    "cut in the header": lambda data: data[:200],
+    "without a schema": lambda data: data.replace(b"avro.schema", b"avro.schemb"),
+    "with another schema": lambda data: data.replace(b'"long"', b'"lung"'),
+    "with another marker": lambda data: data[:-16] + bytes(16) + data[:40],
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES.values(), lambda data: data[: end_of_header(data)]], ids=[*DAMAGES, "cut"])
+@pytest.mark.parametrize("field_type", [StringType(), DoubleType()], ids=["compiled", "precise"])
+def test_a_damaged_manifest_is_told_by_its_name(tmp_path: Path, damage, field_type: IcebergType) -> None:
+    """And one that was cut between two blocks, which looks whole, by its number of entries. The next one reads well."""
+    schema = Schema(NestedField(1, "part", field_type, required=False))
+    value = "x" if isinstance(field_type, StringType) else 1.5
+    spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "part"))
+    files = added(data_file("file:///a", part=value, spec=spec))
+    (manifest,) = sequenced(tmp_path, write(tmp_path / "m.avro", ManifestContent.DATA, files, spec=spec, schema=schema))
+    whole = (tmp_path / "m.avro").read_bytes()
+    (tmp_path / "m.avro").write_bytes(damage(whole))
+    with pytest.raises(TargetUnreadable, match=r"metadata file of the Iceberg table is damaged: .*m\.avro") as raised:
+        read_entries(IO, manifest, spec=spec, schema=schema)
+    assert raised.value.path == f"file://{tmp_path}/m.avro"
+    (tmp_path / "m.avro").write_bytes(whole)
+    assert len(read_entries(IO, manifest, spec=spec, schema=schema)) == 1
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_manifest_list_is_told_by_its_name(tmp_path: Path, damage) -> None:
+    sequenced(tmp_path, write(tmp_path / "m.avro", ManifestContent.DATA, added(data_file("file:///a"))))
+    path = tmp_path / "list-5.avro"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(TargetUnreadable, match=r"metadata file of the Iceberg table is damaged: .*list-5\.avro"):
+        read_manifest_list(IO, f"file://{path}")
+    with pytest.raises(FileNotFoundError):
+        read_manifest_list(IO, f"file://{tmp_path}/none.avro")
 
 
 def test_a_manifest_list_as_pyiceberg_reads_it(tmp_path: Path) -> None:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.update import SetPropertiesUpdate
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
 
 from daemon.iceberg import pyiceberg_ext
-from daemon.iceberg.pyiceberg_ext import announce_metadata_files
+from daemon.iceberg.pyiceberg_ext import (
+    COLUMN_BYTES,
+    METADATA_BYTES,
+    _WrittenMetadata,
+    announce_metadata_files,
+    commit_updates,
+)
 from tests.faults.histories import History
 from tests.handmade import Bench, HandmadeTable
 
@@ -69,21 +80,55 @@ def test_what_others_commit_is_seen(tmp_path: Path, bench: Bench, reads: list[st
     other.close()
 
 
-def test_a_bounded_number_of_snapshots_is_remembered(tmp_path: Path, reads: list[str], monkeypatch) -> None:
-    """The tables that were committed to longest ago are read from their files again."""
-    monkeypatch.setattr(pyiceberg_ext._written_metadata, "_snapshots_max", 10)
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
     catalog = SqlCatalog("c", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
     announce_metadata_files(catalog)
     catalog.create_namespace("n")
-    rows = pa.table({"id": [1]})
-    tables = [catalog.create_table(("n", name), rows.schema) for name in ("a", "b", "c")]
+    yield catalog
+    catalog.close()
+
+
+def set_property(table: Table, value: str) -> None:
+    commit_updates(table, (SetPropertiesUpdate(updates={"p": value}),), (), lambda _: None)
+
+
+@pytest.mark.parametrize("columns", [1, 400])
+def test_a_bounded_size_is_remembered(catalog: SqlCatalog, reads: list[str], monkeypatch, columns: int) -> None:
+    """The tables that were committed to longest ago are read from their files again, narrow or wide."""
+    monkeypatch.setattr(pyiceberg_ext, "_written_metadata", _WrittenMetadata(2 * METADATA_BYTES + 4 * COLUMN_BYTES))
+    schema = pa.schema([(f"c{number}", pa.int64()) for number in range(columns)])
+    tables = [catalog.create_table(("n", name), schema) for name in ("a", "b", "c")]
     for table in tables:
-        for _ in range(4):
-            table.append(rows)
+        for value in ("1", "2", "3"):
+            set_property(table, value)
     reads.clear()
     for table in tables:
         again = catalog.load_table(table.name())
         assert again.metadata == on_disk(again.metadata_location)
-        assert len(again.metadata.snapshots) == 4
-    assert reads == [tables[0].metadata_location]
-    catalog.close()
+    assert reads == [table.metadata_location for table in tables[: 1 if columns == 1 else 3]]
+
+
+def test_what_was_not_committed_is_not_remembered(catalog: SqlCatalog, reads: list[str]) -> None:
+    """However often a commit fails after its file was written; what is current is not read again for it."""
+    table = catalog.create_table("n.t", pa.schema([("id", pa.int64())]))
+    set_property(table, "1")
+    forbid = "CREATE TRIGGER away BEFORE UPDATE ON iceberg_tables BEGIN SELECT RAISE(ABORT, 'away'); END"
+    with catalog.engine.begin() as connection:
+        connection.execute(text(forbid))
+    reads.clear()
+    for value in ("2", "3"):
+        with pytest.raises(IntegrityError, match="away"):
+            set_property(catalog.load_table("n.t"), value)
+    assert len(list(Path(table.location().removeprefix("file://")).glob("metadata/*.json"))) == 4
+    assert catalog.load_table("n.t").properties["p"] == "1"
+    assert reads == []
+
+
+def test_a_schema_may_be_looked_at_while_it_is_committed(catalog: SqlCatalog) -> None:
+    """Metadata is shared by threads now, and a schema fills its indexes when it is asked."""
+    table = catalog.create_table("n.t", pa.schema([("id", pa.int64())]))
+    set_property(table, "1")
+    schema = table.schema()
+    set_property(table, "2")
+    assert table.schema() is schema
