@@ -202,7 +202,7 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
             f"column {', '.join(shape.table.replaced)} changed while {staying} older data files stay",
             version=change.to_version,
             hint="Iceberg widens int to long, float to double and the precision of decimals only: overwrite the older "
-            "files on the Delta side, then `dvsync sync --full` the table.",
+            "files on the Delta side, then `dvsync resync` the table.",
         )
     return shape
 

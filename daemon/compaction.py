@@ -275,7 +275,7 @@ def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFi
                 f"{written.get(work.data_file, 0)} positions were written for a deletion vector of "
                 f"{work.after.cardinality}",
                 path=work.data_file,
-                hint="Compare the whole table: dvsync sync --full.",
+                hint="Compare the whole table: `dvsync resync`.",
             )
 
 

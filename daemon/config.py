@@ -37,7 +37,7 @@ Section = TypeVar("Section", bound=BaseModel)
 def load_settings(path: Path) -> Settings:
     """Read the file and the environment.
 
-    Raises ConfigInvalid with every fault at once, one a line, each with its place (`tables[2].poll_interval: …`).
+    Raises ConfigInvalid with the faults, one a line, each with its place (`tables[2].poll_interval: …`).
     """
     document, faults = _read_document(path)
     faults += _unknown_variables()

@@ -45,7 +45,7 @@ def told_as_sync_errors(table: str) -> Iterator[None]:
             f"a file of the Iceberg table is not there: {error}",
             table=table,
             hint="Someone removed it: restore it, or expire the snapshots that need it (`dvsync expire`); if it is the "
-            "newest one's, `dvsync sync --full` makes another from Delta's state.",
+            "newest one's, `dvsync resync` makes another from Delta's state.",
         ) from error
     except OSError as error:
         raise ObjectStoreAway(

@@ -119,8 +119,9 @@ class TableCycle:
         mine = self._record
         if (record.source, record.target) != (mine.source, mine.target):
             return False  # Of another table, by the same name: the configuration was changed and not read again.
+        answered = (is_held(mine) and not is_held(record)) or (mine.error is not None and record.error is None)
         # An error that the store does not know cannot have been answered there.
-        freed = is_held(mine) and not is_held(record) and not self._is_unrecorded
+        freed = answered and not self._is_unrecorded
         return freed or (record.paused and not mine.paused) or (record.resync_wanted and not mine.resync_wanted)
 
     @property
@@ -140,10 +141,10 @@ class TableCycle:
 
     def take_up(self, record: TableRecord) -> None:
         """Do as a person said, from what the store says of the table now."""
-        was_held, self._record = is_held(self._record), record
+        was_stopped, self._record = is_held(self._record) or self._record.error is not None, record
         if record.paused:
             _log.info(events.TABLE_PAUSED, table=self.name)
-        elif was_held:
+        elif was_stopped and record.error is None:
             self._failures.forget()
             _log.info(events.TABLE_RESUMED, table=self.name)
         if record.resync_wanted:
@@ -248,8 +249,9 @@ class TableCycle:
 
     def _failed(self, raised: Exception, started_ms: int) -> Verdict:
         failure = self._failures.add(raised, synced_version=self._record.synced_version)
-        self._record = replace(self._record, error=failure.error)
+        # Recorded first: who sees the error here and not in the store knows that a person answered it there.
         self._record_failure(failure.error)
+        self._record = replace(self._record, error=failure.error)
         self._board.activity.count_failure(self.name, failure.error.kind)
         if isinstance(raised, AccountMismatch):
             self._count_accounts(checked=1, mismatches=1)
@@ -322,8 +324,8 @@ class TableCycle:
 
 
 def _log_result(result: SyncResult, duration_ms: int, *, progressed: bool) -> None:
-    """The canonical line of a cycle. One that changed nothing has none at `info`."""
-    write = _log.info if progressed else _log.debug
+    """The canonical line of a cycle. One that changed nothing has none at `info`, unless there is no source."""
+    write = _log.info if progressed or result.outcome == "waiting" else _log.debug
     write(
         {
             "advanced": events.SYNC_ADVANCED,

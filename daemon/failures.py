@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from random import Random
 
@@ -33,6 +34,8 @@ BACKOFF_MAX_S = 300.0
 HELD_LOOK_S = 10.0
 # A repeated error has a line at its 1st, 2nd, 4th, 8th, … time, and at least this often.
 QUIET_MAX_S = 3_600.0
+
+LINE_BREAK = re.compile(r"\s*\n\s*")
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -122,7 +125,8 @@ class Failures:
             hint = known.hint
         return TableError(
             kind=kind,
-            message=message,
+            # What Java and databases say fills several lines; a table has one.
+            message=LINE_BREAK.sub(" ", message),
             hint=hint,
             version=version,
             since_ms=self._last.since_ms if self._last else now_ms,

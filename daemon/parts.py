@@ -13,7 +13,7 @@ from typing import Self
 from daemon.clock import Clock, SystemClock
 from daemon.context import TableContext, Writer
 from daemon.cycle import TableCycle
-from daemon.errors import ObjectMissing, StateStoreAway
+from daemon.errors import ConfigInvalid, ObjectMissing, StateStoreAway
 from daemon.iceberg.catalogs import Catalogs
 from daemon.lease import LeaseKeeper
 from daemon.pipeline.hadoop import with_stores
@@ -111,10 +111,17 @@ def _state_errors() -> Iterator[None]:
 
 def _make_local_folders(settings: Settings) -> None:
     """SQLite makes the file of a catalog, but not its folder."""
-    for properties in settings.catalogs.values():
+    for name, properties in settings.catalogs.items():
         match = SQLITE_FILE.match(properties.get("uri", ""))
         if match:
-            Path(match["path"]).parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(match["path"]).parent
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigInvalid(
+                    f"catalogs.{name}.uri: the folder {folder} cannot be made: {error.strerror}",
+                    hint="Name a place that dvsync may write to; a relative one begins at the configuration's folder.",
+                ) from error
 
 
 def _catalog_properties(settings: Settings) -> dict[str, dict[str, str]]:

@@ -117,7 +117,7 @@ def _target_changed(context: TableContext, table: Table, what: str) -> TargetCha
     return TargetChanged(
         f"the Iceberg table {context.settings.target} was changed by someone else: {what}",
         path=table.metadata_location,
-        hint=f"Set the table to dvsync's last snapshot and `dvsync resume {name}`, or let `dvsync sync {name} --full` "
+        hint=f"Set the table to dvsync's last snapshot and `dvsync resume {name}`, or let `dvsync resync {name}` "
         "bring back Delta's state in one snapshot; on_foreign_commit: overwrite does so by itself.",
     )
 

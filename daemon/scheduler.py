@@ -254,17 +254,19 @@ class Scheduler:
     def _look_at_wishes(self) -> None:
         """See what people said of tables, in the store."""
         try:
-            records = self._store.list_tables()
+            for read in self._store.list_tables():
+                with self._lock:
+                    cycle = self._cycles.get(read.name)
+                if cycle is None or not cycle.is_told_otherwise(read):
+                    continue
+                # The table may have failed since it was read.
+                record = self._store.load_table(read.name, read.source, read.target)
+                if cycle.is_told_otherwise(record):
+                    with self._lock:
+                        self._told[record.name] = record
+                    self._wake(record.name)
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
-            return
-        for record in records:
-            with self._lock:
-                cycle = self._cycles.get(record.name)
-            if cycle is not None and cycle.is_told_otherwise(record):
-                with self._lock:
-                    self._told[record.name] = record
-                self._wake(record.name)
 
 
 def _upkeep_id(name: str) -> str:

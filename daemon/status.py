@@ -334,7 +334,7 @@ class Board:
         if status.state is TableState.PARKED:
             return f"parked: {status.error.kind if status.error else 'unknown'}"
         if seen.looked_at_s is None:
-            return "not looked at yet"
+            return f"not synced yet: {status.error.kind}" if status.error else "not looked at yet"
         if status.lag_seconds is not None and status.lag_seconds > self._lag_budget_s:
             return f"behind for {status.lag_seconds:.0f} s, more than the budget of {self._lag_budget_s:.0f} s"
         # While the source does not answer nobody knows how far behind the table is.

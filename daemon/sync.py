@@ -37,8 +37,8 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 __all__ = ["Follower", "SyncResult"]
 
-# How often a quiet table's log is listed, to notice that it was cleaned up or made anew behind our back.
-CONTINUITY_INTERVAL_S = 600.0
+# How often a quiet table's log is listed, to notice that it is gone, was cleaned up or made anew behind our back.
+CONTINUITY_INTERVAL_S = 60.0
 
 
 class Follower:
@@ -170,7 +170,7 @@ class Follower:
         raise TargetHeld(
             f"the dvsync with the state {marker.writer} keeps the Iceberg table in step (at version {marker.version})",
             hint=f"This one takes over when that one leaves a new version lying for {writer.lease_s:g} s. Stop one of "
-            f"the two; `dvsync sync {self._context.settings.name} --full` takes over at once.",
+            f"the two; `dvsync resync {self._context.settings.name}` takes over at once.",
         )
 
     def _read_news(self, shown: Shown, stop: Event, others_wait: Callable[[], bool]) -> Iterator[list[Commit]]:

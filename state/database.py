@@ -128,7 +128,8 @@ def _create_engine(url: str) -> Engine:
             return create_engine(parsed, pool_pre_ping=True)
         return _create_sqlite_engine(parsed)
     except (ArgumentError, ImportError, OSError) as error:
-        raise StateUnavailable(f"the state database at {parsed.drivername}:// cannot be opened: {error}") from error
+        place = f"{parsed.drivername}://{parsed.host or ''}/{parsed.database or ''}"
+        raise StateUnavailable(f"the state database at {place} cannot be opened: {error}") from error
 
 
 def _create_sqlite_engine(url: URL) -> Engine:

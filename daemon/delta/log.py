@@ -148,11 +148,7 @@ class DeltaLog:
                 hint="Log cleanup was faster than dvsync; the states are compared and the difference is committed.",
             )
         if not versions and not self._list_versions(from_version=0):
-            raise ObjectMissing(
-                "the Delta log is gone",
-                path=f"{self.location}/_delta_log",
-                hint="Restore the table, or take it out of the configuration.",
-            )
+            raise log_gone(self.location)
         if not versions:
             raise ResyncNeeded(
                 f"the log ends before version {after}, which is already synced",
@@ -170,6 +166,14 @@ def _versions(names: Iterable[str]) -> Iterable[int]:
     for name in names:
         if match := COMMIT_FILE.fullmatch(name):
             yield int(match[1])
+
+
+def log_gone(location: str) -> ObjectMissing:
+    return ObjectMissing(
+        "the Delta log is gone",
+        path=f"{location}/_delta_log",
+        hint="Restore the table, or take it out of the configuration.",
+    )
 
 
 def _corrupt(what: str, version: int, path: str) -> CorruptInput:

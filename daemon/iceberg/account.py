@@ -78,6 +78,6 @@ def check_account(by_delta: Account, by_iceberg: Account) -> None:
     if by_delta != by_iceberg:
         raise AccountMismatch(
             f"Delta comes to {by_delta}, the Iceberg table would show {by_iceberg}: nothing was committed",
-            hint="Run `dvsync sync --full` for the table, which compares whole states, then `dvsync resume` it; if it "
-            "comes again, please report it with the log.",
+            hint="Run `dvsync resync` for the table, which compares whole states; if it comes again, please report it "
+            "with the log.",
         )

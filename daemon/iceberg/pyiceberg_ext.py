@@ -195,7 +195,7 @@ def unreadable(why: str, path: str) -> TargetUnreadable:
     return TargetUnreadable(
         f"a metadata file of the Iceberg table is damaged: {why}",
         path=path,
-        hint="Restore the file, or let `dvsync sync --full` write the newest snapshot anew from Delta's state.",
+        hint="Restore the file, or let `dvsync resync` write the newest snapshot anew from Delta's state.",
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from daemon.delta.actions import AddFile, DeletionVectorDescriptor, Metadata, Protocol
+from daemon.delta.log import log_gone
 from daemon.delta.protocol import HINT_CATALOG_MANAGED
 from daemon.errors import CorruptInput, PipelineAway, SyncError, Unsupported
 
@@ -53,7 +54,8 @@ class _MetadataLine(msgspec.Struct):
 def read_table_state(spark: SparkSession, location: str, version: int | None = None) -> TableState:
     """The state at `version`, or the newest.
 
-    Raises `Unsupported` when Delta itself refuses the table, `CorruptInput` when its log cannot be read.
+    Raises `Unsupported` when Delta itself refuses the table, `CorruptInput` when its log cannot be read, and
+    `ObjectMissing` when it has none.
     """
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -61,6 +63,8 @@ def read_table_state(spark: SparkSession, location: str, version: int | None = N
 
     try:
         snapshot = _snapshot(spark, location, version)
+        if snapshot.version() < 0:
+            raise log_gone(location)
         return TableState(
             version=snapshot.version(),
             timestamp_ms=snapshot.timestamp(),

@@ -387,7 +387,7 @@ class _Translation:
                 raise Unsupported(
                     f"column {'.'.join(path)} is an array or map, and column mapping gives no id to what is in it",
                     hint="Drop it, or have the files rewritten with such ids (REORG TABLE … APPLY (UPGRADE UNIFORM "
-                    "(ICEBERG_COMPAT_VERSION = 2))), then `dvsync sync --full` the table. Tables without column "
+                    "(ICEBERG_COMPAT_VERSION = 2))), then `dvsync resync` the table. Tables without column "
                     "mapping may hold arrays and maps.",
                 )
             return nested.id

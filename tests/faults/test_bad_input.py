@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from daemon.clock import SystemClock
 from daemon.delta import protocol
 from daemon.errors import (
     AccountMismatch,
@@ -603,11 +604,17 @@ def test_a_missing_manifest_is_waited_for(pair: Pair) -> None:
     check(pair.bench, pair.table, [0, 1, 2])
 
 
-def test_a_delta_log_that_is_gone_is_an_error(pair: Pair) -> None:
-    """A table that was followed and whose log is not there any more is not called synced."""
+def test_a_delta_log_that_is_gone_is_an_error(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that was followed and whose log is not there any more is not called synced for more than a minute."""
     log = pair.table.folder / "_delta_log"
+    pair.bench.follower.sync()
     shutil.move(log, log.with_name("away"))
-    with pytest.raises(SyncError) as caught:
+    assert not pair.bench.follower.has_news()
+    with monkeypatch.context() as patch:
+        later_s = pair.bench.clock.monotonic_s() + 60
+        patch.setattr(SystemClock, "monotonic_s", lambda clock: later_s)
+        assert pair.bench.follower.has_news()
+    with pytest.raises(ObjectMissing, match="the Delta log is gone") as caught:
         pair.bench.follower.sync()
     assert caught.value.table == "t"
     shutil.move(log.with_name("away"), log)
@@ -624,7 +631,7 @@ def test_a_memory_that_does_not_add_up_is_noticed(pair: Pair, column: str) -> No
         database.execute(f"UPDATE data_files SET {column} = {column} + 1")
     pair.table.commit([pair.table.remove(pair.path)])
     error = pair.assert_refused(AccountMismatch, version=3, path=None, says="Delta comes to .* would show")
-    assert "sync --full" in error.hint
+    assert "dvsync resync" in error.hint
     result = pair.bench.follower.sync(full=True)
     assert (result.outcome, result.data_files_removed) == ("advanced", 1)
     assert pair.bench.iceberg().scan().to_arrow().num_rows == 0

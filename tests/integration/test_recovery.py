@@ -342,14 +342,28 @@ def test_metadata_files_that_somebody_damaged(
     handmade.commit(handmade.delete({path: [0] for path in handmade.live}))
 
     kind = ObjectMissing if damage == "gone" else TargetUnreadable
-    # A commit that only deletes opens no data manifest.
-    if what != "DATA" or state == "lost":
+    # A commit that only adds delete files opens no manifest.
+    if what == "manifest list" or state == "lost":
         assert_refused(bench, kind, path.name)
     result = bench.follower.sync(full=True)
     assert (result.operation, result.snapshots) == ("restore", 1)
     assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
-    handmade.commit(handmade.delete({path: [2] for path in handmade.live}))
+    handmade.commit(handmade.delete({path: [7] for path in handmade.live}))
     assert bench.follower.sync().positions_added == len(handmade.live)
+    assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_comparison_with_a_table_that_is_gone(handmade: HandmadeTable, bench: Bench) -> None:
+    """Named as what it is, and nothing is taken off the Iceberg table."""
+    log = handmade.folder / "_delta_log"
+    log.rename(log.with_name("away"))
+    before = snapshot_ids(bench)
+    with pytest.raises(ObjectMissing, match="the Delta log is gone"):
+        bench.follower.sync(full=True)
+    assert snapshot_ids(bench) == before
+    log.with_name("away").rename(log)
+    assert bench.follower.sync(full=True).outcome in ("advanced", "unchanged")
     assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
 
 

@@ -212,6 +212,14 @@ def test_config_may_stand_before_or_after_the_command_or_in_the_environment(dvsy
     assert dvsync("config", "check", "--config", "absent.yaml").exit_code == 2
 
 
+def test_a_folder_that_cannot_be_made_is_a_fault_of_the_configuration(dvsync, tmp_path):
+    """Named with its key, as any other."""
+    (tmp_path / "file").touch()
+    result = dvsync("status", config=TWO_TABLES.replace("var/catalog.db", "file/x/catalog.db"))
+    assert result.exit_code == 2
+    assert f"catalogs.local.uri: the folder {tmp_path}/file/x cannot be made: Not a directory" in result.stderr
+
+
 def test_sync_status_and_resume_of_tables_that_cannot_sync(dvsync):
     """A missing source is no failure; format version 3 parks its table: exit code 1 until someone resumes it."""
     result = dvsync("sync", config=TWO_TABLES)

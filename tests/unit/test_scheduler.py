@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from random import Random
 from threading import Event
+from unittest import mock
 
 import pytest
 import structlog
@@ -338,6 +339,23 @@ def test_what_a_person_must_mend_parks_the_table(bench, kind):
     assert (bench.status.state, bench.status.error) == ("synced", None)
 
 
+def test_a_person_may_have_a_failing_table_tried_at_once(bench):
+    """`dvsync resume` on a table that is retrying: its error is answered, and its row of errors begins anew."""
+    bench.follower.fails = ObjectStoreAway("no answer:\n  timed out", hint="Check the network.")
+    for _ in range(9):
+        bench.poll(after_s=300)
+    assert (bench.status.state, bench.status.error.message) == (TableState.RETRYING, "no answer: timed out")
+    assert [unready.reason for unready in bench.board.find_unready()] == ["not synced yet: ObjectStoreAway"]
+    assert not bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    bench.store.record_resumed(1)
+    assert bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    with capture_logs() as logs:
+        bench.cycle.take_up(bench.store.list_tables()[0])
+        bench.poll()
+    assert [line["event"] for line in logs if line["event"].startswith("table.")] == ["table.resumed"]
+    assert bench.status.error.consecutive == 1
+
+
 def test_accounts_and_mismatches_are_counted(bench):
     """Each snapshot is one check; one that did not add up is a mismatch, and was a check, too."""
     bench.poll()
@@ -573,6 +591,41 @@ def test_cycles_with_more_to_do_follow_each_other_without_waiting():
     with running:
         until(lambda: running.followers["a"].synced == 49)
     assert running.followers["a"].syncs == 50
+
+
+def test_a_resume_ends_the_wait_for_the_next_try():
+    """The table fails, and would be tried again in an hour or so."""
+    running = Running("a", poll_interval="1h")
+    follower = running.followers["a"]
+    follower.fails = away()
+    with running:
+        until(lambda: running.states()["a"] is TableState.RETRYING)
+        follower.fails = None
+        running.store.record_resumed(running.store.list_tables()[0].id)
+        until(lambda: running.states()["a"] is TableState.SYNCED)
+
+
+def test_a_stale_look_at_the_store_is_no_resume():
+    """The table failed after its record was read: that the record knows of no error means nothing."""
+    running = Running("a", poll_interval="1h")
+    running.followers["a"].fails = away()
+    before = running.store.list_tables()
+    with running:
+        until(lambda: running.states()["a"] is TableState.RETRYING)
+        with (
+            mock.patch.object(running.store, "list_tables", lambda: before),
+            mock.patch.object(running.scheduler, "_wake") as wake,
+        ):
+            running.scheduler._look_at_wishes()
+        assert not wake.called
+
+
+def test_a_source_that_is_not_there_is_told_once(bench):
+    """At info: a name that was spelled wrong looks the same as one that is still to come."""
+    bench.follower.sync = lambda **_: SyncResult("waiting", None, None)
+    with capture_logs() as logs:
+        bench.poll()
+    assert [(line["event"], line["log_level"]) for line in logs] == [("sync.waiting", "info")]
 
 
 def test_a_long_sync_holds_up_nobody_else():
