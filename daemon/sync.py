@@ -37,8 +37,10 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 __all__ = ["Follower", "SyncResult"]
 
-# How often a quiet table's log is listed, to notice that it is gone, was cleaned up or made anew behind our back.
-CONTINUITY_INTERVAL_S = 60.0
+# How often a quiet table is synced all the same, to notice what was done to its Iceberg side behind our back, and how
+# often its log is listed, to notice that it is gone, was cleaned up or made anew.
+CONTINUITY_INTERVAL_S = 600.0
+LISTING_INTERVAL_S = 60.0
 
 
 class Follower:
@@ -48,20 +50,30 @@ class Follower:
         self._context = context
         self._synced_version: int | None = None
         self._in_doubt = True
-        self._continuity_due_s = 0.0
+        self._continuity_due_s = self._listing_due_s = 0.0
         # Another dvsync's newest metadata file, and since when it could have gone on from it.
         self._others_location: str | None = None
         self._others_since_s = 0.0
 
     def has_news(self) -> bool:
-        """Whether a sync would find something to do: one or two existence checks, no listing, no Spark."""
+        """Whether a sync would find something to do: one or two existence checks, a listing now and then, no Spark.
+
+        Raises ObjectMissing when the log of a table that was synced is gone.
+        """
+        log, now_s = self._context.log, self._context.clock.monotonic_s()
         if self._in_doubt:
             return True
         if self._synced_version is None:
-            return self._context.log.is_there()
-        if self._context.clock.monotonic_s() >= self._continuity_due_s:
+            return log.is_there()
+        if now_s >= self._continuity_due_s or log.has_version(self._synced_version + 1):
             return True
-        return self._context.log.has_version(self._synced_version + 1)
+        if now_s >= self._listing_due_s:
+            try:
+                log.check_continuity(self._synced_version)
+            except ResyncNeeded:
+                return True
+            self._listing_due_s = now_s + LISTING_INTERVAL_S
+        return False
 
     def doubt(self) -> None:
         """There is news, whatever the log says: a person wants the whole states compared."""
@@ -102,7 +114,8 @@ class Follower:
                 self._context.store.record_resync_wanted(shown.record.id, False)
         self._in_doubt = False
         self._synced_version = shown.record.synced_version if shown else None
-        self._continuity_due_s = self._context.clock.monotonic_s() + CONTINUITY_INTERVAL_S
+        now_s = self._context.clock.monotonic_s()
+        self._continuity_due_s, self._listing_due_s = now_s + CONTINUITY_INTERVAL_S, now_s + LISTING_INTERVAL_S
         return result
 
     def _sync(self, stop: Event, full: bool, others_wait: Callable[[], bool]) -> tuple[Shown | None, SyncResult]:
