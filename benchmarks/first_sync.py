@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 import daemon.first_sync
-from benchmarks.large_table import LargeTable, make_large_table
+from benchmarks.large_table import LargeTable, make_large_table, shown_rows
 from benchmarks.report import conditions, parser, print_report
 from benchmarks.stopwatch import REST, Steps, Stopwatch
 from daemon.iceberg.target import Target
@@ -149,9 +149,7 @@ def measure_sync(folder: Path, table: LargeTable, with_dv: int, kind: str) -> Re
         sync_s, sync_cpu_s = time.perf_counter() - start_s, cpu_s() - start_cpu_s
         steps = stopwatch.read()
     assert (result.data_files_added, result.delete_files_added) == (len(table.paths), with_dv)
-    summary = bench.iceberg().current_snapshot().summary
-    rows = int(summary["total-records"]) - int(summary["total-position-deletes"])
-    assert rows == table.live_rows(len(table.paths))
+    assert shown_rows(bench.iceberg()) == table.live_rows(len(table.paths))
     bench.close()
     return Result(
         kind,

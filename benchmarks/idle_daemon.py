@@ -13,27 +13,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-import msgspec
 import psutil
-import pyarrow as pa
 import yaml
 
 from benchmarks.report import conditions, parser, print_report
-from daemon.delta.actions import Metadata, Protocol
-from daemon.delta.log import DeltaLog
-from daemon.first_sync import show_state
-from daemon.iceberg.target import Target
-from daemon.pipeline.table_state import TableState
-from daemon.settings import TableSettings
-from daemon.sync import Follower
 from tests.handmade import Bench, HandmadeTable
 
 TARGET_CPU_PERCENT = 5
@@ -56,20 +46,18 @@ class Result:
 def make_synced_tables(folder: Path, tables: int) -> tuple[Path, list[HandmadeTable]]:
     """Delta tables, each followed up to its newest version, and the configuration for them."""
     deltas = []
-    bench = Bench(folder, f"file://{folder}/lake")
     for number in range(tables):
         delta = HandmadeTable(folder / "lake" / f"orders{number}")
         delta.create()
-        settings = TableSettings(
-            source=delta.location, target=f"sales.orders{number}", catalog="local", pipeline=bench.pipeline
-        )
-        first_sync_empty(bench, settings, delta)
+        target = f"sales.orders{number}"
+        bench = Bench(folder, delta.location, target=target, name=target)
+        bench.first_sync_empty(delta)
         path = delta.write_file([(row, "a", f"value {row}") for row in range(100)])
         delta.commit([delta.add(path)])
         delta.commit(delta.delete({path: [1, 2, 3]}), operation="DELETE")
-        follower_of(bench, settings).sync()
+        bench.follower.sync()
+        bench.close()
         deltas.append(delta)
-    bench.close()
     config = folder / "config.yaml"
     config.write_text(
         yaml.safe_dump(
@@ -92,39 +80,6 @@ def make_synced_tables(folder: Path, tables: int) -> tuple[Path, list[HandmadeTa
         )
     )
     return config, deltas
-
-
-def first_sync_empty(bench: Bench, settings: TableSettings, delta: HandmadeTable) -> None:
-    """`Bench.first_sync_empty` for one of several tables of a bench."""
-    context = replace(
-        bench.context,
-        settings=settings,
-        log=DeltaLog(bench.context.storage, settings.source, bench.clock),
-        target=Target(lambda: bench.catalogs.open("local"), settings.target, None, bench.clock),
-    )
-    no_adds = SimpleNamespace(where=lambda _: no_adds, toArrow=lambda: pa.table({}))
-    state = TableState(
-        version=0,
-        timestamp_ms=context.log.read_commit(0).timestamp_ms,
-        protocol=msgspec.convert(delta.protocol(), Protocol),
-        metadata=msgspec.convert(delta.metadata(), Metadata),
-        files=0,
-        adds=no_adds,  # type: ignore[arg-type]
-    )
-    record = bench.store.load_table(settings.name, settings.source, settings.target)
-    show_state(context, record, state)
-
-
-def follower_of(bench: Bench, settings: TableSettings) -> Follower:
-    return Follower(
-        settings,
-        properties={},
-        open_catalog=lambda: bench.catalogs.open("local"),
-        store=bench.store,
-        spark=bench.spark,
-        clock=bench.clock,
-        limits=bench.limits,
-    )
 
 
 def wait_for(what: str, happened: Callable[[], Any], wait_max_s: float = START_MAX_S) -> Any:

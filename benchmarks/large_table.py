@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.table import Table
 
 from tests.handmade import HandmadeTable
 
@@ -33,6 +34,14 @@ FILES_PER_DAY = 1000
 # ext4 allows 65,000 names for one file.
 LINKS_MAX = 50_000
 ADDS_PER_COMMIT = 5_000
+
+
+def shown_rows(table: Table) -> int:
+    """The rows of the current snapshot, by its summary."""
+    snapshot = table.current_snapshot()
+    assert snapshot and snapshot.summary
+    records, deleted = (snapshot.summary[f"total-{what}"] for what in ("records", "position-deletes"))
+    return int(records or 0) - int(deleted or 0)
 
 
 @dataclass

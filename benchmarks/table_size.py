@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.large_table import LargeTable, make_large_table
+from benchmarks.large_table import LargeTable, make_large_table, shown_rows
 from benchmarks.report import conditions, parser, percentile, print_report
 from daemon.pipeline.session import SparkPipeline
 from daemon.settings import SparkSettings
@@ -56,9 +56,7 @@ class Followed:
         return times
 
     def check(self) -> None:
-        summary = self.bench.iceberg().current_snapshot().summary
-        rows = int(summary["total-records"]) - int(summary["total-position-deletes"])
-        assert rows == self.table.live_rows(len(self.table.paths) - self.removed)
+        assert shown_rows(self.bench.iceberg()) == self.table.live_rows(len(self.table.paths) - self.removed)
 
     def apply(self, case: str, number: int) -> None:
         """Make the commit of this round: files far apart, so that the rounds touch many manifests."""
