@@ -73,7 +73,7 @@ def announce_metadata_files(catalog: Catalog) -> None:
 
 
 WRITTEN_METADATA_MAX_BYTES = 64 << 20
-# What each takes in memory, measured.
+# About what each takes in memory: snapshots and columns were measured, the rest is taken for as much.
 SNAPSHOT_BYTES, COLUMN_BYTES, METADATA_BYTES = 6000, 1200, 20_000
 
 
