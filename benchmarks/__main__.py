@@ -12,6 +12,7 @@ PROGRAMS = (
     "kernel_memory",
     "table_size",
     "first_sync",
+    "many_first_syncs",
     "idle_daemon",
     "compaction",
     "soak",

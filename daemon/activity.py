@@ -5,8 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from threading import Lock
+from typing import TYPE_CHECKING
 
-from daemon.sync import SyncResult
+if TYPE_CHECKING:
+    from daemon.sync import SyncResult
 
 # Upper bounds of the histogram's buckets, seconds: from a commit on a local disk to a first sync.
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)

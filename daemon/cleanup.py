@@ -6,32 +6,43 @@ killed at any point, and to run beside a sync in this or another process.
 
 from __future__ import annotations
 
-import os
+import gzip
 import re
+import zlib
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence, Set
+from collections.abc import Container, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Event
+from uuid import UUID
 
+import msgspec
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
+from pyiceberg.table.locations import load_location_provider
 
 from daemon.commit import metadata_kind
-from daemon.context import TableContext, find_record
+from daemon.context import TableContext
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext import writes_metadata_files
 from daemon.iceberg.references import referenced_files
-from daemon.storage import FileIOStorage, FileMeta, canonical
+from daemon.locations import canonical, parts_below, real
+from daemon.storage import FileIOStorage, FileMeta
+from daemon.store import find_record
 from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 
 # Requests that remove files wait on the store, not on the processor.
 REMOVALS_AT_ONCE = 16
 BATCH = 500
-UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 # What dvsync and its catalogs call the files that they write.
 DELETE_FILE_NAME = re.compile(r"\d+-\d{6}-deletes\.parquet")
-METADATA_NAME = re.compile(rf"{UUID}-\d+-m\d+\.avro|snap-\d+-{UUID}\.avro|\d{{5,}}-{UUID}(\.gz)?\.metadata\.json")
+METADATA_NAME = re.compile(rf"{_UUID}-\d+-m\d+\.avro|snap-\d+-{_UUID}\.avro|\d{{5,}}-{_UUID}(\.gz)?\.metadata\.json")
+
+
+# Of any catalog, Hadoop's `v1.metadata.json` as well.
+METADATA_SUFFIXES = (".metadata.json", ".metadata.json.gz")
+GZIP = b"\x1f\x8b"
 
 
 @dataclass
@@ -66,7 +77,7 @@ def clean_up(
         return done
     own = _OwnPlaces(context, table)
     # Listed first: whatever is written from here on has a row before it exists.
-    listed = list(own.scan()) if scan else []
+    listed = own.scan() if scan else []
     survey = release_files(context, record, dry_run=dry_run, delete_files=scan)
     if not survey.in_use:
         return done  # The table was dropped in this very moment.
@@ -76,7 +87,14 @@ def clean_up(
         known = set(survey.in_use)
         for each in store.list_tables():
             known |= {name_of(file.path) for file in store.list_written(each.id, there)}
-        done.found = [file for file in listed if name_of(file.path) not in known]
+        unknown = [meta for meta in listed if name_of(meta.path) not in known]
+        done.found = own.written_among(unknown)
+        other = own.find_other_table(unknown)
+        if other is not None:
+            done.left[f"another Iceberg table has files in the same folder, such as {other}; move one of the two"] += (
+                len(done.found)
+            )
+            done.found = []
     if remove_found and not dry_run:
         for kind in FileKind:
             paths = [file.path for file in done.found if file.kind is kind]
@@ -142,8 +160,13 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     }
     if not dry_run:
         store.record_unreferenced(record.id, released, OrphanReason.SNAPSHOT_EXPIRED, at_ms=at_ms)
-        # A commit that landed late, or metadata that was not the newest: the grace period has not begun.
-        late = [path for path, file in orphans.items() if name_of(path) in in_use and not _was_in_use(file)]
+        # A commit that landed late, metadata that was not the newest, a clock that was ahead: the grace period has not
+        # begun.
+        late = [
+            path
+            for path, file in orphans.items()
+            if (name_of(path) in in_use and not _was_in_use(file)) or file.since_ms > at_ms
+        ]
         store.record_still_used(record.id, late, at_ms=at_ms)
         _look_up_sizes(context, table, record.id, known)
     return Survey(in_use, list((orphans | released).values()), at_ms)
@@ -222,6 +245,11 @@ class _OwnPlaces:
         configured = (context.settings.delete_files_location, table.properties.get("write.data.path"))
         places = {table.metadata.location, table.properties.get("write.metadata.path"), *configured}
         self._places = sorted(canonical(place).rstrip("/") for place in places if place)
+        self._uuid = table.metadata.table_uuid
+        # Below a table's location others may have theirs: a scan keeps to what the location provider names.
+        locations = load_location_provider(table.metadata.location, table.properties)
+        named = (locations.metadata_path, locations.data_path, context.settings.delete_files_location)
+        self._folders = sorted({canonical(folder).rstrip("/") for folder in named if folder})
 
     def has(self, path: str) -> bool:
         """Whether `path` lies in one of the places, links and `..` followed, and is not the Delta table's."""
@@ -231,19 +259,40 @@ class _OwnPlaces:
             for place in self._places
         )
 
-    def scan(self) -> Iterator[WrittenFile]:
-        """The files in these places that have a name as dvsync gives it, each once."""
-        seen: set[str] = set()
-        for place in self._places:
-            for meta in self.storage.list_below(place):
-                kind = _kind_by_name(meta)
-                if kind is FileKind.METADATA and not self._has_metadata_files:
-                    continue
-                if kind is not None and meta.path not in seen and self.has(meta.path):
-                    seen.add(meta.path)
-                    yield WrittenFile(
-                        meta.path, kind, FileStatus.ORPHANED, meta.modified_ms, OrphanReason.FOUND, meta.size
-                    )
+    def scan(self) -> list[FileMeta]:
+        """The files in the folders that dvsync writes to, each once."""
+        found = {meta.path: meta for folder in self._folders for meta in self.storage.list_below(folder)}
+        return [meta for meta in found.values() if self.has(meta.path)]
+
+    def written_among(self, metas: Iterable[FileMeta]) -> list[WrittenFile]:
+        """Those that have a name as dvsync gives it, or its catalog where the client names metadata files."""
+        kinds = ((meta, _kind_by_name(meta)) for meta in metas)
+        return [
+            WrittenFile(meta.path, kind, FileStatus.ORPHANED, meta.modified_ms, OrphanReason.FOUND, meta.size)
+            for meta, kind in kinds
+            if kind is not None and (kind is not FileKind.METADATA or self._has_metadata_files)
+        ]
+
+    def find_other_table(self, metas: Iterable[FileMeta]) -> str | None:
+        """One of these that is the metadata file of another Iceberg table: names alone do not tell whose a file is."""
+        metadata_files = [meta for meta in metas if meta.path.endswith(METADATA_SUFFIXES)]
+        for meta in sorted(metadata_files, key=lambda meta: meta.modified_ms, reverse=True):
+            uuid = _table_uuid(self.storage.read(meta.path))
+            if uuid not in (None, self._uuid):
+                return meta.path
+        return None
+
+
+class _Metadata(msgspec.Struct):
+    table_uuid: UUID = msgspec.field(name="table-uuid")
+
+
+def _table_uuid(data: bytes) -> UUID | None:
+    """The table's uuid by the bytes of a metadata file; None for what no reader takes for one."""
+    try:
+        return msgspec.json.decode(gzip.decompress(data) if data.startswith(GZIP) else data, type=_Metadata).table_uuid
+    except (msgspec.DecodeError, OSError, EOFError, zlib.error):
+        return None
 
 
 def _kind_by_name(meta: FileMeta) -> FileKind | None:
@@ -254,10 +303,10 @@ def _kind_by_name(meta: FileMeta) -> FileKind | None:
 
 
 def _is_inside(path: str, place: str) -> bool:
-    if ".." in path.split("/") or not path.startswith(f"{place}/"):
-        return False
-    local, folder = (each.removeprefix("file://") for each in (path, place))
-    if "://" in local:
-        return True
-    real, real_folder = os.path.realpath(os.path.dirname(local)), os.path.realpath(folder)
-    return os.path.commonpath((real, real_folder)) == real_folder
+    """As it is spelled, and with links followed: what only looks to be there is not removed."""
+    folder = path.rpartition("/")[0]
+    return (
+        ".." not in path.split("/")
+        and parts_below(folder, place) is not None
+        and parts_below(real(folder), real(place)) is not None
+    )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
 from importlib.metadata import version
 from pathlib import Path
 from threading import Event
@@ -17,15 +17,19 @@ import msgspec
 import typer
 from rich.console import Console
 
+from daemon.arrow import import_arrow
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.log import configure_logging
 from daemon.secrets import hide, scrub
 from daemon.settings import ENV_PREFIX, SECRET_KEY, LogSettings, Settings
+from daemon.texts import printable
 
 if TYPE_CHECKING:
     from daemon.maintenance import Maintainer
 
 DEFAULT_CONFIG = Path("config.yaml")
+# In a command's context: a pattern could not be listed, so what it did for all tables it did not do for all.
+PATTERN_FAILED = "dvsync.pattern_failed"
 PROBE = "healthcheck"
 
 app = typer.Typer(
@@ -54,6 +58,8 @@ T = TypeVar("T")
 
 def main() -> None:
     """The console script."""
+    # To look for garbage among what is imported took a third of a command's time, at its exit most of all.
+    gc.disable()
     app()
 
 
@@ -77,9 +83,10 @@ def dvsync(
         return
     from daemon.pipeline.installed import check_packages  # noqa: PLC0415
 
-    with _told():
+    try:
         check_packages()
-    _import_arrow()
+    except ConfigInvalid as error:
+        raise _exit_with(error) from None
 
 
 @app.command()
@@ -87,7 +94,8 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
     """Follow all tables until SIGTERM; this is the daemon."""
     # A reload that is asked for before there is anything to reload is no reason to end.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    from daemon.service import run_daemon  # noqa: PLC0415 - the heavy rooms; the same in each command
+    import_arrow()
+    from daemon.service import run_daemon  # noqa: PLC0415 - each command imports what it uses, and nothing else
 
     with _told():
         ending = run_daemon(lambda: _load(context, config), version("dvsync"))
@@ -100,22 +108,26 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
 def sync(
     context: typer.Context,
     tables: TableNames = None,
-    full: Annotated[bool, typer.Option("--full", help="Compare whole states instead of following the log.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Write the tables anew from Delta's whole state.")] = False,
     config: ConfigPath = None,
 ) -> None:
     """Bring tables up to date once, then exit."""
-    from daemon.app import find_tables, sync_tables  # noqa: PLC0415
+    import_arrow()
+    from daemon.app import sync_tables  # noqa: PLC0415
     from daemon.console import SyncProgress, verdict_line  # noqa: PLC0415
+    from daemon.tables import find_tables  # noqa: PLC0415
 
     failed = False
     with _told():
         settings = _load_for_people(context, config)
+        failed = not tables and PATTERN_FAILED in context.meta
         chosen = find_tables(settings, tables or [])
         console = Console()
         with SyncProgress(console) as progress:
             for table, verdict in sync_tables(settings, chosen, progress.of_table, full=full):
                 failed = failed or verdict.error is not None
-                console.print(verdict_line(table.name, verdict), soft_wrap=True, markup=False, highlight=False)
+                line = printable(verdict_line(table.name, verdict), keep="\n")
+                console.print(line, soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -126,8 +138,8 @@ def status(
     config: ConfigPath = None,
 ) -> None:
     """Show how far each table is."""
-    from daemon.app import read_statuses  # noqa: PLC0415
     from daemon.console import print_statuses  # noqa: PLC0415
+    from daemon.tables import read_statuses  # noqa: PLC0415
 
     with _told():
         statuses = read_statuses(_load_for_people(context, config))
@@ -135,7 +147,7 @@ def status(
         typer.echo(msgspec.json.format(msgspec.json.encode(statuses), indent=2))
     else:
         print_statuses(Console(), statuses)
-    raise typer.Exit(1 if any(status.error for status in statuses) else 0)
+    raise typer.Exit(1 if PATTERN_FAILED in context.meta or any(status.error for status in statuses) else 0)
 
 
 @app.command()
@@ -145,25 +157,55 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     config: ConfigPath = None,
 ) -> None:
-    """Tell what of a Delta table will be followed, refused, or troublesome to readers; syncs nothing."""
-    from daemon.app import examine_table, with_found_tables  # noqa: PLC0415
+    """Say whether a Delta table can be followed; syncs nothing.
+
+    Its features, columns and files: what is followed, what is refused and why, and what readers will stumble over.
+    """
+    import_arrow()
+    from daemon.app import examine_table  # noqa: PLC0415
     from daemon.doctor import as_lines  # noqa: PLC0415
+    from daemon.tables import with_found_tables  # noqa: PLC0415
 
     with _told():
-        settings = with_found_tables(_load_if_there(context, config))
+        settings, _ = with_found_tables(_load_if_there(context, config))
         configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
         diagnosis = examine_table(settings, table)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(diagnosis), indent=2))
     else:
-        typer.echo("\n".join(as_lines(diagnosis)))
+        _say("\n".join(as_lines(diagnosis)))
     raise typer.Exit(0 if diagnosis.is_followed else 1)
 
 
 @app.command()
+def init(
+    context: typer.Context,
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH|PATTERN...",
+            help="Delta tables, folders above them, or patterns such as 'lake/*/': paths or URIs.",
+        ),
+    ],
+    config: ConfigPath = None,
+) -> None:
+    """Write a config.yaml for the Delta tables that are there.
+
+    Says of each table whether it can be followed. A file that is there already stays as it is: --config names another.
+    """
+    import_arrow()
+    from daemon.init import write_configuration  # noqa: PLC0415
+
+    with _told():
+        _hide_environment()
+        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+        write_configuration(_path(context, config), places, typer.echo)
+
+
+@app.command()
 def resume(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Let a parked or paused table go on; a running daemon sees it within seconds."""
-    from daemon.app import find_tables, resume_table  # noqa: PLC0415
+    """Let a parked or paused table go on. A running daemon sees it within seconds."""
+    from daemon.tables import find_tables, resume_table  # noqa: PLC0415
 
     with _told():
         settings = _load_for_people(context, config)
@@ -173,8 +215,8 @@ def resume(context: typer.Context, table: TableName, config: ConfigPath = None) 
 
 @app.command()
 def pause(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Hold a table as it is until `dvsync resume`; a running daemon sees it within seconds."""
-    from daemon.app import find_tables, pause_table  # noqa: PLC0415
+    """Hold a table as it is until `dvsync resume`. A running daemon sees it within seconds."""
+    from daemon.tables import find_tables, pause_table  # noqa: PLC0415
 
     with _told():
         settings = _load_for_people(context, config)
@@ -184,13 +226,23 @@ def pause(context: typer.Context, table: TableName, config: ConfigPath = None) -
 
 @app.command()
 def resync(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Have a table's next sync compare whole states; a running daemon begins within seconds."""
-    from daemon.app import find_tables, want_resync  # noqa: PLC0415
+    """Write a table anew from Delta's whole state. A running daemon begins within seconds."""
+    from daemon.tables import find_tables, want_resync  # noqa: PLC0415
 
     with _told():
         settings = _load_for_people(context, config)
         want_resync(settings, find_tables(settings, [table])[0])
-    typer.echo(f"{table}: is compared whole by its next sync")
+    typer.echo(f"{table}: is written anew by its next sync")
+
+
+@app.command()
+def forget(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
+    """Drop all that is remembered of a table that is gone. Its files and its Iceberg table stay."""
+    from daemon.tables import forget_table  # noqa: PLC0415
+
+    with _told():
+        forget_table(_load_for_people(context, config), table)
+    typer.echo(f"{table}: forgotten")
 
 
 @app.command()
@@ -200,7 +252,7 @@ def compact(
     dry_run: DryRun = False,
     config: ConfigPath = None,
 ) -> None:
-    """Rewrite the delete files of data files that have many into one each; no row changes."""
+    """Rewrite the delete files of data files that have many. Each has one afterwards; no row changes."""
     from daemon.console import compaction_line  # noqa: PLC0415
 
     _maintain(
@@ -220,7 +272,7 @@ def expire(
     dry_run: DryRun = False,
     config: ConfigPath = None,
 ) -> None:
-    """Take old and unreadable snapshots out of the Iceberg tables; `cleanup` removes their files later."""
+    """Take old and unreadable snapshots out of the Iceberg tables. `cleanup` removes their files later."""
     from daemon.console import expiry_lines  # noqa: PLC0415
 
     _maintain(
@@ -245,7 +297,7 @@ def cleanup(
     remove: Annotated[bool, typer.Option("--remove", help="Remove what --scan finds, too.")] = False,
     config: ConfigPath = None,
 ) -> None:
-    """Remove files that dvsync wrote and that nothing has referenced for longer than the grace period."""
+    """Remove files that dvsync wrote and nothing references. The grace period of each must be over."""
     from daemon.console import cleanup_lines  # noqa: PLC0415
 
     if remove and not scan:
@@ -270,17 +322,20 @@ def _maintain(
     alone: bool,
 ) -> None:
     """One part of the maintenance of the named tables, told table by table."""
-    from daemon.app import find_tables, maintain_tables  # noqa: PLC0415
+    import_arrow()
+    from daemon.app import maintain_tables  # noqa: PLC0415
+    from daemon.tables import find_tables  # noqa: PLC0415
 
     failed = False
     with _told():
         settings = _load_for_people(context, config)
+        failed = not tables and PATTERN_FAILED in context.meta
         for table, done in maintain_tables(settings, find_tables(settings, tables or []), verb, alone=alone):
             if isinstance(done, SyncError):
                 failed = True
-                typer.echo(f"{table.name}: {done.kind}: {done}\n  {done.hint}")
+                _say(f"{table.name}: {done.kind}: {done}\n  {done.hint}")
             else:
-                typer.echo("\n".join(lines(table.name, done)))
+                _say("\n".join(lines(table.name, done)))
     raise typer.Exit(1 if failed else 0)
 
 
@@ -290,7 +345,7 @@ def healthcheck(
     ready: Annotated[bool, typer.Option("--ready", help="Ask /readyz instead of /livez.")] = False,
     config: ConfigPath = None,
 ) -> None:
-    """Ask the running daemon whether it is alive; exit code 0 or 1, for containers."""
+    """Ask the running daemon whether it is alive. Exit code 0 or 1, for containers."""
     from daemon.probe import ask  # noqa: PLC0415
 
     with _told():
@@ -305,7 +360,7 @@ def setup(
     s3: Annotated[bool, typer.Option("--s3", help="The jars that read S3, too.")] = False,
     config: ConfigPath = None,
 ) -> None:
-    """Check Java and fetch the jars that Spark needs for the configuration; the first start does the same."""
+    """Check Java and fetch the jars that Spark needs. Those for the configuration; the first start does the same."""
     from daemon.pipeline.hadoop import with_stores  # noqa: PLC0415
     from daemon.pipeline.jars import fetch_jars, with_s3_jars  # noqa: PLC0415
 
@@ -319,7 +374,8 @@ def setup(
 def demo(
     folder: Annotated[Path, typer.Option("--folder", help="Where the tables are made.")] = Path("demo"),
 ) -> None:
-    """Change a real Delta table with Spark and watch an Iceberg table follow it."""
+    """Watch an Iceberg table follow a real Delta table. Spark changes it, and three engines read the result."""
+    import_arrow()
     from daemon.demo import run_demo  # noqa: PLC0415
 
     with _told():
@@ -330,7 +386,7 @@ def demo(
 
 @config_app.command()
 def keys() -> None:
-    """Explain every key of the configuration, with its values and default."""
+    """Explain every key of the configuration. With its values and default."""
     from daemon.reference import render_keys  # noqa: PLC0415
 
     typer.echo(render_keys(), nl=False)
@@ -338,7 +394,7 @@ def keys() -> None:
 
 @config_app.command()
 def check(context: typer.Context, config: ConfigPath = None) -> None:
-    """Read the configuration and tell every fault in it, or what it says."""
+    """Tell every fault in the configuration, or what it says."""
     with _told():
         settings = _load(context, config)
     typer.echo(f"{_path(context, config)}: all well")
@@ -360,8 +416,12 @@ def _load(context: typer.Context, config: Path | None) -> Settings:
 
     settings = load_settings(_path(context, config))
     hide(settings.secrets())
-    hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
+    _hide_environment()
     return settings
+
+
+def _hide_environment() -> None:
+    hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
 
 
 def _load_if_there(context: typer.Context, config: Path | None) -> Settings:
@@ -370,41 +430,39 @@ def _load_if_there(context: typer.Context, config: Path | None) -> Settings:
     return _load(context, config) if named else Settings()
 
 
-class _WithoutPandas(MetaPathFinder):
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("hidden by dvsync while Arrow is imported", name=fullname)
-
-
-def _import_arrow() -> None:
-    """Import `pyarrow.dataset`, which PyIceberg uses, without pandas, which only PySpark asks for.
-
-    Arrow takes pandas along when it finds it, for 45 MB that an idle daemon would hold for ever. It looks for it again
-    when a caller really wants a data frame.
-    """
-    finder = _WithoutPandas()
-    sys.meta_path.insert(0, finder)
-    try:
-        import pyarrow.dataset  # noqa: F401, PLC0415
-    finally:
-        sys.meta_path.remove(finder)
-
-
 def _load_for_people(context: typer.Context, config: Path | None) -> Settings:
     """Settings for a command that prints its result: the log then goes to standard error, warnings and above."""
-    from daemon.app import with_found_tables  # noqa: PLC0415
+    from daemon.tables import with_found_tables  # noqa: PLC0415
 
     settings = _load(context, config)
     level = settings.log.level if settings.log.level in ("warning", "error") else "warning"
     configure_logging(LogSettings(format="console", level=level), sys.stderr)
-    return with_found_tables(settings)
+    settings, troubles = with_found_tables(settings)
+    for trouble in troubles:
+        typer.echo(f"{trouble}\n{trouble.hint}", err=True)
+        context.meta[PATTERN_FAILED] = True
+    return settings
+
+
+def _say(text: str) -> None:
+    """Print what may hold names and values of a Delta table."""
+    typer.echo(printable(text, keep="\n"))
 
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Errors that are no bugs become words on standard error and an exit code."""
+    """The work of a command, which has imported what it uses: errors that are no bugs become words and an exit code."""
+    if not gc.isenabled():
+        # What has been imported stays for good, and is not looked through any more.
+        gc.freeze()
+        gc.enable()
     try:
         yield
     except SyncError as error:
-        typer.echo(f"{error}\n{error.hint}", err=True)
-        raise typer.Exit(2 if isinstance(error, ConfigInvalid) else 1) from None
+        raise _exit_with(error) from None
+
+
+def _exit_with(error: SyncError) -> typer.Exit:
+    """Tell the error on standard error."""
+    typer.echo(f"{error}\n{error.hint}", err=True)
+    return typer.Exit(2 if isinstance(error, ConfigInvalid) else 1)

@@ -5,25 +5,31 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
 
 from msgspec.structs import replace as with_fields
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from daemon.context import TableContext
-from daemon.definition import Shape, shape_for, shape_of
+from daemon.definition import Shape, remembering, shape_for, shape_of
 from daemon.delta.actions import Commit
-from daemon.delta.deletion_vector import find_place
+from daemon.delta.deletion_vector import new_positions, read_position_sets
 from daemon.delta.protocol import check_protocol
-from daemon.delta.replay import TableChange, fold_commits, touched_paths
-from daemon.errors import ObjectMissing, SyncError, Unsupported
+from daemon.delta.replay import TableChange, fold_commits, join_operations, touched_paths
+from daemon.durable import force_to_disk
+from daemon.errors import CorruptInput, ObjectMissing, PipelineAway, SyncError, Unsupported
 from daemon.iceberg.account import Account, account_of, check_account, find_account
 from daemon.iceberg.marker import Marker
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView, prepare_snapshot
 from daemon.iceberg.target import view_of
 from daemon.pipeline.rewrite import rewrite_delete_file
+from daemon.storage import FileIOStorage
+from daemon.translate.partition_values import encode_partition
 from daemon.translate.plan import (
     UNKNOWN_DV,
     CommitPlan,
@@ -44,12 +50,16 @@ from state import (
     DeletionVectorRecord,
     DvMapping,
     FileKind,
+    FileStatus,
     Intent,
     LiveFile,
     OrphanReason,
     Outcome,
     TableRecord,
 )
+
+# Looks at whether a file is there wait on the store, not on the processor.
+LOOKS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ class SyncResult:
             later,
             outcome=later.outcome if later.outcome != "unchanged" else self.outcome,
             from_version=self.from_version if self.from_version is not None else later.from_version,
-            operation=", ".join(dict.fromkeys(name for name in (self.operation, later.operation) if name)) or None,
+            operation=join_operations((self.operation, later.operation)),
             snapshot_id=later.snapshot_id or self.snapshot_id,
             snapshots=self.snapshots + later.snapshots,
             data_files_added=self.data_files_added + later.data_files_added,
@@ -145,7 +155,7 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
             still_serving=still_serving,
             rewritten=_rewrite_shared(context, shown.table, intent, rewrites),
         )
-        outcome = _outcome(record, change, completed, shape.table.spec_id)
+        outcome = _outcome(record, change, completed)
         before = _account_before(context, shown, live)
         account = before + account_change(change, live, inspection.metrics)
         prepared = None
@@ -157,8 +167,8 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
             check_account(account, account_of(prepared.manifests))
             outcome = placed(outcome, prepared)
             store.record_prepared(intent.id, outcome)
-    except (SyncError, OSError):
-        store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
+    except (SyncError, OSError) as error:
+        abandon(context, shown.table, intent, error)
         raise
     # The intent of a commit that fails stays open: `end_intents` tells from the table what became of it.
     if prepared is None:
@@ -187,19 +197,25 @@ def _account_before(context: TableContext, shown: Shown, live: Mapping[str, Live
 
 
 def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Shape:
-    """The table's shape once `change` is shown. Raises `Unsupported` for what Iceberg cannot express."""
+    """The table's shape once `change` is shown.
+
+    Raises `Unsupported` for what Iceberg cannot express, `CorruptInput` for what is not Delta's.
+    """
     if change.protocol:
         check_protocol(change.protocol)
     if change.metadata is None:
-        return shape_of(shown.table, context.settings)
+        shape = shape_of(shown.table, context.settings)
+        return remembering(shape, shown.table, change.protocol, None) if change.protocol else shape
     shape = shape_for(change.metadata, shown.table, context.settings)
-    if not shape.table.replaced:
-        return shape
+    shape = remembering(shape, shown.table, change.protocol, change.metadata)
+    what = f"column {', '.join(shape.table.replaced)}" if shape.table.replaced else ""
+    if shape.table.spec_id != shown.table.metadata.default_spec_id:
+        what = what or "the partitioning"
     # Counting reads every live file's row: only where the answer matters.
-    staying = context.store.count(shown.record.id).live_data_files - len(change.removed)
+    staying = context.store.count(shown.record.id).live_data_files - len(change.removed) if what else 0
     if staying:
         raise Unsupported(
-            f"column {', '.join(shape.table.replaced)} changed while {staying} older data files stay",
+            f"{what} changed while {staying} older data files stay",
             version=change.to_version,
             hint="Iceberg widens int to long, float to double and the precision of decimals only: overwrite the older "
             "files on the Delta side, then `dvsync resync` the table.",
@@ -208,7 +224,8 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
 
 
 def _translate(context: TableContext, table: Table, plan: SyncPlan) -> tuple[SyncPlan, list[DeleteFileResult]]:
-    """Write the delete files. Where VACUUM took an older deletion vector, its file's deletions are written anew."""
+    """Write the delete files. Where an older deletion vector is gone or damaged, its file's deletions are written anew:
+    Delta needs it no more, and VACUUM takes it."""
     write = partial(
         context.runner.write_delete_files,
         table_location=context.location,
@@ -217,9 +234,9 @@ def _translate(context: TableContext, table: Table, plan: SyncPlan) -> tuple[Syn
     )
     try:
         return plan, write(plan.tasks)
-    except ObjectMissing:
+    except (ObjectMissing, CorruptInput):
         works = [work for task in plan.tasks for work in task.works]
-        lost = {work.data_file for work in works if work.before and not _is_there(context, work.before)}
+        lost = {work.data_file for work in works if work.before and not _is_readable(context, work.before)}
         if not lost:
             raise
         plan = plan.without_before(lost)
@@ -232,12 +249,19 @@ def _rewrite_shared(
     if rewrites:
         context.store.record_pending(intent.id, {FileKind.DELETE_FILE: [rewrite.output_path for rewrite in rewrites]})
     properties = context.target_properties(table)
-    return [(rewrite, rewrite_delete_file(rewrite, properties)) for rewrite in rewrites]
+    rewritten = [(rewrite, rewrite_delete_file(rewrite, properties)) for rewrite in rewrites]
+    force_to_disk([result.path for _, result in rewritten])
+    return rewritten
 
 
-def _is_there(context: TableContext, record: DeletionVectorRecord) -> bool:
-    place = find_place(context.location, descriptor_of(record))
-    return place.offset is None or context.storage.exists(place.path)
+def _is_readable(context: TableContext, record: DeletionVectorRecord) -> bool:
+    try:
+        (positions,) = read_position_sets(context.storage, context.location, [descriptor_of(record)])
+        for _ in new_positions(positions):
+            pass
+    except (ObjectMissing, CorruptInput):
+        return False
+    return True
 
 
 def new_intent(context: TableContext, record: TableRecord, from_version: int | None, to_version: int) -> Intent:
@@ -249,6 +273,23 @@ def new_intent(context: TableContext, record: TableRecord, from_version: int | N
         to_version=to_version,
         created_at_ms=context.clock.now_ms(),
     )
+
+
+def abandon(context: TableContext, table: Table, intent: Intent, error: Exception) -> None:
+    """The intent came to nothing by `error`: the files that it has written become orphans, those that it has not are
+    forgotten. A table that cannot go on for days would fill the state database with them.
+    """
+    unwritten: list[str] = []
+    # Tasks of a Spark job that failed may be at work still.
+    if not isinstance(error, PipelineAway):
+        storage = FileIOStorage(context.target_properties(table))
+        pending = context.store.list_written(intent.table_id, (FileStatus.PENDING,))
+        paths = [file.path for file in pending if str(intent.id) in file.path]
+        with suppress(SyncError), ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="abandon") as pool:
+            exist = list(pool.map(storage.exists, paths))
+            unwritten = [path for path, exists in zip(paths, exist, strict=True) if not exists]
+    at_ms = context.clock.now_ms()
+    context.store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, unwritten=unwritten)
 
 
 def delete_file_namer(context: TableContext, view: TableView, intent: Intent) -> Callable[[int], str]:
@@ -282,7 +323,7 @@ def marker_of(outcome: Outcome) -> Marker:
     return Marker(outcome.delta_table_id, outcome.to_version, outcome.source_timestamp_ms)
 
 
-def _outcome(record: TableRecord, change: TableChange, completed: CommitPlan, spec_id: int) -> Outcome:
+def _outcome(record: TableRecord, change: TableChange, completed: CommitPlan) -> Outcome:
     """What will be remembered; the manifests of added files are not known yet."""
     delta_table_id = change.metadata.id if change.metadata else record.delta_table_id
     assert delta_table_id is not None, "a table that is followed has been synced"
@@ -295,21 +336,28 @@ def _outcome(record: TableRecord, change: TableChange, completed: CommitPlan, sp
         snapshot_id=record.snapshot_id,
         metadata_location=record.metadata_location,
         added_files=tuple(
-            LiveFile(
-                path=path,
-                record_count=completed.record_counts[path],
-                size_bytes=add.size,
-                spec_id=spec_id,
-                manifest_path="",
-                deletion_vector=record_of(add.deletion_vector) if add.deletion_vector else None,
-            )
-            for path, add in sorted(completed.added_files.items())
+            live_file(data_file, "", record_of(dv) if dv else None)
+            for data_file in completed.delta.added_data_files
+            for dv in (completed.added_files[data_file.file_path].deletion_vector,)
         ),
         changed_dvs=tuple(completed.changed_dvs.items()),
         removed_files=completed.removed_files,
         added_delete_files=delete_file_records(completed),
         removed_delete_files=tuple(completed.removed_delete_files.items()),
         unwritten_files=completed.unwritten_files,
+    )
+
+
+def live_file(data_file: DataFile, manifest_path: str, deletion_vector: DeletionVectorRecord | None) -> LiveFile:
+    """What is remembered of an entry."""
+    return LiveFile(
+        path=data_file.file_path,
+        record_count=data_file.record_count,
+        size_bytes=data_file.file_size_in_bytes,
+        spec_id=data_file.spec_id,
+        manifest_path=manifest_path,
+        deletion_vector=deletion_vector,
+        partition=encode_partition(data_file.partition),
     )
 
 

@@ -15,9 +15,17 @@ from threading import Event
 
 from msgspec.structs import replace as with_fields
 
-from daemon.commit import announce_files, delete_file_namer, new_intent, placed, unchanged_outcome, written_record
-from daemon.context import TableContext, find_record
-from daemon.definition import shape_of
+from daemon.commit import (
+    abandon,
+    announce_files,
+    delete_file_namer,
+    new_intent,
+    placed,
+    unchanged_outcome,
+    written_record,
+)
+from daemon.context import TableContext
+from daemon.definition import check_places, shape_of
 from daemon.errors import CorruptInput, ObjectMissing, SyncError
 from daemon.iceberg.account import account_of, check_account, find_account
 from daemon.iceberg.manifests import read_manifest_list
@@ -25,6 +33,7 @@ from daemon.iceberg.marker import shown_by
 from daemon.iceberg.references import live_delete_files
 from daemon.iceberg.row_delta import RowDelta, prepare_snapshot
 from daemon.iceberg.target import view_of
+from daemon.store import find_record
 from daemon.translate.plan import (
     DATA_FILES_PER_DELETE_FILE_MAX,
     UNKNOWN_DV,
@@ -98,6 +107,7 @@ class Compactor:
         done = Compaction()
         if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
             return done
+        check_places(table.metadata.location, table.properties, context.location)
         shared = shape_of(table, context.settings).granularity == "partition"
         partitions = live_delete_files(table) if shared else {}
         seeds = _find_crowded(context, record, partitions)
@@ -115,7 +125,12 @@ class Compactor:
             while parts and not stop.is_set():
                 part = parts.pop()
                 try:
-                    done += _rewrite(context, record, part)
+                    rewritten = _rewrite(context, record, part)
+                    if rewritten is None:
+                        # What is written for the next ones would be in vain, too.
+                        seeds, parts = [], []
+                    else:
+                        done += rewritten
                 except (CorruptInput, ObjectMissing) as error:
                     failed = failed or error
                     if len(part) == 1:
@@ -222,8 +237,8 @@ class _Groups:
 # --- doing it ---
 
 
-def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]) -> Compaction:
-    """Write the new delete files beside the syncs, then commit them."""
+def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]) -> Compaction | None:
+    """Write the new delete files beside the syncs, then commit them; None when a sync was at work for too long."""
     store, table = context.store, context.target.find_table()
     version = record.synced_version
     if table is None or version is None:
@@ -247,8 +262,8 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
                 target_properties=context.target_properties(table),
             )
             _check_positions(every, results)
-        except (SyncError, OSError):
-            store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
+        except (SyncError, OSError) as error:
+            abandon(context, table, intent, error)
             raise
         by_path = {result.path: result for result in results}
         written = [
@@ -257,7 +272,7 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
         ]
         if not context.committing.acquire(timeout=COMMIT_WAIT_S):
             store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
-            return Compaction()
+            return None
         try:
             return _commit(context, intent, written)
         finally:
@@ -275,7 +290,7 @@ def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFi
                 f"{written.get(work.data_file, 0)} positions were written for a deletion vector of "
                 f"{work.after.cardinality}",
                 path=work.data_file,
-                hint="Compare the whole table: `dvsync resync`.",
+                hint="`dvsync resync` writes the table anew from Delta's state.",
             )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,17 +35,22 @@ from daemon.settings import (
 Section = TypeVar("Section", bound=BaseModel)
 
 
-def load_settings(path: Path) -> Settings:
-    """Read the file and the environment.
+def load_settings(path: Path, text: str | None = None) -> Settings:
+    """Read the file and the environment. `text` is what the file is going to hold, where it is not there yet.
 
     Raises ConfigInvalid with the faults, one a line, each with its place (`tables[2].poll_interval: …`).
     """
-    document, faults = _read_document(path)
+    document, faults = _read_document(path, text)
     faults += _unknown_variables()
     readable = _validate(document, faults)
     if readable is not None:
         readable = readable.looked_up(path.absolute().parent, faults).resolved(path.absolute().parent)
-        faults += [*_catalog_faults(readable), *_clashes(readable), *_places_that_vacuum_cleans(readable)]
+        faults += [
+            *_property_faults(readable),
+            *_catalog_faults(readable),
+            *_clashes(readable),
+            *_places_that_vacuum_cleans(readable),
+        ]
     if faults or readable is None:
         raise ConfigInvalid("\n".join(faults), hint=f"Correct {path}; `dvsync config check` reads it again.")
     return readable.settings
@@ -164,11 +170,11 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_document(path: Path) -> tuple[dict[str, Any], list[str]]:
+def _read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[str]]:
     """The file's mapping and the faults of its spelling. Raises ConfigInvalid where nothing can be read from it."""
     hint = "Give the configuration with --config PATH; the config.yaml that comes with dvsync explains every key."
     try:
-        loader = _StrictLoader(path.read_text(encoding="utf-8"))
+        loader = _StrictLoader(path.read_text(encoding="utf-8") if text is None else text)
     except OSError as error:
         raise ConfigInvalid(f"{path}: {(error.strerror or str(error)).lower()}", hint=hint) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
@@ -291,6 +297,30 @@ def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str
 
 
 # --- checks between parts ---
+
+# PyIceberg's, which is not imported for a look at a configuration; a test holds them against its own.
+CATALOG_TYPES = ("rest", "hive", "glue", "dynamodb", "sql", "in-memory", "bigquery")
+# The properties without a prefix that most catalogs have; of the many others only PyIceberg knows the names.
+COMMON_PROPERTIES = ("type", "uri", "warehouse", "credential", "token", "py-catalog-impl")
+
+
+def _property_faults(readable: _Readable) -> Iterator[str]:
+    """What of a catalog's properties cannot be right, whoever answers at its address."""
+    for name, properties in readable.settings.catalogs.items():
+        kind = properties.get("type", "").lower()
+        if kind and kind not in CATALOG_TYPES:
+            yield f"catalogs.{name}.type: PyIceberg has no such kind of catalog; it has {', '.join(CATALOG_TYPES)}"
+        for key in properties:
+            meant = get_close_matches(key, COMMON_PROPERTIES, n=1, cutoff=0.8)
+            if meant and meant[0] not in properties:
+                yield f"catalogs.{name}.{key}: unknown property, did you mean {meant[0]}?"
+        if kind != "sql":
+            continue
+        if "uri" not in properties:
+            yield f"catalogs.{name}.uri: is missing, the SQLAlchemy URL of the catalog's database"
+        homeless = next((each for _, each in readable.tables() if each.catalog == name and not each.location), None)
+        if "warehouse" not in properties and homeless is not None:
+            yield f"catalogs.{name}.warehouse: is missing, and {homeless.name} has no location of its own"
 
 
 def _catalog_faults(readable: _Readable) -> Iterator[str]:

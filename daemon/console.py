@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
-from daemon.cleanup import Cleanup
-from daemon.compaction import Compaction
-from daemon.cycle import Verdict
-from daemon.expiry import Expiry
-from daemon.status import TableState, TableStatus
+from daemon.status import WORST_FIRST, TableState, TableStatus, count_states, span
+from daemon.texts import printable
+
+if TYPE_CHECKING:
+    from daemon.cleanup import Cleanup
+    from daemon.compaction import Compaction
+    from daemon.cycle import Verdict
+    from daemon.expiry import Expiry
 
 _COLOURS = {
     TableState.SYNCED: "green",
@@ -27,38 +32,75 @@ _COLOURS = {
     TableState.RETRYING: "red",
     TableState.PARKED: "bold red",
     TableState.PAUSED: "dim",
+    TableState.GONE: "red",
 }
+# Of `dvsync status` on a terminal, with the side that its cells keep to.
+COLUMNS: dict[str, Literal["left", "right"]] = {
+    "table": "left",
+    "state": "left",
+    "version": "right",
+    "lag": "right",
+    "files": "right",
+    "deleted": "right",
+    "orphans": "right",
+}
+# The space between two of them, and what a table's name needs at least; a narrower terminal gets plain lines.
+GAP, NAME_MIN = 2, 16
 
 
-def print_statuses(console: Console, statuses: list[TableStatus]) -> None:
+def print_statuses(console: Console, statuses: Sequence[TableStatus]) -> None:
+    """On a terminal how many tables are in which state, then the tables, the worst first; elsewhere a line for each."""
     if not console.is_terminal:
-        for status in statuses:
-            console.print(_status_line(status), soft_wrap=True, markup=False, highlight=False)
+        _print_lines(console, statuses)
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("table", "state", "synced", "source", "lag", "files", "deleted", "orphans", "error"):
-        table.add_column(
-            heading, justify="right" if heading in ("synced", "source", "files", "deleted", "orphans") else "left"
-        )
+    console.print(count_states(statuses), style="bold", markup=False, highlight=False)
+    # Of those in one state, the one that is furthest behind comes first.
+    worst_first = sorted(statuses, key=lambda each: (WORST_FIRST.index(each.state), -(each.lag_seconds or 0)))
+    rows = [[Text(heading, style="bold") for heading in COLUMNS], *map(_cells, worst_first)]
+    names, *others = (max(cell.cell_len for cell in column) for column in zip(*rows, strict=True))
+    left = console.width - sum(others) - GAP * len(others)
+    if left < min(names, NAME_MIN):
+        _print_lines(console, worst_first)
+        return
+    widths = [min(names, left), *others]
+    for cells, status in zip(rows, (None, *worst_first), strict=True):
+        console.print(_row(cells, widths))
+        if status and status.error:
+            for line in (f"{status.error.kind}: {status.error.message}", status.error.hint):
+                console.print(Padding(Text(printable(line)), (0, 0, 0, GAP)))
+
+
+def _print_lines(console: Console, statuses: Sequence[TableStatus]) -> None:
     for status in statuses:
-        table.add_row(
-            Text(status.name),
-            Text(status.state.value, style=_COLOURS[status.state]),
-            _or_dash(status.synced_version),
-            _or_dash(status.source_version),
-            _lag(status),
-            _or_dash(status.live_data_files),
-            _or_dash(status.deleted_positions),
-            _orphans(status),
-            Text(f"{status.error.kind}: {status.error.message}\n{status.error.hint}" if status.error else ""),
-        )
-    console.print(table)
+        console.print(printable(_status_line(status)), soft_wrap=True, markup=False, highlight=False)
+
+
+def _cells(status: TableStatus) -> list[Text]:
+    """One for each of COLUMNS."""
+    return [
+        Text(printable(status.name)),
+        Text(status.state.value, style=_COLOURS[status.state]),
+        Text(_or_dash(status.synced_version)),
+        Text(_lag(status, span)),
+        Text(_or_dash(status.live_data_files)),
+        Text(_or_dash(status.deleted_positions)),
+        Text(_or_dash(status.orphans_waiting)),
+    ]
+
+
+def _row(cells: Sequence[Text], widths: Sequence[int]) -> Table:
+    """By itself, so that an error can stand under it. A name that is too long goes on in the next line."""
+    row = Table.grid(padding=(0, GAP, 0, 0))
+    for width, justify in zip(widths, COLUMNS.values(), strict=True):
+        row.add_column(width=width, justify=justify, overflow="fold")
+    row.add_row(*cells)
+    return row
 
 
 def _status_line(status: TableStatus) -> str:
     line = (
         f"{status.name} {status.state} synced={_or_dash(status.synced_version)}"
-        f" source={_or_dash(status.source_version)} lag={_lag(status)} orphans={_orphans(status)}"
+        f" source={_or_dash(status.source_version)} lag={_lag(status, '{:.0f} s'.format)} orphans={_orphans(status)}"
     )
     return f"{line} error={status.error.kind}: {status.error.message} ({status.error.hint})" if status.error else line
 
@@ -73,12 +115,13 @@ def _orphans(status: TableStatus) -> str:
     return f"{status.orphans_waiting} ({decimal(status.orphan_bytes or 0)})"
 
 
-def _lag(status: TableStatus) -> str:
+def _lag(status: TableStatus, seconds: Callable[[float], str]) -> str:
+    """Versions, and in brackets for how long, as `seconds` spells it."""
     if status.lag_versions is None:
         return "-"
     if status.lag_versions <= 0:
         return "0"
-    return f"{status.lag_versions} ({status.lag_seconds:.0f} s)" if status.lag_seconds else f"{status.lag_versions}"
+    return f"{status.lag_versions} ({seconds(status.lag_seconds)})" if status.lag_seconds else f"{status.lag_versions}"
 
 
 def verdict_line(name: str, verdict: Verdict) -> str:
@@ -121,7 +164,7 @@ def expiry_lines(name: str, done: Expiry, *, dry_run: bool) -> list[str]:
         lines = [f"{name}: no snapshot to expire"]
     if done.unreadable:
         lines.append(f"  unreadable, their data files are gone: {', '.join(map(str, done.unreadable))}")
-    lines += (f"  unreadable, but {reference} keeps it: {snapshot_id}" for snapshot_id, reference in done.held)
+    lines += (f"  unreadable, and kept ({why}): {snapshot_id}" for snapshot_id, why in done.held)
     return lines
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -20,13 +20,7 @@ from daemon.pipeline.runner import Runner
 from daemon.pipeline.session import SparkPipeline
 from daemon.settings import LimitsSettings, TableSettings
 from daemon.storage import FileIOStorage
-from state import StateStore, StateUnavailable, TableRecord
-
-
-def find_record(records: Iterable[TableRecord], table: TableSettings) -> TableRecord | None:
-    """What is remembered of a table, without making a row for it as `StateStore.load_table` does."""
-    key = (table.name, table.source, table.target)
-    return next((record for record in records if (record.name, record.source, record.target) == key), None)
+from state import StateStore, StateUnavailable
 
 
 @contextmanager

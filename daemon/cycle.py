@@ -50,7 +50,7 @@ class Follower(Protocol):
         ...
 
     def sync(self, *, stop: Event, full: bool = False, others_wait: Callable[[], bool]) -> SyncResult:
-        """One bounded cycle. Returns early, between two snapshots, once `stop` is set. `full` compares whole states.
+        """One bounded cycle. Returns early, between two snapshots, once `stop` is set. `full` writes the table anew.
 
         While `others_wait`, it may show several versions in one snapshot.
         """
@@ -142,10 +142,15 @@ class TableCycle:
     def take_up(self, record: TableRecord) -> None:
         """Do as a person said, from what the store says of the table now."""
         was_stopped, self._record = is_held(self._record) or self._record.error is not None, record
+        if was_stopped and not is_held(record) and self._seen.looked_at_s is not None:
+            # Nobody looked meanwhile because nobody should.
+            self._seen = replace(self._seen, looked_at_s=self._clock.monotonic_s())
         if record.paused:
             _log.info(events.TABLE_PAUSED, table=self.name)
         elif was_stopped and record.error is None:
             self._failures.forget()
+            # What was done to the table meanwhile shows at once, not when its log is listed next.
+            self._follower.doubt()
             _log.info(events.TABLE_RESUMED, table=self.name)
         if record.resync_wanted:
             self._follower.doubt()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import time
@@ -81,9 +80,7 @@ def run_demo(folder: Path) -> int:
     """
     _clear(folder)
     console = Console()
-    # Delta writes timestamps as INT96, which PyIceberg reads right but remarks on for every file; Polars remarks on the
-    # planner that it uses anyway.
-    logging.getLogger("pyiceberg").setLevel(logging.ERROR)
+    # Polars remarks on the planner that it uses anyway.
     os.environ.setdefault("POLARS_ICEBERG_PLANNER", "pyiceberg")
     (folder / "config.yaml").write_text(CONFIG)
     settings = load_settings(folder / "config.yaml")

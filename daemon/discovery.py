@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from daemon.clock import Clock
 from daemon.config import faults_of_found
 from daemon.delta.log import DeltaLog
-from daemon.errors import SyncError
+from daemon.errors import ObjectMissing, SyncError
 from daemon.settings import Settings, TableSettings
 from daemon.storage import FileIOStorage
 
@@ -38,8 +38,8 @@ def discover(
     """Expand the patterns of `settings`. Folders without a Delta table, or listed by themselves, are passed over.
 
     `owners` are the sources that tables were followed from so far, by name: a pattern never gives a table another one.
-    What a pattern found `before` stays where the pattern cannot be listed now, and with `keep_vanished` in any case; so
-    does what was followed so far where its folder cannot be looked at.
+    What a pattern found `before` stays where a folder above it cannot be listed now, and with `keep_vanished` in any
+    case; so does what was followed so far where its folder cannot be looked at.
     """
     known = before.patterns if before else {}
     followed = {*known, *owners.values()}
@@ -49,12 +49,17 @@ def discover(
     for pattern in (table for table in settings.tables if table.is_pattern):
         storage = FileIOStorage(settings.file_properties(pattern.catalog))
         fitting = {source for source, by in known.items() if by == pattern.source}
+        followed_here = fitting | {source for source in owners.values() if _fits(source, pattern.source)}
         try:
-            folders = set(_match(storage, pattern.source))
+            matched, unlisted = _match(storage, pattern.source)
         except SyncError as error:
             found.troubles[pattern.source] = str(error)
+            fitting = followed_here
         else:
-            kept = fitting if keep_vanished else set()
+            folders = set(matched)
+            found.troubles |= unlisted
+            kept = {source for source in followed_here if _is_below(source, unlisted)}
+            kept |= fitting if keep_vanished else set()
             fitting = kept | _tables_among(folders - kept, storage, clock, followed, found.troubles)
         for source in sorted(fitting - sources):
             sources.add(source)
@@ -106,23 +111,54 @@ def _table_of(
     return table
 
 
-def _match(storage: FileIOStorage, pattern: str) -> list[str]:
+def find_pattern(settings: Settings, source: str) -> str | None:
+    """The pattern that would find a table at `source`."""
+    patterns = (table.source for table in settings.tables if table.is_pattern)
+    return next((pattern for pattern in patterns if _fits(source, pattern)), None)
+
+
+def _fits(source: str, pattern: str) -> bool:
+    """Whether `source` is a place that `pattern` finds, if there is a table."""
+    parts, wanted = source.split("/"), pattern.split("/")
+    return len(parts) == len(wanted) and all(
+        fnmatchcase(part, _plain(want)) for part, want in zip(parts, wanted, strict=True)
+    )
+
+
+def _plain(part: str) -> str:
+    """A part of a pattern for `fnmatch`, whose other wildcards are plain characters here."""
+    return part.replace("[", "[[]").replace("?", "[?]")
+
+
+def _is_below(source: str, folders: Iterable[str]) -> bool:
+    return any(source.startswith(f"{folder}/") for folder in folders)
+
+
+def _match(storage: FileIOStorage, pattern: str) -> tuple[list[str], dict[str, str]]:
     """The folders that fit `pattern`, in which `*` stands for any part of one folder's name; hidden ones are left out.
 
-    Raises ObjectMissing, ObjectStoreAway.
+    Also the folders on the way that cannot be listed, each with the reason; one that is not there is passed over. For
+    the one that the pattern begins at, raises ObjectMissing, ObjectStoreAway.
     """
     base = pattern.partition("*")[0].rpartition("/")[0]
-    places = [base]
+    places, unlisted = [base], {}
     for part in pattern.removeprefix(f"{base}/").split("/"):
         if "*" not in part:
             places = [f"{place}/{part}" for place in places]
             continue
-        # The other wildcards of fnmatch are plain characters here.
-        wanted = part.replace("[", "[[]").replace("?", "[?]")
-        places = [
-            f"{place}/{name}"
-            for place in places
-            for name in storage.list_folders(place)
-            if fnmatchcase(name, wanted) and not name.startswith(("_", "."))
-        ]
-    return places
+        wanted = _plain(part)
+        fitting = []
+        for place in places:
+            try:
+                names = storage.list_folders(place)
+            except SyncError as error:
+                if place == base:
+                    raise
+                if not isinstance(error, ObjectMissing):
+                    unlisted[place] = str(error)
+                continue
+            fitting += [
+                f"{place}/{name}" for name in names if fnmatchcase(name, wanted) and not name.startswith(("_", "."))
+            ]
+        places = fitting
+    return places, unlisted

@@ -9,15 +9,16 @@ from enum import StrEnum
 import msgspec
 from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructType
 
-from daemon.definition import check_format_version, check_location, shape_for
+from daemon.definition import check_format_version, check_places, shape_for
 from daemon.delta.actions import Metadata, Protocol
+from daemon.delta.log import DeltaLog
 from daemon.delta.protocol import READER_FEATURES, check_protocol
-from daemon.errors import SyncError, Unsupported
+from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.pipeline.examination import Examination, ExaminationTask, examine_files
 from daemon.pipeline.session import SparkPipeline
 from daemon.pipeline.table_state import TableState, read_table_state
 from daemon.settings import TableSettings
-from daemon.translate.schema import TableSchema, physical_name, translate_schema
+from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
 
 # What each table feature comes to. Those that are not here and only in the writers' list do not concern readers.
 FEATURES = {
@@ -76,35 +77,40 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return all(finding.verdict is not Verdict.REFUSED for finding in self.findings)
 
 
-def diagnose(settings: TableSettings, pipeline: SparkPipeline, properties: Mapping[str, str]) -> Diagnosis:
+def diagnose(
+    settings: TableSettings, log: DeltaLog, pipeline: SparkPipeline, properties: Mapping[str, str]
+) -> Diagnosis:
     """Look at the whole of a Delta table. `properties` are PyIceberg FileIO properties of its store.
 
-    Raises `PipelineAway` and `ObjectStoreAway`; what the table itself is at fault for is a finding.
+    Raises what would be tried again (`Retryable`); what the table itself is at fault for is a finding.
     """
     with pipeline.session() as spark:
         try:
-            state = read_table_state(spark, settings.source)
-        except Unsupported as error:
-            return Diagnosis(settings.source, None, (_refused("protocol", error),))
+            state = read_table_state(spark, log)
+        except (CorruptInput, Unsupported) as error:
+            return Diagnosis(settings.source, None, (_refused("table", error),))
         findings = [*_of_settings(settings), *_of_protocol(state.protocol)]
         schema, refused, of_columns = _of_columns(state.metadata, settings)
         findings += of_columns
         if schema is None:
             return Diagnosis(settings.source, state.version, tuple(findings))
         task = ExaminationTask(schema, settings.source, properties, settings.may_overflow)
-        files = examine_files(state, task)
+        try:
+            files = examine_files(state, task)
+        except (CorruptInput, Unsupported) as error:
+            return Diagnosis(settings.source, state.version, (*findings, _refused("data files", error)))
     findings += _of_files(files, settings, refused)
     return Diagnosis(settings.source, state.version, tuple(findings), tuple(_readers(state, schema, files, settings)))
 
 
 def _refused(subject: str, error: SyncError) -> Finding:
-    return Finding(Verdict.REFUSED, subject, error.message, error.hint)
+    return Finding(Verdict.REFUSED, subject, str(error), error.hint)
 
 
 def _of_settings(settings: TableSettings) -> Iterator[Finding]:
     try:
         check_format_version(settings, None)
-        check_location(settings.location or "", settings.source)
+        check_places(settings.location or "", {}, settings.source)
     except SyncError as error:
         yield _refused("settings", error)
 
@@ -112,7 +118,7 @@ def _of_settings(settings: TableSettings) -> Iterator[Finding]:
 def _of_protocol(protocol: Protocol) -> Iterator[Finding]:
     try:
         check_protocol(protocol)
-    except Unsupported as error:
+    except SyncError as error:
         yield _refused("protocol", error)
     for feature in sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())}):
         if feature in READER_FEATURES or feature not in (protocol.reader_features or ()):
@@ -122,7 +128,10 @@ def _of_protocol(protocol: Protocol) -> Iterator[Finding]:
 def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema | None, set[str], list[Finding]]:
     """The schema of the columns that can be shown together, the physical names of the others, and what is refused of
     these, each by itself."""
-    struct = json.loads(metadata.schema_string)
+    try:
+        struct = parse_struct(metadata.schema_string)
+    except SyncError as error:
+        return None, set(), [_refused("columns", error)]
     shown, refused, findings = [], set(), []
     for field in struct["fields"]:
         alone = msgspec.structs.replace(
@@ -201,35 +210,48 @@ def _readers(
         yield ReaderTrouble("PyIceberg", f"{', '.join(dotted)}: filters on a column with a dot in its name fail")
     keyed = [field.name for field in schema.schema.fields if _has_struct_keys(field.field_type)]
     if keyed and mode != "none":
-        yield ReaderTrouble("Polars (native)", f"{', '.join(keyed)}: fails on maps whose keys are structs")
-    structs = [field.name for field in schema.schema.fields if _holds_structs(field.field_type)]
-    if structs:
-        yield ReaderTrouble(
-            "PyIceberg", f"{', '.join(structs)}: a null list or map of structs is shown as an empty one"
-        )
+        yield ReaderTrouble("Polars (native)", f"{', '.join(keyed)}: fails on maps with structs in their keys")
+    emptied = [name for field in schema.schema.fields for name in _emptied(field.field_type, field.name)]
+    if emptied:
+        text = f"{', '.join(emptied)}: a null list of structs, or map to structs, is shown as an empty one"
+        yield ReaderTrouble("PyIceberg, Polars (with PyIceberg)", text)
 
 
-def _holds_structs(kind: IcebergType) -> bool:
-    return any(isinstance(inner, StructType) for outer in _flat(kind) for inner in _values(outer))
+def _emptied(kind: IcebergType, name: str) -> Iterator[str]:
+    """The lists and maps that PyIceberg 0.12 rebuilds without their nulls: those of structs, wherever it goes from
+    field to field. What is in other lists and maps it casts as a whole (ArrowProjectionVisitor)."""
+    match kind:
+        case StructType():
+            for field in kind.fields:
+                yield from _emptied(field.field_type, f"{name}.{field.name}")
+        case ListType(element_type=StructType()):
+            yield name
+            yield from _emptied(kind.element_type, f"{name}.element")
+        case MapType(value_type=StructType()):
+            yield name
+            yield from _emptied(kind.key_type, f"{name}.key")
+            yield from _emptied(kind.value_type, f"{name}.value")
 
 
 def _has_struct_keys(kind: IcebergType) -> bool:
-    return any(isinstance(inner, MapType) and isinstance(inner.key_type, StructType) for inner in _flat(kind))
-
-
-def _values(kind: IcebergType) -> Sequence[IcebergType]:
-    match kind:
-        case ListType():
-            return (kind.element_type,)
-        case MapType():
-            return (kind.value_type,)
-    return ()
+    return any(
+        isinstance(inner, MapType) and any(isinstance(each, StructType) for each in _flat(inner.key_type))
+        for inner in _flat(kind)
+    )
 
 
 def _flat(kind: IcebergType) -> Iterator[IcebergType]:
-    """The type itself and every type inside of it, keys of maps left out."""
+    """The type itself and every type inside of it."""
     yield kind
-    inner = [field.field_type for field in kind.fields] if isinstance(kind, StructType) else _values(kind)
+    match kind:
+        case StructType():
+            inner = [field.field_type for field in kind.fields]
+        case ListType():
+            inner = [kind.element_type]
+        case MapType():
+            inner = [kind.key_type, kind.value_type]
+        case _:
+            inner = []
     for each in inner:
         yield from _flat(each)
 

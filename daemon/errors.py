@@ -7,13 +7,21 @@ sentence. Rooms raise these; only `scheduler.py` and `cli.py` decide on them.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from daemon.secrets import scrub
+from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
+
+
+def as_told(text: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
+    """`text` as it may be shown: its secrets masked, not too long, and nothing in it but line breaks to obey."""
+    return excerpt(scrub(text), characters_max, keep="\n")
 
 
 class SyncError(Exception):
     """Base of all kinds; never raised itself. `kind` is the word that users see."""
+
+    characters_max: ClassVar[int] = TEXT_CHARACTERS_MAX
 
     def __init__(
         self,
@@ -25,10 +33,10 @@ class SyncError(Exception):
         path: str | None = None,
         offset: int | None = None,
     ) -> None:
-        # What libraries say may quote the credentials that they were given.
-        self.message = scrub(message)
+        # What libraries say may quote the credentials that they were given, and what a log says may be anything.
+        self.message = as_told(message, self.characters_max)
         super().__init__(self.message)
-        self.hint = scrub(hint)
+        self.hint = as_told(hint)
         self.table = table
         self.version = version
         self.path = path
@@ -48,7 +56,7 @@ class SyncError(Exception):
     def __str__(self) -> str:
         places = (("table", self.table), ("version", self.version), ("file", self.path), ("offset", self.offset))
         where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
-        return scrub(f"{self.message} [{where}]") if where else self.message
+        return f"{self.message} [{as_told(where)}]" if where else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross a process boundary when the kernel runs on Spark's workers: keep every field.
@@ -86,7 +94,7 @@ class TargetHeld(Retryable):
 
 
 class CommitIncomplete(Retryable):
-    """A Delta commit file ends in the middle of a line: it is still being written."""
+    """A Delta commit file ends in the middle of a line, or grew while it was read: it is still being written."""
 
 
 class CommitConflict(Retryable):
@@ -114,7 +122,7 @@ class TargetChanged(SyncError):
 
 
 class TargetUnreadable(SyncError):
-    """A manifest or manifest list of the Iceberg table is not what was written: the table is parked."""
+    """A metadata file, manifest or manifest list of the Iceberg table is not what was written: the table is parked."""
 
 
 class CorruptInput(SyncError):
@@ -131,3 +139,6 @@ class Unsupported(SyncError):
 
 class ConfigInvalid(SyncError):
     """`config.yaml` or the environment is wrong: refuse to start."""
+
+    # A line a fault, each of which the operator must see.
+    characters_max = 1_000_000

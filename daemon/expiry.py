@@ -18,19 +18,24 @@ from pyiceberg.table.snapshots import Snapshot
 
 from daemon.cleanup import release_files
 from daemon.commit import announce_files, new_intent, unchanged_outcome
-from daemon.context import TableContext, find_record
+from daemon.context import TableContext
 from daemon.delta.vacuum import RETENTIONS_S
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.manifests import read_manifest_list
+from daemon.iceberg.marker import find_marker
 from daemon.iceberg.properties import int_property
 from daemon.iceberg.references import data_files_let_go
 from daemon.iceberg.retention import RETENTION_MS, Retention, find_expired
 from daemon.settings import MaintenanceSettings
+from daemon.store import find_record
 
 # Of the data files that a snapshot let go, so many are looked for. VACUUM takes all that one version removed, or none;
 # only where a snapshot shows several versions at once may it take some.
 LOOKS = 100
 LOOKS_AT_ONCE = 16
+DAY_MS = 86_400_000
+# Why a snapshot stays that somebody else committed.
+NOT_OURS = "not dvsync's"
 # A sync that is at work for longer is not waited for.
 COMMIT_WAIT_S = 30.0
 
@@ -39,7 +44,7 @@ COMMIT_WAIT_S = 30.0
 class Expiry:
     """The snapshots that were expired, or would be, the oldest first; `unreadable` are those whose data files are gone.
 
-    `held` are unreadable ones that a branch or tag keeps, with its name.
+    `held` are unreadable ones that stay: with the name of the branch or tag that keeps them, or `NOT_OURS`.
     """
 
     expired: tuple[int, ...] = ()
@@ -53,6 +58,9 @@ class Expirer:
     def __init__(self, context: TableContext) -> None:
         self._context = context
         self._let_go: dict[tuple[int, int], Sequence[tuple[str, int]]] = {}
+        # Since when the clock has not leapt, and whether that was for a day.
+        self._steady_since_ms, self._steady_since_s = context.clock.now_ms(), context.clock.monotonic_s()
+        self._is_steady = False
 
     def expire(self, *, dry_run: bool = False, look: bool = True) -> Expiry:
         """Without `look`, no data file is looked for. Raises SyncError; nothing has changed then, or the next sync sees
@@ -66,11 +74,13 @@ class Expirer:
         if not context.committing.acquire(timeout=COMMIT_WAIT_S):
             return Expiry()
         try:
-            record = find_record(context.store.list_tables(), context.settings)
+            records = context.store.list_tables()
+            record = find_record(records, context.settings)
             table = context.target.find_table()
             if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
                 return Expiry()
-            now_ms = context.clock.now_ms()
+            known_ms = max(table.metadata.last_updated_ms, *(each.last_synced_at_ms or 0 for each in records))
+            now_ms = self._believed_ms(known_ms)
             retention = _retention(table, settings)
             found = find_expired(table.metadata, retention, now_ms=now_ms, unreadable=unreadable)
             expiry = _told(table, found, unreadable)
@@ -85,6 +95,20 @@ class Expirer:
             context.committing.release()
         release_files(context, record, dry_run=False)
         return expiry
+
+    def _believed_ms(self, known_ms: int) -> int:
+        """The time of day as far as it is believed: what a wrong clock expires does not come back.
+
+        A clock that leaps ahead is believed after a day, and so is one that is more than a day ahead of `known_ms`, the
+        newest time that anything of ours was written at, when the process starts.
+        """
+        now_ms, now_s = self._context.clock.now_ms(), self._context.clock.monotonic_s()
+        elapsed_ms = round((now_s - self._steady_since_s) * 1000)
+        if elapsed_ms >= DAY_MS:
+            self._steady_since_ms, self._steady_since_s, self._is_steady = now_ms, now_s, True
+            return now_ms
+        since_ms = self._steady_since_ms
+        return min(now_ms, elapsed_ms + (since_ms if self._is_steady else min(since_ms, known_ms + DAY_MS)))
 
     def _find_unreadable(self, table: Table) -> set[int]:
         """Snapshots of which a file is not there any more, as far as the data files tell that the next snapshot let go.
@@ -170,12 +194,10 @@ def _retention(table: Table, settings: MaintenanceSettings) -> Retention:
 
 def _told(table: Table, found: list[Snapshot], unreadable: Container[int]) -> Expiry:
     ids = tuple(snapshot.snapshot_id for snapshot in found)
+    held = [(ref.snapshot_id, name) for name, ref in sorted(table.metadata.refs.items())]
+    held += [(each.snapshot_id, NOT_OURS) for each in table.metadata.snapshots if find_marker(each) is None]
     return Expiry(
         expired=ids,
         unreadable=tuple(snapshot_id for snapshot_id in ids if snapshot_id in unreadable),
-        held=tuple(
-            (ref.snapshot_id, name)
-            for name, ref in sorted(table.metadata.refs.items())
-            if ref.snapshot_id in unreadable and ref.snapshot_id not in ids
-        ),
+        held=tuple((snapshot_id, why) for snapshot_id, why in held if snapshot_id in unreadable),
     )

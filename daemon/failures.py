@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass
 from random import Random
 
@@ -21,8 +20,8 @@ from daemon.errors import (
     TargetHeld,
     TargetUnreadable,
     Unsupported,
+    as_told,
 )
-from daemon.secrets import scrub
 from state import StateUnavailable, TableError
 
 # Trying these again changes nothing until a person has acted. Every other kind is tried again.
@@ -34,8 +33,6 @@ BACKOFF_MAX_S = 300.0
 HELD_LOOK_S = 10.0
 # A repeated error has a line at its 1st, 2nd, 4th, 8th, … time, and at least this often.
 QUIET_MAX_S = 3_600.0
-
-LINE_BREAK = re.compile(r"\s*\n\s*")
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -111,22 +108,17 @@ class Failures:
     def _describe(self, raised: Exception, known: SyncError | None, synced_version: int | None) -> TableError:
         now_ms = self._clock.now_ms()
         if known is None:
-            kind, message, version = "InternalError", scrub(f"{type(raised).__name__}: {raised}"), synced_version
+            kind, message, version = "InternalError", f"{type(raised).__name__}: {raised}", synced_version
             hint = "This is a bug in dvsync: report it with the traceback from the log. The table is tried again."
         else:
             # Table and version have fields of their own.
             places = (("file", known.path), ("offset", known.offset))
             where = ", ".join(f"{word} {value}" for word, value in places if value is not None)
-            kind, message, version = (
-                known.kind,
-                scrub(f"{known.message} [{where}]") if where else known.message,
-                known.version,
-            )
-            hint = known.hint
+            message = f"{known.message} [{where}]" if where else known.message
+            kind, version, hint = known.kind, known.version, known.hint
         return TableError(
             kind=kind,
-            # What Java and databases say fills several lines; a table has one.
-            message=LINE_BREAK.sub(" ", message),
+            message=_one_line(as_told(message)),
             hint=hint,
             version=version,
             since_ms=self._last.since_ms if self._last else now_ms,
@@ -142,6 +134,11 @@ class Failures:
     def _is_time_to_tell(self, consecutive: int) -> bool:
         is_power_of_two = consecutive & (consecutive - 1) == 0
         return is_power_of_two or self._told_at_s is None or self._clock.monotonic_s() - self._told_at_s >= QUIET_MAX_S
+
+
+def _one_line(text: str) -> str:
+    """What Java and databases say fills several lines; a table has one."""
+    return " ".join(filter(None, (line.strip() for line in text.split("\n"))))
 
 
 def _as_sync_error(raised: Exception) -> SyncError | None:

@@ -13,6 +13,7 @@ from pyiceberg.table import Table
 from daemon.commit import (
     Shown,
     SyncResult,
+    abandon,
     announce_files,
     delete_file_namer,
     delete_file_records,
@@ -22,7 +23,7 @@ from daemon.commit import (
     remembered,
 )
 from daemon.context import TableContext
-from daemon.definition import check_location, shape_for
+from daemon.definition import check_places, remembering, shape_for
 from daemon.delta.actions import AddFile, resolve_path
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange
@@ -33,9 +34,9 @@ from daemon.iceberg.target import view_of
 from daemon.pipeline.data_manifests import ManifestTask, WrittenManifest, manifests_needed, write_data_manifests
 from daemon.pipeline.table_state import TableState, collect_adds, read_table_state
 from daemon.translate.plan import complete_plan, plan_sync, record_of
-from state import DeletionVectorRecord, FileKind, LiveFile, OrphanReason, Outcome, TableRecord
+from state import DeletionVectorRecord, FileKind, LiveFile, Outcome, TableRecord
 
-# What a snapshot says that brings back Delta's state after someone else's commits.
+# What a snapshot says that writes the table anew from Delta's state.
 RESTORED = "restore"
 
 
@@ -45,7 +46,9 @@ def first_sync(context: TableContext, record: TableRecord, existing: Table | Non
     Nothing of it exists for readers before that one commit; what a failure leaves behind is known to the state store.
     """
     with context.spark.session() as spark:
-        state = read_table_state(spark, context.location)
+        state = read_table_state(spark, context.log)
+        # Each sync asks the log for it, which may tell another time than Delta does.
+        state = replace(state, timestamp_ms=context.log.commit_time_ms(state.version, state.timestamp_ms))
         try:
             return show_state(context, record, state, existing)
         except SyncError as error:
@@ -59,8 +62,9 @@ def show_state(
     store = context.store
     check_protocol(state.protocol)
     shape = shape_for(state.metadata, existing, context.settings)
+    shape = remembering(shape, existing, state.protocol, state.metadata)
     table = existing or context.target.stage(shape.definition, context.settings.format_version)
-    check_location(table.metadata.location, context.location)
+    check_places(table.metadata.location, table.properties, context.location)
     view = view_of(table, shape.definition)
     intent = new_intent(context, record, None, state.version)
     announce = partial(announce_files, context, intent)
@@ -90,7 +94,7 @@ def show_state(
             for add in collect_adds(state.adds.where("dv_storage_type IS NOT NULL"))
         }
         dvs = {path: record_of(add.deletion_vector) for path, add in with_dv.items() if add.deletion_vector}
-        files_with_dv = {file.path: file for file in _live_files(written, shape.table.spec_id, {}) if file.path in dvs}
+        files_with_dv = {file.path: file for file in _live_files(written, {}) if file.path in dvs}
         change = _change(state, with_dv)
         plan = plan_sync(
             change,
@@ -111,13 +115,13 @@ def show_state(
         delta = replace(
             completed.delta,
             written_manifests=[manifest.manifest for manifest in written],
-            written_size_bytes=sum(size for manifest in written for _, _, size in manifest.files),
+            written_size_bytes=sum(file.size_bytes for manifest in written for file in manifest.files),
             replaces_all=existing is not None,
         )
         prepared = prepare_snapshot(view, delta, announce)
         account = Account(
             data_files=state.files,
-            physical_rows=sum(rows for manifest in written for _, rows, _ in manifest.files),
+            physical_rows=sum(file.record_count for manifest in written for file in manifest.files),
             deleted_rows=sum(dv.cardinality for dv in dvs.values()),
         )
         check_account(account, account_of(prepared.manifests))
@@ -132,8 +136,8 @@ def show_state(
             ),
             prepared,
         )
-    except (SyncError, OSError):
-        store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
+    except (SyncError, OSError) as error:
+        abandon(context, table, intent, error)
         raise
     # As in `advance`, the intent of a commit that fails stays open.
     operation = None if existing is None else RESTORED
@@ -142,7 +146,7 @@ def show_state(
     outcome = with_fields(outcome, metadata_location=table.metadata_location)
     store.record_rebuilt(
         with_fields(outcome, added_delete_files=()),
-        _live_files(written, shape.table.spec_id, dvs),
+        _live_files(written, dvs),
         outcome.added_delete_files,
         at_ms=context.clock.now_ms(),
     )
@@ -156,7 +160,9 @@ def show_state(
         operation="first sync" if existing is None else RESTORED,
         snapshots=1,
         data_files_added=sum(len(manifest.files) for manifest in written),
+        data_files_removed=int(prepared.summary.get("deleted-data-files", 0)),
         delete_files_added=len(completed.written),
+        delete_files_removed=int(prepared.summary.get("removed-delete-files", 0)),
         positions_added=sum(result.positions for _, result in completed.written),
     )
     return Shown(remembered(record, outcome), table), result
@@ -176,16 +182,7 @@ def _change(state: TableState, with_dv: Mapping[str, AddFile]) -> TableChange:
     )
 
 
-def _live_files(
-    written: Sequence[WrittenManifest], spec_id: int, dvs: Mapping[str, DeletionVectorRecord]
-) -> Iterator[LiveFile]:
+def _live_files(written: Sequence[WrittenManifest], dvs: Mapping[str, DeletionVectorRecord]) -> Iterator[LiveFile]:
     for manifest in written:
-        for path, record_count, size_bytes in manifest.files:
-            yield LiveFile(
-                path=path,
-                record_count=record_count,
-                size_bytes=size_bytes,
-                spec_id=spec_id,
-                manifest_path=manifest.manifest.manifest_path,
-                deletion_vector=dvs.get(path),
-            )
+        for file in manifest.files:
+            yield with_fields(file, deletion_vector=dvs.get(file.path))

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import structlog
 
 from daemon import log as events
-from daemon.discovery import Found, discover
+from daemon.discovery import Found, discover, find_pattern
 from daemon.maintenance import Maintainer
 from daemon.parts import Parts
 from daemon.progress import LogProgress
 from daemon.scheduler import Scheduler
 from daemon.settings import LimitsSettings, Settings, TableSettings
-from daemon.status import Board, Unready
+from daemon.status import Board, Unready, gone_status
+from daemon.store import keep_rows
 from daemon.upkeep import TableUpkeep
 from state import StateUnavailable
 
@@ -47,6 +48,7 @@ class Fleet:
         # What is followed, by name; the leaving ones are not begun again and wait for the end of their work.
         self._running: dict[str, _Definition] = {}
         self._leaving: set[str] = set()
+        self._gone: set[str] = set()
         self._found = Found()
         self._discovery_due_s = parts.clock.monotonic_s()
         self._is_reloaded = False
@@ -73,6 +75,7 @@ class Fleet:
                 self._discover(keep_vanished=not self._is_reloaded)
                 self._is_reloaded = False
             self._apply()
+            self._look_for_gone()
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
         missing = [table.name for table in self._found.tables if table.name not in self._running]
@@ -102,10 +105,27 @@ class Fleet:
             _log.info(events.TABLE_REMOVED, table=name)
         # Under another name, the same Iceberg table waits for the end of the work as well.
         taken = {self._running[name].target for name in self._leaving}
-        for name, definition in wanted.items():
-            if name not in self._running and definition.target not in taken:
-                self._add(definition)
+        added = [each for name, each in wanted.items() if name not in self._running and each.target not in taken]
+        if added:
+            keep_rows(self._parts.store, [definition.table for definition in added], {*wanted, *self._running})
+        for definition in added:
+            self._add(definition)
         self._board.arrange(list(wanted))
+
+    def _look_for_gone(self) -> None:
+        """Show the tables that were followed once and are not any more, until they are back or forgotten."""
+        parts, now_ms = self._parts, self._parts.clock.now_ms()
+        followed = {*self._running, *(table.name for table in self._found.tables)}
+        gone = [record for record in parts.store.list_tables() if record.name not in followed]
+        for record in gone:
+            if record.name not in self._gone:
+                _log.warning(events.TABLE_GONE, table=record.name, source=record.source, target=record.target)
+        self._gone = {record.name for record in gone}
+        self._board.show_gone([gone_status(record, parts.store.count(record.id), now_ms) for record in gone])
+        # Who takes an entry out of the configuration knows it; that a folder vanishes is news.
+        vanished = [record.name for record in gone if find_pattern(parts.settings, record.source)]
+        reason = "its folder is gone: bring it back, or `dvsync forget` the table"
+        self._board.tell("gone", [Unready(name, reason) for name in vanished])
 
     def _definition(self, table: TableSettings) -> _Definition:
         settings = self._parts.settings

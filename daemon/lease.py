@@ -26,6 +26,7 @@ from state import Lease, LeaseLost, StateStore, StateUnavailable
 # A holder renews its lease, and others look at it, so many times in the length of a lease.
 LOOKS = 3
 KEEPER_END_MAX_S = 5.0
+UNWRITABLE = "Check the state database's disk, permissions or server: nothing is synced until it can be written."
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -86,22 +87,31 @@ class LeaseKeeper:
             if has_lock and not taken:
                 self._unlock()
 
-    def keep(self, on_lost: Callable[[str], None]) -> None:
-        """Renew the lease until it is given back, in a thread of its own. `on_lost` is told who took it."""
-        self._renewals = Thread(target=self._renew, args=(on_lost,), name="lease", daemon=True)
+    def keep(self, on_lost: Callable[[str], None], on_unrenewed: Callable[[str | None], None] = lambda _: None) -> None:
+        """Renew the lease until it is given back, in a thread of its own. `on_lost` is told who took it, `on_unrenewed`
+        why the state database does not take a sign of life, and None once it does again.
+        """
+        self._renewals = Thread(target=self._renew, args=(on_lost, on_unrenewed), name="lease", daemon=True)
         self._renewals.start()
 
-    def _renew(self, on_lost: Callable[[str], None]) -> None:
+    def _renew(self, on_lost: Callable[[str], None], on_unrenewed: Callable[[str | None], None]) -> None:
+        is_unrenewed = False
         while not self._given_back.wait(self.look_interval_s):
             try:
                 self._store.renew_lease(has_lock=self._try_lock())
+                if is_unrenewed:
+                    is_unrenewed = False
+                    on_unrenewed(None)
+                    _log.info(events.LEASE_RENEWED)
             except LeaseLost as error:
                 self._unlock()
                 on_lost(str(error))
                 return
             except (StateUnavailable, StateStoreAway) as error:
                 # From a database that is away nobody else can take it.
-                _log.warning(events.LEASE_UNRENEWED, reason=str(error))
+                is_unrenewed = True
+                on_unrenewed(str(error))
+                _log.error(events.LEASE_UNRENEWED, reason=str(error), hint=UNWRITABLE)
 
     def give_back(self) -> None:
         """Let the next one have it at once. Where that fails, the next one waits for a lease."""

@@ -1,7 +1,9 @@
-"""How a table's place is written. Apart from `storage`, so that a configuration is read without PyIceberg's weight."""
+"""How places are written, and which lies in which. Apart from `storage`, so that a configuration is read without
+PyIceberg's weight."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -10,3 +12,25 @@ def normalize_location(location: str) -> str:
     if "://" not in location:
         location = "file://" + str(Path(location.removeprefix("file:")).absolute())
     return location.rstrip("/")
+
+
+def canonical(path: str) -> str:
+    """One spelling for what engines spell differently: `/a`, `file:/a` and `file:///a`; `s3://b`, `s3a://b`, `s3n://b`."""
+    scheme, _, rest = path.partition(":")
+    if path.startswith("/") or (scheme == "file" and rest.startswith("/") and not rest.startswith("//")):
+        return f"file://{path.removeprefix('file:')}"
+    return f"s3:{rest}" if scheme in ("s3a", "s3n") else path
+
+
+def real(path: str) -> str:
+    """The canonical spelling with all links of the local file system followed; other stores have none."""
+    path = canonical(path)
+    return f"file://{os.path.realpath(path.removeprefix('file://'))}" if path.startswith("file://") else path
+
+
+def parts_below(path: str, place: str) -> list[str] | None:
+    """The names that lead from `place` to `path`, both spelled in one way; None where it is not below."""
+    path, place = path.rstrip("/"), place.rstrip("/")
+    if path == place:
+        return []
+    return path.removeprefix(f"{place}/").split("/") if path.startswith(f"{place}/") else None

@@ -5,16 +5,18 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from contextlib import AbstractContextManager
 from typing import TextIO
 
 import structlog
-from structlog.typing import EventDict, Processor
+from structlog.typing import EventDict, ExcInfo, Processor
 
 from daemon.secrets import scrub
 from daemon.settings import LogSettings
+from daemon.texts import printable
 
 DAEMON_STARTED = "daemon.started"
 DAEMON_STOPPING = "daemon.stopping"
@@ -22,6 +24,7 @@ DAEMON_STOPPED = "daemon.stopped"
 STANDING_BY = "daemon.standing_by"
 LEASE_TAKEN_OVER = "lease.taken_over"
 LEASE_LOST = "lease.lost"
+LEASE_RENEWED = "lease.renewed"
 LEASE_UNRENEWED = "lease.unrenewed"
 CLOCK_JUMPED = "clock.jumped"
 CONFIG_RELOADED = "config.reloaded"
@@ -43,6 +46,7 @@ TABLE_PARKED = "table.parked"
 TABLE_PAUSED = "table.paused"
 TABLE_RESUMED = "table.resumed"
 RESYNC_WANTED = "table.resync_wanted"
+TABLE_GONE = "table.gone"
 STATE_UNRECORDED = "state.unrecorded"
 STATE_UNREAD = "state.unread"
 SOURCE_UNSEEN = "source.unseen"
@@ -54,13 +58,23 @@ PIPELINE_IDLED = "pipeline.idled"
 PIPELINE_MISSING = "pipeline.missing"
 PIPELINE_SAID = "pipeline.said"
 
-# Loggers whose warnings are the daily round: APScheduler warns each time a poll finds its table still syncing,
-# which is what `max_instances=1` is for. Py4J reports each connection that Spark's end closes.
-_QUIET = ("apscheduler", "py4j")
+# What libraries remark at warning level in the daily round, and nobody can act on: it is logged at debug level. Each is
+# a logger and the beginning of what it says. All else that libraries say from warning on is logged as they mean it.
+REMARKS = (
+    # A poll that finds its table still syncing is passed over, which is what `max_instances=1` is for.
+    ("apscheduler.scheduler", 'Execution of job "%s" skipped: maximum number of running instances reached'),
+    # Arrow has INT96 timestamps in nanoseconds. Those that PyIceberg would show wrong are refused by column.
+    ("pyiceberg.io.pyarrow", "Iceberg does not yet support 'ns' timestamp precision. Downcasting to 'us'."),
+    # How the writer of a file had a column in memory; the file has the plain type, which every reader takes.
+    ("pyiceberg.io.pyarrow", "Iceberg does not have a dictionary type."),
+)
 
 
 def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
-    """Send our events, and what libraries log at warning and above, to `stream` (standard output). May be repeated."""
+    """Send our events, and what libraries log at warning and above, to `stream` (standard output). May be repeated.
+
+    The least level holds for both; what libraries say below warning is not logged at any level.
+    """
     stream = stream or sys.stdout
     console = settings.format == "console" or (settings.format == "auto" and stream.isatty())
     shared: list[Processor] = [
@@ -75,13 +89,12 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> No
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(console, stream)],
         )
     )
+    handler.addFilter(_Levels(logging.getLevelNamesMapping()[settings.level.upper()]))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     for name in ("daemon", "state"):
         logging.getLogger(name).setLevel(settings.level.upper())
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(logging.ERROR)
     logging.captureWarnings(True)
     structlog.configure(
         processors=[
@@ -95,6 +108,19 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> No
     )
 
 
+class _Levels(logging.Filter):
+    """Gives the remarks of libraries their level, and lets through what is at the least level or above."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__()
+        self._least = least
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if any(record.name == name and str(record.msg).startswith(start) for name, start in REMARKS):
+            record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+        return record.levelno >= self._least
+
+
 def bind_cycle(table: str, cycle_id: str) -> AbstractContextManager[None]:
     """Put `table` and `cycle_id` on every line logged inside, by any room."""
     return structlog.contextvars.bound_contextvars(table=table, cycle_id=cycle_id)
@@ -104,11 +130,25 @@ def _renderers(console: bool, stream: TextIO) -> list[Processor]:
     # Tracebacks are rendered without local variables: those hold credentials and whole batches of rows.
     if console:
         console_renderer = structlog.dev.ConsoleRenderer(
-            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback, pad_event_to=0
+            colors=stream.isatty(), exception_formatter=_printable_traceback, pad_event_to=0
         )
-        return [console_renderer, lambda _logger, _name, line: scrub(str(line))]
+        return [_printable_values, console_renderer, lambda _logger, _name, line: scrub(str(line))]
     # Before the rendering: JSON spells some characters otherwise.
     return [structlog.processors.format_exc_info, _scrubbed, structlog.processors.JSONRenderer()]
+
+
+def _printable_values(_logger: object, _name: str, values: EventDict) -> EventDict:
+    """A terminal obeys what it is given; JSON escapes it. Only what libraries say may have several lines."""
+    return {
+        key: printable(value, keep="\n" if key == "event" else "") if isinstance(value, str) else value
+        for key, value in values.items()
+    }
+
+
+def _printable_traceback(stream: TextIO, error: ExcInfo) -> None:
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, error)
+    stream.write(printable(text.getvalue(), keep="\n"))
 
 
 # Words of our own and of the configuration's names, which a short secret must not tear to pieces.

@@ -9,9 +9,10 @@ from threading import Event
 
 from daemon.cleanup import Cleanup, clean_up, has_due_orphans
 from daemon.compaction import Compaction, Compactor
-from daemon.context import TableContext, find_record, told_as_sync_errors
+from daemon.context import TableContext, told_as_sync_errors
 from daemon.errors import SyncError
 from daemon.expiry import Expirer, Expiry
+from daemon.store import find_record
 
 # How often VACUUM is looked for where nothing else happens.
 LOOK_INTERVAL_S = 3600.0
@@ -61,6 +62,9 @@ class Maintainer:
             with _kept(errors):
                 if is_news or expiry.expired or self._has_due_orphans():
                     cleanup = self.clean_up(stop)
+        elif is_news:
+            with _kept(errors):
+                self._forget_history()
         if errors:
             raise errors[0]
         if not stop.is_set() and self._metadata_location() == seen:
@@ -75,6 +79,15 @@ class Maintainer:
     def _has_due_orphans(self) -> bool:
         with self._told():
             return has_due_orphans(self._context)
+
+    def _forget_history(self) -> None:
+        """What cleanup does besides: where it is turned off, the rows of orphans have an end, too."""
+        context = self._context
+        with self._told():
+            record = find_record(context.store.list_tables(), context.settings)
+            if record is not None:
+                before_ms = context.clock.now_ms() - round(self._settings.history_s * 1000)
+                context.store.forget_before(record.id, before_ms, orphans=True)
 
     def _told(self) -> AbstractContextManager[None]:
         return told_as_sync_errors(self._context.settings.name)

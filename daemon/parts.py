@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Self
 
 from daemon.clock import Clock, SystemClock
 from daemon.context import TableContext, Writer
 from daemon.cycle import TableCycle
-from daemon.errors import ConfigInvalid, ObjectMissing, StateStoreAway
 from daemon.iceberg.catalogs import Catalogs
 from daemon.lease import LeaseKeeper
 from daemon.pipeline.hadoop import with_stores
 from daemon.pipeline.progress import Progress
 from daemon.pipeline.session import SparkPipeline
-from daemon.settings import SQLITE_FILE, Settings, TableSettings
+from daemon.settings import Settings, TableSettings
 from daemon.status import Board
+from daemon.store import open_store
 from daemon.sync import Follower
-from state import StateStore, StateUnavailable
-from state.sql_store import SqlStateStore
+from state import StateStore
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Parts:
             board=board,
             clock=self.clock,
             random=Random(),
-            commit_time_ms=partial(commit_time_ms, context),
+            commit_time_ms=context.log.find_written_ms,
         )
 
     def with_settings(self, settings: Settings) -> Self:
@@ -78,50 +75,16 @@ class Parts:
         return LeaseKeeper(self.store, self.clock, sqlite_file=state.sqlite_file, lease_s=state.lease_s)
 
 
-def commit_time_ms(context: TableContext, version: int) -> int | None:
-    """When the store says that the commit file of `version` was written; None when there is none."""
-    try:
-        return context.storage.stat(context.log.commit_path(version)).modified_ms
-    except ObjectMissing:
-        return None
-
-
 @contextmanager
 def open_parts(settings: Settings) -> Iterator[Parts]:
-    """Open the state store and build the rest; nothing is started. Raises StateStoreAway."""
-    _make_local_folders(settings)
+    """Open the state store and build the rest; nothing is started. Raises ConfigInvalid, StateStoreAway."""
     clock = SystemClock()
-    with _state_errors(), ExitStack() as opened:
-        store = SqlStateStore.open(settings.state.url)
-        opened.callback(store.close)
+    with open_store(settings) as store, ExitStack() as opened:
         spark = SparkPipeline(with_stores(settings), clock)
         opened.callback(spark.close)
         catalogs = Catalogs(_catalog_properties(settings))
         opened.callback(catalogs.close)
         yield Parts(settings, store, spark, catalogs, clock)
-
-
-@contextmanager
-def _state_errors() -> Iterator[None]:
-    try:
-        yield
-    except StateUnavailable as error:
-        raise StateStoreAway(str(error), hint="Check state.url, and the database or the disk behind it.") from error
-
-
-def _make_local_folders(settings: Settings) -> None:
-    """SQLite makes the file of a catalog, but not its folder."""
-    for name, properties in settings.catalogs.items():
-        match = SQLITE_FILE.match(properties.get("uri", ""))
-        if match:
-            folder = Path(match["path"]).parent
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigInvalid(
-                    f"catalogs.{name}.uri: the folder {folder} cannot be made: {error.strerror}",
-                    hint="Name a place that dvsync may write to; a relative one begins at the configuration's folder.",
-                ) from error
 
 
 def _catalog_properties(settings: Settings) -> dict[str, dict[str, str]]:

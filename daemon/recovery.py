@@ -12,13 +12,14 @@ from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import ancestors_of
 
-from daemon.commit import Shown, remembered, unchanged_outcome
+from daemon.commit import Shown, live_file, remembered, unchanged_outcome
 from daemon.context import TableContext
+from daemon.definition import check_shape
 from daemon.delta.actions import Commit, RemoveFile, encode_path, resolve_path
 from daemon.delta.protocol import check_protocol
-from daemon.errors import CorruptInput, ObjectMissing, PipelineAway, TargetChanged
+from daemon.errors import CorruptInput, ObjectMissing, TargetChanged, Unsupported
 from daemon.iceberg.manifests import read_manifest_list, referenced_data_file
-from daemon.iceberg.marker import Marker, find_marker, shown_by
+from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
 from daemon.iceberg.references import entries_of, metadata_files
 from daemon.pipeline.table_state import collect_adds, read_table_state, select_paths
 from daemon.storage import FileIOStorage
@@ -58,16 +59,29 @@ def end_intents(context: TableContext, record: TableRecord, table: Table | None)
     return record
 
 
+def check_ours(context: TableContext, record: TableRecord, table: Table) -> None:
+    """Raise `TargetChanged` for a table that was never dvsync's, as one that `target` names by mistake."""
+    if not is_marked(table) and record.metadata_location not in metadata_files(table):
+        raise TargetChanged(
+            f"the Iceberg table {context.settings.target} was never dvsync's: neither a snapshot nor a property of it "
+            "tells of dvsync, nor does the state database",
+            path=table.metadata_location,
+            hint="Choose another target, or rename or drop that table: neither a resync nor on_foreign_commit: "
+            "overwrite replaces what dvsync did not make.",
+        )
+
+
 def load_shown(context: TableContext, record: TableRecord, table: Table) -> tuple[Shown, bool]:
     """The table with a memory that agrees with it, rebuilt if need be.
 
     The flag says that Delta's state must be compared with it as well. Raises `TargetChanged` when the current snapshot
-    is someone else's, or one of ours that someone rolled the table back to.
+    is someone else's, or one of ours that someone rolled the table back to, and when the table's shape is not ours.
     """
     current = table.current_snapshot()
     marker = shown_by(table)
     if current is None or marker is None:
         raise _target_changed(context, table, _foreign_commits(table))
+    check_shape(table, context.settings)
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
         if record.metadata_location != table.metadata_location:
             # Someone set a property, or an expiry was not recorded any more.
@@ -143,14 +157,7 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         dv = (dvs or {}).get(path)
         if positions[path] != (dv.cardinality if dv else 0):
             dv, known = UNKNOWN_DV, False
-        live[path] = LiveFile(
-            path=path,
-            record_count=data_file.record_count,
-            size_bytes=data_file.file_size_in_bytes,
-            spec_id=data_file.spec_id,
-            manifest_path=manifest_path,
-            deletion_vector=dv,
-        )
+        live[path] = live_file(data_file, manifest_path, dv)
     deletes = [
         DeleteFileRecord(
             path=path,
@@ -197,9 +204,9 @@ def _served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int]:
 
 def _find_dvs(context: TableContext, marker: Marker) -> dict[str, DeletionVectorRecord] | None:
     """The deletion vectors of the Delta version that Iceberg shows; None when Delta cannot go back to it."""
-    # That Spark itself is away is raised by the session, outside of what is suppressed: it is no answer.
-    with context.spark.session() as spark, suppress(CorruptInput, ObjectMissing, PipelineAway):
-        state = read_table_state(spark, context.location, marker.version)
+    # That Spark or the store is away is no answer.
+    with context.spark.session() as spark, suppress(CorruptInput, ObjectMissing, Unsupported):
+        state = read_table_state(spark, context.log, marker.version)
         if state.metadata.id == marker.delta_table_id:
             return {
                 resolve_path(context.location, add.path): record_of(add.deletion_vector)
@@ -219,7 +226,7 @@ def commits_to_newest(context: TableContext, shown: Shown) -> list[Commit]:
     Raises `Unsupported` for what that state needs and we cannot show.
     """
     with context.spark.session() as spark:
-        state = read_table_state(spark, context.location)
+        state = read_table_state(spark, context.log)
         check_protocol(state.protocol)
         live = {
             file.path: (file.deletion_vector, file.size_bytes)
@@ -239,7 +246,8 @@ def commits_to_newest(context: TableContext, shown: Shown) -> list[Commit]:
         gone = [path for path, (_, size_bytes) in live.items() if path not in newest or newest[path][2] != size_bytes]
         first = Commit(
             version=state.version,
-            timestamp_ms=state.timestamp_ms,
+            # Each sync asks the log for it, which may tell another time than Delta does.
+            timestamp_ms=context.log.commit_time_ms(state.version, state.timestamp_ms),
             removes=tuple(_tombstone(path, live[path][0]) for path in gone),
             operation="resynchronise",
         )

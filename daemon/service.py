@@ -13,7 +13,7 @@ import structlog
 from daemon import log as events
 from daemon.errors import ConfigInvalid, PipelineAway, StateStoreAway
 from daemon.fleet import Fleet
-from daemon.lease import LeaseKeeper
+from daemon.lease import UNWRITABLE, LeaseKeeper
 from daemon.log import configure_logging
 from daemon.notify import Notifier
 from daemon.parts import open_parts
@@ -73,6 +73,9 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             _log.error(events.LEASE_LOST, reason=reason, hint="Started again, this process stands by.")
             signals.say(events.LEASE_LOST)
 
+        def on_unrenewed(reason: str | None) -> None:
+            board.tell("state", [Unready(None, f"the state database cannot be written: {reason}")] if reason else [])
+
         scheduler = Scheduler(
             store=parts.store,
             beat=beat,
@@ -94,7 +97,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         received = _stand_by(keeper, signals, board, beat, reload)
         is_at_work = received is None
         if is_at_work:
-            keeper.keep(on_lost)
+            keeper.keep(on_lost, on_unrenewed)
             opened.callback(keeper.give_back)
             scheduler.start()
             while (received := signals.wait()) == RELOAD:
@@ -117,16 +120,20 @@ def _stand_by(
     told = None
     while True:
         try:
-            holder = keeper.try_take()
+            holder, hint = keeper.try_take(), None
             reason = f"standing by: the lease is held by {holder}"
         except (StateUnavailable, StateStoreAway) as error:
-            holder, reason = "unknown", f"standing by: nobody can tell who holds the lease: {error}"
+            holder, hint = "unknown", UNWRITABLE
+            reason = f"the state database cannot be written, so nothing is followed: {error}"
         board.tell("lease", [Unready(None, reason)] if holder else [])
         if holder is None:
             return None
         if reason != told:
             told = reason
-            _log.info(events.STANDING_BY, holder=holder, reason=reason)
+            if hint is None:
+                _log.info(events.STANDING_BY, holder=holder, reason=reason)
+            else:
+                _log.error(events.STANDING_BY, holder=holder, reason=reason, hint=hint)
         beat()
         received = signals.wait(min(keeper.look_interval_s, BEAT_INTERVAL_S))
         if received == RELOAD:

@@ -264,6 +264,15 @@ class LimitsSettings(_Frozen):
             " version a snapshot of its own and lets tables fall behind."
         ),
     )
+    commit_bytes_max: ByteSize = Field(
+        ByteSize(256 << 20),
+        ge=1 << 20,
+        le=64 * _GIB,
+        description=(
+            "A Delta commit file larger than this is refused, and no more commits share a snapshot once they have more"
+            " together. Reading one takes two to four times its size in memory."
+        ),
+    )
     tables_at_once: int = Field(4, ge=1, le=64, description="Tables that sync at the same time, at most.")
 
 
@@ -298,7 +307,8 @@ class _TableOptions(_Frozen):
     partition_time_zone: Annotated[str, AfterValidator(_time_zone)] = Field(
         "UTC",
         description=(
-            "The zone of timestamp partition values that name none: the session time zone of Spark at the time."
+            "The zone of timestamp partition values that name none: the session time zone of Spark at the time. "
+            "Another one for a table that is followed already, and is partitioned by them, needs a `dvsync resync`."
         ),
     )
 

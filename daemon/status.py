@@ -12,6 +12,7 @@ from enum import StrEnum
 from threading import Lock
 
 import msgspec
+from msgspec.structs import replace
 
 from daemon.activity import Activity
 from daemon.clock import Clock
@@ -29,11 +30,13 @@ class TableState(StrEnum):
     RETRYING = "retrying"
     PARKED = "parked"  # a person must act, then `dvsync resume`
     PAUSED = "paused"
+    GONE = "gone"  # followed once; nothing in the configuration leads to it any more
 
 
 WORST_FIRST = (
     TableState.PARKED,
     TableState.RETRYING,
+    TableState.GONE,
     TableState.BEHIND,
     TableState.SYNCING,
     TableState.WAITING,
@@ -132,7 +135,24 @@ class Unready(msgspec.Struct, frozen=True):
     reason: str
 
 
-def table_status(table: TableSettings, seen: Observation, now_ms: int) -> TableStatus:
+def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int) -> TableStatus:
+    """A table that the state database knows and that the configuration leads to no more, by an entry or a pattern."""
+    error = TableError(
+        kind="TableGone",
+        message="nothing in the configuration leads to this table any more; its Iceberg table stays as it was, and "
+        "readers of it fail where Delta's files are gone",
+        hint=f"Bring the Delta table or its entry back, or `dvsync forget {record.name}` once you have dropped "
+        f"{record.target} or want to keep it as it is.",
+        version=None,
+        since_ms=record.last_synced_at_ms or now_ms,
+        consecutive=1,
+        parked=False,
+    )
+    seen = Observation(replace(record, error=error), counts)
+    return replace(table_status(record, seen, now_ms), state=TableState.GONE)
+
+
+def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: int) -> TableStatus:
     record, counts, error = seen.record, seen.counts, seen.record.error if seen.record else None
     synced = record.synced_version if record else None
     lag_versions = None if seen.source_version is None else seen.source_version - (-1 if synced is None else synced)
@@ -209,6 +229,14 @@ def count_states(statuses: Sequence[TableStatus]) -> str:
     return f"{len(statuses)} {noun}: " + ", ".join(f"{counts[state]} {state}" for state in WORST_FIRST if counts[state])
 
 
+def span(seconds: float) -> str:
+    """A duration for people: in days, hours or minutes, to a tenth, or in whole seconds."""
+    for length_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= length_s:
+            return f"{seconds / length_s:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 class Board:
     """The latest observation of each table, and the scheduler's heartbeat. Safe to use from any thread."""
 
@@ -222,6 +250,7 @@ class Board:
         self._upkeep: dict[str, UpkeepCounts] = {}
         self._timelines: dict[str, Timeline] = {}
         self._troubles: dict[str, list[Unready]] = {}
+        self._gone: list[TableStatus] = []
         for table in tables:
             self.add(table)
         self._sampled_at_s = clock.monotonic_s() - SAMPLE_INTERVAL_S
@@ -252,6 +281,11 @@ class Board:
         """What keeps the daemon as a whole from being ready, by what it is about; an empty list ends it."""
         with self._lock:
             self._troubles[about] = list(troubles)
+
+    def show_gone(self, gone: Sequence[TableStatus]) -> None:
+        """The tables that are not followed any more and were not forgotten either, beside those that are."""
+        with self._lock:
+            self._gone = list(gone)
 
     def timeline(self, name: str) -> Timeline:
         """The table's; one of its own for a table that has been removed."""
@@ -289,9 +323,11 @@ class Board:
         return self._clock.monotonic_s() - self._beaten_at_s
 
     def statuses(self) -> list[TableStatus]:
-        """All tables, in the order of the configuration."""
+        """All tables, in the order of the configuration; those that are gone come last."""
         now_ms = self._clock.now_ms()
-        return [table_status(table, seen, now_ms) for table, seen in self._observed()]
+        followed = [table_status(table, seen, now_ms) for table, seen in self._observed()]
+        with self._lock:
+            return [*followed, *self._gone]
 
     def summary(self) -> str:
         """One line on all tables: how many in which state, the worst of them with its error, or why none."""
@@ -335,10 +371,14 @@ class Board:
             return f"parked: {status.error.kind if status.error else 'unknown'}"
         if seen.looked_at_s is None:
             return f"not synced yet: {status.error.kind}" if status.error else "not looked at yet"
-        if status.lag_seconds is not None and status.lag_seconds > self._lag_budget_s:
-            return f"behind for {status.lag_seconds:.0f} s, more than the budget of {self._lag_budget_s:.0f} s"
         # While the source does not answer nobody knows how far behind the table is.
         unseen_s = now_s - seen.looked_at_s
-        if not seen.syncing and unseen_s > table.poll_interval_s + self._lag_budget_s:
-            return f"its source could not be looked at for {unseen_s:.0f} s"
-        return None
+        is_unseen = not seen.syncing and unseen_s > table.poll_interval_s + self._lag_budget_s
+        is_late = status.lag_seconds is not None and status.lag_seconds > self._lag_budget_s
+        if not is_late and not is_unseen:
+            return None
+        late = f"behind for {status.lag_seconds or 0:.0f} s, more than the budget of {self._lag_budget_s:.0f} s"
+        if status.error:
+            failing = f"retrying since {status.error.since}: {status.error.kind}: {status.error.message}"
+            return f"{late}; {failing}" if is_late else failing
+        return late if is_late else f"its source could not be looked at for {unseen_s:.0f} s"

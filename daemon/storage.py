@@ -5,19 +5,28 @@ Paths here are plain strings, never URL-encoded. `file:///a/b` and `/a/b` are th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from stat import S_ISREG
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlparse
 
-from pyarrow import NativeFile
-from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from daemon.arrow import import_arrow
+from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
+from daemon.locations import canonical
 
-from daemon.errors import ObjectMissing, ObjectStoreAway, Unsupported
+if TYPE_CHECKING:
+    from pyarrow import NativeFile
+    from pyarrow.fs import FileInfo, FileSystem
+    from pyiceberg.io.pyarrow import PyArrowFileIO
 
 # PyIceberg 0.12 takes these for the end of a path, and reads another file (FileIO.parse_location).
 CUT_AT = "#?"
+# One request to an object store for a file of up to this size.
+BLOCK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -51,21 +60,19 @@ class Storage(Protocol):
         """All bytes, or those of `span`; fewer than asked only where the file ends."""
         ...
 
+    def read_blocks(self, path: str) -> Iterator[bytes]:
+        """All bytes up to the file's end, in blocks of up to BLOCK_BYTES. Raises as `read` does."""
+        ...
+
     def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
         """Files right in `directory` whose name is greater than `after`, sorted; empty when there is no such place."""
         ...
 
 
-def canonical(path: str) -> str:
-    """One spelling for what engines spell differently: `/a`, `file:/a` and `file:///a`; `s3://b`, `s3a://b`, `s3n://b`."""
-    scheme, _, rest = path.partition(":")
-    if path.startswith("/") or (scheme == "file" and rest.startswith("/") and not rest.startswith("//")):
-        return f"file://{path.removeprefix('file:')}"
-    return f"s3:{rest}" if scheme in ("s3a", "s3n") else path
-
-
 def check_path(path: str) -> None:
-    """Raise `Unsupported` for a path that PyIceberg would cut."""
+    """Raise `Unsupported` for a path that PyIceberg would cut, `CorruptInput` for one that no file can have."""
+    if "\0" in path:
+        raise CorruptInput("the path has a NUL in it", path=path, hint="Fix the program that wrote this path.")
     if any(sign in path for sign in CUT_AT):
         raise Unsupported(
             "the path has a '#' or a '?' in it, where PyIceberg cuts paths: it would read another file, or none",
@@ -75,18 +82,28 @@ def check_path(path: str) -> None:
 
 
 class FileIOStorage:
-    """Storage on the file systems that PyIceberg's FileIO configures (properties as in `config.yaml`, `storage:`)."""
+    """Storage on the file systems that PyIceberg's FileIO configures (properties as in `config.yaml`, `storage:`).
+
+    What is there is asked of the operating system where it is local: a command that opens no file, as `dvsync status`,
+    is done before PyIceberg and Arrow would be imported.
+    """
 
     def __init__(self, properties: Mapping[str, str] | None = None) -> None:
-        self._io = PyArrowFileIO(dict(properties or {}))
+        self._properties = dict(properties or {})
+
+    @cached_property
+    def _io(self) -> PyArrowFileIO:
+        import_arrow()
+        from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415 - see the class
+
+        return PyArrowFileIO(self._properties)
 
     def _open_fs(self, path: str) -> tuple[FileSystem, str]:
+        local = _local_name(path)
+        if local is not None:
+            return self._io.fs_by_scheme("file", None), local
         # Not by PyIceberg's own URL splitting, see CUT_AT.
-        scheme, separator, rest = (canonical(path) if path.startswith("file:") else path).partition("://")
-        if not separator:
-            return self._io.fs_by_scheme("file", None), path
-        if scheme == "file":
-            return self._io.fs_by_scheme("file", None), rest
+        scheme, _, rest = path.partition("://")
         netloc = urlparse(path).netloc
         try:
             return self._io.fs_by_scheme(scheme, netloc), rest
@@ -98,9 +115,9 @@ class FileIOStorage:
             ) from error
 
     def exists(self, path: str) -> bool:
+        if _local_name(path) is not None:
+            return self._find(path) is not None
         fs, name = self._open_fs(path)
-        if isinstance(fs, LocalFileSystem):
-            return self._look(path).type is FileType.File
         try:
             # One request. A look would go on to list what is not there, as it may be a folder.
             fs.open_input_file(name).close()
@@ -111,17 +128,24 @@ class FileIOStorage:
         return True
 
     def stat(self, path: str) -> FileMeta:
-        info = self._look(path)
-        if info.type is not FileType.File:
+        found = self._find(path)
+        if found is None:
             raise _missing(path)
-        return _file_meta(path, info)
+        return found
 
-    def _look(self, path: str) -> FileInfo:
-        fs, name = self._open_fs(path)
+    def _find(self, path: str) -> FileMeta | None:
+        """The file at `path`; None where there is none, or a folder."""
+        local = _local_name(path)
         try:
-            return fs.get_file_info(name)
+            if local is not None:
+                return _local_file(path, os.stat(local))
+            fs, name = self._open_fs(path)
+            info = fs.get_file_info(name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except OSError as error:
             raise store_away(path, error) from error
+        return _file_meta(path, info) if info.is_file else None
 
     def read(self, path: str, span: Span | None = None) -> bytes:
         fs, name = self._open_fs(path)
@@ -130,12 +154,21 @@ class FileIOStorage:
                 with fs.open_input_stream(name) as stream:
                     return bytes(stream.read())
             with fs.open_input_file(name) as file:
-                # Arrow refuses to start reading past the end; a short answer is this verb's contract.
-                return bytes(file.read_at(span.size, span.offset)) if span.offset < file.size() else b""
+                # Arrow refuses to start reading past the end, and makes room for all that it is asked for.
+                size = min(span.size, file.size() - span.offset)
+                return bytes(file.read_at(size, span.offset)) if size > 0 else b""
         except FileNotFoundError as error:
             raise _missing(path) from error
         except OSError as error:
             raise store_away(path, error) from error
+
+    def read_blocks(self, path: str) -> Iterator[bytes]:
+        with self.open_input(path) as file:
+            try:
+                while block := bytes(file.read(BLOCK_BYTES)):
+                    yield block
+            except OSError as error:
+                raise store_away(path, error) from error
 
     def open_input(self, path: str) -> NativeFile:
         """The file for random access, as Arrow's readers want it."""
@@ -159,37 +192,54 @@ class FileIOStorage:
 
     def list_below(self, directory: str) -> Iterator[FileMeta]:
         """All files below `directory`, at any depth, in no order. Raises ObjectStoreAway."""
-        fs, name = self._open_fs(directory)
+        _, name = self._open_fs(directory)
         try:
-            infos = fs.get_file_info(FileSelector(name, allow_not_found=True, recursive=True))
+            infos = self._select(directory, allow_not_found=True, recursive=True)
         except OSError as error:
             raise store_away(directory, error) from error
         for info in infos:
-            if info.type is FileType.File:
+            if info.is_file:
                 yield _file_meta(f"{directory}{info.path.removeprefix(name)}", info)
 
     def list_folders(self, directory: str) -> list[str]:
         """The names of the folders right in `directory`, sorted. Raises ObjectMissing, ObjectStoreAway."""
-        fs, name = self._open_fs(directory)
         try:
-            infos = fs.get_file_info(FileSelector(name))
+            entries = self._list(directory, allow_not_found=False)
         except FileNotFoundError as error:
             hint = "Make it or mount it, or correct the source's pattern."
             raise ObjectMissing("the folder is not there", path=directory, hint=hint) from error
-        except OSError as error:
-            raise store_away(directory, error) from error
-        return sorted(info.base_name for info in infos if info.type is FileType.Directory)
+        return sorted(name for name, file in entries.items() if file is None)
 
     def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
-        fs, name = self._open_fs(directory)
+        entries = self._list(directory, allow_not_found=True)
+        if not entries:
+            self._check_bucket(directory)
+        return (file for name, file in sorted(entries.items()) if file is not None and name > after)
+
+    def _list(self, directory: str, *, allow_not_found: bool) -> dict[str, FileMeta | None]:
+        """By name, the files right in `directory`, and None for each folder.
+
+        Raises FileNotFoundError unless that is allowed, and ObjectStoreAway.
+        """
+        local = _local_name(directory)
         try:
-            infos = fs.get_file_info(FileSelector(name, allow_not_found=True))
+            if local is not None:
+                return _list_local(directory, local)
+            infos = self._select(directory, allow_not_found=allow_not_found)
+        except FileNotFoundError:
+            if allow_not_found:
+                return {}
+            raise
         except OSError as error:
             raise store_away(directory, error) from error
-        if not infos:
-            self._check_bucket(directory)
-        files = sorted((info for info in infos if info.type is FileType.File), key=lambda info: info.base_name)
-        return (_file_meta(f"{directory}/{info.base_name}", info) for info in files if info.base_name > after)
+        files = {info.base_name: _file_meta(f"{directory}/{info.base_name}", info) for info in infos if info.is_file}
+        return {info.base_name: files.get(info.base_name) for info in infos}
+
+    def _select(self, directory: str, *, allow_not_found: bool, recursive: bool = False) -> list[FileInfo]:
+        fs, name = self._open_fs(directory)
+        from pyarrow.fs import FileSelector  # noqa: PLC0415 - see the class
+
+        return list(fs.get_file_info(FileSelector(name, allow_not_found=allow_not_found, recursive=recursive)))
 
     def _check_bucket(self, directory: str) -> None:
         """S3 says of a bucket that is not there what it says of an empty folder: nothing."""
@@ -197,12 +247,38 @@ class FileIOStorage:
             fs, name = self._open_fs(directory)
             bucket = name.partition("/")[0]
             try:
-                is_there = fs.get_file_info(bucket).type is not FileType.NotFound
+                is_there = fs.get_file_info(bucket).type.name != "NotFound"
             except OSError as error:
                 raise store_away(directory, error) from error
             if not is_there:
                 hint = "Check the spelling of the bucket's name, and s3.endpoint."
                 raise ObjectStoreAway(f"there is no bucket {bucket}", path=directory, hint=hint)
+
+
+def _local_name(path: str) -> str | None:
+    """The path as the operating system has it; None where it is on another store."""
+    scheme, separator, rest = canonical(path).partition("://")
+    if not separator:
+        return path
+    return rest if scheme == "file" else None
+
+
+def _local_file(path: str, found: os.stat_result) -> FileMeta | None:
+    return FileMeta(path, found.st_size, found.st_mtime_ns // 1_000_000) if S_ISREG(found.st_mode) else None
+
+
+def _list_local(directory: str, local: str) -> dict[str, FileMeta | None]:
+    """As `FileIOStorage._list`; links lead to what they point at."""
+    entries: dict[str, FileMeta | None] = {}
+    with os.scandir(local) as found:
+        for entry in found:
+            # What is removed while it is listed is not there.
+            with suppress(FileNotFoundError):
+                if entry.is_dir():
+                    entries[entry.name] = None
+                elif entry.is_file():
+                    entries[entry.name] = _local_file(f"{directory}/{entry.name}", entry.stat())
+    return entries
 
 
 def _file_meta(path: str, info: FileInfo) -> FileMeta:

@@ -14,8 +14,8 @@ from pyiceberg.table import Table
 
 from daemon import log as events
 from daemon.commit import Shown, SyncResult, advance
-from daemon.context import TableContext, find_record, told_as_sync_errors
-from daemon.definition import check_format_version, check_location
+from daemon.context import TableContext, told_as_sync_errors
+from daemon.definition import check_format_version, check_places
 from daemon.delta.actions import Commit
 from daemon.errors import (
     CorruptInput,
@@ -30,17 +30,21 @@ from daemon.errors import (
 )
 from daemon.first_sync import first_sync
 from daemon.iceberg.marker import shown_by
-from daemon.recovery import commits_to_newest, end_intents, load_shown, rebuild
+from daemon.recovery import check_ours, commits_to_newest, end_intents, load_shown, rebuild
+from daemon.restore import restore_metadata
+from daemon.store import find_record
 from state import TableRecord
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 __all__ = ["Follower", "SyncResult"]
 
-# How often a quiet table is synced all the same, to notice what was done to its Iceberg side behind our back, and how
-# often its log is listed, to notice that it is gone, was cleaned up or made anew.
+# How often a quiet table is synced all the same, which lists its log: to notice what was done to its Iceberg side
+# behind our back, and what log cleanup took. And how often its newest commit is asked for, to notice another one.
 CONTINUITY_INTERVAL_S = 600.0
-LISTING_INTERVAL_S = 60.0
+NEWEST_COMMIT_INTERVAL_S = 60.0
+# For how long Delta must be at an older version of a table than Iceberg before Iceberg goes back to it.
+OLDER_STATE_MIN_S = 60.0
 
 
 class Follower:
@@ -50,13 +54,15 @@ class Follower:
         self._context = context
         self._synced_version: int | None = None
         self._in_doubt = True
-        self._continuity_due_s = self._listing_due_s = 0.0
+        self._continuity_due_s = self._newest_commit_due_s = 0.0
         # Another dvsync's newest metadata file, and since when it could have gone on from it.
         self._others_location: str | None = None
         self._others_since_s = 0.0
+        # Since when Delta has been at an older version than Iceberg.
+        self._older_since_s: float | None = None
 
     def has_news(self) -> bool:
-        """Whether a sync would find something to do: one or two existence checks, a listing now and then, no Spark.
+        """Whether a sync would find something to do: one or two requests, no listing of a log that is there, no Spark.
 
         Raises ObjectMissing when the log of a table that was synced is gone.
         """
@@ -67,44 +73,33 @@ class Follower:
             return log.is_there()
         if now_s >= self._continuity_due_s or log.has_version(self._synced_version + 1):
             return True
-        if now_s >= self._listing_due_s:
-            try:
-                log.check_continuity(self._synced_version)
-            except ResyncNeeded:
+        if now_s >= self._newest_commit_due_s:
+            # A commit behind a missing one is waited for in vain: two requests tell, and no listing.
+            if not log.is_untouched(self._synced_version) or log.has_version(self._synced_version + 2):
+                with suppress(ResyncNeeded):
+                    log.check_continuity(self._synced_version)
                 return True
-            self._listing_due_s = now_s + LISTING_INTERVAL_S
+            self._newest_commit_due_s = now_s + NEWEST_COMMIT_INTERVAL_S
         return False
 
     def doubt(self) -> None:
-        """There is news, whatever the log says: a person wants the whole states compared."""
+        """There is news, whatever the log says: a person wants the table written anew."""
         self._in_doubt = True
 
     def source_version(self) -> int | None:
         """The newest Delta version, by existence checks only; None when it cannot be told without Spark."""
-        log, settings = self._context.log, self._context.settings
         known = self._synced_version
         if known is None:
-            record = find_record(self._context.store.list_tables(), settings)
+            record = find_record(self._context.store.list_tables(), self._context.settings)
             known = record.synced_version if record else None
-        if known is None:
-            if not log.has_version(0):
-                return None
-            known = 0
-        step = 1
-        while log.has_version(known + step):
-            step *= 2
-        low, high = known + step // 2, known + step
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if log.has_version(middle) else (low, middle)
-        return low
+        return self._context.log.find_newest(known)
 
     def sync(
         self, *, stop: Event | None = None, full: bool = False, others_wait: Callable[[], bool] = lambda: False
     ) -> SyncResult:
         """One bounded cycle. Raises a `SyncError` that names the table; the cursor is then where the snapshots are.
 
-        `full` compares Delta's whole newest state with what Iceberg shows instead of following the log. While
+        `full` writes the Iceberg table anew from Delta's whole newest state instead of following the log. While
         `others_wait`, the versions that are there may share a snapshot.
         """
         self._in_doubt = True
@@ -112,10 +107,11 @@ class Follower:
             shown, result = self._sync(stop or Event(), full, others_wait)
             if shown and shown.record.resync_wanted:
                 self._context.store.record_resync_wanted(shown.record.id, False)
-        self._in_doubt = False
+        self._in_doubt, self._older_since_s = False, None
         self._synced_version = shown.record.synced_version if shown else None
         now_s = self._context.clock.monotonic_s()
-        self._continuity_due_s, self._listing_due_s = now_s + CONTINUITY_INTERVAL_S, now_s + LISTING_INTERVAL_S
+        self._continuity_due_s = now_s + CONTINUITY_INTERVAL_S
+        self._newest_commit_due_s = now_s + NEWEST_COMMIT_INTERVAL_S
         return result
 
     def _sync(self, stop: Event, full: bool, others_wait: Callable[[], bool]) -> tuple[Shown | None, SyncResult]:
@@ -126,29 +122,25 @@ class Follower:
         full = full or record.resync_wanted
         if record.synced_version is None and not context.log.is_there():
             return None, SyncResult("waiting", None, None)
-        table = context.target.find_table()
+        table = self._find_table(record, full)
         record = end_intents(context, record, table)
         if table is None:
             return first_sync(context, record)
+        check_ours(context, record, table)
         check_format_version(settings, table)
-        check_location(table.metadata.location, context.location)
-        if not full:
-            self._give_way(record, table)
+        check_places(table.metadata.location, table.properties, context.location)
+        if full:
+            return self._replace(record, table, "a resync was asked for")
+        self._give_way(record, table)
         try:
             shown, must_compare = load_shown(context, record, table)
-            if full:
-                shown = self._rebuild(shown)
-        except (TargetChanged, TargetUnreadable, FileNotFoundError) as error:
-            may_overwrite = isinstance(error, TargetChanged) and settings.on_foreign_commit == "overwrite"
-            if not (full or may_overwrite):
+        except TargetChanged as error:
+            if settings.on_foreign_commit != "overwrite":
                 raise
-            _log.warning(events.TARGET_OVERWRITTEN, reason=str(error))
-            return first_sync(context, record, table)
+            return self._replace(record, table, str(error))
         rebuilt = shown.record.snapshot_id != record.snapshot_id
         start = SyncResult("rebuilt" if rebuilt else "unchanged", None, shown.record.synced_version)
         try:
-            if full:
-                raise ResyncNeeded("a comparison was asked for", hint="Delta's newest state is compared whole.")
             if must_compare:
                 raise ResyncNeeded("what is remembered is in doubt", hint="Delta's newest state is compared whole.")
             self._check_continuity(shown)
@@ -160,6 +152,19 @@ class Follower:
             start = start.then(step)
         assert shown.record.synced_version is not None, "what is shown has a version"
         return shown, start.with_more(context.log.has_version(shown.record.synced_version + 1))
+
+    def _find_table(self, record: TableRecord, full: bool) -> Table | None:
+        try:
+            return self._context.target.find_table()
+        except (TargetUnreadable, ObjectMissing) as error:
+            if not full:
+                raise
+            return restore_metadata(self._context, record, error)
+
+    def _replace(self, record: TableRecord, table: Table, reason: str) -> tuple[Shown, SyncResult]:
+        """Write all of the table anew from Delta's state: nothing of what is there or remembered is relied upon."""
+        _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
+        return first_sync(self._context, record, table)
 
     def _give_way(self, record: TableRecord, table: Table) -> None:
         """Raise `TargetHeld` while another dvsync keeps the table in step.
@@ -198,11 +203,14 @@ class Follower:
         far_behind = log.has_version(version + limits.fold_after_versions + 1)
         while version < last and not stop.is_set():
             group: list[Commit] = []
+            size_bytes = 0
             folds = far_behind or (limits.fold_when_busy and others_wait())
             while version < last and log.has_version(version + 1) and (folds or not group) and not stop.is_set():
+                if size_bytes > limits.commit_bytes_max:
+                    break  # Actions are held in memory until they are shown.
                 try:
                     with self._context.step("read"):
-                        commit = log.read_commit(version + 1)
+                        commit = log.read_commit(version + 1, bytes_max=limits.commit_bytes_max)
                 except SyncError:
                     if not group:
                         raise
@@ -215,6 +223,7 @@ class Follower:
                         hint="It is synchronised whole, in one snapshot.",
                     )
                 group.append(commit)
+                size_bytes += commit.size_bytes
             if not group:
                 return
             yield group
@@ -224,22 +233,38 @@ class Follower:
     def _check_continuity(self, shown: Shown) -> None:
         """Raise `ResyncNeeded` when the log is not the one that was followed so far."""
         log, record = self._context.log, shown.record
-        version = record.synced_version
-        assert version is not None, "what is shown has a version"
+        version, timestamp_ms = record.synced_version, record.source_timestamp_ms
+        assert version is not None and timestamp_ms is not None, "what is shown has a version and its time"
         if not log.has_version(version + 1):
             log.check_continuity(version)
-        if log.has_version(version) and log.read_commit(version).timestamp_ms != record.source_timestamp_ms:
-            raise ResyncNeeded(
-                f"commit {version} is not the one that was synced: its timestamp differs",
-                version=version,
-                path=log.commit_path(version),
-                hint="The table was made anew or its log was copied; the states are compared.",
-            )
+        log.check_commit(version, timestamp_ms)
 
     def _resynchronise(self, shown: Shown, needed: ResyncNeeded) -> tuple[Shown, SyncResult]:
         if isinstance(needed, StateMismatch):
             shown = self._rebuild(shown)
-        return self._advance(shown, commits_to_newest(self._context, shown))
+        commits = commits_to_newest(self._context, shown)
+        self._check_not_older(shown, commits[-1])
+        return self._advance(shown, commits)
+
+    def _check_not_older(self, shown: Shown, newest: Commit) -> None:
+        """Raise `ObjectMissing` while Delta is at an older version of the very table, and has not been so for long.
+
+        A listing that lags would take Iceberg back for a moment.
+        """
+        version, record = newest.version, shown.record
+        is_same_table = newest.metadata is not None and newest.metadata.id == record.delta_table_id
+        if not is_same_table or record.synced_version is None or version >= record.synced_version:
+            return
+        now_s = self._context.clock.monotonic_s()
+        self._older_since_s = now_s if self._older_since_s is None else self._older_since_s
+        if now_s - self._older_since_s < OLDER_STATE_MIN_S:
+            raise ObjectMissing(
+                f"the Delta table ends at version {version}, and version {record.synced_version} was synced already",
+                version=record.synced_version,
+                path=self._context.log.commit_path(record.synced_version),
+                hint=f"Restore the log. If it stays so, Iceberg goes back to version {version} after a minute; "
+                f"`dvsync resync {record.name}` goes back at once.",
+            )
 
     def _rebuild(self, shown: Shown) -> Shown:
         marker = shown_by(shown.table)

@@ -7,12 +7,16 @@ from collections.abc import Iterable
 from threading import Lock
 
 import msgspec
+from msgspec.structs import replace
 
 from state import SyncRun
 
 RUNS_MAX = 50
 SAMPLE_INTERVAL_S = 60.0
 SAMPLES_MAX = round(86_400 / SAMPLE_INTERVAL_S)
+# What a line as wide as a word can show of a day: a page of hundreds of tables draws as many lines.
+OUTLINE_INTERVAL_MS = 1_800_000
+OUTLINE_MAX = 86_400_000 // OUTLINE_INTERVAL_MS
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -30,6 +34,7 @@ class Timeline:
         self._lock = Lock()
         self._runs: deque[SyncRun] = deque(maxlen=RUNS_MAX)
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+        self._outline: deque[Sample] = deque(maxlen=OUTLINE_MAX)
 
     def add_runs(self, runs: Iterable[SyncRun]) -> None:
         """The oldest first."""
@@ -39,13 +44,28 @@ class Timeline:
     def add_sample(self, sample: Sample) -> None:
         with self._lock:
             self._samples.append(sample)
+            last = self._outline[-1] if self._outline else None
+            if last is not None and last.at_ms // OUTLINE_INTERVAL_MS == sample.at_ms // OUTLINE_INTERVAL_MS:
+                self._outline.pop()
+                sample = replace(sample, lag_seconds=_worse(last.lag_seconds, sample.lag_seconds))
+            self._outline.append(sample)
 
     def runs(self) -> list[SyncRun]:
         """The newest first."""
         with self._lock:
             return list(reversed(self._runs))
 
+    def outline(self) -> list[Sample]:
+        """The day in a few dozen samples, the oldest first: of each half hour the last one, with its longest lag."""
+        with self._lock:
+            return list(self._outline)
+
     def samples(self) -> list[Sample]:
         """The oldest first."""
         with self._lock:
             return list(self._samples)
+
+
+def _worse(one: float | None, other: float | None) -> float | None:
+    """The longer lag; one that was not known says nothing."""
+    return max((lag for lag in (one, other) if lag is not None), default=None)

@@ -92,7 +92,7 @@ def _log_round(done: Round, duration_ms: int) -> None:
             events.MAINTENANCE_EXPIRED,
             snapshots=len(expiry.expired),
             unreadable=list(expiry.unreadable),
-            unreadable_but_referenced=[f"{name}: {snapshot_id}" for snapshot_id, name in expiry.held],
+            unreadable_but_kept=[f"{why}: {snapshot_id}" for snapshot_id, why in expiry.held],
             round_ms=duration_ms,
         )
     if cleanup.removed or cleanup.failed:

@@ -9,10 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -20,7 +16,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from state.store import StateUnavailable
 
-MIGRATIONS = Path(__file__).parent / "migrations"
+# The newest schema, as Alembic numbers it: state/migrations.
+REVISION = "0004"
 SQLITE_BUSY_TIMEOUT_S = 5
 # A server that is not there any more is given up, whatever the network says: seconds, and milliseconds.
 POSTGRESQL_PATIENCE = {"connect_timeout": "10", "tcp_user_timeout": "15000", "keepalives_idle": "10"}
@@ -97,22 +94,27 @@ class Database:
             raise StateUnavailable(f"the state database {self._name} has no free connection") from error
 
     def _migrate(self) -> None:
-        config = Config()
-        # Alembic interpolates `%`, which a path may hold.
-        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-        scripts = ScriptDirectory.from_config(config)
         with self.read() as connection:
-            revision = MigrationContext.configure(connection).get_current_revision()
-        if revision == scripts.get_current_head():
+            revision = _find_revision(connection)
+        if revision == REVISION:
             return
-        if revision is not None and revision not in {script.revision for script in scripts.walk_revisions()}:
+        # Not for each command: it takes longer to import than all else here, and a schema is changed once.
+        from state.migration import is_known, upgrade  # noqa: PLC0415
+
+        if revision is not None and not is_known(revision):
             raise StateUnavailable(
                 f"the state database {self._name} was written by a newer dvsync: "
                 f"its schema revision {revision} is not known here"
             )
         with self.write() as connection:
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            upgrade(connection)
+
+
+def _find_revision(connection: Connection) -> str | None:
+    """Where Alembic left the schema; None for a database that it has not seen."""
+    if not connection.dialect.has_table(connection, "alembic_version"):
+        return None
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
 
 
 def _create_engine(url: str) -> Engine:

@@ -192,10 +192,7 @@ class MemoryStateStore:
                 if table.record.name == name:
                     if (table.record.source, table.record.target) == (source, target):
                         return table.record
-                    del self._tables[table.record.id]
-                    for intent in [known.intent for known in self._intents.values()]:
-                        if intent.table_id == table.record.id:
-                            del self._intents[intent.id]
+                    self._forget(table.record.id)
                     break
             record = TableRecord(next(self._ids), name, source, target)
             self._tables[record.id] = _Table(record)
@@ -204,6 +201,21 @@ class MemoryStateStore:
     def list_tables(self) -> list[TableRecord]:
         with self._lock:
             return sorted((table.record for table in self._tables.values()), key=lambda record: record.name)
+
+    def forget_table(self, table_id: int) -> None:
+        with self._lock:
+            self._forget(table_id)
+
+    def _forget(self, table_id: int) -> None:
+        del self._tables[table_id]
+        for intent in [known.intent for known in self._intents.values()]:
+            if intent.table_id == table_id:
+                del self._intents[intent.id]
+
+    def rename_table(self, table_id: int, name: str) -> None:
+        with self._lock:
+            table = self._tables[table_id]
+            table.record = replace(table.record, name=name)
 
     def find_live_files(self, table_id: int, paths: Collection[str]) -> dict[str, LiveFile]:
         with self._lock:
@@ -324,14 +336,22 @@ class MemoryStateStore:
             table.record = replace(advanced, last_synced_at_ms=at_ms)
 
     def record_abandoned(
-        self, intent_id: int, reason: OrphanReason, *, at_ms: int, in_use: Collection[str] = ()
+        self,
+        intent_id: int,
+        reason: OrphanReason,
+        *,
+        at_ms: int,
+        in_use: Collection[str] = (),
+        unwritten: Collection[str] = (),
     ) -> None:
         with self._lock:
             if intent_id in self._intents:
                 known = self._intents[intent_id]
                 known.is_open = False
                 table = self._tables[known.intent.table_id]
-                for file in table.pending(intent_id):
+                pending = table.pending(intent_id)
+                table.forget_pending([file.path for file in pending if file.path in unwritten])
+                for file in pending:
                     if file.path in in_use:
                         table.make_live(file.kind, file.path, at_ms)
                 table.orphan_pending(reason, at_ms, intent_id=intent_id)
@@ -368,6 +388,7 @@ class MemoryStateStore:
                 in_use = file.status in (FileStatus.PENDING, FileStatus.LIVE)
                 if in_use or (file.status is FileStatus.ORPHANED and file.reason and file.reason.shown_by_older):
                     table.make_orphan(file, OrphanReason.TABLE_REPLACED, at_ms)
+            table.record = replace(table.record, snapshot_id=None, metadata_location=None)
 
     def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
         with self._lock:
@@ -383,11 +404,12 @@ class MemoryStateStore:
                 paths, (FileStatus.ORPHANED,), status=FileStatus.DELETED, since_ms=at_ms
             )
 
-    def forget_before(self, table_id: int, before_ms: int) -> None:
+    def forget_before(self, table_id: int, before_ms: int, *, orphans: bool = False) -> None:
         with self._lock:
             table = self._tables[table_id]
             for key, file in list(table.written.items()):
-                if file.status is FileStatus.DELETED and file.since_ms < before_ms:
+                left = file.status is FileStatus.ORPHANED and file.reason is not OrphanReason.TABLE_REPLACED
+                if (file.status is FileStatus.DELETED or (orphans and left)) and file.since_ms < before_ms:
                     table.forget(key)
             table.runs = [run for run in table.runs if run.started_at_ms >= before_ms]
             self._intents = {

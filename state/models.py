@@ -163,6 +163,8 @@ class DataFileRow(Base):
     dv_size_in_bytes: Mapped[int | None]
     dv_cardinality: Mapped[int | None]
     dv_offset: Mapped[int | None]
+    # The values of `LiveFile.partition` as JSON; files are never searched by it.
+    partition: Mapped[str] = mapped_column(server_default="[]")
 
 
 class DeleteFileRow(WrittenFile, Base):

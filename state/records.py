@@ -63,7 +63,10 @@ class DeletionVectorRecord(msgspec.Struct, frozen=True):
 
 
 class LiveFile(msgspec.Struct, frozen=True):
-    """A data file that is live in Iceberg. `record_count` counts physical rows, deleted ones too."""
+    """A data file that is live in Iceberg. `record_count` counts physical rows, deleted ones too.
+
+    `partition` is what its manifest entry says under the spec `spec_id`, each value as a text, None for null.
+    """
 
     path: str
     record_count: int
@@ -71,6 +74,7 @@ class LiveFile(msgspec.Struct, frozen=True):
     spec_id: int
     manifest_path: str
     deletion_vector: DeletionVectorRecord | None = None
+    partition: tuple[str | None, ...] = ()
 
 
 class DvMapping(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import (
     BigInteger,
     Connection,
@@ -81,6 +82,7 @@ def write_live_files(
             "size_bytes": file.size_bytes,
             "spec_id": file.spec_id,
             "manifest_id": manifest_ids[file.manifest_path],
+            "partition": msgspec.json.encode(file.partition).decode(),
             **_deletion_vector_columns(file.deletion_vector),
         }
         for file in files
@@ -295,13 +297,12 @@ def take_back_metadata(connection: Connection, of: dict[str, Any], *, at_ms: int
     connection.execute(taken_back.where(not_in_use).values(**live(at_ms)))
 
 
-def remove_pending(connection: Connection, table_id: int, paths: Iterable[str]) -> None:
-    """Forget those of `paths` that are pending."""
+def remove_pending(connection: Connection, of: dict[str, Any], paths: Iterable[str]) -> None:
+    """Forget those of `paths` that are pending and that `of` selects by column."""
     for batch in batched(paths):
         for rows in WRITTEN_ROWS:
-            connection.execute(
-                delete(rows).where(rows.table_id == table_id, rows.path.in_(batch), rows.status == FileStatus.PENDING)
-            )
+            pending = delete(rows).filter_by(status=FileStatus.PENDING, **of)
+            connection.execute(pending.where(rows.path.in_(batch)))
 
 
 def remove_all_live_files(connection: Connection, table_id: int) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, Row, Select, bindparam, select
 
 from state.models import DataFileRow, DeleteFileRow, DvMappingRow, MetadataFileRow
 from state.records import DeleteFileRecord, DeletionVectorRecord, DvMapping, LiveFile
 from state.sql_bulk import batched
+
+_decode_partition = msgspec.json.Decoder(tuple[str | None, ...]).decode
 
 
 def select_live_files() -> Select[Any]:
@@ -33,7 +36,15 @@ def live_file(row: Row[Any]) -> LiveFile:
             cardinality=row.dv_cardinality,
             offset=row.dv_offset,
         )
-    return LiveFile(row.path, row.record_count, row.size_bytes, row.spec_id, row.manifest_path, deletion_vector)
+    return LiveFile(
+        path=row.path,
+        record_count=row.record_count,
+        size_bytes=row.size_bytes,
+        spec_id=row.spec_id,
+        manifest_path=row.manifest_path,
+        deletion_vector=deletion_vector,
+        partition=_decode_partition(row.partition),
+    )
 
 
 def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) -> list[DeleteFileRecord]:

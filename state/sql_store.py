@@ -144,6 +144,16 @@ class SqlStateStore:
                 _table_record(row) for row in connection.execute(select(TableRow.__table__).order_by(TableRow.name))
             ]
 
+    def forget_table(self, table_id: int) -> None:
+        with self._database.write() as connection:
+            _check_table(connection, table_id)
+            # All that belongs to the row goes with it, by the foreign keys.
+            connection.execute(delete(TableRow).where(TableRow.id == table_id))
+
+    def rename_table(self, table_id: int, name: str) -> None:
+        with self._database.write() as connection:
+            _write_table(connection, replace(_load_table(connection, table_id), name=name))
+
     def find_live_files(self, table_id: int, paths: Collection[str]) -> dict[str, LiveFile]:
         with self._database.read() as connection:
             _check_table(connection, table_id)
@@ -221,7 +231,7 @@ class SqlStateStore:
         table_id = outcome.table_id
         with self._database.write() as connection:
             table = _load_table(connection, table_id)
-            sql_files.remove_pending(connection, table_id, outcome.unwritten_files)
+            sql_files.remove_pending(connection, {"table_id": table_id}, outcome.unwritten_files)
             manifests = {new for _, new in outcome.moved_manifests}
             manifests |= {file.manifest_path for file in outcome.added_files}
             manifests |= {file.manifest_path for file in outcome.added_delete_files}
@@ -263,7 +273,7 @@ class SqlStateStore:
                 manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests, at_ms=at_ms)
                 sql_files.write_live_delete_files(connection, table_id, delete_file_batch, manifest_ids, at_ms=at_ms)
             sql_files.orphan_not_read_again(connection, table_id, at_ms=at_ms)
-            sql_files.remove_pending(connection, table_id, outcome.unwritten_files)
+            sql_files.remove_pending(connection, {"table_id": table_id}, outcome.unwritten_files)
             # The current snapshot's intent landed, perhaps after it was abandoned, so its manifests, their list and the
             # metadata file are in use.
             landed = {"table_id": table_id, "intent_id": outcome.snapshot_id}
@@ -280,9 +290,16 @@ class SqlStateStore:
             _write_table(connection, replace(advanced, last_synced_at_ms=at_ms))
 
     def record_abandoned(
-        self, intent_id: int, reason: OrphanReason, *, at_ms: int, in_use: Collection[str] = ()
+        self,
+        intent_id: int,
+        reason: OrphanReason,
+        *,
+        at_ms: int,
+        in_use: Collection[str] = (),
+        unwritten: Collection[str] = (),
     ) -> None:
         with self._database.write() as connection:
+            sql_files.remove_pending(connection, {"intent_id": intent_id}, unwritten)
             sql_files.take_back_pending(connection, intent_id, in_use, at_ms=at_ms)
             sql_files.end_pending(connection, {"intent_id": intent_id}, sql_files.orphaned(reason, at_ms))
             _end_intents(connection, {"id": intent_id}, IntentStatus.ABANDONED)
@@ -307,9 +324,10 @@ class SqlStateStore:
 
     def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:
         with self._database.write() as connection:
-            _check_table(connection, table_id)
+            table = _load_table(connection, table_id)
             sql_files.remove_all_live_files(connection, table_id)
             sql_files.orphan_written(connection, table_id, OrphanReason.TABLE_REPLACED, at_ms=at_ms)
+            _write_table(connection, replace(table, snapshot_id=None, metadata_location=None))
 
     def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
         columns = {path: {"size_bytes": size_bytes} for path, size_bytes in sizes_bytes.items()}
@@ -323,12 +341,15 @@ class SqlStateStore:
             _check_table(connection, table_id)
             sql_files.update_written(connection, table_id, columns, statuses=(FileStatus.ORPHANED,))
 
-    def forget_before(self, table_id: int, before_ms: int) -> None:
+    def forget_before(self, table_id: int, before_ms: int, *, orphans: bool = False) -> None:
         with self._database.write() as connection:
             _check_table(connection, table_id)
             for rows in sql_files.WRITTEN_ROWS:
-                gone = delete(rows).where(rows.table_id == table_id, rows.status == FileStatus.DELETED)
-                connection.execute(gone.where(rows.since_ms < before_ms))
+                gone = rows.status == FileStatus.DELETED
+                if orphans:
+                    left = (rows.status == FileStatus.ORPHANED) & (rows.reason != OrphanReason.TABLE_REPLACED)
+                    gone = gone | left
+                connection.execute(delete(rows).where(rows.table_id == table_id, gone, rows.since_ms < before_ms))
             ended = delete(IntentRow).where(IntentRow.table_id == table_id, IntentRow.status != IntentStatus.OPEN)
             connection.execute(ended.where(IntentRow.created_at_ms < before_ms))
             runs = delete(SyncRunRow).where(SyncRunRow.table_id == table_id)

@@ -63,6 +63,14 @@ class StateStore(Protocol):
 
     def list_tables(self) -> list[TableRecord]: ...
 
+    def forget_table(self, table_id: int) -> None:
+        """The table and all that is known of it is gone from here; no file is touched."""
+        ...
+
+    def rename_table(self, table_id: int, name: str) -> None:
+        """The table has another name from now on, which no other one has; all else of it stays."""
+        ...
+
     def find_live_files(self, table_id: int, paths: Collection[str]) -> dict[str, LiveFile]:
         """Those of `paths` that are live, by path; cost grows with `paths`, not with the table."""
         ...
@@ -127,9 +135,17 @@ class StateStore(Protocol):
         ...
 
     def record_abandoned(
-        self, intent_id: int, reason: OrphanReason, *, at_ms: int, in_use: Collection[str] = ()
+        self,
+        intent_id: int,
+        reason: OrphanReason,
+        *,
+        at_ms: int,
+        in_use: Collection[str] = (),
+        unwritten: Collection[str] = (),
     ) -> None:
-        """The intent did not land: its pending files become orphaned, but for those `in_use`, which are live."""
+        """The intent did not land: its pending files become orphaned, but for those `in_use`, which are live, and those
+        `unwritten`, which are forgotten.
+        """
         ...
 
     def record_orphans(
@@ -158,8 +174,8 @@ class StateStore(Protocol):
         """The Iceberg table is made anew: whatever was written for the one before is set aside.
 
         Every file that is pending, live or used by older snapshots is an orphan of the replaced table from `at_ms` on;
-        the rest of failed commits stays what it is. The live data files are forgotten with what served them, so a
-        rebuild begins from nothing. Open intents and the cursor stay.
+        the rest of failed commits stays what it is. The live data files are forgotten with what served them, and so is
+        the snapshot: if the table before comes back, its memory has to be rebuilt. Open intents and the version stay.
         """
         ...
 
@@ -171,8 +187,10 @@ class StateStore(Protocol):
         """Orphans that are not there any more."""
         ...
 
-    def forget_before(self, table_id: int, before_ms: int) -> None:
-        """Forget deleted files, ended intents and runs that are older."""
+    def forget_before(self, table_id: int, before_ms: int, *, orphans: bool = False) -> None:
+        """Forget deleted files, ended intents and runs that are older; with `orphans`, also files that nobody removes
+        and that have been orphans for longer, but for those of a replaced table.
+        """
         ...
 
     def record_failure(self, table_id: int, error: TableError) -> None: ...
@@ -188,7 +206,7 @@ class StateStore(Protocol):
         ...
 
     def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
-        """The next sync compares whole states, or has done so."""
+        """The next sync writes the table anew, or has done so."""
         ...
 
     def count(self, table_id: int) -> TableCounts: ...

@@ -31,7 +31,7 @@ from daemon.iceberg.catalogs import Catalogs
 from daemon.pipeline.session import SparkPipeline
 from daemon.pipeline.table_state import TableState
 from daemon.settings import LimitsSettings, PipelineSettings, SparkSettings, TableSettings
-from daemon.sync import Follower
+from daemon.sync import Follower, SyncResult
 from state.sql_store import SqlStateStore
 
 B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
@@ -293,5 +293,12 @@ class Bench:
         )
         show_state(context, record, state)
 
+    def sync(self, *, full: bool = False) -> SyncResult:
+        """One cycle of the follower, in this thread."""
+        return self.follower.sync(full=full)
+
     def iceberg(self) -> Table:
         return self.catalogs.open("local").load_table(self.target)
+
+    def exists(self) -> bool:
+        return self.catalogs.open("local").table_exists(self.target)

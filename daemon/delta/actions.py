@@ -6,9 +6,16 @@ Nothing here reads files; `log.py` brings the bytes.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Annotated
 from urllib.parse import quote, unquote
 
 import msgspec
+
+# The protocol's "Int" and "Long". JSON numbers have no bounds, what they are stored in has.
+Int = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+# A GUID, says the protocol; every snapshot carries it.
+TableId = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class _Action(msgspec.Struct, frozen=True, rename="camel", dict=True):
@@ -23,9 +30,9 @@ class DeletionVectorDescriptor(_Action, frozen=True, rename="camel"):
 
     storage_type: str
     path_or_inline_dv: str
-    size_in_bytes: int
-    cardinality: int
-    offset: int | None = None
+    size_in_bytes: Int
+    cardinality: Long
+    offset: Int | None = None
 
     @cached_property
     def unique_id(self) -> str:
@@ -39,7 +46,7 @@ class AddFile(_Action, frozen=True, rename="camel"):
 
     path: str
     partition_values: dict[str, str | None]
-    size: int
+    size: Long
     data_change: bool
     stats: str | None = None
     deletion_vector: DeletionVectorDescriptor | None = None
@@ -64,10 +71,10 @@ class RemoveFile(_Action, frozen=True, rename="camel"):
 class Metadata(_Action, frozen=True, rename="camel"):
     """PROTOCOL.md, "Change Metadata". `id` is the table's identity; `schema_string` is Spark's JSON."""
 
-    id: str
+    id: TableId
     schema_string: str
     partition_columns: list[str]
-    configuration: dict[str, str] = {}
+    configuration: dict[str, str]
     name: str | None = None
     description: str | None = None
 
@@ -80,14 +87,17 @@ class Metadata(_Action, frozen=True, rename="camel"):
 class Protocol(_Action, frozen=True, rename="camel"):
     """PROTOCOL.md, "Protocol Evolution"."""
 
-    min_reader_version: int
-    min_writer_version: int
+    min_reader_version: Int
+    min_writer_version: Int
     reader_features: list[str] | None = None
     writer_features: list[str] | None = None
 
 
 class Commit(msgspec.Struct, frozen=True):
-    """One commit file, whole. `timestamp_ms` is the in-commit timestamp, else the file's modification time."""
+    """One commit file, whole. `timestamp_ms` is the in-commit timestamp, else the file's modification time.
+
+    `size_bytes` is the file's; 0 for a commit that stands for a comparison of states.
+    """
 
     version: int
     timestamp_ms: int
@@ -96,6 +106,7 @@ class Commit(msgspec.Struct, frozen=True):
     metadata: Metadata | None = None
     protocol: Protocol | None = None
     operation: str | None = None
+    size_bytes: int = 0
 
     @property
     def file_actions(self) -> tuple[AddFile | RemoveFile, ...]:

@@ -59,6 +59,11 @@ _Z85_TO_B85: Final = bytes.maketrans(bytes(set(range(256)) - set(_Z85)) + _Z85, 
 UUID_CHARACTERS: Final = 20
 INLINE_PATH_CHARACTERS_MAX: Final = 60
 
+# More than a data file of four thousand million rows needs of which every other one is deleted; and the number of
+# bitmaps of 2^32 rows each, as a small header stands for much more in memory.
+DV_BYTES_MAX: Final = 1 << 29
+BITMAPS_MAX: Final = 1 << 10
+
 
 @dataclass(frozen=True, slots=True)
 class DVPlace:
@@ -100,6 +105,12 @@ def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVP
             )
     if descriptor.size_in_bytes < 0 or offset < 0:
         raise place.corrupt(f"the log says offset {offset} and size {descriptor.size_in_bytes}")
+    if descriptor.size_in_bytes > DV_BYTES_MAX:
+        raise Unsupported(
+            f"the deletion vector has {descriptor.size_in_bytes} bytes, at most {DV_BYTES_MAX} are read",
+            path=place.path,
+            hint="Have Delta write the data file anew, for example with REORG TABLE … APPLY (PURGE).",
+        )
     return place
 
 
@@ -144,8 +155,7 @@ def _read_blobs(
         start = 0 if neighbours[0].offset <= FIRST_DV_OFFSET else neighbours[0].offset
         data = memoryview(storage.read(path, Span(start, max(frame.end for frame in neighbours) - start)))
         if start == 0 and data[:1] != bytes([FILE_VERSION]):
-            found = data[0] if data else "missing"
-            raise DVPlace(path, 0).corrupt(f"the file's version byte is {found}, {FILE_VERSION} is known")
+            raise DVPlace(path, 0).corrupt(f"the file does not begin with the version byte {FILE_VERSION}")
         for frame in neighbours:
             blobs[frame.index] = _decode_frame(data[frame.offset - start :], frame.size_in_bytes, places[frame.index])
     return blobs
@@ -184,26 +194,28 @@ def _decode_frame(data: memoryview, size_in_bytes: int, place: DVPlace) -> memor
     4 B  dataSize, of the bytes alone     int32, big-endian
     n B  bitmapData: magic and bitmap     as written
     4 B  CRC-32 of bitmapData             big-endian
+
+    No message tells what was found there: a log may name any file that dvsync can read for a DV.
     """
     if len(data) < (needed := size_in_bytes + FRAME_BYTES):
         raise place.corrupt(f"the file ends {len(data)} bytes after the offset, the DV needs {needed}")
     (size_in_file,) = struct.unpack_from(">i", data)
     if size_in_file != size_in_bytes:
-        raise place.corrupt(f"the DV's size is {size_in_file} in its file and {size_in_bytes} in the log")
+        raise place.corrupt(f"the DV's size in its file is not the {size_in_bytes} of the log")
     blob = data[SIZE_FIELD_BYTES : SIZE_FIELD_BYTES + size_in_bytes]
     (crc_in_file,) = struct.unpack_from(">I", data, SIZE_FIELD_BYTES + size_in_bytes)
-    if (crc := zlib.crc32(blob)) != crc_in_file:
-        raise place.corrupt(f"the DV's CRC-32 is {crc:08x}, its file says {crc_in_file:08x}")
+    if zlib.crc32(blob) != crc_in_file:
+        raise place.corrupt("the DV's CRC-32 is not the one that its file says")
     return blob
 
 
 def _decode_inline(descriptor: DeletionVectorDescriptor, place: DVPlace) -> memoryview:
     """Delta pads the bytes to a multiple of 4 before it encodes them (Base85Codec.encodeBytes): cut them again."""
-    data = _decode_z85(descriptor.path_or_inline_dv, place)
-    size = descriptor.size_in_bytes
-    if not size <= len(data) < size + 4:
-        raise place.corrupt(f"an inline DV has {len(data)} bytes with padding, the log says {size} without")
-    return memoryview(data)[:size]
+    text, size = descriptor.path_or_inline_dv, descriptor.size_in_bytes
+    padded = -(-len(text) // 5) * 4
+    if not size <= padded < size + 4:
+        raise place.corrupt(f"an inline DV has {padded} bytes with padding, the log says {size} without")
+    return memoryview(_decode_z85(text, place))[:size]
 
 
 def _decode_z85(text: str, place: DVPlace) -> bytes:
@@ -359,6 +371,7 @@ def _index_portable(positions: PositionSet, at: int) -> int:
     n B  32-bit bitmap
     """
     (count,) = struct.unpack_from("<Q", positions.data, at)
+    _check_bitmaps(positions, count)
     at += 8
     above = -1
     for _ in range(count):
@@ -379,6 +392,7 @@ def _index_native(positions: PositionSet, at: int) -> int:
     n B  32-bit bitmap
     """
     (count,) = struct.unpack_from("<I", positions.data, at)
+    _check_bitmaps(positions, count)
     at += 4
     for upper in range(count):
         (size,) = struct.unpack_from("<I", positions.data, at)
@@ -387,6 +401,11 @@ def _index_native(positions: PositionSet, at: int) -> int:
             raise positions.place.corrupt(f"bitmap {upper} needs {end - at - 4} bytes, its header says {size}")
         at = end
     return at
+
+
+def _check_bitmaps(positions: PositionSet, count: int) -> None:
+    if count > BITMAPS_MAX:
+        raise positions.place.corrupt(f"the DV has {count} bitmaps, at most {BITMAPS_MAX} are read")
 
 
 def _index_bitmap(positions: PositionSet, start: int, upper: int) -> int:

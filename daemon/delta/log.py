@@ -7,22 +7,34 @@ comes from Delta on Spark.
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from daemon.clock import Clock
-from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, RemoveFile, resolve_path
-from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded
-from daemon.storage import Storage
+from daemon.delta.actions import AddFile, Commit, Long, Metadata, Protocol, RemoveFile, resolve_path
+from daemon.delta.uri import find_uri_fault
+from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded, Unsupported
+from daemon.storage import FileMeta, Span, Storage
+from daemon.texts import excerpt
 
-COMMIT_FILE = re.compile(r"(\d{20})\.json")
+COMMIT_FILE = re.compile(r"([0-9]{20})\.json")
 # PROTOCOL.md, "Checkpoints": classic, multi-part and UUID-named ones.
-CHECKPOINT_FILE = re.compile(r"\d{20}\.checkpoint\..*(parquet|json)")
+CHECKPOINT_FILE = re.compile(r"([0-9]{20})\.checkpoint\..*(parquet|json)")
 # How long a cut commit file may be a writer's unfinished work before it counts as corrupt.
 UNFINISHED_COMMIT_MAX_MS = 60_000
+# As much of a commit file as is read to tell it from another one of its version.
+HEAD_BYTES = 1 << 20
+# A line is decoded at once, and the JSON texts in it a second time, to many times their size.
+LINE_BYTES_MAX = 16 << 20
+# Delta's own names of operations are shorter than 50.
+OPERATION_CHARACTERS_MAX = 100
+# The shortest file with an action in it is `{"add":{}}`; one that is smaller is read to see what it says.
+COMMIT_MIN_BYTES = 10
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -32,96 +44,195 @@ class _Line(msgspec.Struct, frozen=True):
     remove: RemoveFile | None = None
     meta_data: Metadata | None = msgspec.field(name="metaData", default=None)
     protocol: Protocol | None = None
-    commit_info: Any = msgspec.field(name="commitInfo", default=None)
+    # "Commit Provenance Information": any JSON that a writer likes, numbers that nothing holds among it.
+    commit_info: msgspec.Raw = msgspec.field(name="commitInfo", default=msgspec.Raw())
 
 
 _decoder = msgspec.json.Decoder(_Line)
 
 
+class _Provenance(msgspec.Struct, frozen=True):
+    operation: Any = None
+
+
+class _InCommit(msgspec.Struct, frozen=True):
+    in_commit_timestamp: Long | None = msgspec.field(name="inCommitTimestamp", default=None)
+
+
+class _FirstLine(msgspec.Struct, frozen=True):
+    commit_info: _InCommit | None = msgspec.field(name="commitInfo", default=None)
+
+
+_first_line_decoder = msgspec.json.Decoder(_FirstLine)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What tells a commit file from another one of its version: its size and `head`, a hash of its first HEAD_BYTES.
+
+    `timestamp_ms` is the commit's time as it was told first; the store may tell others of the same file later.
+    """
+
+    version: int
+    meta: FileMeta
+    head: int
+    timestamp_ms: int
+
+    def is_same_commit(self, other: _Known) -> bool:
+        return (self.meta.size, self.head) == (other.meta.size, other.head)
+
+
 class DeltaLog:
-    """The log of the table at `location` (a normalised URI)."""
+    """The log of the table at `location` (a normalised URI). Remembers which commit it has looked at last."""
 
     def __init__(self, storage: Storage, location: str, clock: Clock) -> None:
         self.location = location
         self._storage = storage
         self._clock = clock
+        self._known: _Known | None = None
+
+    @property
+    def folder(self) -> str:
+        return f"{self.location}/_delta_log"
 
     def commit_path(self, version: int) -> str:
-        return f"{self.location}/_delta_log/{version:020d}.json"
+        return f"{self.folder}/{version:020d}.json"
 
     def has_version(self, version: int) -> bool:
         """One request to the store."""
         return self._storage.exists(self.commit_path(version))
 
     def is_there(self) -> bool:
-        """Whether there is a table: its first commit, or a checkpoint that replaced it. One request or two.
+        """Whether there is a table, or what is left of one: any commit or checkpoint. One request or two.
 
         `_last_checkpoint` is a hint only, which may be missing or wrong.
         """
-        return self.has_version(0) or any(
-            CHECKPOINT_FILE.fullmatch(meta.path.rsplit("/", 1)[1])
-            for meta in self._storage.list_from(f"{self.location}/_delta_log", after="")
-        )
+        return self.has_version(0) or any(self._list_versions(after=""))
 
-    def read_commit(self, version: int) -> Commit:
+    def find_written_ms(self, version: int) -> int | None:
+        """When the store says that the commit file of `version` was written; None when there is none."""
+        try:
+            return self._storage.stat(self.commit_path(version)).modified_ms
+        except ObjectMissing:
+            return None
+
+    def find_newest(self, known: int | None) -> int | None:
+        """The newest version, by existence checks only: from a `known` one on, or from the first if that is there."""
+        if known is None:
+            if not self.has_version(0):
+                return None
+            known = 0
+        step = 1
+        while self.has_version(known + step):
+            step *= 2
+        low, high = known + step // 2, known + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.has_version(middle) else (low, middle)
+        return low
+
+    def read_commit(self, version: int, *, bytes_max: int = sys.maxsize) -> Commit:
         """The whole commit, validated.
 
-        Raises `ObjectMissing`, `CommitIncomplete` while it is being written, `CorruptInput` naming line or path.
+        Raises `ObjectMissing`, `CommitIncomplete` while it is being written, `CorruptInput` naming line or path, and
+        `Unsupported` for one that is larger than `bytes_max` or has too long a line.
         """
         path = self.commit_path(version)
-        data = self._storage.read(path)
-        lines = [line for line in data.split(b"\n") if line.strip()]
-        modified_ms = self._storage.stat(path).modified_ms
-        if not lines:
-            raise self._unfinished("the commit file is empty", version, len(data), modified_ms)
-        actions: list[_Line] = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                actions.append(_decoder.decode(line))
-            except msgspec.ValidationError as error:
-                raise _corrupt(f"line {number} is not a Delta action: {error}", version, path) from error
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                if number == len(lines):
-                    raise self._unfinished(
-                        "the commit file ends inside a line", version, len(data), modified_ms
-                    ) from error
-                raise _corrupt(f"line {number} is not JSON: {error}", version, path) from error
-        return self._validated(version, path, actions, modified_ms)
-
-    def _unfinished(self, what: str, version: int, offset: int, modified_ms: int) -> CommitIncomplete | CorruptInput:
-        path = self.commit_path(version)
-        if self._clock.now_ms() - modified_ms < UNFINISHED_COMMIT_MAX_MS:
-            hint = "It is being written; dvsync reads it again."
-            return CommitIncomplete(what, version=version, path=path, offset=offset, hint=hint)
+        # Before the read: what a writer adds later gives the file another time than the one that is remembered.
+        meta = self._storage.stat(path)
+        if meta.size > bytes_max:
+            what = f"the commit file has {meta.size} bytes, at most {bytes_max} are read (limits.commit_bytes_max)"
+            raise _too_large(what, version, path)
+        lines = _Lines(self._storage.read_blocks(path), size_max=meta.size)
+        actions, fault = _decode(lines, version, path)
+        if lines.size_bytes != meta.size:
+            compared = "more" if lines.size_bytes > meta.size else "fewer"
+            what = f"the commit file had {meta.size} bytes, and {compared} when it was read"
+            raise _incomplete(what, version, path, lines.size_bytes)
+        if fault is None and actions:
+            known = _known(version, meta, lines)
+            commit = self._validated(version, path, actions, known)
+            self._known = known
+            return commit
+        what = "the commit file ends inside a line" if fault else "the commit file is empty"
+        if self._clock.now_ms() - meta.modified_ms < UNFINISHED_COMMIT_MAX_MS:
+            raise _incomplete(what, version, path, meta.size) from fault
         hint = "No writer has touched it for a minute: restore the file, then `dvsync resume` the table."
-        return CorruptInput(what, version=version, path=path, offset=offset, hint=hint)
+        raise CorruptInput(what, version=version, path=path, offset=meta.size, hint=hint) from fault
 
-    def _validated(self, version: int, path: str, actions: list[_Line], modified_ms: int) -> Commit:
+    def commit_time_ms(self, version: int, otherwise: int) -> int:
+        """When `version` was committed, as `read_commit` tells it; `otherwise` where its commit file is gone."""
+        self._known = self._look_at(version)
+        return self._known.timestamp_ms if self._known else otherwise
+
+    def check_commit(self, version: int, timestamp_ms: int) -> None:
+        """Raise `ResyncNeeded` when the commit file of `version` is not the one that was committed at `timestamp_ms`.
+
+        One request where the file is as it was. One of another time with the same size and head is the same
+        commit: stores do not always tell one time. A file that is gone was taken by log cleanup.
+        """
+        known = self._known
+        if known is None or (known.version, known.timestamp_ms) != (version, timestamp_ms):
+            known = None
+        elif self.is_untouched(version):
+            return
+        found = self._look_at(version)
+        if found is None:
+            return
+        if not (known.is_same_commit(found) if known else found.timestamp_ms == timestamp_ms):
+            raise ResyncNeeded(
+                f"commit {version} is not the one that was synced: its {'content' if known else 'timestamp'} differs",
+                version=version,
+                path=self.commit_path(version),
+                hint="The table was made anew or its log was copied; the states are compared.",
+            )
+        self._known = replace(found, timestamp_ms=timestamp_ms)
+
+    def is_untouched(self, version: int) -> bool:
+        """Whether the commit file is there, and as it was when it was looked at last. One request."""
+        try:
+            meta = self._storage.stat(self.commit_path(version))
+        except ObjectMissing:
+            return False
+        return self._known is None or self._known.version != version or self._known.meta == meta
+
+    def _look_at(self, version: int) -> _Known | None:
+        path = self.commit_path(version)
+        try:
+            meta = self._storage.stat(path)
+            lines = _Lines([self._storage.read(path, Span(0, HEAD_BYTES))], size_max=HEAD_BYTES)
+        except ObjectMissing:
+            return None
+        next(iter(lines), None)
+        return _known(version, meta, lines)
+
+    def _validated(self, version: int, path: str, actions: list[_Line], known: _Known) -> Commit:
         adds = tuple(action.add for action in actions if action.add)
         removes = tuple(action.remove for action in actions if action.remove)
         metadata = [action.meta_data for action in actions if action.meta_data]
         protocols = [action.protocol for action in actions if action.protocol]
-        infos = [action.commit_info for action in actions if isinstance(action.commit_info, dict)]
         if len(metadata) > 1 or len(protocols) > 1:
             raise _corrupt("more than one metaData or protocol action in one commit", version, path)
         self._check_file_actions(version, path, adds, removes)
-        # "Commit Provenance Information": any JSON that a writer likes, but for the in-commit timestamp.
-        info = infos[0] if infos else {}
-        in_commit_ms, operation = info.get("inCommitTimestamp"), info.get("operation")
         return Commit(
             version=version,
-            timestamp_ms=in_commit_ms if isinstance(in_commit_ms, int) else modified_ms,
+            timestamp_ms=known.timestamp_ms,
             adds=adds,
             removes=removes,
             metadata=metadata[0] if metadata else None,
             protocol=protocols[0] if protocols else None,
-            operation=operation if isinstance(operation, str) else None,
+            operation=next((_operation_of(action.commit_info) for action in actions if action.commit_info), None),
+            size_bytes=known.meta.size,
         )
 
     def _check_file_actions(
         self, version: int, path: str, adds: tuple[AddFile, ...], removes: tuple[RemoveFile, ...]
     ) -> None:
         """Actions of one commit have no order, so none may contradict another. PROTOCOL.md, "Action Reconciliation"."""
+        actions: tuple[AddFile | RemoveFile, ...] = (*adds, *removes)
+        for action in actions:
+            if fault := find_uri_fault(action.path):
+                raise _corrupt(f"Delta cannot read the path {action.path!r} of a data file: {fault}", version, path)
         paths = Counter(resolve_path(self.location, add.path) for add in adds)
         for data_file, count in paths.items():
             if count > 1:
@@ -133,39 +244,158 @@ class DeltaLog:
                 raise _corrupt(f"add and remove of the same logical file {data_file}", version, path)
 
     def check_continuity(self, after: int) -> None:
-        """Raise `ResyncNeeded` when version `after + 1` can no longer follow, `ObjectMissing` when there is no log.
+        """Raise `ResyncNeeded` when version `after + 1` can no longer follow, `CorruptInput` when it is just missing,
+        `ObjectMissing` when there is no log.
 
-        One listing or two: for starts, and now and then. Commits beyond a missing one mean that log cleanup took it;
-        none at or beyond `after` while older ones are there means that the table was made anew at the same place.
+        One listing or two: for starts, and now and then. Commits beyond a missing one mean that log cleanup took it,
+        which leaves a checkpoint; none at or beyond `after` while older ones are there means that the table was made
+        anew at the same place. What a listing leaves out is asked for: some stores, and folders that NFS caches, list
+        what was there a minute ago.
         """
-        versions = self._list_versions(from_version=after)
-        beyond = [version for version in versions if version > after]
-        if beyond and beyond[0] != after + 1:
+        commits, checkpoints = self._list_versions(after=f"{after:020d}")
+        beyond = [version for version in commits if version > after]
+        if beyond and beyond[0] != after + 1 and not self.has_version(after + 1):
+            if all(version <= after for version in checkpoints):
+                raise self.gap(after + 1, beyond[0])
             raise ResyncNeeded(
                 f"commit {after + 1} is gone from the log, the oldest one left is {beyond[0]}",
                 version=after + 1,
                 path=self.commit_path(after + 1),
                 hint="Log cleanup was faster than dvsync; the states are compared and the difference is committed.",
             )
-        if not versions and not self._list_versions(from_version=0):
+        if commits or self.has_version(after):
+            return
+        if not checkpoints and not any(self._list_versions(after="")):
             raise log_gone(self.location)
-        if not versions:
-            raise ResyncNeeded(
-                f"the log ends before version {after}, which is already synced",
-                version=after,
-                path=self.commit_path(after),
-                hint="The table was created anew at the same place; it is synchronised whole.",
-            )
+        raise ResyncNeeded(
+            f"the log ends before version {after}, which is already synced",
+            version=after,
+            path=self.commit_path(after),
+            hint="The table was created anew at the same place; it is synchronised whole.",
+        )
 
-    def _list_versions(self, from_version: int) -> list[int]:
-        names = self._storage.list_from(f"{self.location}/_delta_log", after=f"{from_version:020d}")
-        return list(_versions(meta.path.rsplit("/", 1)[1] for meta in names))
+    def gap(self, missing: int, following: int) -> CorruptInput:
+        return CorruptInput(
+            f"the log has a gap: commit {missing} is missing, {following} is there, and no checkpoint stands for it",
+            version=missing,
+            path=self.commit_path(missing),
+            hint="Restore the missing commits, then `dvsync resume` the table.",
+        )
+
+    def check_written(self, after: int) -> None:
+        """Raise what `read_commit` raises for a later commit file that is too small to say anything.
+
+        Delta takes an empty one for a commit that changes nothing, and so loses the rows of a writer that was cut off.
+        """
+        for meta in self._storage.list_from(self.folder, after=f"{after:020d}.json"):
+            match = COMMIT_FILE.fullmatch(meta.path.rsplit("/", 1)[1])
+            if match and meta.size < COMMIT_MIN_BYTES:
+                self.read_commit(int(match[1]))
+
+    def list_commits(self) -> list[int]:
+        """The versions of all commit files, sorted. One listing."""
+        return self._list_versions(after="")[0]
+
+    def _list_versions(self, after: str) -> tuple[list[int], list[int]]:
+        """The versions of the commits, and of the checkpoints, whose names are greater than `after`."""
+        metas = self._storage.list_from(self.folder, after=after)
+        names = [meta.path.rsplit("/", 1)[1] for meta in metas]
+        return _versions(names, COMMIT_FILE), _versions(names, CHECKPOINT_FILE)
 
 
-def _versions(names: Iterable[str]) -> Iterable[int]:
-    for name in names:
-        if match := COMMIT_FILE.fullmatch(name):
-            yield int(match[1])
+class _LineTooLong(Exception):
+    """A line has more than LINE_BYTES_MAX bytes."""
+
+
+class _Lines:
+    """The lines of a file that are not blank, and how many bytes it had by the time of its end.
+
+    Once it was read, `first` is the first of them, and `head` the beginning of the file, both of at most HEAD_BYTES. A
+    file that has outgrown `size_max` is not read to its end.
+    """
+
+    def __init__(self, blocks: Iterable[bytes], *, size_max: int) -> None:
+        self.size_bytes = 0
+        self.first = self.head = b""
+        self._size_max = size_max
+        self._lines = self._split(blocks)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._lines:
+            if line.strip():
+                self.first = self.first or line[:HEAD_BYTES]
+                yield line
+
+    def _split(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        begun: list[bytes] = []
+        for block in blocks:
+            self.size_bytes += len(block)
+            if self.size_bytes > self._size_max:
+                return
+            self.head += block[: HEAD_BYTES - len(self.head)]
+            *ended, rest = block.split(b"\n")
+            for line in ended:
+                yield _joined([*begun, line])
+                begun = []
+            begun.append(rest)
+        yield _joined(begun)
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    if sum(map(len, parts)) > LINE_BYTES_MAX:
+        raise _LineTooLong
+    return b"".join(parts)
+
+
+def _known(version: int, meta: FileMeta, lines: _Lines) -> _Known:
+    """PROTOCOL.md, "In-Commit Timestamps": a commit that has one begins with the commitInfo action that holds it."""
+    try:
+        info = _first_line_decoder.decode(lines.first).commit_info
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        info = None
+    in_commit_ms = info.in_commit_timestamp if info else None
+    return _Known(version, meta, hash(lines.head), meta.modified_ms if in_commit_ms is None else in_commit_ms)
+
+
+def _operation_of(commit_info: msgspec.Raw) -> str | None:
+    try:
+        operation = msgspec.json.decode(commit_info, type=_Provenance).operation
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return excerpt(operation, OPERATION_CHARACTERS_MAX) if isinstance(operation, str) else None
+
+
+def _decode(lines: _Lines, version: int, path: str) -> tuple[list[_Line], Exception | None]:
+    """The actions, and what is wrong with the last line, which may be unfinished.
+
+    Raises `CorruptInput`, and `Unsupported` for a line that is too long.
+    """
+    actions: list[_Line] = []
+    rest = iter(lines)
+    while True:
+        number = len(actions) + 1
+        try:
+            line = next(rest, None)
+            if line is None:
+                return actions, None
+            if not line.isascii():
+                line.decode()  # What the decoder passes over it does not look into.
+            actions.append(_decoder.decode(line))
+        except _LineTooLong as error:
+            what = f"line {number} of the commit file has more than {LINE_BYTES_MAX} bytes"
+            raise _too_large(what, version, path) from error
+        except msgspec.ValidationError as error:
+            raise _corrupt(f"line {number} is not a Delta action: {error}", version, path) from error
+        except RecursionError as error:
+            raise _corrupt(f"line {number} is nested too deeply", version, path) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if next(rest, None) is None:
+                return actions, error
+            raise _corrupt(f"line {number} is not JSON: {error}", version, path) from error
+
+
+def _versions(names: Iterable[str], pattern: re.Pattern[str]) -> list[int]:
+    return [int(match[1]) for name in names if (match := pattern.fullmatch(name))]
 
 
 def log_gone(location: str) -> ObjectMissing:
@@ -174,6 +404,16 @@ def log_gone(location: str) -> ObjectMissing:
         path=f"{location}/_delta_log",
         hint="Restore the table, or take it out of the configuration.",
     )
+
+
+def _too_large(what: str, version: int, path: str) -> Unsupported:
+    hint = "`dvsync resync` shows the table's newest state without reading this commit."
+    return Unsupported(what, version=version, path=path, hint=hint)
+
+
+def _incomplete(what: str, version: int, path: str, offset: int) -> CommitIncomplete:
+    hint = "It is being written; dvsync reads it again."
+    return CommitIncomplete(what, version=version, path=path, offset=offset, hint=hint)
 
 
 def _corrupt(what: str, version: int, path: str) -> CorruptInput:

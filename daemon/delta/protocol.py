@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from daemon.delta.actions import Metadata, Protocol
-from daemon.errors import Unsupported
+from daemon.delta.features import TABLE_FEATURES_READER, TABLE_FEATURES_WRITER
+from daemon.errors import CorruptInput, Unsupported
 
-READER_VERSION_MAX = 3
+READER_VERSION_MIN, READER_VERSION_MAX = 1, 3
 # Reader version 2 stands for column mapping alone (PROTOCOL.md, "Reader Requirements for Column Mapping").
 READER_FEATURES = frozenset(
     {
@@ -27,19 +28,34 @@ HINTS = {"catalogManaged": HINT_CATALOG_MANAGED, "catalogOwned-preview": HINT_CA
 
 
 def check_protocol(protocol: Protocol) -> None:
-    """Raise `Unsupported` naming every reader feature that is not known here."""
-    if protocol.min_reader_version > READER_VERSION_MAX:
+    """Raise `Unsupported` naming every reader feature that is not known here, `CorruptInput` for a protocol that
+    contradicts itself."""
+    if not READER_VERSION_MIN <= protocol.min_reader_version <= READER_VERSION_MAX:
         raise Unsupported(
-            f"Delta reader version {protocol.min_reader_version} is not known (up to {READER_VERSION_MAX})",
+            f"Delta reader version {protocol.min_reader_version} is not known ({READER_VERSION_MIN} to "
+            f"{READER_VERSION_MAX} are)",
             hint="Use a newer dvsync, or drop the feature that raised the table's protocol.",
         )
+    _check_list("reader", protocol.min_reader_version, protocol.reader_features, TABLE_FEATURES_READER)
+    _check_list("writer", protocol.min_writer_version, protocol.writer_features, TABLE_FEATURES_WRITER)
     unknown = sorted(set(protocol.reader_features or ()) - READER_FEATURES)
     if unknown:
-        hints = [HINTS[feature] for feature in unknown if feature in HINTS]
+        hints = dict.fromkeys(HINTS[feature] for feature in unknown if feature in HINTS)
         raise Unsupported(
             f"reader feature {', '.join(unknown)} is not supported",
             hint=" ".join(hints)
             or "Drop the feature from the Delta table (ALTER TABLE … DROP FEATURE), or stop syncing it.",
+        )
+
+
+def _check_list(side: str, version: int, features: list[str] | None, from_version: int) -> None:
+    """PROTOCOL.md, "Protocol Evolution": features are listed from a version on, and only then."""
+    if (version >= from_version) != (features is not None):
+        raise CorruptInput(
+            f"the protocol has {side} version {version} {'without' if features is None else 'with'} a list of {side} "
+            "features",
+            hint=f"Delta reads no such table: {side} features are listed from version {from_version} on. Put the "
+            "protocol action right, then `dvsync resume` the table.",
         )
 
 

@@ -10,6 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, resolve_path
+from daemon.texts import excerpt
+
+# Of all operations together: each kept snapshot has them in every metadata file.
+OPERATIONS_CHARACTERS_MAX = 1_000
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,11 @@ class TableChange:
     @property
     def changes_files(self) -> bool:
         return bool(self.added or self.removed or self.dv_changed)
+
+
+def join_operations(names: Iterable[str | None]) -> str | None:
+    """The names of several versions' operations, each told once."""
+    return excerpt(", ".join(dict.fromkeys(name for name in names if name)), OPERATIONS_CHARACTERS_MAX) or None
 
 
 def touched_paths(commits: Iterable[Commit], table_location: str) -> set[str]:
@@ -68,7 +77,6 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], tabl
         after |= adds
 
     stayed = live.keys() - gone
-    operations = dict.fromkeys(commit.operation for commit in commits if commit.operation)
     return TableChange(
         from_version=commits[0].version,
         to_version=commits[-1].version,
@@ -80,6 +88,6 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], tabl
         },
         metadata=next((commit.metadata for commit in reversed(commits) if commit.metadata), None),
         protocol=next((commit.protocol for commit in reversed(commits) if commit.protocol), None),
-        operation=", ".join(operations) or None,
+        operation=join_operations(commit.operation for commit in commits),
         data_change=any(action.data_change for commit in commits for action in commit.file_actions),
     )

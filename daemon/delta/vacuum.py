@@ -5,6 +5,7 @@ from __future__ import annotations
 from pytimeparse2 import parse as parse_timespan
 
 from daemon.delta.actions import Metadata
+from daemon.locations import canonical, parts_below, real
 
 # Delta, DeltaTableUtils.isHiddenDirectory: `_…` and `.…` are left alone, but not these.
 NOT_HIDDEN = ("_delta_index", "_change_data", "_delta_log")
@@ -23,10 +24,16 @@ def retention_s(metadata: Metadata) -> float:
 
 
 def vacuum_cleans(location: str, source: str) -> bool:
-    """Whether VACUUM, or the log's clean-up, of the Delta table at `source` would remove files at `location`."""
-    if location != source and not location.startswith(f"{source}/"):
-        return False
-    parts = location.removeprefix(source).strip("/").split("/")
-    return not any(
-        part.startswith(("_", ".")) and not part.startswith(NOT_HIDDEN) and "=" not in part for part in parts
-    )
+    """Whether VACUUM, or the log's clean-up, of the Delta table at `source` would remove files at `location`, however
+    the two are spelled and whatever links lead there.
+    """
+    below = (parts_below(inner, outer) for inner in _spellings(location) for outer in _spellings(source))
+    return any(parts is not None and not _is_hidden(parts) for parts in below)
+
+
+def _spellings(place: str) -> set[str]:
+    return {canonical(place), real(place)}
+
+
+def _is_hidden(parts: list[str]) -> bool:
+    return any(part.startswith(("_", ".")) and not part.startswith(NOT_HIDDEN) and "=" not in part for part in parts)

@@ -78,6 +78,5 @@ def check_account(by_delta: Account, by_iceberg: Account) -> None:
     if by_delta != by_iceberg:
         raise AccountMismatch(
             f"Delta comes to {by_delta}, the Iceberg table would show {by_iceberg}: nothing was committed",
-            hint="Run `dvsync resync` for the table, which compares whole states; if it comes again, please report it "
-            "with the log.",
+            hint="`dvsync resync` writes the table anew from Delta's state; if it comes again, report it with the log.",
         )

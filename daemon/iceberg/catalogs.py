@@ -6,12 +6,17 @@ import threading
 from collections.abc import Mapping
 
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import NotInstalledError
 
-from daemon.iceberg.pyiceberg_ext import announce_metadata_files
+from daemon.errors import ConfigInvalid
+from daemon.iceberg.pyiceberg_ext import announce_metadata_files, complete_rest_requests, writes_metadata_files
 
 
 class Catalogs:
-    """PyIceberg catalogs by their name in `config.yaml`; opening one raises whatever PyIceberg raises."""
+    """PyIceberg catalogs by their name in `config.yaml`.
+
+    Opening one raises ConfigInvalid for properties that PyIceberg makes nothing of, and else whatever it raises.
+    """
 
     def __init__(self, properties: Mapping[str, Mapping[str, str]]) -> None:
         self._properties = properties
@@ -21,8 +26,10 @@ class Catalogs:
     def open(self, name: str) -> Catalog:
         with self._lock:
             if name not in self._catalogs:
-                catalog = load_catalog(name, **self._properties[name])
+                catalog = _load(name, self._properties[name])
                 announce_metadata_files(catalog)
+                if not writes_metadata_files(catalog):
+                    complete_rest_requests()
                 self._catalogs[name] = catalog
             return self._catalogs[name]
 
@@ -39,3 +46,14 @@ class Catalogs:
             for catalog in self._catalogs.values():
                 catalog.close()
             self._catalogs.clear()
+
+
+def _load(name: str, properties: Mapping[str, str]) -> Catalog:
+    try:
+        return load_catalog(name, **properties)
+    except (ValueError, NotInstalledError) as error:
+        # What a server answers may be a kind of ValueError, too: that is no fault of the configuration.
+        if type(error) not in (ValueError, NotInstalledError):
+            raise
+        hint = "Correct the catalog's properties; they are PyIceberg's."
+        raise ConfigInvalid(f"catalogs.{name}: PyIceberg cannot open it: {error}", hint=hint) from error

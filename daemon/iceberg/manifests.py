@@ -34,6 +34,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
+from daemon.durable import make_folder_of
 from daemon.iceberg.pyiceberg_ext import RECORD_VERSION, PreciseAvroFile, ResolvedAvroFile, manifest_record, unreadable
 
 # A manifest is rewritten whole when one of its files leaves, so its size bounds the cost of a small commit.
@@ -94,6 +95,7 @@ def write_manifest(
         "content": "deletes" if content is ManifestContent.DELETES else "data",
         "avro.codec": AVRO_CODEC,
     }
+    make_folder_of(path)
     output = io.new_output(path)
     with AvroOutputFile[ManifestEntry](
         output_file=output,
@@ -209,6 +211,7 @@ def write_manifest_list(
         "format-version": str(format_version),
         "avro.codec": AVRO_CODEC,
     }
+    make_folder_of(path)
     with AvroOutputFile[ManifestFile](
         output_file=io.new_output(path),
         file_schema=MANIFEST_LIST_FILE_SCHEMAS[format_version],

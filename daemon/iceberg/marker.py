@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+# All that dvsync puts into a table's properties and snapshots begins with it.
+OURS = "dvsync."
 TABLE_ID = "dvsync.delta.table-id"
 VERSION = "dvsync.delta.version"
 TIMESTAMP_MS = "dvsync.delta.timestamp-ms"
@@ -56,6 +58,13 @@ def shown_by(table: Table) -> Marker | None:
     if marker is None or properties.get(DEFINED_ON) != str(table.metadata.current_snapshot_id):
         return marker
     return Marker(properties[TABLE_ID], int(properties[VERSION]), int(properties[TIMESTAMP_MS]), properties.get(WRITER))
+
+
+def is_marked(table: Table) -> bool:
+    """Whether dvsync has ever committed to the table: a property or a snapshot that is still there says so."""
+    return any(key.startswith(OURS) for key in table.properties) or any(
+        find_marker(snapshot) is not None for snapshot in table.metadata.snapshots
+    )
 
 
 def find_marker(snapshot: Snapshot | None) -> Marker | None:

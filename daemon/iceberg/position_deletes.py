@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 
+from daemon.durable import make_folder_of
 from daemon.errors import ObjectStoreAway
 
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
@@ -71,6 +72,7 @@ class PositionDeleteWriter:
         self._pending_rows = 0
         self._finished = False
         try:
+            make_folder_of(path)
             self._stream = io.new_output(path).create(overwrite=True)
         except OSError as error:
             raise self._away(error) from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
+from gzip import BadGzipFile
 from threading import Lock
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -12,7 +14,7 @@ from pydantic import Field, SerializeAsAny
 from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
 from pyiceberg.avro.file import SYNC_SIZE, AvroFile, Block
 from pyiceberg.avro.reader import Reader
-from pyiceberg.catalog import Catalog, MetastoreCatalog, rest
+from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.io import FileIO, InputFile
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
@@ -24,7 +26,8 @@ from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEnt
 from pyiceberg.table.update import AddSchemaUpdate, TableRequirement, TableUpdate
 from pyiceberg.typedef import UTF8, Record, StructProtocol
 
-from daemon.errors import TargetUnreadable
+from daemon.durable import force_to_disk, make_folder_of
+from daemon.errors import ObjectMissing, TargetUnreadable
 
 D = TypeVar("D", bound=StructProtocol)
 
@@ -47,7 +50,19 @@ def stage_table(
 
 
 Announce = Callable[[Sequence[str]], None]
-_announce: ContextVar[Announce | None] = ContextVar("announce", default=None)
+
+
+@dataclass(frozen=True)
+class _Commit:
+    """The commit in work: whom to tell the names of metadata files, and which files they will lead to that this process
+    has written and not forced to the disk yet.
+    """
+
+    announce: Announce
+    written: Sequence[str]
+
+
+_commit: ContextVar[_Commit | None] = ContextVar("commit", default=None)
 
 
 def writes_metadata_files(catalog: Catalog) -> bool:
@@ -58,15 +73,20 @@ def writes_metadata_files(catalog: Catalog) -> bool:
 
 
 def announce_metadata_files(catalog: Catalog) -> None:
-    """From now on `commit_updates` can tell the names of metadata files before `catalog` writes them, if it does."""
+    """From now on `commit_updates` tells the names of metadata files before `catalog` writes them, if it does, and
+    forces them to the disk before `catalog` names them.
+    """
     if not isinstance(catalog, MetastoreCatalog):
         return
 
     def write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
-        announce = _announce.get()
-        if announce:
-            announce([metadata_path])
+        commit = _commit.get()
+        if commit:
+            commit.announce([metadata_path])
+        make_folder_of(metadata_path)
         type(catalog)._write_metadata(metadata, io, metadata_path)
+        # All at once, and their folder but once.
+        force_to_disk([*(commit.written if commit else ()), metadata_path])
 
     # The name is made inside of the commit, and this is the first step that sees it.
     catalog._write_metadata = write_metadata  # type: ignore[method-assign]
@@ -122,7 +142,18 @@ _read_metadata = FromInputFile.table_metadata
 def _find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableMetadata:
     metadata = _written_metadata.find(input_file.location)
     # One that somebody removed is missed as any other.
-    return metadata if metadata and input_file.exists() else _read_metadata(input_file, encoding)
+    if metadata and input_file.exists():
+        return metadata
+    hint = "Restore the file, or let `dvsync resync` go back to the newest one of the table that can be read."
+    try:
+        return _read_metadata(input_file, encoding)
+    except FileNotFoundError as error:
+        what = "the metadata file that the catalog names is not there"
+        raise ObjectMissing(what, path=input_file.location, hint=hint) from error
+    except Exception as error:
+        if isinstance(error, OSError) and not isinstance(error, BadGzipFile):
+            raise
+        raise unreadable(f"it cannot be decoded ({type(error).__name__})", input_file.location, hint) from error
 
 
 # All catalogs whose client reads metadata files do it by this.
@@ -142,9 +173,16 @@ class _CommitTableRequest(CommitTableRequest):
     updates: tuple[SerializeAsAny[TableUpdate], ...]
 
 
-# Nessie 0.99 refuses `add-schema` without the field that the REST specification calls deprecated, and that Java clients
-# send. PyIceberg does not have it, and writes no more of an update than it has.
-rest.CommitTableRequest = _CommitTableRequest  # type: ignore[assignment, attr-defined]
+def complete_rest_requests() -> None:
+    """From now on clients of REST catalogs send all of what `added_schema` makes.
+
+    Nessie 0.99 refuses `add-schema` without the field that the REST specification calls deprecated, and that Java
+    clients send. PyIceberg does not have it, and writes no more of an update than it has.
+    """
+    # With its HTTP client it is a tenth of all that `dvsync sync` imports, and other catalogs do without.
+    from pyiceberg.catalog import rest  # noqa: PLC0415
+
+    rest.CommitTableRequest = _CommitTableRequest  # type: ignore[assignment, attr-defined]
 
 
 def added_schema(schema: Schema, table: Table) -> TableUpdate:
@@ -153,10 +191,20 @@ def added_schema(schema: Schema, table: Table) -> TableUpdate:
 
 
 def commit_updates(
-    table: Table, updates: tuple[TableUpdate, ...], requirements: tuple[TableRequirement, ...], announce: Announce
+    table: Table,
+    updates: tuple[TableUpdate, ...],
+    requirements: tuple[TableRequirement, ...],
+    announce: Announce,
+    *,
+    written: Sequence[str] = (),
 ) -> None:
-    """One compare-and-swap at the catalog; `table` shows the new metadata afterwards."""
-    announced = _announce.set(announce)
+    """One compare-and-swap at the catalog; `table` shows the new metadata afterwards.
+
+    The files in `written` are on the disk before the catalog is asked.
+    """
+    if not writes_metadata_files(table.catalog):
+        force_to_disk(written)
+    in_work = _commit.set(_Commit(announce, written))
     try:
         # Transactions bring their own snapshot producers and retries; this is the step below them, which also applies
         # `write.metadata.delete-after-commit.enabled`.
@@ -164,7 +212,7 @@ def commit_updates(
         if writes_metadata_files(table.catalog):
             _written_metadata.add(table.metadata_location, table.metadata)
     finally:
-        _announce.reset(announced)
+        _commit.reset(in_work)
 
 
 class ResolvedAvroFile(AvroFile[D]):
@@ -191,12 +239,11 @@ class ResolvedAvroFile(AvroFile[D]):
             raise unreadable(why, self.input_file.location) from error
 
 
-def unreadable(why: str, path: str) -> TargetUnreadable:
-    return TargetUnreadable(
-        f"a metadata file of the Iceberg table is damaged: {why}",
-        path=path,
-        hint="Restore the file, or let `dvsync resync` write the newest snapshot anew from Delta's state.",
-    )
+ANEW = "Restore the file, or let `dvsync resync` write the newest snapshot anew from Delta's state."
+
+
+def unreadable(why: str, path: str, hint: str = ANEW) -> TargetUnreadable:
+    return TargetUnreadable(f"a metadata file of the Iceberg table is damaged: {why}", path=path, hint=hint)
 
 
 class PreciseAvroFile(ResolvedAvroFile[D]):

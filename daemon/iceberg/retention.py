@@ -31,7 +31,7 @@ class Retention:
 def find_expired(
     metadata: TableMetadata, retention: Retention, *, now_ms: int, unreadable: Container[int] = ()
 ) -> list[Snapshot]:
-    """The snapshots to expire, the oldest first. Never one that a branch or a tag points at.
+    """The snapshots to expire, the oldest first. Never one that a branch or a tag points at, or that is not dvsync's.
 
     A branch's own `min-snapshots-to-keep` and `max-snapshot-age-ms` go before `retention`. An `unreadable` snapshot is
     kept by a reference only.
@@ -58,12 +58,8 @@ def find_expired(
             stays = number < count_min or (number < count_max and is_young)
             if stays and snapshot.snapshot_id not in unreadable:
                 kept.add(snapshot.snapshot_id)
-    age_max_ms = min(retention.age_max_ms, retention.age_cap_ms)
-    for snapshot in loose:
-        # What no branch leads to may be staged by someone to become one.
-        is_young = now_ms - snapshot.timestamp_ms <= age_max_ms and snapshot.snapshot_id not in unreadable
-        if is_young and find_marker(snapshot) is None:
-            kept.add(snapshot.snapshot_id)
+    # Somebody else's rows, which are nowhere else: what was committed before dvsync brought back Delta's, or is staged.
+    kept |= {snapshot.snapshot_id for snapshot in snapshots.values() if find_marker(snapshot) is None}
     expired = [snapshot for snapshot in snapshots.values() if snapshot.snapshot_id not in kept]
     return sorted(expired, key=lambda snapshot: snapshot.timestamp_ms)
 

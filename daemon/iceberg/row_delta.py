@@ -107,6 +107,11 @@ class PreparedSnapshot:
     moved_manifests: Mapping[str, str]
     manifest_list_path: str
 
+    @property
+    def written_files(self) -> list[str]:
+        """The files that this process writes for the snapshot, but for its delete files."""
+        return [*{*self.placements.values(), *self.moved_manifests.values()}, self.manifest_list_path]
+
 
 @dataclass
 class _Draft:

@@ -20,6 +20,8 @@ from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AddSortOrderUpdate,
     AssertCreate,
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
     AssertRefSnapshotId,
     AssertTableUUID,
     AssignUUIDUpdate,
@@ -36,7 +38,7 @@ from pyiceberg.table.update import (
 )
 
 from daemon.clock import Clock
-from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown
+from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError
 from daemon.iceberg.manifests import write_manifest_list
 from daemon.iceberg.marker import WRITER
 from daemon.iceberg.pyiceberg_ext import Announce, added_schema, commit_updates, stage_table
@@ -76,11 +78,16 @@ class Target:
         self._clock = clock
 
     def find_table(self) -> Table | None:
-        """The table as the catalog has it now; None when there is none."""
+        """The table as the catalog has it now; None when there is none.
+
+        Raises ObjectMissing and TargetUnreadable for the metadata file that the catalog names.
+        """
         try:
             return self._open_catalog().load_table(self.identifier)
         except NoSuchTableError:
             return None
+        except SyncError:
+            raise
         except Exception as error:
             raise self._catalog_away(error) from error
 
@@ -97,6 +104,8 @@ class Target:
                 location=self._location,
                 properties={**definition.properties, "format-version": str(format_version)},
             )
+        except SyncError:
+            raise
         except Exception as error:
             raise self._catalog_away(error) from error
 
@@ -192,7 +201,7 @@ class Target:
         updates, requirements = _changes(table, definition, snapshot, creating=creating)
         self._check_lease()
         try:
-            commit_updates(table, updates, requirements, announce)
+            commit_updates(table, updates, requirements, announce, written=prepared.written_files)
         except (CommitFailedException, TableAlreadyExistsError) as error:
             # A catalog that repeats a request of its own accord can be in conflict with itself.
             found = self.find_table()
@@ -275,12 +284,14 @@ def _changes(
 
 
 def _unchanged(table: Table) -> tuple[TableRequirement, ...]:
-    """The table is still the same one, and nobody committed rows since it was loaded."""
+    """The table is still the same one, and nobody committed rows or another shape since it was loaded."""
     current = table.current_snapshot()
     snapshot_id = current.snapshot_id if current else None
     return (
         AssertTableUUID(uuid=table.metadata.table_uuid),
         AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=snapshot_id),
+        AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
+        AssertDefaultSpecId(default_spec_id=table.metadata.default_spec_id),
     )
 
 

@@ -11,6 +11,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile, PartitionFieldSummary
 
 from daemon.delta.actions import AddFile, resolve_path
+from daemon.durable import force_to_disk
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, write_manifest
 from daemon.iceberg.pyiceberg_ext import entry_record, manifest_record
 from daemon.pipeline.inspection import Inspector
@@ -19,9 +20,11 @@ from daemon.pipeline.runner import run_on_spark
 from daemon.pipeline.session import SparkPipeline
 from daemon.pipeline.table_state import TableState, adds_from_batch
 from daemon.storage import FileIOStorage
-from daemon.translate.data_files import data_file_of
+from daemon.translate.data_files import data_file_of, partition_of
 from daemon.translate.file_schema import Path
+from daemon.translate.partition_values import encode_partition
 from daemon.translate.schema import TableSchema
+from state import LiveFile
 
 MANIFESTS = pa.schema(
     [
@@ -44,6 +47,7 @@ MANIFESTS = pa.schema(
         pa.field("paths", pa.list_(pa.string())),
         pa.field("record_counts", pa.list_(pa.int64())),
         pa.field("sizes_bytes", pa.list_(pa.int64())),
+        pa.field("file_partitions", pa.list_(pa.list_(pa.string()))),
         pa.field("hidden", pa.list_(pa.list_(pa.string()))),
     ]
 )
@@ -51,10 +55,10 @@ MANIFESTS = pa.schema(
 
 @dataclass(frozen=True)
 class WrittenManifest:
-    """A manifest, the (path, physical rows, bytes) of each of its data files, and their hidden columns."""
+    """A manifest, its data files, of which the deletion vectors are not told, and their hidden columns."""
 
     manifest: ManifestFile
-    files: Sequence[tuple[str, int, int]]
+    files: Sequence[LiveFile]
     hidden: frozenset[Path]
 
 
@@ -86,7 +90,8 @@ class ManifestTask:
         inspection = inspector.inspect(by_path)
         entries = []
         for path, add in by_path.items():
-            data_file = data_file_of(add, path, self.table, inspection.metrics[path])
+            partition = partition_of(add, path, self.table, self.table.spec_id)
+            data_file = data_file_of(add, path, inspection.metrics[path], self.table.spec_id, partition)
             entries.append(entry_record(ManifestEntryStatus.ADDED, data_file, snapshot_id=self.snapshot_id))
         manifest = write_manifest(
             PyArrowFileIO(dict(self.target_properties)),
@@ -98,6 +103,7 @@ class ManifestTask:
             snapshot_id=self.snapshot_id,
             format_version=self.format_version,
         )
+        force_to_disk([manifest_path])
         row = {
             "manifest_path": manifest_path,
             "manifest_length": manifest.manifest_length,
@@ -114,6 +120,7 @@ class ManifestTask:
             "paths": paths,
             "record_counts": [inspection.metrics[path].record_count for path in paths],
             "sizes_bytes": [add.size for add in adds],
+            "file_partitions": [encode_partition(entry.data_file.partition) for entry in entries],
             "hidden": [list(column) for column in sorted(inspection.hidden)],
         }
         return pa.RecordBatch.from_pylist([row], schema=MANIFESTS)
@@ -156,6 +163,18 @@ def _written(row: Mapping[str, Any], task: ManifestTask) -> WrittenManifest:
     )
     return WrittenManifest(
         manifest,
-        list(zip(row["paths"], row["record_counts"], row["sizes_bytes"], strict=True)),
+        [
+            LiveFile(
+                path=path,
+                record_count=record_count,
+                size_bytes=size_bytes,
+                spec_id=task.table.spec_id,
+                manifest_path=row["manifest_path"],
+                partition=tuple(partition),
+            )
+            for path, record_count, size_bytes, partition in zip(
+                row["paths"], row["record_counts"], row["sizes_bytes"], row["file_partitions"], strict=True
+            )
+        ],
         frozenset(tuple(column) for column in row["hidden"]),
     )

@@ -32,6 +32,8 @@ from daemon.translate.schema import TableSchema
 LOOKS_AT_ONCE = 16
 # No writer cuts the statistics of strings of so many bytes.
 STATISTICS_STRING_MAX = 16
+# Of one number: a file with more distinct values has others.
+SPELLINGS_MAX = 2
 
 
 @dataclass
@@ -121,22 +123,11 @@ class Inspector:
     def _differs(self, footer: pq.FileMetaData, place: int, path: str, value: Any) -> bool:
         """Whether a column of the file holds something else than `value`, by its statistics, or itself if need be."""
         chunks = [footer.row_group(number).column(place) for number in range(footer.num_row_groups)]
-        statistics = [chunk.statistics for chunk in chunks if chunk.num_values]
-        if value is None:
-            if all(each is not None and each.has_null_count for each in statistics):
-                return any(chunk.statistics.null_count != chunk.num_values for chunk in chunks if chunk.num_values)
-            name = footer.schema.column(place).path
-            return any(values.null_count != len(values) for values in self._read_column(path, name))
-        # Some writers cut the statistics of long strings; NaN has none.
-        if len(str(value).encode()) > STATISTICS_STRING_MAX or value != value:  # noqa: PLR0124
-            return False
-        ends = [
-            _internal(end)
-            for each in statistics
-            if each is not None and each.has_min_max
-            for end in (each.min, each.max)
-        ]
-        return any(end != value for end in ends)
+        told = [_single_value(chunk) for chunk in chunks if chunk.num_values]
+        if None not in told:
+            return any(each != (value,) for each in told)
+        name = footer.schema.column(place).path
+        return not all(_holds_only(values, value) for values in self._read_column(path, name))
 
     def _check_partition(self, footer: pq.FileMetaData, leaf_paths: Sequence[str], add: AddFile, path: str) -> None:
         """Some readers take a partition column from the file, where it is there; Delta goes by the log."""
@@ -145,7 +136,8 @@ class Inspector:
         values = partition_of(add, path, self.table, self.table.spec_id)
         places = {leaf_path: number for number, leaf_path in enumerate(leaf_paths)}
         for partition, value in zip(self.table.spec.fields, values, strict=True):
-            place = places.get(self.table.physical_names[partition.source_id])
+            name = self.table.physical_names[partition.source_id]
+            place = places.get(name)
             column = str(self.table.schema.find_column_name(partition.source_id))
             kind = self.table.schema.find_type(partition.source_id)
             if place is None:
@@ -165,10 +157,42 @@ class Inspector:
                 check_int96_micros(value, value, column)
             if self._differs(footer, place, path, _as_float(value) if isinstance(kind, FloatType) else value):
                 raise Unsupported(
-                    f"partition column {column} is {'null' if value is None else value} in the Delta log, and may be "
-                    "something else in the file, where some readers take it from",
-                    hint="Write null instead of an empty string or __HIVE_DEFAULT_PARTITION__ there.",
+                    f"partition column {column} is {'null' if value is None else add.partition_values[name]} in the "
+                    "Delta log and something else in the file, where some readers take it from",
+                    hint="Have Delta write the file anew: with null instead of an empty string or "
+                    "__HIVE_DEFAULT_PARTITION__, and with the log's value in each row.",
                 )
+
+
+def _single_value(chunk: pq.ColumnChunkMetaData) -> tuple[Any] | None:
+    """The one value of a column chunk, or null; None where its statistics do not prove that there is but one."""
+    statistics = chunk.statistics
+    if statistics is None or not statistics.has_null_count:
+        return None
+    if statistics.null_count == chunk.num_values:
+        return (None,)
+    if statistics.null_count or not statistics.has_min_max:
+        return None
+    try:
+        low, high = _internal(statistics.min), _internal(statistics.max)
+    except (ValueError, OverflowError):
+        return None
+    # Some writers cut the statistics of long strings, and none tell of NaN.
+    is_exact = len(low.encode()) <= STATISTICS_STRING_MAX if isinstance(low, str) else not isinstance(low, float)
+    return (low,) if is_exact and low == high else None
+
+
+def _holds_only(values: pa.Array, value: Any) -> bool:
+    """Whether each of `values`, nulls included, is `value`."""
+    try:
+        # Zeros and NaN have several spellings.
+        found = [_internal(each) for each in values.unique()[: SPELLINGS_MAX + 1].to_pylist()]
+    except (ValueError, OverflowError):
+        return False  # No date or text that Python, and so any partition tuple, could have.
+    return len(found) <= SPELLINGS_MAX and all(
+        each == value or (each != each and value != value)  # noqa: PLR0124
+        for each in found
+    )
 
 
 def _internal(value: Any) -> Any:

@@ -16,6 +16,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from daemon.delta.actions import DeletionVectorDescriptor
 from daemon.delta.deletion_vector import PositionSet, is_restored, new_positions, read_position_sets
+from daemon.durable import force_to_disk
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteFile, PositionDeleteWriter
 from daemon.storage import FileIOStorage, Storage
@@ -186,7 +187,9 @@ class _Outputs:
         self._restored = {}
 
     def take_finished(self) -> pa.RecordBatch:
+        """Also forces the files to the disk: only who is on the machine that wrote them can."""
         taken, self.finished = self.finished, []
+        force_to_disk([row["path"] for row in taken if row["positions"]])
         return pa.RecordBatch.from_pylist(taken, schema=DELETE_FILES)
 
 

@@ -38,7 +38,7 @@ def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> Dele
             raise CorruptInput(
                 f"the delete file holds {positions} positions of {path}, {expected[path]} are remembered",
                 path=rewrite.old.path,
-                hint="Compare the whole table: `dvsync resync`.",
+                hint="`dvsync resync` writes the table anew from Delta's state.",
             )
     return DeleteFileResult(
         path=written.path,

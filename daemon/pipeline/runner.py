@@ -13,10 +13,11 @@ from zipimport import zipimporter
 import pyarrow as pa
 
 from daemon.delta.actions import AddFile
-from daemon.errors import PipelineAway, SyncError
+from daemon.errors import SyncError
 from daemon.pipeline.inspection import INSPECTED, Inspection, InspectionTask, Inspector, adds_table, gathered
 from daemon.pipeline.kernel import DELETE_FILES, DESCRIPTORS, translate
 from daemon.pipeline.session import SparkPipeline
+from daemon.pipeline.spark_errors import collect
 from daemon.settings import PipelineSettings
 from daemon.storage import FileIOStorage
 from daemon.translate.plan import DeleteFileResult, DeleteFileTask, WrittenPositions
@@ -99,15 +100,14 @@ class Runner:
 
 
 def run_on_spark(frame: DataFrame, function: ArrowFunction, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """`function` over the frame's batches in Spark's tasks. A `SyncError` raised there is raised here again."""
-    from pyspark.errors import PySparkException  # noqa: PLC0415
+    """`function` over the frame's batches in Spark's tasks. A `SyncError` raised there is raised here again.
+
+    Also raises what reading the frame comes to (`spark_errors.py`).
+    """
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
     with_error = pa.schema([*(field.with_nullable(True) for field in schema), ERROR_FIELD])
-    try:
-        result = frame.mapInArrow(partial(_guarded, function, with_error), from_arrow_schema(with_error)).toArrow()
-    except PySparkException as error:
-        raise PipelineAway(f"the Spark job failed: {error}", hint="dvsync tries again; see Spark's own log.") from error
+    result = collect(frame.mapInArrow(partial(_guarded, function, with_error), from_arrow_schema(with_error)))
     for pickled in result.column(ERROR_FIELD.name).drop_null():
         failure: SyncError = pickle.loads(pickled.as_py())
         raise failure

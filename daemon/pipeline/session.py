@@ -97,20 +97,25 @@ class SparkPipeline:
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
-        """The session, for as long as the block lasts. Raises `PipelineAway` when Spark cannot be started or dies."""
-        # PySpark costs 30 MB and half a second; a daemon that translates in its own process never pays for it.
-        from py4j.protocol import Py4JNetworkError  # noqa: PLC0415
+        """The session, for as long as the block lasts, from any thread.
 
+        Raises `PipelineAway` when Spark cannot be started, or when it dies while the block runs.
+        """
         with self._lock:
             if self._session is not None and _is_stopped(self._session):
                 self._end()
             spark = self._session or self._start()
             self._users += 1
         try:
+            _activate(spark)
             yield spark
-        except (Py4JNetworkError, ConnectionError) as error:
+        except Exception as error:
+            if not _is_stopped(spark):
+                raise
             with self._lock:
-                self._end()
+                # Another thread that met the same death may have started a new session by now.
+                if self._session is spark:
+                    self._end()
             raise PipelineAway(
                 f"the Spark session died: {error}",
                 hint="A new one is started at the next try. If it died of memory, raise spark.driver.memory.",
@@ -181,9 +186,22 @@ class SparkPipeline:
         session, self._session = self._session, None
         if session is None or not self._owned:
             return
-        with suppress(Exception):  # A JVM that is dead already cannot be stopped politely.
+        with suppress(Exception):
             session.stop()
+        with suppress(Exception):
+            # At a dead JVM the first attempt fails half-way, and the next start would meet what is left of the context.
+            session.sparkContext.stop()
         _end_jvm()
+
+
+def _activate(session: SparkSession) -> None:
+    """Make it the active session of the JVM's thread that serves this one.
+
+    Spark keeps the active session for each thread, and sets it only in the one that made the session. Delta asks for it
+    where it replays a log without a checksum file, and fails with DELTA_SPARK_SESSION_NOT_SET where there is none.
+    """
+    jvm: Any = session._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
 
 
 def _is_stopped(session: SparkSession) -> bool:

@@ -10,9 +10,12 @@ import msgspec
 import pyarrow as pa
 
 from daemon.delta.actions import AddFile, DeletionVectorDescriptor, Metadata, Protocol
-from daemon.delta.log import log_gone
-from daemon.delta.protocol import HINT_CATALOG_MANAGED
-from daemon.errors import CorruptInput, PipelineAway, SyncError, Unsupported
+from daemon.delta.features import check_features, used_features
+from daemon.delta.log import DeltaLog, log_gone
+from daemon.delta.protocol import check_metadata, check_protocol
+from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
+from daemon.pipeline.spark_errors import as_known_error, collect
+from daemon.translate.schema import HINT_METADATA, translate_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +32,8 @@ ADD_COLUMNS = (
     "deletionVector.sizeInBytes AS dv_size",
     "deletionVector.cardinality AS dv_cardinality",
 )
+# Where the newest protocol and metadata are looked for once Delta has refused a table.
+COMMITS_LOOKED_AT_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -51,20 +56,21 @@ class _MetadataLine(msgspec.Struct):
     metadata: Metadata = msgspec.field(name="metaData")
 
 
-def read_table_state(spark: SparkSession, location: str, version: int | None = None) -> TableState:
+def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = None) -> TableState:
     """The state at `version`, or the newest.
 
-    Raises `Unsupported` when Delta itself refuses the table, `CorruptInput` when its log cannot be read, and
-    `ObjectMissing` when it has none.
+    Raises `Unsupported` when Delta itself refuses the table, `CorruptInput` when its log is broken, `CommitIncomplete`
+    when one of its commits is being written, `ObjectMissing` when it has none, and what is away.
     """
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import DataFrame  # noqa: PLC0415
 
     try:
-        snapshot = _snapshot(spark, location, version)
+        snapshot = _snapshot(spark, log.location, version)
         if snapshot.version() < 0:
-            raise log_gone(location)
+            raise log_gone(log.location)
+        log.check_written(snapshot.logSegment().checkpointProvider().version())
         return TableState(
             version=snapshot.version(),
             timestamp_ms=snapshot.timestamp(),
@@ -73,8 +79,65 @@ def read_table_state(spark: SparkSession, location: str, version: int | None = N
             files=snapshot.numOfFiles(),
             adds=DataFrame(snapshot.allFiles().toDF(), spark).selectExpr(*ADD_COLUMNS),
         )
+    except msgspec.ValidationError as error:
+        refused = CorruptInput(f"the metadata is not one of Delta's: {error}", path=log.folder, hint=HINT_METADATA)
+        raise _find_fault(log, refused) or refused from error
     except (PySparkException, Py4JJavaError) as error:
-        raise delta_error(error, location, version) from error
+        known = as_known_error(error, log.folder, version)
+        if isinstance(known, CorruptInput | Unsupported) and version is None:
+            known = _as_followed(log, known)
+        raise known from error
+
+
+def _as_followed(log: DeltaLog, refused: SyncError) -> SyncError:
+    """What following the log says of the same fault, with Delta's reason; `refused` where it says nothing.
+
+    It names commit, line and column, and tells a commit that is being written from a broken one; Delta does neither.
+    """
+    found = _find_fault(log, refused)
+    if found is None or isinstance(found, CommitIncomplete):
+        return found or refused
+    place: dict[str, Any] = {"version": found.version, "path": found.path, "offset": found.offset}
+    return type(found)(f"{found.message}; {refused.message}", hint=found.hint, **place)
+
+
+def _find_fault(log: DeltaLog, refused: SyncError) -> SyncError | None:
+    try:
+        if refused.version is not None and refused.path == log.commit_path(refused.version):
+            if log.has_version(refused.version):
+                log.read_commit(refused.version)
+        else:
+            log.check_written(-1)
+            _check_newest(log)
+    except (CommitIncomplete, CorruptInput, Unsupported) as found:
+        return found
+    return None
+
+
+def _check_newest(log: DeltaLog) -> None:
+    """Raise what following raises for the newest protocol and metadata, and for the commits after them."""
+    protocol = metadata = following = changed = None
+    for version in log.list_commits()[: -COMMITS_LOOKED_AT_MAX - 1 : -1]:
+        if following is not None and following != version + 1:
+            raise log.gap(following - 1, following)
+        commit, following = log.read_commit(version), version
+        if changed is None and (commit.protocol or commit.metadata):
+            changed = version
+        place = version
+        try:
+            if protocol is None and commit.protocol:
+                protocol = commit.protocol
+                check_protocol(protocol)
+            if metadata is None and commit.metadata:
+                metadata = commit.metadata
+                check_metadata(metadata)
+                translate_schema(metadata)
+            if protocol and metadata:
+                place = changed or version
+                return check_features(protocol, used_features(metadata))
+        except SyncError as error:
+            raise error.located(version=place, path=log.commit_path(place)) from error.__cause__
+    return None
 
 
 def _snapshot(spark: SparkSession, location: str, version: int | None) -> Any:
@@ -91,30 +154,6 @@ def _snapshot(spark: SparkSession, location: str, version: int | None) -> Any:
 def _default(owner: Any, method: str, parameter: int) -> Any:
     """Scala's default argument, as py4j can reach it."""
     return getattr(owner, f"{method}$default${parameter}")()
-
-
-def delta_error(error: Exception, location: str, version: int | None) -> SyncError:
-    """Delta's exception as one of our kinds; its own message names the feature or the file."""
-    message = str(error).strip().split("\n\tat ")[0][:1000]
-    place: dict[str, Any] = {"path": location, "version": version}
-    if "CATALOG_MANAGED" in message:
-        return Unsupported(
-            f"reader feature catalogManaged is not supported: {message}",
-            hint=HINT_CATALOG_MANAGED,
-            **place,
-        )
-    if "UNSUPPORTED_FEATURES" in message or "INVALID_PROTOCOL_VERSION" in message:
-        return Unsupported(
-            f"Delta cannot read the table: {message}", hint="Use a newer dvsync, or drop the feature.", **place
-        )
-    if any(
-        sign in message
-        for sign in ("JsonParse", "JsonEOF", "JsonProcessing", "MALFORMED", "DELTA_LOG_FILE", "TRUNCATED")
-    ):
-        return CorruptInput(
-            f"Delta cannot read the log: {message}", hint="Restore the log, then resume the table.", **place
-        )
-    return PipelineAway(f"Delta on Spark failed: {message}", hint="dvsync tries again; see Spark's own log.", **place)
 
 
 def adds_from_batch(batch: pa.RecordBatch) -> Iterator[AddFile]:
@@ -140,7 +179,7 @@ def adds_from_batch(batch: pa.RecordBatch) -> Iterator[AddFile]:
 
 
 def collect_adds(adds: DataFrame) -> Iterator[AddFile]:
-    for batch in adds.toArrow().to_batches():
+    for batch in collect(adds).to_batches():
         yield from adds_from_batch(batch)
 
 

@@ -20,7 +20,7 @@ from daemon.translate.schema import TableSchema
 SPARK_VERSION = b"org.apache.spark.version"
 LEGACY_DATETIME = b"org.apache.spark.legacyDateTime"
 LEGACY_INT96 = b"org.apache.spark.legacyINT96"
-SPARK_VERSION_NUMBERS = re.compile(rb"(\d+)\.(\d+)")
+SPARK_VERSION_NUMBERS = re.compile(rb"(\d{1,9})\.(\d{1,9})")
 # Spark writes the calendar of today since these versions.
 DATETIME_SINCE, INT96_SINCE = (3, 0), (3, 1)
 # 1582-10-15 in days, and 1900-01-01 in microseconds: before it, old time zone offsets differ too.

@@ -36,10 +36,10 @@ def partition_of(add: AddFile, path: str, table: TableSchema, spec_id: int) -> t
         raise error.located(path=path) from error.__cause__
 
 
-def data_file_of(add: AddFile, path: str, table: TableSchema, metrics: Metrics) -> DataFile:
-    """The data file as Iceberg registers it in place, under the table's present spec."""
+def data_file_of(add: AddFile, path: str, metrics: Metrics, spec_id: int, partition: tuple[Any, ...]) -> DataFile:
+    """The data file as Iceberg registers it in place."""
     data_file = data_file_record(
-        partition_of(add, path, table, table.spec_id),
+        partition,
         content=DataFileContent.DATA,
         file_path=path,
         file_format=FileFormat.PARQUET,
@@ -50,5 +50,5 @@ def data_file_of(add: AddFile, path: str, table: TableSchema, metrics: Metrics) 
         lower_bounds=metrics.lower_bounds or None,
         upper_bounds=metrics.upper_bounds or None,
     )
-    data_file.spec_id = table.spec_id
+    data_file.spec_id = spec_id
     return data_file

@@ -170,8 +170,11 @@ def _named_inner(kind: pa.DataType) -> Iterator[tuple[pa.Field, str]]:
 
 
 def _id(field: pa.Field) -> int | None:
-    text = (field.metadata or {}).get(FIELD_ID)
-    return int(text) if text is not None and int(text) >= 0 else None
+    try:
+        number = int((field.metadata or {}).get(FIELD_ID, b"-1"))
+    except ValueError:
+        return None  # PyIceberg reads it as this does, and refuses the file.
+    return number if number >= 0 else None
 
 
 class _Walk:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
 from typing import Any
 
 from pyiceberg.conversions import to_bytes
@@ -38,8 +38,13 @@ from daemon.translate.schema import TableSchema
 
 # The part of a timestamp that Delta's statistics do not carry.
 MILLISECOND_REST_US = 999
-# Decimal digits that every double keeps.
+# Decimal digits that every double keeps, and a context of as many as one is ever told with.
 DOUBLE_DIGITS = 15
+AS_DOUBLE = Context(prec=17)
+# Digits before the point that a number of 64 bits has at most.
+WHOLE_DIGITS_MAX = 19
+# As many as a line of the log may have; those of checkpoints are held to it, too.
+STATS_CHARACTERS_MAX = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,17 @@ def parse_stats(
     """
     if not stats:
         return Metrics(record_count, {}, {}, {}, {})
+    if len(stats) > STATS_CHARACTERS_MAX:
+        what = f"the statistics have {len(stats)} characters, at most {STATS_CHARACTERS_MAX} are read"
+        raise CorruptInput(what, hint="Recompute them on the Delta table.")
     try:
         parsed = json.loads(stats, parse_float=Decimal)
         counted = parsed.get("numRecords") == record_count
         tight = parsed.get("tightBounds", True)
         minima, maxima = parsed.get("minValues") or {}, parsed.get("maxValues") or {}
         nulls = parsed.get("nullCount") or {}
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        # A number may have more digits than Python takes, or a larger exponent.
         raise CorruptInput(
             f"the statistics are not JSON: {error}", hint="Recompute them on the Delta table."
         ) from error
@@ -109,13 +118,19 @@ def parse_stats(
 
 
 def _walk(tree: Any, leaves: Mapping[tuple[str, ...], NestedField]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values of `tree` at the leaves, nested structs being nested objects."""
-    for path in leaves:
-        value = tree
-        for name in path:
-            value = value.get(name) if isinstance(value, dict) else None
-        if value is not None and not isinstance(value, dict):
-            yield path, value
+    """The values of `tree` at the leaves, nested structs being nested objects.
+
+    By what the statistics hold, which is the first 32 columns as a rule, and not by the table's columns.
+    """
+    objects: list[tuple[tuple[str, ...], Any]] = [((), tree)] if isinstance(tree, dict) else []
+    while objects:
+        parent, values = objects.pop()
+        for name, value in values.items():
+            path = (*parent, name)
+            if isinstance(value, dict):
+                objects.append((path, value))
+            elif value is not None and path in leaves:
+                yield path, value
 
 
 def _encoded_bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[bytes, bytes] | None:
@@ -136,11 +151,18 @@ def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, A
     bounds: tuple[Any, Any] | None = None
     match field_type:
         case IntegerType() | LongType():
-            bounds = in_range(math.floor(minimum), field_type), in_range(math.ceil(maximum), field_type)
-        case FloatType() | DoubleType():
+            whole = _whole(minimum, math.floor), _whole(maximum, math.ceil)
+            bounds = in_range(whole[0], field_type), in_range(whole[1], field_type)
+        case FloatType():
             bounds = _float_bounds(float(minimum), float(maximum))
+        case DoubleType():
+            low, high = float(minimum), float(maximum)
+            bounds = _float_bounds(min(low, _as_float32(low)), max(high, _as_float32(high)))
         case DecimalType():
-            bounds = exact_decimal(Decimal(minimum), field_type), exact_decimal(Decimal(maximum), field_type)
+            bounds = (
+                _decimal_bound(minimum, field_type, ROUND_FLOOR),
+                _decimal_bound(maximum, field_type, ROUND_CEILING),
+            )
         case DateType():
             bounds = _days(minimum), _days(maximum)
         case TimestampType() | TimestamptzType():
@@ -150,11 +172,40 @@ def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, A
     return bounds
 
 
+def _whole(number: Any, rounded: Callable[[Any], int]) -> int:
+    """`number`, rounded. Raises ValueError for one such as 1e1000000, of which every digit would be written out."""
+    if isinstance(number, Decimal) and number.is_finite() and number.adjusted() >= WHOLE_DIGITS_MAX:
+        raise ValueError("more digits than 64 bits hold")
+    return rounded(number)
+
+
 def _float_bounds(low: float, high: float) -> tuple[float, float] | None:
     """Iceberg spec, "Manifests": NaN is never a bound, and zeros are signed outwards."""
     if math.isnan(low) or math.isnan(high):
         return None
     return (-0.0 if low == 0 else low), (0.0 if high == 0 else high)
+
+
+def _as_float32(number: float) -> float:
+    """What a file holds that is older than its column's type: of 0.7, as Delta tells a float, 0.699999988079071."""
+    try:
+        (found,) = struct.unpack("<f", struct.pack("<f", number))
+    except OverflowError:
+        return number
+    return float(found)
+
+
+def _decimal_bound(told: Any, field_type: DecimalType, rounding: str) -> Decimal:
+    """`told`, or what lies beyond it by what a double may be off: delta-rs tells decimals as doubles.
+
+    One of more digits than a double has is exact. Raises ArithmeticError or ValueError when the type cannot hold it.
+    """
+    number = Decimal(told)
+    if field_type.precision <= DOUBLE_DIGITS or AS_DOUBLE.plus(number) != number:
+        return exact_decimal(number, field_type)
+    beyond = math.nextafter(float(number), math.inf if rounding == ROUND_CEILING else -math.inf)
+    context = Context(prec=field_type.precision, rounding=rounding, traps=[InvalidOperation])
+    return Decimal(beyond).quantize(Decimal((0, (1,), -field_type.scale)), context=context)
 
 
 def _days(text: str) -> int:

@@ -5,12 +5,14 @@ The empty string means null for every type. Times are Iceberg's internal numbers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation
+from struct import pack, unpack
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from pyiceberg.typedef import Record
 from pyiceberg.types import (
     BooleanType,
     DateType,
@@ -64,6 +66,8 @@ def _parse(text: str, field_type: IcebergType, time_zone: str) -> Any:
         case FloatType() | DoubleType():
             # Zeros are one value in SQL, and two to engines that pass over files by their partitions.
             value = float(text) + 0.0
+            if isinstance(field_type, FloatType):
+                (value,) = unpack("<f", pack("<f", value))
         case DecimalType():
             value = exact_decimal(Decimal(text), field_type)
         case DateType():
@@ -115,3 +119,31 @@ def partition_tuple(values: Mapping[str, str | None], table: TableSchema, spec_i
         )
         for field in table.specs[spec_id].fields
     )
+
+
+def encode_partition(partition: Record) -> tuple[str | None, ...]:
+    """The partition of a manifest entry as texts, which `decode_partition` takes back."""
+    values = [partition[number] for number in range(len(partition))]
+    return tuple(None if value is None else str(value) for value in values)
+
+
+def decode_partition(texts: Sequence[str | None], table: TableSchema, spec_id: int) -> tuple[Any, ...]:
+    """The values of a partition tuple, as `partition_tuple` gives them."""
+    return tuple(
+        None if text is None else _decode(text, table.schema.find_type(field.source_id))
+        for text, field in zip(texts, table.specs[spec_id].fields, strict=True)
+    )
+
+
+def _decode(text: str, field_type: IcebergType) -> Any:
+    match field_type:
+        case StringType():
+            return text
+        case BooleanType():
+            return text == "True"
+        case FloatType() | DoubleType():
+            return float(text)
+        case DecimalType():
+            return Decimal(text)
+        case _:
+            return int(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 from msgspec.structs import replace as with_fields
 from pyiceberg.conversions import to_bytes
@@ -21,6 +22,7 @@ from daemon.iceberg.pyiceberg_ext import data_file_record
 from daemon.iceberg.row_delta import RowDelta
 from daemon.translate.data_files import data_file_of, metrics_of, partition_of
 from daemon.translate.metrics import Metrics
+from daemon.translate.partition_values import decode_partition
 from daemon.translate.schema import TableSchema
 from state import DeleteFileRecord, DeletionVectorRecord, LiveFile, OrphanReason
 
@@ -141,8 +143,7 @@ def _grouped(
         if add.deletion_vector is None:
             continue
         known = live.get(path) if path not in change.added else None
-        spec_id = known.spec_id if known else table.spec_id
-        partition = partition_of(add, path, table, spec_id)
+        spec_id, partition = _place(add, path, table, known)
         work = DvWork(
             data_file=path,
             record_count=known.record_count if known else metrics[path].record_count,
@@ -156,6 +157,14 @@ def _grouped(
         for start in range(0, len(members), DATA_FILES_PER_DELETE_FILE_MAX):
             chunk = members[start : start + DATA_FILES_PER_DELETE_FILE_MAX]
             yield spec_id, chunk[0][0], tuple(work for _, work in chunk)
+
+
+def _place(add: AddFile, path: str, table: TableSchema, known: LiveFile | None) -> tuple[int, tuple[Any, ...]]:
+    """Spec and partition of a data file: those of its entry, which its delete files must share (Iceberg spec, "Scan
+    Planning"), or what the add of a new one comes to."""
+    if known is None:
+        return table.spec_id, partition_of(add, path, table, table.spec_id)
+    return known.spec_id, decode_partition(known.partition, table, known.spec_id)
 
 
 def record_of(descriptor: DeletionVectorDescriptor) -> DeletionVectorRecord:
@@ -187,7 +196,6 @@ class CommitPlan:
 
     delta: RowDelta
     added_files: Mapping[str, AddFile]
-    record_counts: Mapping[str, int]
     changed_dvs: Mapping[str, DeletionVectorRecord | None]
     removed_files: tuple[str, ...]
     written: tuple[tuple[DeleteFileTask, DeleteFileResult], ...]
@@ -264,7 +272,6 @@ def complete_plan(
     restored = _restored(plan, results)
     added = {**plan.change.added, **{path: plan.change.dv_changed[path] for path in restored}}
     metrics = {path: _metrics(plan, path) for path in added}
-    counts = {path: of_file.record_count for path, of_file in metrics.items()}
     by_path = {result.path: result for result in results}
     written = tuple((task, by_path[task.output_path]) for task in plan.tasks if by_path[task.output_path].positions)
     gone = {
@@ -277,17 +284,21 @@ def complete_plan(
     }
     delta = RowDelta(
         snapshot_id=snapshot_id,
-        added_data_files=[data_file_of(add, path, plan.table, metrics[path]) for path, add in sorted(added.items())],
+        added_data_files=[
+            data_file_of(
+                add, path, metrics[path], *_place(add, path, plan.table, plan.live[path] if path in restored else None)
+            )
+            for path, add in sorted(added.items())
+        ],
         removed_data_files=by_manifest((plan.live[path].manifest_path, path) for path in leaving),
         added_delete_files=[_delete_file_of(task, result) for task, result in written],
         removed_delete_files=by_manifest((file.manifest_path, file.path) for file in serving),
         replacements=[(rewrite.old.path, delete_file_record((), result)) for rewrite, result in rewritten],
-        same_rows=_moves_rows_only(plan, counts, positions=sum(result.positions for _, result in written)),
+        same_rows=_moves_rows_only(plan, metrics, positions=sum(result.positions for _, result in written)),
     )
     return CommitPlan(
         delta=delta,
         added_files=added,
-        record_counts=counts,
         changed_dvs={
             path: record_of(add.deletion_vector)
             for path, add in plan.change.dv_changed.items()
@@ -316,12 +327,12 @@ def by_manifest(placed: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
     return groups
 
 
-def _moves_rows_only(plan: SyncPlan, counts: Mapping[str, int], *, positions: int) -> bool:
+def _moves_rows_only(plan: SyncPlan, metrics: Mapping[str, Metrics], *, positions: int) -> bool:
     """Whether Delta says that no data changed, and the numbers of rows agree (operation `replace`)."""
     change = plan.change
     if change.data_change or change.dv_changed or positions:
         return False
-    added = sum(counts[path] for path in change.added)
+    added = sum(metrics[path].record_count for path in change.added)
     removed = sum(_account_of(plan.live[path]).live_rows for path in change.removed)
     return added == removed
 

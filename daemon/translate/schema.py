@@ -7,7 +7,6 @@ Projection"). The names in the mapping are physical names, which are what the fi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -57,7 +57,8 @@ PRIMITIVES: Mapping[str, PrimitiveType] = {
     "timestamp": TimestamptzType(),
     "timestamp_ntz": TimestampType(),
 }
-DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+# As Spark's DataType.fromJson reads them.
+DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,2})\s*,\s*(-?[0-9]{1,2})\s*\)")
 # PROTOCOL.md, "Column Mapping": the ids and names in a field's metadata.
 MAPPING_ID = "delta.columnMapping.id"
 MAPPING_NAME = "delta.columnMapping.physicalName"
@@ -68,6 +69,17 @@ PARTITION_FIELD_ID_START = 1000
 # Ids of columns that only files have: far above those that Delta counts up to, below Iceberg's reserved ones (Iceberg
 # spec, "Reserved Field IDs").
 HIDDEN_ID_START = 2_147_000_000
+# About 40,000 plain columns. Every schema that a table ever had is in each of its metadata files.
+SCHEMA_CHARACTERS_MAX = 4 << 20
+# Types in types. DuckDB 1.5.5 does not come to an end with lists in 28 lists, PyIceberg fails at 90 structs.
+NESTING_MAX = 25
+# Names of columns that Iceberg's readers add to a table's own (Iceberg spec, "Reserved Field IDs", as far as
+# MetadataColumns of Iceberg 1.12 goes by the name): Spark refuses to read a column that is called so.
+RESERVED_NAMES = frozenset(
+    {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"}
+)
+# Spark's reader adds this one wherever rows are deleted, and its filters then take `_POS` for the same name.
+POSITION_NAME = "_pos"
 HINT_METADATA = "Ask the writer of this metaData action; nothing of the commit is shown."
 
 
@@ -115,18 +127,28 @@ def translate_schema(
     `previous` and `mapping` are the Iceberg table's current schema and name mapping, `schemas` and `specs` are all that
     it ever had: ids are kept. Raises `Unsupported` naming the column and its type, `CorruptInput` for no schema at all.
     """
-    struct = _parse_struct(metadata.schema_string)
+    struct = parse_struct(metadata.schema_string)
     mapped = metadata.column_mapping_mode != "none"
     used = [previous, *schemas.values()] if previous else schemas.values()
     highest = max((schema.highest_field_id for schema in used), default=0)
-    if mapped:
-        highest = max(highest, int(metadata.configuration.get("delta.columnMapping.maxColumnId", "0")))
-    translation = _Translation(mapped=mapped, next_id=highest + 1)
     try:
+        _check_names(struct)
+        if mapped:
+            highest = max(highest, _column_id(metadata.configuration.get("delta.columnMapping.maxColumnId", "0")))
+        translation = _Translation(mapped=mapped, next_id=highest + 1)
         fields = translation.struct_fields(struct, previous.as_struct() if previous else None, ())
         new_mapping = translation.mapped_fields(struct, fields)
-    except (KeyError, TypeError, ValueError, ValidationError) as error:
-        raise CorruptInput(f"the schema is not one of Delta's: {error!r}", hint=HINT_METADATA) from error
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        ValidationError,
+    ) as error:
+        fault = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise CorruptInput(f"the schema is not one of Delta's: {fault}", hint=HINT_METADATA) from error
     try:
         schema = Schema(*fields, schema_id=_schema_id(StructType(*fields), schemas))
     except ValueError as error:
@@ -145,14 +167,70 @@ def translate_schema(
     )
 
 
-def _parse_struct(schema_string: str) -> dict[str, Any]:
+def parse_struct(schema_string: str) -> dict[str, Any]:
+    """The schema as Spark spells it: a struct with fields, of which nothing else is checked yet.
+
+    Raises `CorruptInput`, and `Unsupported` for a schema that is too large or nested too deeply.
+    """
+    if len(schema_string) > SCHEMA_CHARACTERS_MAX:
+        raise Unsupported(
+            f"the schema has {len(schema_string)} characters, at most {SCHEMA_CHARACTERS_MAX} are read",
+            hint="Drop columns, or shorten their comments, in the Delta table.",
+        )
     try:
-        struct = json.loads(schema_string)
-    except ValueError as error:
+        # Halves of UTF-16 pairs, which nothing can be written with, are no text to msgspec.
+        struct = msgspec.json.decode(schema_string)
+    except (ValueError, RecursionError) as error:
         raise CorruptInput(f"the schema is not JSON: {error}", hint=HINT_METADATA) from error
     if not isinstance(struct, dict) or not isinstance(struct.get("fields"), list):
         raise CorruptInput("the schema is not a struct with fields", hint=HINT_METADATA)
+    for field in struct["fields"]:
+        _check_nesting(field)
     return struct
+
+
+def _column_id(told: Any) -> int:
+    """An id of column mapping. Raises ValueError for one that Delta does not count up to, and TypeError."""
+    number = int(told)
+    if not 0 <= number < HIDDEN_ID_START:
+        raise ValueError(f"{number} is no id of a column")
+    return number
+
+
+def _check_nesting(field: Any) -> None:
+    types = list(_types_of([field]))
+    for _ in range(NESTING_MAX + 1):
+        types = [inner for kind in types for inner in _inner_types(kind)]
+    if types:
+        raise Unsupported(
+            f"column {field.get('name')} is nested in more than {NESTING_MAX} levels",
+            hint="Drop the column, or store what is deep in it as text.",
+        )
+
+
+def _inner_types(kind: Any) -> Iterator[Any]:
+    """The types right in a type, whatever shape it has."""
+    if isinstance(kind, dict):
+        yield from _types_of(kind.get("fields"))
+        yield from (kind[name] for name in ("elementType", "keyType", "valueType") if name in kind)
+
+
+def _types_of(fields: Any) -> Iterator[Any]:
+    for field in fields if isinstance(fields, list) else ():
+        if isinstance(field, dict):
+            yield field.get("type")
+
+
+def _check_names(struct: dict[str, Any]) -> None:
+    """Raise `Unsupported` naming the columns whose names Iceberg reserves. Fields inside of columns may have them."""
+    names = [str(field["name"]) for field in struct["fields"]]
+    reserved = [name for name in names if name in RESERVED_NAMES or name.casefold() == POSITION_NAME]
+    if reserved:
+        raise Unsupported(
+            f"Iceberg reserves the name of column {', '.join(reserved)}: Spark cannot read a table with such a column",
+            hint="Rename it in Delta: ALTER TABLE … RENAME COLUMN, with delta.columnMapping.mode = 'name'; or CREATE "
+            "OR REPLACE TABLE … AS SELECT, where the table has arrays or maps. Then `dvsync resync` the table.",
+        )
 
 
 def _renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
@@ -206,7 +284,7 @@ def _mapped_ids(field: MappedField) -> Iterator[int | None]:
 def _schema_id(struct: StructType, schemas: Mapping[int, Schema]) -> int:
     """The id of a schema that the table had already, or the next one."""
     for schema_id, schema in schemas.items():
-        if schema.as_struct() == struct:
+        if schema.as_struct() == struct and not schema.identifier_field_ids:
             return schema_id
     return max(schemas, default=-1) + 1
 
@@ -268,12 +346,15 @@ class _Before:
         )
 
 
-def _hides_renamed(element: Any) -> bool:
-    """Whether a list's element is a list or map with structs in it whose fields have other names in the files.
+def _hides_renamed(kind: dict[str, Any]) -> bool:
+    """Whether PyIceberg would look for fields of structs inside of a list or map by names that the files do not have.
 
-    PyIceberg 0.12 casts such a list as a whole, by names (ArrowProjectionVisitor.list).
+    PyIceberg 0.12 goes by field ids where the element, or the value, is a struct; it casts every other list or map as
+    a whole, by names (ArrowProjectionVisitor.list and .map).
     """
-    return isinstance(element, dict) and element["type"] in ("array", "map") and _has_renamed(element)
+    inner = kind["elementType"] if kind["type"] == "array" else kind["valueType"]
+    is_struct = isinstance(inner, dict) and inner["type"] == "struct"
+    return not is_struct and _has_renamed(kind)
 
 
 def _has_renamed(kind: Any) -> bool:
@@ -293,10 +374,18 @@ class _Translation:
         self.mapped = mapped
         self.replaced: list[str] = []
         self._next_id = next_id
+        self._used: set[int] = set()
 
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id - 1
+
+    def _mapped_id(self, told: Any) -> int:
+        number = _column_id(told)
+        if number in self._used:
+            raise ValueError(f"two columns have the id {number}")
+        self._used.add(number)
+        return number
 
     def struct_fields(
         self, struct: dict[str, Any], previous: StructType | None, path: tuple[str, ...]
@@ -313,7 +402,7 @@ class _Translation:
             # Delta finds the older files' column all the same, a name mapping does not.
             self.replaced.append(f"{column} (spelled {spelled} before)")
         # A struct's id comes before those of its fields, as where Delta numbers columns (DeltaColumnMapping.scala).
-        kept_id = int(_metadata(field)[MAPPING_ID]) if self.mapped else old.field_id if old else None
+        kept_id = self._mapped_id(_metadata(field)[MAPPING_ID]) if self.mapped else old.field_id if old else None
         field_id = self._new_id() if kept_id is None else kept_id
         old_type = old.field_type if old else None
         field_type = self._type(field["type"], old_type, path, _NestedIds.of(field))
@@ -339,16 +428,16 @@ class _Translation:
     def _type(self, delta_type: Any, old: IcebergType | None, path: tuple[str, ...], nested: _NestedIds) -> IcebergType:
         if isinstance(delta_type, str):
             return _primitive(delta_type, ".".join(path))
+        if self.mapped and delta_type["type"] in ("array", "map") and _hides_renamed(delta_type):
+            raise Unsupported(
+                f"column {'.'.join(path)} is a list or map with structs deep inside, whose fields have other names in "
+                "the files (column mapping): PyIceberg shows them as null",
+                hint="Drop the column. Tables without column mapping may hold such columns.",
+            )
         match delta_type["type"]:
             case "struct":
                 return StructType(*self.struct_fields(delta_type, old if isinstance(old, StructType) else None, path))
             case "array":
-                if self.mapped and _hides_renamed(delta_type["elementType"]):
-                    raise Unsupported(
-                        f"column {'.'.join(path)} holds lists or maps of structs in a list, whose fields column "
-                        "mapping calls by other names: PyIceberg shows them as null",
-                        hint="Drop the column. Tables without column mapping may hold such columns.",
-                    )
                 old_list = old if isinstance(old, ListType) else None
                 return ListType(
                     element_id=self._inner_id(old_list.element_id if old_list else None, path, nested.of_element),
@@ -390,7 +479,7 @@ class _Translation:
                     "(ICEBERG_COMPAT_VERSION = 2))), then `dvsync resync` the table. Tables without column "
                     "mapping may hold arrays and maps.",
                 )
-            return nested.id
+            return self._mapped_id(nested.id)
         return self._new_id() if kept_id is None else kept_id
 
     def mapped_fields(self, struct: dict[str, Any], fields: tuple[NestedField, ...]) -> list[MappedField]:
@@ -421,7 +510,10 @@ class _Translation:
 
 def _primitive(delta_type: str, column: str) -> PrimitiveType:
     if match := DECIMAL.fullmatch(delta_type):
-        return DecimalType(int(match[1]), int(match[2]))
+        precision, scale = int(match[1]), int(match[2])
+        if scale not in range(precision + 1):
+            raise ValueError(f"column {column} has the type {delta_type}, whose scale is beyond its precision")
+        return DecimalType(precision, scale)
     if delta_type not in PRIMITIVES:
         raise _unsupported_type(delta_type, column)
     return PRIMITIVES[delta_type]
@@ -462,7 +554,8 @@ def _partition_spec(schema: Schema, columns: list[str], specs: Mapping[int, Part
             )
     sources = [schema.find_field(column).field_id for column in columns]
     for spec in specs.values():
-        if [field.source_id for field in spec.fields] == sources:
+        is_plain = all(isinstance(field.transform, IdentityTransform) for field in spec.fields)
+        if is_plain and [field.source_id for field in spec.fields] == sources:
             return spec
     used = [field.field_id for spec in specs.values() for field in spec.fields]
     next_id = max(used, default=PARTITION_FIELD_ID_START - 1) + 1

@@ -69,7 +69,7 @@ def make_app(board: Board, *, is_spark_up: Callable[[], bool] = lambda: False) -
 
     async def page(_: Request) -> Response:
         statuses = board.statuses()
-        days = {status.name: board.timeline(status.name).samples() for status in statuses}
+        days = {status.name: board.timeline(status.name).outline() for status in statuses}
         return _html(render_tables(statuses, board.find_unready(), days))
 
     async def table_page(request: Request) -> Response:

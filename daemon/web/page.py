@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from daemon.status import TableState, TableStatus, Unready, count_states
+from daemon.status import TableState, TableStatus, Unready, count_states, span
 from daemon.timeline import Sample
 from state import SyncRun
 
@@ -20,6 +20,7 @@ LOOKS = {
     TableState.RETRYING: "late",
     TableState.PARKED: "bad",
     TableState.PAUSED: "held",
+    TableState.GONE: "late",
 }
 WIDTH, HEIGHT = 600, 120
 
@@ -36,12 +37,7 @@ def _bytes(value: int | None) -> str:
 
 
 def _span(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    for length_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= length_s:
-            return f"{seconds / length_s:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    return "?" if seconds is None else span(seconds)
 
 
 def _time(epoch_ms: int) -> str:

@@ -1,18 +1,43 @@
-"""uvicorn in a thread of the daemon. It takes no signals: those are the daemon's."""
+"""uvicorn in a thread of the daemon, with bounds. It takes no signals: those are the daemon's."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from threading import Thread
 from typing import Self
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from daemon.errors import ConfigInvalid
 from daemon.settings import HealthSettings
 
 STOP_MAX_S = 2.0
+# Everything is answered from memory: what takes longer is the client's doing. Each connection takes one of the file
+# descriptors that syncs and databases need.
+CONNECTIONS_MAX = 64
+EXCHANGE_MAX_S = 15.0
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's, which waits for a request to end, and for an answer to be read, as long as the client likes."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(EXCHANGE_MAX_S, transport.abort)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._deadline.cancel()
+        self._deadline = self.loop.call_later(EXCHANGE_MAX_S, self.transport.abort)
+        super().on_response_complete()
 
 
 class WebServer:
@@ -20,7 +45,7 @@ class WebServer:
 
     def __init__(self, listener: socket.socket, app: Starlette) -> None:
         self._listener = listener
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http="h11")
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http=BoundedProtocol)
         config.timeout_graceful_shutdown = 1
         self._server = uvicorn.Server(config)
         self._thread = Thread(target=self._server.run, args=([listener],), name="web", daemon=True)

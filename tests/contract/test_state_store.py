@@ -25,8 +25,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 from sqlalchemy import Connection, create_engine
 
-from state.database import MIGRATIONS
+from state.database import REVISION
 from state.memory_store import MemoryStateStore
+from state.migration import MIGRATIONS
 from state.models import Base
 from state.records import (
     DeleteFileRecord,
@@ -114,7 +115,7 @@ def deletion_vector(name: str, cardinality: int = 2) -> DeletionVectorRecord:
 
 
 def live_file(path: str, *, manifest: str = MANIFEST, dv: DeletionVectorRecord | None = None) -> LiveFile:
-    return LiveFile(path, 100, 5_000, 0, manifest, dv)
+    return LiveFile(path, 100, 5_000, 0, manifest, dv, (f'"{path}"', None))
 
 
 def delete_file(path: str, *data_files: str, manifest: str = DELETE_MANIFEST) -> DeleteFileRecord:
@@ -200,6 +201,28 @@ def test_list_tables_by_name(store: StateStore) -> None:
     assert store.list_tables() == sorted(made, key=lambda table: table.name)
 
 
+def test_a_renamed_table_keeps_all_that_is_known_of_it(store: StateStore, table_id: int) -> None:
+    """Its id, its files and its cursor are found under the new name, and nothing under the old one."""
+    store.record_orphans(table_id, FileKind.MANIFEST, ["m"], OrphanReason.FOUND, at_ms=1)
+    before = store.list_tables()[0]
+    store.rename_table(table_id, "other")
+    assert store.list_tables() == [replace(before, name="other")]
+    assert store.load_table("other", before.source, before.target).id == table_id
+    assert [file.path for file in store.list_written(table_id, (FileStatus.ORPHANED,))] == ["m"]
+
+
+def test_a_forgotten_table_leaves_nothing(store: StateStore, table_id: int) -> None:
+    """Neither its row nor what belongs to it; under the same name it begins afresh."""
+    open_intent(store, table_id, 11)
+    store.record_orphans(table_id, FileKind.MANIFEST, ["m"], OrphanReason.FOUND, at_ms=1)
+    before = store.list_tables()[0]
+    store.forget_table(table_id)
+    assert store.list_tables() == []
+    afresh = store.load_table(before.name, before.source, before.target)
+    assert afresh.id != table_id
+    assert (store.list_written(afresh.id, FileStatus), store.find_open_intents(afresh.id)) == ([], [])
+
+
 @pytest.mark.parametrize(
     ("source", "target"), [("s3://delta/other", "sales.orders"), ("s3://delta/orders", "x.orders")]
 )
@@ -265,6 +288,8 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.record_sizes(UNKNOWN, {"m": 1}),
     lambda store: store.record_deleted(UNKNOWN, ["m"], at_ms=1),
     lambda store: store.forget_before(UNKNOWN, 1),
+    lambda store: store.rename_table(UNKNOWN, "n"),
+    lambda store: store.forget_table(UNKNOWN),
     lambda store: store.record_failure(UNKNOWN, TableError("k", "m", "h", None, 1, 1, False)),
     lambda store: store.record_run(SyncRun(UNKNOWN, 1, 1, "advanced")),
     lambda store: store.record_resumed(UNKNOWN),
@@ -519,6 +544,19 @@ def test_abandoned_files_become_orphans(store: StateStore, table_id: int) -> Non
     expected = [(f"lost-{number}", kind, OrphanReason.COMMIT_FAILED) for number, kind in enumerate(FileKind)]
     assert orphans(store, table_id) == expected
     assert [intent.id for intent, _ in store.find_open_intents(table_id)] == [2]
+
+
+def test_files_that_were_not_written_are_forgotten(store: StateStore, table_id: int) -> None:
+    """Those of the abandoned intent; another one's by the same name stays pending, and a live one live."""
+    open_intent(store, table_id, 1)
+    open_intent(store, table_id, 2)
+    for kind in FileKind:
+        store.record_pending(1, {kind: [f"{kind}-written", f"{kind}-unwritten"]})
+    store.record_pending(2, {FileKind.MANIFEST: ["other"]})
+    unwritten = [*(f"{kind}-unwritten" for kind in FileKind), "other"]
+    store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=4, unwritten=unwritten)
+    assert orphan_paths(store, table_id) == sorted(f"{kind}-written" for kind in FileKind)
+    assert [file.path for file in store.list_written(table_id, (FileStatus.PENDING,))] == ["other"]
 
 
 def test_abandoned_files_in_use_become_live(store: StateStore, table_id: int) -> None:
@@ -904,7 +942,10 @@ def test_replaced_table_begins_from_nothing(store: StateStore, table_id: int) ->
     assert store.find_delete_files(table_id, ["a"]) == []
     assert store.find_serving(table_id, ["d"]) == {"d": set()}
     assert totals(store, table_id) == (0, 0, 0, 0, 7)
-    assert (store.find_open_intents(table_id), store.list_tables()) == (opened, table)
+    assert store.find_open_intents(table_id) == opened
+    (before_it,) = table
+    assert store.list_tables() == [replace(before_it, snapshot_id=None, metadata_location=None)]
+    assert before_it.snapshot_id is not None and before_it.synced_version is not None
 
 
 def test_rebuilt_after_it_was_replaced(store: StateStore, table_id: int) -> None:
@@ -1000,6 +1041,17 @@ def test_forget_before(store: StateStore, table_id: int) -> None:
         store.record_prepared(1, outcome(table_id, 1))
     store.record_abandoned(2, OrphanReason.COMMIT_FAILED, at_ms=7)
     assert orphan_paths(store, table_id) == ["orphaned", "pending"]
+
+
+def test_orphans_that_nobody_removes_are_forgotten(store: StateStore, table_id: int) -> None:
+    """When it is asked for, and older; what was written for a replaced table is not."""
+    store.record_orphans(table_id, FileKind.MANIFEST, ["old"], OrphanReason.COMMIT_FAILED, at_ms=4)
+    store.record_orphans(table_id, FileKind.DELETE_FILE, ["replaced"], OrphanReason.TABLE_REPLACED, at_ms=4)
+    store.record_orphans(table_id, FileKind.DELETE_FILE, ["young"], OrphanReason.COMMIT_FAILED, at_ms=6)
+    store.forget_before(table_id, 5)
+    assert orphan_paths(store, table_id) == ["old", "replaced", "young"]
+    store.forget_before(table_id, 5, orphans=True)
+    assert orphan_paths(store, table_id) == ["replaced", "young"]
 
 
 def test_forgotten_path_is_new(store: StateStore, table_id: int) -> None:
@@ -1160,8 +1212,15 @@ def test_models_and_migrations_agree(sql_store: SqlStateStore) -> None:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
 
 
+def test_the_newest_migration_is_the_one_that_is_looked_for(sql_store: SqlStateStore) -> None:
+    """Alembic leaves a database at the revision that opening one takes for the newest."""
+    with sql_store._database.read() as connection:
+        assert MigrationContext.configure(connection).get_current_heads() == (REVISION,)
+
+
 FIRST_SCHEMA_ROWS = """
-INSERT INTO tables (id, name, source, target, paused, must_compare) VALUES (1, 'orders', 'source', 'target', 0, 0);
+INSERT INTO tables (id, name, source, target, paused, must_compare, snapshot_id)
+    VALUES (1, 'orders', 'source', 'target', 0, 0, 11);
 INSERT INTO intents (id, table_id, to_version, created_at_ms, status) VALUES (11, 1, 1, 50, 'open');
 INSERT INTO metadata_files (id, table_id, path, kind, status, reason, orphaned_at_ms, intent_id) VALUES
     (1, 1, 'm-live', 'manifest', 'live', NULL, NULL, NULL),
@@ -1208,7 +1267,10 @@ def test_first_schema_is_upgraded(tmp_path: Path) -> None:
             WrittenFile("m-live", FileKind.MANIFEST, FileStatus.LIVE, live_manifest.since_ms),
         ]
         assert live_manifest.since_ms >= opened_at_ms
-        assert list(store.read_live_files(table_id)) == [live_file(path, manifest="m-live") for path in "ab"]
+        assert store.list_tables()[0].snapshot_id is None, "what is remembered is read anew"
+        assert list(store.read_live_files(table_id)) == [
+            replace(live_file(path, manifest="m-live"), partition=()) for path in "ab"
+        ]
         assert store.find_delete_files(table_id, ["a"]) == [delete_file("d-live", "a", "b", manifest="m-live")]
         assert [intent.id for intent, _ in store.find_open_intents(table_id)] == [11]
         assert len(store.list_runs(table_id, runs_max=9)) == 1
@@ -1481,7 +1543,14 @@ manifests = st.sampled_from(MANIFESTS)
 reasons = st.sampled_from(OrphanReason)
 vectors = st.none() | st.builds(deletion_vector, st.sampled_from("xyz"), st.integers(0, 9))
 live_files = st.builds(
-    LiveFile, data_file_paths, st.integers(10, 20), st.integers(0, 9), st.integers(0, 1), manifests, vectors
+    LiveFile,
+    data_file_paths,
+    st.integers(10, 20),
+    st.integers(0, 9),
+    st.integers(0, 1),
+    manifests,
+    vectors,
+    st.sampled_from([(), ("x", None)]),
 )
 mappings = st.lists(
     st.builds(DvMapping, data_file_paths, st.sampled_from("xyz"), st.integers(0, 9)),

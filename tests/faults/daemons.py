@@ -110,6 +110,18 @@ class Daemon:
         return self.process.wait(WAIT_S)
 
 
+def command(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of `dvsync` as a process of its own, on handmade tables."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.faults.sparkless_daemon", *words, "--config", str(config)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 @contextmanager
 def daemon(config: Path) -> Iterator[Daemon]:
     """A daemon that has told that it started, killed at the end."""

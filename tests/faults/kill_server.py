@@ -1,8 +1,8 @@
 """Processes to kill: imports the product once, then forks one process for each order read from standard input.
 
-An order is one line, `build`, `kill CASE EVENT` or `follow CASE` in JSON, and so is the answer. Run as
-`python -m tests.faults.kill_server FOLDER GRANULARITY`. Every case is played at the one path FOLDER/case, since Iceberg
-metadata holds absolute paths; `build` keeps copies of what it was before each sync, at FOLDER/bases.
+An order is one line, `build`, `kill CASE EVENT`, `cut CASE EVENT` or `follow CASE` in JSON, and so is the answer. Run
+as `python -m tests.faults.kill_server FOLDER GRANULARITY`. Every case is played at the one path FOLDER/case, since
+Iceberg metadata holds absolute paths; `build` keeps copies of what it was before each sync, at FOLDER/bases.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from daemon.storage import FileIOStorage
 from state.sql_store import SqlStateStore
 from tests.faults import sparkless
 from tests.faults.checks import check, duckdb_rows
+from tests.faults.power import Disk
 from tests.handmade import COLUMNS, Bench, HandmadeTable
 
 # Every step that leaves something behind. A file that is opened and not closed is one: its bytes are lost with us.
@@ -145,9 +146,10 @@ class Builder:
 class Trace:
     """Sees what happens in `watch`: `before record_intent`, `after record_intent`, …; may end the process at one."""
 
-    def __init__(self, folder: Path, kill_at: int | None = None) -> None:
+    def __init__(self, folder: Path, kill_at: int | None = None, last_words: Callable[[], None] = lambda: None) -> None:
         self._folder = folder
         self._kill_at = kill_at
+        self._last_words = last_words
         self._events: list[str] | None = None
         self._last: object = None
         for owner, name in STEPS:
@@ -180,6 +182,7 @@ class Trace:
             return
         if self._kill_at is not None:
             if len(self._events) == self._kill_at:
+                self._last_words()
                 os.kill(os.getpid(), signal.SIGKILL)
             self._events.append(event)
             return
@@ -200,12 +203,26 @@ def build(folder: Path, granularity: str) -> dict[str, list[str]]:
 
 def kill(folder: Path, name: str, event: int) -> None:
     """Play the case until its nth event, which this process does not survive."""
+    _lay_out(folder, name)
+    _play_until(folder, name, Trace(folder / "case" / "dvsync", event))
+
+
+def cut(folder: Path, name: str, event: int, *, keeps_names: bool, deaf_to: str | None) -> None:
+    """The same, and the power is cut at that moment."""
+    _lay_out(folder, name)
+    disk = Disk(folder / "case" / "dvsync", deaf_to)
+    _play_until(folder, name, Trace(folder / "case" / "dvsync", event, lambda: disk.cut(keeps_names=keeps_names)))
+
+
+def _lay_out(folder: Path, name: str) -> None:
     shutil.rmtree(folder / "case")
     shutil.copytree(folder / "bases" / name, folder / "case")
-    trace = Trace(folder / "case" / "dvsync", event)
+
+
+def _play_until(folder: Path, name: str, trace: Trace) -> None:
     bench = _load(folder, name).bench()
     trace.watch(bench.follower.sync)
-    raise AssertionError(f"survived event {event} of {name}")
+    raise AssertionError(f"survived {name}")
 
 
 def follow(folder: Path, name: str, *, ask_duckdb: bool) -> None:
@@ -263,6 +280,9 @@ def main() -> None:
     orders: dict[str, Callable[..., object]] = {
         "build": lambda: build(folder, granularity),
         "kill": lambda name, event: kill(folder, name, event),
+        "cut": lambda name, event, keeps_names, deaf_to: cut(
+            folder, name, event, keeps_names=keeps_names, deaf_to=deaf_to
+        ),
         "follow": lambda name, ask_duckdb: follow(folder, name, ask_duckdb=ask_duckdb),
     }
     gc.freeze()  # What is here already is never looked at again, and so not copied into each process.

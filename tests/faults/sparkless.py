@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from daemon import first_sync, recovery
 from daemon.delta.actions import Metadata, Protocol
+from daemon.delta.log import DeltaLog
 from daemon.pipeline import data_manifests
 from daemon.pipeline.data_manifests import ManifestTask
 from daemon.pipeline.session import SparkPipeline
@@ -76,8 +77,8 @@ class Frame:
         return self.rows
 
 
-def read_table_state(spark: None, location: str, version: int | None = None) -> TableState:
-    commits = sorted((Path(location.removeprefix("file://")) / "_delta_log").glob("*.json"))[
+def read_table_state(spark: None, log: DeltaLog, version: int | None = None) -> TableState:
+    commits = sorted(Path(log.folder.removeprefix("file://")).glob("*.json"))[
         : None if version is None else version + 1
     ]
     live: dict[str, dict[str, Any]] = {}

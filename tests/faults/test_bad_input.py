@@ -12,13 +12,19 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyiceberg.expressions import EqualTo
 
+from daemon import first_sync, recovery
 from daemon.clock import SystemClock
+from daemon.definition import DELTA_FEATURES, DELTA_PROTOCOL
 from daemon.delta import protocol
 from daemon.errors import (
     AccountMismatch,
@@ -31,11 +37,14 @@ from daemon.errors import (
     SyncError,
     Unsupported,
 )
+from daemon.pipeline.table_state import TableState
 from daemon.settings import LimitsSettings
+from daemon.storage import FileIOStorage
 from state import database
 from tests.faults import sparkless
 from tests.faults.checks import check, rows_of
 from tests.handmade import FEATURES, Bench, HandmadeTable
+from tests.readers import duckdb_connection
 
 INT_PART = (("id", "long"), ("part", "integer"), ("value", "string"))
 LONG_AGO_S = 1_000_000_000
@@ -155,16 +164,22 @@ def with_magic(magic: int) -> Callable[[bytes], bytes]:
     return change
 
 
+def with_value_twice(data: bytes) -> bytes:
+    """The last value of an array container is the one before it, under a CRC that fits."""
+    payload = data[5:-6] + data[-8:-6]
+    return data[:5] + payload + struct.pack(">I", zlib.crc32(payload))
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        pytest.param(changed_byte(0, 2), "version byte is 2", id="version byte"),
-        pytest.param(changed_byte(4, 1), "size is 1 in its file", id="size field"),
+        pytest.param(changed_byte(0, 2), "version byte 1", id="version byte"),
+        pytest.param(changed_byte(4, 1), "size in its file is not", id="size field"),
         pytest.param(with_magic(77), "magic is 77", id="magic"),
         pytest.param(changed_byte(-1, 0), "CRC-32", id="crc"),
         pytest.param(changed_byte(12, 255), "CRC-32", id="flipped bitmap"),
         pytest.param(lambda data: data[:-9], "ends", id="cut"),
-        pytest.param(lambda data: b"", "version byte is missing", id="empty"),
+        pytest.param(lambda data: b"", "version byte 1", id="empty"),
     ],
 )
 def test_a_damaged_deletion_vector_is_refused(pair: Pair, change: Callable[[bytes], bytes], says: str) -> None:
@@ -176,6 +191,30 @@ def test_a_damaged_deletion_vector_is_refused(pair: Pair, change: Callable[[byte
     pair.assert_refused(CorruptInput, version=version, path=f"/delta/{file.name}", says=says)
     file.write_bytes(data)
     pair.assert_goes_on([0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(changed_byte(0, 2), id="version byte"),
+        pytest.param(with_magic(77), id="magic"),
+        pytest.param(changed_byte(-1, 0), id="crc"),
+        pytest.param(lambda data: data[:-9], id="cut"),
+        pytest.param(with_value_twice, id="a container that does not decode"),
+    ],
+)
+@pytest.mark.parametrize("full", [False, True], ids=["followed", "compared"])
+def test_a_damaged_deletion_vector_that_delta_needs_no_more_stops_nothing(
+    pair: Pair, change: Callable[[bytes], bytes], *, full: bool
+) -> None:
+    """Only the difference was to be taken from it: the file's deletions are written anew, neither lost nor doubled."""
+    pair.table.commit(pair.table.delete({pair.path: [2, 3]}))
+    pair.bench.follower.sync()
+    older = newest_dv_file(pair.table)
+    pair.table.commit(pair.table.delete({pair.path: [4]}))
+    older.write_bytes(change(older.read_bytes()))
+    pair.bench.follower.sync(full=full)
+    pair.assert_goes_on([0, 1, 2, 3])
 
 
 def test_deletions_beyond_the_last_row_are_refused(pair: Pair) -> None:
@@ -233,7 +272,7 @@ def edit_dv(**fields: object) -> Callable[[Actions], None]:
         ),
         pytest.param(edit_dv(offset=10_000), CorruptInput, ".bin", "ends 0 bytes after", id="offset beyond the end"),
         pytest.param(edit_dv(offset=-1), CorruptInput, ".bin", "offset -1", id="negative offset"),
-        pytest.param(edit_dv(sizeInBytes=4), CorruptInput, ".bin", "4 in the log", id="size in the log"),
+        pytest.param(edit_dv(sizeInBytes=4), CorruptInput, ".bin", "not the 4 of the log", id="size in the log"),
         pytest.param(edit_dv(pathOrInlineDv="~" * 20), CorruptInput, "~", "Z85", id="no Z85"),
         pytest.param(edit_dv(storageType="x"), Unsupported, "", "storage type 'x'", id="storage type"),
         pytest.param(edit_dv(storageType="i"), CorruptInput, "", "inline DV has 16 bytes", id="inline size"),
@@ -278,6 +317,40 @@ def test_statistics_of_columns_without_sense_are_left_out(pair: Pair, counted: o
     stats = {"numRecords": counted, "minValues": {"id": "a"}, "maxValues": [9], "nullCount": {"id": "no", "value": -1}}
     edited(pair, 2, edit_add(stats=json.dumps(stats)))
     pair.assert_goes_on([0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("stored", "told"),
+    [
+        pytest.param(pa.array([0.7], pa.float32()), "0.7", id="a float, in a column of doubles now"),
+        pytest.param(
+            pa.array([Decimal("0.123456789012345678")], pa.decimal128(38, 18)),
+            "0.12345678901234568",
+            id="a decimal, told as a double",
+        ),
+    ],
+)
+def test_filters_find_what_statistics_tell_in_short(pair: Pair, tmp_path: Path, stored: pa.Array, told: str) -> None:
+    """Bounds hold the value that the file has, not only the one that the log spells."""
+    kind = "double" if stored.type == pa.float32() else "decimal(38,18)"
+    table = HandmadeTable(tmp_path / "delta")
+    table.create()
+    bench = Bench(pair.bench.folder, table.location, target="lake.told", name="told")
+    bench.follower.sync()
+    path = tmp_path / "delta" / "f.parquet"
+    pq.write_table(pa.table({"id": pa.array([1], pa.int64()), "part": ["p"], "value": stored}), path)
+    stats = f'{{"numRecords": 1, "minValues": {{"value": {told}}}, "maxValues": {{"value": {told}}}}}'
+    add = {"path": path.name, "partitionValues": {}, "size": path.stat().st_size, "dataChange": True, "stats": stats}
+    columns = (("id", "long"), ("part", "string"), ("value", kind))
+    table.commit([{"metaData": table.metadata(columns)}, {"add": add}])
+    bench.follower.sync()
+    value = stored[0].as_py()
+    assert bench.iceberg().scan(row_filter=EqualTo("value", value)).to_arrow().num_rows == 1
+    found = duckdb_connection().execute(
+        "SELECT count(*) FROM iceberg_scan(?) WHERE value = ?", [bench.iceberg().metadata_location, value]
+    )
+    assert found.fetchone() == (1,)
+    bench.close()
 
 
 def test_a_missing_data_file_is_waited_for(pair: Pair) -> None:
@@ -350,6 +423,28 @@ def test_an_unfinished_commit_is_waited_for(pair: Pair, change: Callable[[bytes]
     pair.assert_goes_on([0, 1, 2])
 
 
+def test_a_commit_that_grows_after_it_was_read_is_shown_whole(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that was read when half of its lines were there: the next sync sees that it is another file now."""
+    first, second = append(pair.table), append(pair.table, part="y", deleted=())
+    file = pair.table.commit_path(2)
+    whole = file.read_text() + pair.table.commit_path(3).read_text().splitlines(keepends=True)[1]
+    pair.table.commit_path(3).unlink()
+    pair.table.version = 2
+    read_blocks = FileIOStorage.read_blocks
+
+    def read_then_grow(storage: FileIOStorage, path: str) -> Iterator[bytes]:
+        yield from read_blocks(storage, path)
+        if path.endswith(file.name):
+            file.write_text(whole)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileIOStorage, "read_blocks", read_then_grow)
+        assert pair.bench.follower.sync().data_files_added == 1
+    assert {first, second} <= pair.table.live.keys()
+    assert pair.bench.follower.sync().data_files_added == 1
+    check(pair.bench, pair.table, [0, 1, 2, 2])
+
+
 @pytest.mark.parametrize("change", [pytest.param(cut_last_line, id="cut"), pytest.param(lambda data: b"", id="empty")])
 def test_a_commit_that_nobody_finishes_is_corrupt(pair: Pair, change: Callable[[bytes], bytes]) -> None:
     """A cut commit file that was not touched for long is `CorruptInput`; once it is restored the sync goes on."""
@@ -392,6 +487,34 @@ def test_a_commit_without_sense_is_corrupt(pair: Pair, change: Callable[[bytes],
     pair.assert_refused(CorruptInput, version=2, path=f"/{where}", says=says)
     file.write_bytes(data)
     pair.assert_goes_on([0, 1, 2])
+
+
+def padded(table: HandmadeTable, size_bytes: int) -> str:
+    """A commit of one file and so many bytes of provenance."""
+    path = append(table)
+    file = table.commit_path(table.version)
+    file.write_text(json.dumps({"commitInfo": {"x": "y" * size_bytes}}) + "\n" + file.read_text())
+    return path
+
+
+def test_a_large_commit_is_refused_and_passed_by_comparing_states(pair: Pair) -> None:
+    """Nothing of it is read; `--full` shows the newest state, and the commits after it are followed."""
+    pair.bench.limits = LimitsSettings(commit_bytes_max=1 << 20)
+    pair.bench.reopen()
+    padded(pair.table, 1 << 20)
+    pair.assert_refused(Unsupported, version=2, path="2.json", says=r"at most 1048576 are read \(limits\.commit_byte")
+    pair.bench.follower.sync(full=True)
+    pair.assert_goes_on([0, 1, 2])
+
+
+def test_large_commits_do_not_share_a_snapshot(pair: Pair) -> None:
+    """Their actions would be in memory together: the rest of them has the next snapshot."""
+    pair.bench.limits = LimitsSettings(commit_bytes_max=1 << 20, fold_after_versions=1)
+    pair.bench.reopen()
+    for _ in range(5):
+        padded(pair.table, 600 << 10)
+    pair.bench.follower.sync()
+    check(pair.bench, pair.table, [0, 1, 3, 5, 6])
 
 
 # --- protocol and metadata ---
@@ -449,6 +572,50 @@ def test_metadata_without_sense_is_refused(
     pair.assert_refused(kind, version=2, path="2.json", says=says)
     repair()
     pair.assert_goes_on([0, 1])
+
+
+ROWS_TRACKED = {"configuration": {"delta.enableDeletionVectors": "true", "delta.enableRowTracking": "true"}}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "features", "says"),
+    [
+        pytest.param(ROWS_TRACKED, None, "uses domainMetadata, rowTracking, and its protocol does not", id="metadata"),
+        pytest.param(None, [], "uses deletionVectors, and its protocol does not", id="protocol"),
+        pytest.param(ROWS_TRACKED, ["deletionVectors", "rowTracking"], "uses domainMetadata, and", id="both"),
+    ],
+)
+def test_a_feature_that_is_used_and_not_listed_is_refused(
+    pair: Pair, metadata: dict[str, Any] | None, features: list[str] | None, says: str
+) -> None:
+    """Also where one commit changes the protocol or the metadata alone: what the other one says is remembered."""
+
+    def commit(metadata: dict[str, Any] | None, features: list[str] | None) -> None:
+        actions: Actions = [] if metadata is None else [{"metaData": {**pair.table.metadata(), **metadata}}]
+        protocol = {**pair.table.protocol(), "writerFeatures": features}
+        pair.table.commit(actions if features is None else [*actions, {"protocol": protocol}])
+
+    commit(metadata, features)
+    pair.assert_refused(CorruptInput, version=2, path="2.json", says=says)
+    pair.table.version -= 1
+    commit(ROWS_TRACKED, ["deletionVectors", "domainMetadata", "rowTracking"])
+    pair.assert_goes_on([0, 1])
+    commit({}, None)
+    pair.bench.follower.sync()
+    commit(None, ["deletionVectors"])
+    assert pair.bench.follower.sync().to_version == pair.table.version
+
+
+def test_a_table_of_an_older_dvsync_has_no_features_to_fit(pair: Pair) -> None:
+    """Nothing is remembered of its protocol: a metadata alone is taken as it is, and remembered from then on."""
+    with pair.bench.iceberg().transaction() as transaction:
+        transaction.remove_properties(DELTA_PROTOCOL, DELTA_FEATURES)
+    pair.table.commit([{"metaData": {**pair.table.metadata(), **ROWS_TRACKED}}])
+    assert pair.bench.follower.sync().to_version == 2
+    properties = pair.bench.iceberg().properties
+    assert (properties.get(DELTA_PROTOCOL), properties[DELTA_FEATURES]) == (None, "deletionVectors,rowTracking")
+    pair.table.commit([{"protocol": pair.table.protocol()}])
+    pair.assert_refused(CorruptInput, version=3, path="3.json", says="uses domainMetadata, rowTracking")
 
 
 class IntParts(HandmadeTable):
@@ -621,6 +788,72 @@ def test_a_delta_log_that_is_gone_is_an_error(pair: Pair, monkeypatch: pytest.Mo
     shutil.move(log.with_name("away"), log)
     append(pair.table)
     pair.assert_goes_on([0, 1, 2])
+
+
+def test_a_commit_that_changes_is_noticed_within_a_minute(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing newer is there, but the newest commit is another one than was synced: that is news."""
+    pair.bench.follower.sync()
+    file = pair.table.commit_path(1)
+    file.write_text(file.read_text() + '{"commitInfo": {}}\n')
+    assert not pair.bench.follower.has_news()
+    later_s = pair.bench.clock.monotonic_s() + 60
+    monkeypatch.setattr(SystemClock, "monotonic_s", lambda clock: later_s)
+    assert pair.bench.follower.has_news()
+    pair.bench.follower.sync()
+    assert not pair.bench.follower.has_news()
+
+
+def test_an_older_state_is_gone_back_to_after_a_minute(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest commit is not there: perhaps for a moment only, so that Iceberg goes back when it stays away."""
+    older = deepcopy(pair.table)
+    pair.table.commit(pair.table.delete({pair.path: [2]}))
+    pair.bench.follower.sync()
+    away = pair.table.commit_path(2).rename(pair.table.folder / "away.json")
+    says = "ends at version 1, and version 2 was synced already"
+    pair.assert_refused(ObjectMissing, version=2, path="2.json", says=says)
+    away.rename(pair.table.commit_path(2))
+    assert pair.bench.follower.sync().outcome == "unchanged"
+    pair.table.commit_path(2).rename(away)
+    pair.assert_refused(ObjectMissing, version=2, path="2.json", says=says)
+    later_s = pair.bench.clock.monotonic_s() + 60
+    monkeypatch.setattr(SystemClock, "monotonic_s", lambda clock: later_s)
+    assert pair.bench.follower.sync().to_version == 1
+    check(pair.bench, older, [0, 1, 2, 1])
+
+
+def test_a_person_takes_a_table_back_to_an_older_state_at_once(pair: Pair) -> None:
+    """`dvsync resync` is told that the older state is meant."""
+    older = deepcopy(pair.table)
+    pair.table.commit(pair.table.delete({pair.path: [2]}))
+    pair.bench.follower.sync()
+    pair.table.commit_path(2).unlink()
+    assert pair.bench.follower.sync(full=True).to_version == 1
+    check(pair.bench, older, [0, 1, 2, 1])
+
+
+def test_a_time_that_delta_tells_otherwise_is_compared_for_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delta and the store differ by a millisecond about a version's time: no sync compares whole states for it."""
+    read_table_state, compared = recovery.read_table_state, 0
+
+    def read_late(*args: Any) -> TableState:
+        nonlocal compared
+        compared += 1
+        state = read_table_state(*args)
+        return replace(state, timestamp_ms=state.timestamp_ms + 1)
+
+    for module in (recovery, first_sync):
+        monkeypatch.setattr(module, "read_table_state", read_late)
+    bench = Bench(pair.bench.folder, pair.table.location, target="lake.late", name="late")
+    bench.follower.sync()
+    pair.bench.follower.sync(full=True)
+    assert compared == 2, "the first sync of one and the resync of the other"
+    for number in range(3):
+        pair.table.commit(pair.table.delete({pair.path: [number + 1]}))
+        for each in (bench, pair.bench):
+            assert each.follower.sync().outcome == "advanced"
+    bench.close()
+    assert compared == 2
+    check(pair.bench, pair.table, [0, 1, 1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("column", ["record_count", "dv_cardinality"])

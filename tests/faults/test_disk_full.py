@@ -68,7 +68,13 @@ def test_a_full_disk_stops_syncing_and_nothing_else(tmp_path: Path, small_disk: 
         assert "full" in error["message"]
         assert "disk" in error["hint"]
         assert running.get("/livez")[0] == 200
+        # Whether there is a table with news or not: the lease cannot be renewed.
+        unrenewed = running.told("lease.unrenewed")
+        assert (unrenewed["level"], "disk" in unrenewed["hint"]) == ("error", True)
+        until(lambda: "the state database cannot be written" in running.reasons())
         ballast.unlink()
+        running.told("lease.renewed")
+        until(lambda: "the state database" not in running.reasons())
         running.synced_to("t", table.version)
         until(lambda: running.tables()["t"]["error"] is None)
     bench = Bench(tmp_path / "reader", table.location, catalog_uri=f"sqlite:///{tmp_path}/catalog.db")
@@ -77,3 +83,20 @@ def test_a_full_disk_stops_syncing_and_nothing_else(tmp_path: Path, small_disk: 
         assert duckdb_rows(iceberg) == table.live_rows()
         versions = shown_versions(iceberg)
         assert versions == sorted(set(versions))
+
+
+def test_a_daemon_that_cannot_write_its_state_is_no_stand_by(tmp_path: Path, small_disk: Path) -> None:
+    """Started with a full disk it says what is wrong as an error, is not ready, and begins once there is room."""
+    table = HandmadeTable(tmp_path / "delta")
+    table.create()
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    with daemon(tmp_path / "config.yaml") as running:
+        running.synced_to("t", 0)
+    ballast = fill(small_disk)
+    with daemon(tmp_path / "config.yaml") as running:
+        told = running.told("daemon.standing_by", level="error")
+        assert "the state database cannot be written" in told["reason"]
+        assert "disk" in told["hint"]
+        assert "the state database cannot be written" in running.reasons()
+        ballast.unlink()
+        running.synced_to("t", table.commit([table.add(table.write_file([(1, "x", "v")]))]))

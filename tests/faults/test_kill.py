@@ -6,21 +6,17 @@ an event (`dv growth:12`) plays that one alone, and `FAULT_KILL=all` each event,
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.faults.killing import ROOT, KillServer, picked_events
 from tests.handmade import HandmadeTable
 
-ROOT = Path(__file__).parents[2]
 # Each case, and how many of its events are played: for each name its first and last event, or its last, or a third of
 # these. What comes first looks the same in all cases; the last two are made of the others.
 CASES = {
@@ -36,53 +32,6 @@ CASES = {
 }
 # Where it matters whether files share a delete file: these are played with both granularities.
 WITH_DELETIONS = ("dv growth", "shrunk dv", "removal", "first sync")
-
-
-@dataclass
-class KillServer:
-    """A process that forks the ones to be killed."""
-
-    folder: Path
-    granularity: str
-    traces: dict[str, list[str]] = field(default_factory=dict)
-
-    def __enter__(self) -> KillServer:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.kill_server", str(self.folder), self.granularity],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.order("build")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.communicate()
-        assert self._process.returncode == 0
-
-    def order(self, *words: object) -> None:
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps(words) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        assert self._process.stdout
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, KillServer]]:
-    """Both servers at once: each has a processor, and this process waits."""
-    folders = {granularity: tmp_path_factory.mktemp(granularity) for granularity in ("file", "partition")}
-    with KillServer(folders["file"], "file") as file, KillServer(folders["partition"], "partition") as partition:
-        servers = {"file": file, "partition": partition}
-        for server in servers.values():
-            answer = server.answer()
-            assert "error" not in answer, answer["error"]
-            server.traces = answer["result"]
-        yield servers
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -102,19 +51,6 @@ def test_whatever_was_killed_the_next_start_ends_at_the_same(servers: dict[str, 
         if "error" in followed:
             failures.append(f"{case}:{number}, {event}, granularity {server.granularity}:\n{followed['error']}")
     assert not failures, f"{len(failures)} of {len(orders)}: " + "\n".join(failures)
-
-
-def picked_events(trace: list[str], case: str, share: str) -> list[tuple[int, str]]:
-    """The events of a case to be killed at, with their numbers."""
-    events = [(number, event) for number, event in enumerate(trace) if event]
-    if only := os.environ.get("FAULT_KILL"):
-        return [(number, event) for number, event in events if only in ("all", f"{case}:{number}")]
-    picked = sorted({event: number for number, event in events}.values())
-    if share == "first and last":
-        picked += {event: number for number, event in reversed(events)}.values()
-    elif share == "a third":
-        picked = picked[::-3]
-    return [(number, event) for number, event in events if number in picked]
 
 
 @pytest.mark.spark

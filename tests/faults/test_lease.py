@@ -224,7 +224,7 @@ def test_a_commit_that_is_under_way_when_the_lease_goes_is_right_all_the_same(be
     delete_next(table)
     commit = target.commit_updates
 
-    def suspended(*arguments: object) -> None:
+    def suspended(*arguments: object, **keywords: object) -> None:
         monkeypatch.setattr(target, "commit_updates", commit)
         take_lease(new)
         if new_one == "has committed":
@@ -232,7 +232,7 @@ def test_a_commit_that_is_under_way_when_the_lease_goes_is_right_all_the_same(be
         else:
             end_intents(new.context, new.store.list_tables()[0], new.iceberg())
         # A catalog that names its metadata files itself asks nobody while it commits.
-        commit(*arguments[:3], lambda _paths: None)
+        commit(*arguments[:3], lambda _paths: None, **keywords)
 
     monkeypatch.setattr(target, "commit_updates", suspended)
     with pytest.raises((CommitConflict, StateStoreAway, CommitOutcomeUnknown)):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.faults.daemons import daemon, until
+from tests.faults.daemons import command, daemon, until
 from tests.handmade import HandmadeTable
 
 HEAD = """
@@ -61,7 +63,8 @@ def test_a_new_configuration_is_followed_and_a_faulty_one_refused(tmp_path, conf
         )
         running.signal(signal.SIGHUP)
         assert running.told("config.reloaded")["need_a_restart"] == ["state"]
-        until(lambda: list(running.tables()) == ["lake.c", "lake.a"])
+        until(lambda: list(running.tables()) == ["lake.c", "lake.a", "lake.b"])
+        assert running.tables()["lake.b"]["state"] == "gone"
         for name in ("a", "c"):
             running.synced_to(f"lake.{name}", append(tables[name]))
         until(lambda: running.reasons() == "")
@@ -89,7 +92,7 @@ def test_tables_of_a_pattern_are_picked_up_while_it_runs_and_stay_when_they_vani
         running.synced_to("lake.second", append(second))
         assert set(running.tables()) == {"lake.first", "lake.second"}
         running.signal(signal.SIGHUP)
-        until(lambda: set(running.tables()) == {"lake.second"})
+        until(lambda: running.tables()["lake.first"]["state"] == "gone")
 
         shutil.move(tmp_path / "first", tmp_path / "lake" / "first")
         running.synced_to("lake.first", append(first))
@@ -111,3 +114,86 @@ def test_reloads_in_the_middle_of_work_lose_nothing(tmp_path, config):
             running.signal(signal.SIGHUP)
         running.synced_to("lake.a", table.version)
         assert not [line for line in running.lines if line["event"] in ("sync.failed", "table.parked")]
+
+
+def test_a_table_that_gets_another_name_is_the_same_table(tmp_path, config):
+    """What is remembered of it stays, by a reload and by a command: nobody else would clean up after the old name."""
+    table = make_table(tmp_path / "a")
+    config.write_text(f"{HEAD}- {{source: a, target: lake.a}}\n")
+    with daemon(config) as running:
+        running.synced_to("lake.a", append(table))
+        config.write_text(f"{HEAD}- {{source: a, target: lake.a, name: orders}}\n")
+        running.signal(signal.SIGHUP)
+        running.synced_to("orders", append(table))
+        assert list(running.tables()) == ["orders"]
+        assert not [line for line in running.lines if line["event"] == "sync.rebuilt"]
+    config.write_text(f"{HEAD}- {{source: a, target: lake.a, name: sales}}\n")
+    append(table)
+    assert command(config, "sync", "sales").stdout.startswith("sales: advanced, version")
+    with closing(sqlite3.connect(tmp_path / "state.db")) as database:
+        assert database.execute("select id, name from tables").fetchall() == [(1, "sales")]
+
+
+def test_a_table_whose_folder_vanished_is_in_sight_until_it_is_forgotten(tmp_path, config):
+    """Over a restart, too: in the log, the list, the page, the metrics and /readyz, and the hint can be followed."""
+    (tmp_path / "lake").mkdir()
+    table = make_table(tmp_path / "lake" / "orders")
+    config.write_text(f"{HEAD}- {{source: lake/*/, target: 'lake.{{name}}'}}\n")
+    with daemon(config) as running:
+        running.synced_to("lake.orders", append(table))
+    shutil.move(tmp_path / "lake" / "orders", tmp_path / "orders")
+    with daemon(config) as running:
+        assert running.told("table.gone")["level"] == "warning"
+        status = until(lambda: running.tables().get("lake.orders"))
+        assert (status["state"], status["synced_version"]) == ("gone", 1)
+        assert "dvsync forget lake.orders" in status["error"]["hint"]
+        assert "lake.orders: its folder is gone" in running.reasons()
+        assert 'dvsync_table_state{state="gone",table="lake.orders"} 1.0' in running.fetch("/metrics")
+        assert "gone" in running.fetch("/tables/lake.orders")
+        listed = command(config, "status")
+        assert (listed.returncode, listed.stdout.split()[:2]) == (1, ["lake.orders", "gone"])
+
+        shutil.move(tmp_path / "orders", tmp_path / "lake" / "orders")
+        running.synced_to("lake.orders", append(table))
+        until(lambda: running.reasons() == "")
+        assert "it is followed" in command(config, "forget", "lake.orders").stderr
+
+    shutil.move(tmp_path / "lake" / "orders", tmp_path / "orders")
+    with daemon(config) as running:
+        until(lambda: running.tables().get("lake.orders"))
+        assert command(config, "forget", "lake.orders").returncode == 0
+        until(lambda: running.tables() == {})
+        assert "lake.orders" not in running.reasons()
+
+
+def test_a_pattern_that_cannot_be_listed_stops_no_other_table(tmp_path, config):
+    """`sync` and `status` tell it and go on with the rest; what is asked of a table by name does not fail for it."""
+    (tmp_path / "lake").mkdir()
+    tables = {name: make_table(tmp_path / name) for name in ("lake/a", "b")}
+    patterns = "- {source: lake/*/, target: 'lake.{name}'}\n- {source: nowhere/*/, target: 'no.{name}'}\n"
+    config.write_text(f"{HEAD}{patterns}- {{source: b, target: lake.b}}\n")
+    synced = command(config, "sync")
+    assert synced.returncode == 1
+    assert "lake.a: advanced" in synced.stdout and "lake.b: advanced" in synced.stdout
+    assert "the folder is not there" in synced.stderr and "nowhere" in synced.stderr
+    append(tables["b"])
+    by_name = command(config, "sync", "lake.b")
+    assert (by_name.returncode, by_name.stdout.split()[:2]) == (0, ["lake.b:", "advanced,"])
+    # What a pattern found before is not gone because the pattern cannot be listed now.
+    shutil.move(tmp_path / "lake", tmp_path / "unmounted")
+    listed = command(config, "status")
+    assert listed.returncode == 1
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["lake.b", "lake.a"]
+    assert "gone" not in listed.stdout
+
+
+def test_a_catalog_that_pyiceberg_cannot_open_is_no_outage(tmp_path, config):
+    """What passes the check of the configuration and is wrong all the same parks the table; nothing is tried again."""
+    append(make_table(tmp_path / "a"))
+    config.write_text(HEAD.replace("type: sql, ", "") + "- {source: a, target: lake.a}\n")
+    config.write_text(config.read_text().replace("sqlite:///catalog.db", "oracle://h/catalog"))
+    with daemon(config) as running:
+        until(lambda: running.tables().get("lake.a", {}).get("state") == "parked")
+        error = running.tables()["lake.a"]["error"]
+        assert error["kind"] == "ConfigInvalid"
+        assert error["message"].startswith("catalogs.local: PyIceberg cannot open it: ")

@@ -1,4 +1,4 @@
-"""One Spark session for all integration tests: it writes Delta, reads Iceberg, and is dvsync's own."""
+"""One Spark session that writes Delta and reads Iceberg, and one daemon that follows, for all integration tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,24 +18,20 @@ from daemon.pipeline.hadoop import HADOOP, with_stores
 from daemon.pipeline.jars import ICEBERG_JAR, S3_EXCLUDES, s3_jars
 from daemon.pipeline.session import session_conf
 from daemon.settings import Settings, SparkSettings
+from tests.integration.service import FOR_SMALL_TABLES, OUTCOMES, Service
+from tests.readers import READS
 from tests.servers import ObjectStore
 
 ROOT = Path(__file__).parents[2]
 # With it Spark's Iceberg catalog and PyIceberg's share one SQLite file: somebody else commits to our table.
 SQLITE_JAR = "org.xerial:sqlite-jdbc:3.54.1.0"
 CONF = {
+    **FOR_SMALL_TABLES,
     "spark.jars.packages": ",".join((ICEBERG_JAR, SQLITE_JAR, *s3_jars())),
     "spark.jars.excludes": ",".join(S3_EXCLUDES),
     # For branches and tags in SQL.
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.driver.memory": "2g",
-    # Tables here are tiny: starting up costs more than running, for Spark's jobs and for the JVM's compiler alike.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.databricks.delta.snapshotPartitions": "2",
     # RESTORE must find files that no test would call old, and VACUUM must not.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
 }
@@ -46,7 +43,7 @@ TOLERATED = r"ignore:unclosed <socket\.socket:ResourceWarning"
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if {"spark", "s3_spark"} & set(getattr(item, "fixturenames", ())):
+        if {"spark", "s3_spark", "service"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("spark")
             item.add_marker(pytest.mark.filterwarnings(TOLERATED))
 
@@ -74,6 +71,29 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         gateway.proc.wait(30)
         SparkContext._gateway = SparkContext._jvm = None
         gc.collect()
+
+
+@pytest.fixture(scope="session")
+def daemon_service(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """One `dvsync run` for every test of this process, with a Spark session and a JVM of its own."""
+    made = Service(spark, tmp_path_factory.mktemp("service"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def service(daemon_service: Service, record_property: Callable[[str, object], None]) -> Iterator[Service]:
+    """The daemon, for the tables of one test. It fails the test that makes it meet a bug of its own."""
+    if not daemon_service.is_running:
+        daemon_service.start()  # The test before failed while it had ended it.
+    daemon_service.daemon.lines.clear()
+    read_before = Counter(READS)
+    yield daemon_service
+    lines = daemon_service.daemon.lines
+    shown = {(line["table"], line["to_version"]) for line in lines if line["event"] in OUTCOMES}
+    record_property("followed", [len(daemon_service.tables), len(shown), dict(READS - read_before)])
+    daemon_service.forget()
+    assert not [line for line in lines if line.get("kind") == "InternalError"]
 
 
 @pytest.fixture(scope="session")
@@ -109,5 +129,5 @@ def quick_vacuum(spark: SparkSession) -> Iterator[None]:
 def sockets_collected(request: pytest.FixtureRequest) -> Iterator[None]:
     """What PySpark left behind goes while its warnings are passed over, and not in a test of something else."""
     yield
-    if "spark" in request.fixturenames:
+    if {"spark", "service"} & set(request.fixturenames):
         gc.collect()

@@ -1,25 +1,25 @@
-"""A Delta table changed by Spark, dvsync following it, and what must hold after each of its versions."""
+"""A Delta table changed by Spark, a daemon following it, and what must hold after each of its versions."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pyiceberg.table import Table
-from pyspark.sql import SparkSession
 from pyspark.sql.functions import lit
 
 from daemon.delta.log import COMMIT_FILE
-from daemon.settings import LimitsSettings, PipelineSettings
 from daemon.sync import SyncResult
 from state import FileStatus
 from tests.handmade import Bench
 from tests.integration.images import ADDED, DATA, DELETED, NOTHING, POSITION_DELETES, Entry, Image, image_of
+from tests.integration.service import InProcess, Served, Service
 from tests.readers import Row, assert_readers_agree, rows_of
 
 FILE_COLUMN, POSITION_COLUMN = "_test_file", "_test_position"
@@ -51,18 +51,20 @@ class DeltaTruth:
 
 @dataclass
 class Followed:
-    """A Delta table at `folder`/lake/t, and dvsync on it. `{t}` in statements stands for the table."""
+    """A Delta table at `folder`/lake/t, which a running daemon follows. `{t}` in statements stands for the table.
 
-    spark: SparkSession
+    `options` are keys of the table's entry in the configuration.
+    """
+
+    service: Service | InProcess
     folder: Path
     granularity: str | None = None
-    limits: LimitsSettings = field(default_factory=LimitsSettings)
-    pipeline: PipelineSettings = field(default_factory=lambda: PipelineSettings(engine="local"))
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.spark = self.service.spark
         self.source = self.folder / "lake" / "t"
-        self.bench = self.new_bench("bench", self.pipeline)
+        self.bench = self.new_bench("bench")
         self.image = NOTHING
         self.forget()
 
@@ -72,15 +74,15 @@ class Followed:
         self._replayed = -1
         self._table_id = ""
 
-    def new_bench(self, name: str, pipeline: PipelineSettings, **options: Any) -> Bench:
-        """A second dvsync on the same Delta table, with its own state database and catalog."""
-        return Bench(
-            self.folder / name,
-            f"file://{self.source}",
-            limits=self.limits,
-            pipeline=pipeline,
-            table_options={"delete_granularity": self.granularity, **self.options, **options},
-        )
+    def new_bench(self, name: str, **options: Any) -> Served | Bench:
+        """The same Delta table followed into another Iceberg table, in a catalog of its own."""
+        merged = {"delete_granularity": self.granularity, **self.options, **options}
+        return self.service.serve(self.folder / name, f"file://{self.source}", **merged)
+
+    def held(self) -> AbstractContextManager[None]:
+        """Several versions come while nobody follows: `Served.held`."""
+        assert isinstance(self.bench, Served)
+        return self.bench.held()
 
     @property
     def log_folder(self) -> Path:
@@ -96,8 +98,9 @@ class Followed:
     def commit_by_hand(self, *actions: Mapping[str, Any]) -> None:
         """The next version, written as another engine would."""
         lines = [{"commitInfo": {"operation": "BY HAND", "timestamp": 0}}, *actions]
-        path = self.log_folder / f"{self.version + 1:020d}.json"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        staged = self.log_folder / ".staged.tmp"
+        staged.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        staged.rename(self.log_folder / f"{self.version + 1:020d}.json")
 
     def live_adds(self) -> dict[str, dict[str, Any]]:
         """The add actions of the newest version by plain path: a replay of the log's commit files, newest last."""
@@ -160,7 +163,7 @@ class Followed:
             assert self.version == before + versions, f"{statement} made versions up to {self.version}, from {before}"
         where = f"version {self.version} ({' '.join((statement or 'by hand').split())[:70]})"
         files_before = self._files()
-        result = self.bench.follower.sync()
+        result = self.bench.sync()
         assert self._files() == files_before, f"the Delta table's folder changed at {where}"
         assert result.snapshots == snapshots, f"{result.snapshots} snapshots for {where}, expected {snapshots}"
         assert result.to_version == self.version
@@ -181,7 +184,7 @@ class Followed:
 
     def sync_and_check(self, where: str) -> SyncResult:
         """Sync whatever there is, and check all that must hold at any time."""
-        result = self.bench.follower.sync()
+        result = self.bench.sync()
         table = self.bench.iceberg()
         self.image = self.check(table, self.truth(table), where)
         return result
@@ -215,7 +218,7 @@ class Followed:
 
     def _check_memory(self, image: Image, truth: DeltaTruth) -> None:
         store = self.bench.store
-        record = store.load_table("t", self.bench.source, self.bench.target)
+        record = store.load_table(self.bench.name, self.bench.source, self.bench.target)
         counts = store.count(record.id)
         assert (record.synced_version, record.delta_table_id) == (truth.version, truth.table_id)
         assert record.snapshot_id == image.snapshot_id
@@ -249,7 +252,7 @@ class Followed:
             for manifest in snapshot.manifests(table.io):
                 known.add(manifest.manifest_path)
                 known |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
-        record = self.bench.store.load_table("t", self.bench.source, self.bench.target)
+        record = self.bench.store.load_table(self.bench.name, self.bench.source, self.bench.target)
         known |= {file.path for file in self.bench.store.list_written(record.id, (FileStatus.ORPHANED,))}
         folder = Path(table.metadata.location.removeprefix("file://"))
         # Hadoop puts a checksum beside each file, where Spark committed.

@@ -17,8 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from daemon.pipeline.session import SparkPipeline
-from tests.handmade import Bench
 from tests.integration.follow import Followed
+from tests.integration.service import InProcess, Served, Service
 from tests.readers import assert_readers_agree, read_delta
 
 DELTA = "spark.databricks.delta"
@@ -71,6 +71,14 @@ def cut(table: Followed, *, before: int) -> None:
     delta_log(table.spark, table.source)
 
 
+def without_checksums(source: Path) -> None:
+    """As delta-rs, older Delta and other writers leave a log: Delta on Spark must replay the state then."""
+    found = [path for path in (source / "_delta_log").iterdir() if path.suffix == ".crc"]
+    assert found, "Delta on Spark writes checksum files, or this removes nothing"
+    for path in found:
+        path.unlink()
+
+
 def from_footers(adds: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The adds with the row counts of the files themselves, whatever their statistics say."""
     return {
@@ -86,7 +94,7 @@ class WithoutStatistics(Followed):
         return from_footers(super().live_adds())
 
 
-def bounds(bench: Bench) -> list[tuple[str, int, dict[int, bytes], dict[int, bytes], dict[int, int]]]:
+def bounds(bench: Served) -> list[tuple[str, int, dict[int, bytes], dict[int, bytes], dict[int, int]]]:
     """Path, rows, lower bounds, upper bounds and null counts of each live data file, sorted."""
     files = bench.iceberg().inspect.data_files().to_pylist()
     return sorted(
@@ -111,12 +119,10 @@ def bounds(bench: Bench) -> list[tuple[str, int, dict[int, bytes], dict[int, byt
     ],
     ids=["classic", "multi-part", "v2-parquet", "v2-json"],
 )
-def test_checkpoints(
-    spark: SparkSession, tmp_path: Path, properties: str, conf: dict[str, str], checkpoint: str
-) -> None:
+def test_checkpoints(service: Service, tmp_path: Path, properties: str, conf: dict[str, str], checkpoint: str) -> None:
     """Each kind of checkpoint is a source of the first sync, is passed over while following, and of a resync."""
-    table = Followed(spark, tmp_path)
-    with confs(spark, conf):
+    table = Followed(service, tmp_path)
+    with confs(service.spark, conf):
         table.sql(create(EVERY_3 + properties))
         table.sql("DELETE FROM {t} WHERE id % 7 = 0")
         table.sql("UPDATE {t} SET name = 'new' WHERE id % 10 = 3")
@@ -126,28 +132,30 @@ def test_checkpoints(
         cut(table, before=3)
         table.step(operation="overwrite")
         table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
-        for statement in ("DELETE FROM {t} WHERE id % 7 = 3", f"INSERT INTO {{t}} {rows(50, 60)}"):
-            table.sql(statement)
-        assert len({name[:20] for name in names(table, checkpoint)}) == 2
-        cut(table, before=6)
+        with table.held():
+            for statement in ("DELETE FROM {t} WHERE id % 7 = 3", f"INSERT INTO {{t}} {rows(50, 60)}"):
+                table.sql(statement)
+            assert len({name[:20] for name in names(table, checkpoint)}) == 2
+            cut(table, before=6)
         assert table.sync_and_check("the cut log").snapshots == 1
         table.step("DELETE FROM {t} WHERE id % 7 = 4", operation="delete")
 
 
-def test_vanished_commits(spark: SparkSession, tmp_path: Path) -> None:
+def test_vanished_commits(service: Service, tmp_path: Path) -> None:
     """Commits that vanish between two polls are one snapshot: DVs grown and shrunk, files come and gone, a column."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(create())
     table.sql("DELETE FROM {t} WHERE id IN (1, 11, 21)")
     table.sql("DELETE FROM {t} WHERE id IN (12, 22)")
     table.step(operation="overwrite")
     before = table.image
-    table.sql("RESTORE TABLE {t} TO VERSION AS OF 1")
-    table.sql("DELETE FROM {t} WHERE id = 2 OR id >= 30")
-    table.sql("ALTER TABLE {t} ADD COLUMN extra INT")
-    table.sql(f"INSERT INTO {{t}} SELECT *, 5 FROM ({rows(50, 60)})")
-    assert names(table, CLASSIC) == [f"{version:020d}.checkpoint.parquet" for version in (3, 6)]
-    cut(table, before=6)
+    with table.held():
+        table.sql("RESTORE TABLE {t} TO VERSION AS OF 1")
+        table.sql("DELETE FROM {t} WHERE id = 2 OR id >= 30")
+        table.sql("ALTER TABLE {t} ADD COLUMN extra INT")
+        table.sql(f"INSERT INTO {{t}} SELECT *, 5 FROM ({rows(50, 60)})")
+        assert names(table, CLASSIC) == [f"{version:020d}.checkpoint.parquet" for version in (3, 6)]
+        cut(table, before=6)
 
     result = table.sync_and_check("the cut log")
     assert (result.snapshots, result.to_version) == (1, 6)
@@ -178,7 +186,7 @@ def older(pointer: Path) -> None:
 @pytest.fixture(scope="module")
 def cut_table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table at version 4 with deletion vectors, whose log starts at the checkpoint of version 3."""
-    table = Followed(spark, tmp_path_factory.mktemp("cut"))
+    table = Followed(InProcess(spark), tmp_path_factory.mktemp("cut"))
     table.sql(create())
     for number in range(4):
         table.sql(f"DELETE FROM {{t}} WHERE id % 7 = {number}")
@@ -200,22 +208,20 @@ def cut_table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     ],
     ids=["whole", "garbage", "empty", "dangling", "older", "missing"],
 )
-def test_last_checkpoint(spark: SparkSession, tmp_path: Path, cut_table: Path, change: Callable[[Path], None]) -> None:
+def test_last_checkpoint(service: Service, tmp_path: Path, cut_table: Path, change: Callable[[Path], None]) -> None:
     """A table without its first commits is found and followed, whatever `_last_checkpoint` says."""
     table = tmp_path / "t"
     shutil.copytree(cut_table, table)
     change(table / "_delta_log" / "_last_checkpoint")
-    bench = Bench(tmp_path / "bench", f"file://{table}")
-    assert bench.follower.has_news()
-    assert_shown(spark, bench, table, 4)
-    spark.sql(f"DELETE FROM delta.`{table}` WHERE id % 7 = 5")
-    assert_shown(spark, bench, table, 5)
-    bench.close()
+    bench = service.serve(tmp_path / "bench", f"file://{table}")
+    assert_shown(service.spark, bench, table, 4)
+    service.spark.sql(f"DELETE FROM delta.`{table}` WHERE id % 7 = 5")
+    assert_shown(service.spark, bench, table, 5)
 
 
-def assert_shown(spark: SparkSession, bench: Bench, source: Path, version: int) -> None:
+def assert_shown(spark: SparkSession, bench: Served, source: Path, version: int) -> None:
     """The next sync is one snapshot, at `version`, with Delta's rows."""
-    result = bench.follower.sync()
+    result = bench.sync()
     assert (result.outcome, result.snapshots, result.to_version) == ("advanced", 1, version)
     iceberg = bench.iceberg()
     assert_readers_agree(iceberg, spark, read_delta(spark, str(source), iceberg), f"version {version}")
@@ -227,7 +233,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def test_checkpoint_without_a_version(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint, checksums and strange files without a new version are no news: no Spark, no snapshot, no write."""
-    table = Followed(spark, tmp_path)
+    table = Followed(InProcess(spark), tmp_path)
     table.sql(create(DV))
     table.step("DELETE FROM {t} WHERE id % 7 = 0")
     before = contents(table.bench.folder)
@@ -239,7 +245,7 @@ def test_checkpoint_without_a_version(spark: SparkSession, tmp_path: Path, monke
         with monkeypatch.context() as patch:
             patch.setattr(SparkPipeline, "session", lambda pipeline: pytest.fail("a Spark session was asked for"))
             assert not table.bench.follower.has_news()
-            assert table.bench.follower.sync().outcome == "unchanged"
+            assert table.bench.sync().outcome == "unchanged"
             assert not table.bench.follower.has_news()
         assert watcher.execute("PRAGMA data_version").fetchone() == data_version
     assert contents(table.bench.folder) == before
@@ -264,9 +270,9 @@ def litter(table: Followed) -> None:
         (table.log_folder / name).write_text("not a commit")
 
 
-def test_littered_log(spark: SparkSession, tmp_path: Path) -> None:
+def test_littered_log(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """Other files in the log, checksum files present and absent: the first sync, following and a resync pass them."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(create(EVERY_3))
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
     assert names(table, r"\d{20}\.crc")
@@ -278,7 +284,7 @@ def test_littered_log(spark: SparkSession, tmp_path: Path) -> None:
     delta_log(spark, table.source)
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
     table.sql("DELETE FROM {t} WHERE id % 7 = 3")
-    without_checksums = table.new_bench("without_checksums", table.pipeline)
+    without_checksums = table.new_bench("without_checksums")
     assert_shown(spark, without_checksums, table.source, 4)
     without_checksums.close()
     table.step(operation="delete", snapshots=1)
@@ -301,9 +307,9 @@ def compact(table: Followed, first: int, last: int) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_log_compaction(spark: SparkSession, tmp_path: Path) -> None:
+def test_log_compaction(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """Log compaction files: Delta reads them in a first sync and a resync, following goes by the commits."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(create(DV))
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
     table.sql("UPDATE {t} SET name = 'new' WHERE id % 10 = 3")
@@ -315,15 +321,15 @@ def test_log_compaction(spark: SparkSession, tmp_path: Path) -> None:
     table.sql("DELETE FROM {t} WHERE id % 7 = 3")
     table.sql("OPTIMIZE {t}")
     compact(table, 4, 6)
-    table.bench.follower.sync(full=True)
+    table.bench.sync(full=True)
     table.sync_and_check("a comparison by the compacted log")
     table.step("DELETE FROM {t} WHERE id % 7 = 4", operation="delete")
 
 
 @pytest.mark.parametrize("as_struct", [True, False], ids=["struct-only", "none"])
-def test_statistics_in_checkpoints(spark: SparkSession, tmp_path: Path, as_struct: bool) -> None:
+def test_statistics_in_checkpoints(service: Service, tmp_path: Path, as_struct: bool) -> None:
     """A checkpoint with statistics as struct only, or without any, gives right rows and record counts."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(
         "CREATE TABLE {t} (id BIGINT, name STRING, day DATE, moment TIMESTAMP, amount DECIMAL(9, 2), ok BOOLEAN,"
         " place STRUCT<city: STRING, x: DOUBLE>) USING delta TBLPROPERTIES ('delta.checkpointInterval' = '2',"
@@ -335,8 +341,8 @@ def test_statistics_in_checkpoints(spark: SparkSession, tmp_path: Path, as_struc
         " named_struct('city', concat('c', id), 'x', id / 7D)"
     )
     table.sql(f"INSERT INTO {{t}} SELECT {values} FROM range(0, 40, 1, 2)")
-    from_json = table.new_bench("from_json", table.pipeline)
-    from_json.follower.sync()
+    from_json = table.new_bench("from_json")
+    from_json.sync()
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
     cut(table, before=2)
     table.step(operation="overwrite")
@@ -348,9 +354,9 @@ def test_statistics_in_checkpoints(spark: SparkSession, tmp_path: Path, as_struc
 
 
 @pytest.mark.parametrize("columns", [0, 1])
-def test_indexed_columns(spark: SparkSession, tmp_path: Path, columns: int) -> None:
+def test_indexed_columns(service: Service, tmp_path: Path, columns: int) -> None:
     """With `delta.dataSkippingNumIndexedCols` of 0 or 1 only these columns have bounds, and all rows are right."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(create(f"{DV}, 'delta.dataSkippingNumIndexedCols' = '{columns}'"), operation="append")
     assert all(len(lower) == columns for _, _, lower, _, _ in bounds(table.bench))
     table.step("DELETE FROM {t} WHERE id % 7 = 0", operation="delete")
@@ -369,27 +375,30 @@ def drop_statistics(table: Followed, version: int) -> None:
     delta_log(table.spark, table.source)
 
 
-def test_missing_statistics(spark: SparkSession, tmp_path: Path) -> None:
+def test_missing_statistics(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """Adds without statistics get their row counts from the files' footers, deletion vectors go on top."""
-    table = WithoutStatistics(spark, tmp_path)
+    table = WithoutStatistics(service, tmp_path)
     with confs(spark, {f"{DELTA}.stats.collect": "false"}):
         table.step(create(DV), operation="append")
         table.step(f"INSERT INTO {{t}} {rows(50, 60)}", operation="append")
     assert all(not file[2] for file in bounds(table.bench)), "no statistics, no bounds"
     table.step("DELETE FROM {t} WHERE id % 7 = 0", operation="delete")
-    table.sql("DELETE FROM {t} WHERE id % 7 = 1")
-    drop_statistics(table, table.version)
+    with table.held():
+        table.sql("DELETE FROM {t} WHERE id % 7 = 1")
+        drop_statistics(table, table.version)
     table.step(operation="delete")
-    first_sync = table.new_bench("first_sync", table.pipeline)
+    first_sync = table.new_bench("first_sync")
     assert_shown(spark, first_sync, table.source, table.version)
     first_sync.close()
 
 
 @pytest.mark.parametrize("statistics", ["", "NO STATISTICS"], ids=["statistics", "no-statistics"])
 @pytest.mark.parametrize("partitioned", [False, True], ids=["whole", "partitioned"])
-def test_converted_table(spark: SparkSession, tmp_path: Path, partitioned: bool, statistics: str) -> None:
+def test_converted_table(
+    spark: SparkSession, service: Service, tmp_path: Path, partitioned: bool, statistics: str
+) -> None:
     """CONVERT TO DELTA of Parquet files, with and without partitions and statistics, is shown with its deletions."""
-    table = WithoutStatistics(spark, tmp_path)
+    table = WithoutStatistics(service, tmp_path)
     writer = spark.sql(
         "SELECT id, concat('n', id) AS name, element_at(array('a b/c=d%é', NULL, 'x'), CAST(id % 3 AS INT) + 1) AS part"
         " FROM range(0, 30, 1, 1)"

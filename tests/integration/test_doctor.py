@@ -13,13 +13,16 @@ from daemon.cli import app
 from daemon.errors import Unsupported
 from tests.handmade import HandmadeTable
 from tests.integration.follow import Followed
+from tests.integration.service import Service
 from tests.integration.test_first_sync import spark_conf
 
 GOOD = """
     CREATE TABLE {t} (id INT, name CHAR(3), moment TIMESTAMP, structs ARRAY<STRUCT<x: INT>>) USING delta
     TBLPROPERTIES ('delta.enableDeletionVectors' = 'true', 'delta.enableRowTracking' = 'true')
 """
-ODD = "CREATE TABLE {t} (id INT, v VARIANT, n VOID, s STRUCT<x: INT, y: VARIANT>, moment TIMESTAMP) USING delta"
+ODD = """
+    CREATE TABLE {t} (id INT, v VARIANT, n VOID, s STRUCT<x: INT, y: VARIANT>, moment TIMESTAMP, _file INT) USING delta
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +35,9 @@ def doctor(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_a_table_that_can_be_followed(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_that_can_be_followed(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """Features, columns, files, deletions and what readers will stumble over are told; nothing is written."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(GOOD)
     row = "CAST(id AS INT), 'ab', TIMESTAMP'2020-01-01 00:00:00', array(named_struct('x', 1))"
     with (
@@ -59,16 +62,16 @@ def test_a_table_that_can_be_followed(spark: SparkSession, tmp_path: Path) -> No
         "note      hidden columns: _row-",
         "reader    Daft: ",
         "reader    PyIceberg, Polars: moment: wrong before 1677",
-        "reader    PyIceberg: structs: a null list",
+        "reader    PyIceberg, Polars (with PyIceberg): structs: a null list",
     ):
         assert told in output, f"{told!r} is not in\n{output}"
     with spark_conf(spark, "spark.sql.readSideCharPadding", "false"):
         table.sync_and_check("what the doctor looked at")
 
 
-def test_a_table_that_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_that_is_refused(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """All columns, features and files that stand in the way are named at once, and the sync refuses the table, too."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(ODD)
     with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
         table.sql("INSERT INTO {t}(id, moment) SELECT CAST(id AS INT), TIMESTAMP'9999-12-31 00:00:00' FROM range(2)")
@@ -77,13 +80,14 @@ def test_a_table_that_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     diagnosis = json.loads(output)
     refused = {finding["subject"]: finding for finding in diagnosis["findings"] if finding["verdict"] == "refused"}
     columns = {subject: finding["text"] for subject, finding in refused.items() if subject.startswith("column")}
-    assert columns.keys() == {"column v", "column n", "column s"}
+    assert columns.keys() == {"column v", "column n", "column s", "column _file"}
     assert columns["column s"].startswith("column s.y has the type variant")
+    assert columns["column _file"].startswith("Iceberg reserves the name of column _file")
     (of_files,) = (finding for subject, finding in refused.items() if subject.startswith("file"))
     assert of_files["text"].startswith("column moment of the file has INT96 timestamps")
     assert all(finding["hint"] for finding in refused.values())
     with pytest.raises(Unsupported):
-        table.bench.follower.sync()
+        table.bench.sync()
 
 
 def test_where_there_is_no_table(spark: SparkSession, tmp_path: Path) -> None:

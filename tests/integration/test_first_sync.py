@@ -8,21 +8,24 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars
+import pyarrow.compute as pc
 import pytest
 from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, LessThanOrEqual
 from pyspark.sql import SparkSession
 
 from daemon.errors import Unsupported
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
-from daemon.pipeline.runner import DESCRIPTORS_PER_TASK
+from daemon.pipeline.runner import DESCRIPTORS_PER_TASK, run_on_spark
 from daemon.settings import PipelineSettings
 from tests.handmade import HandmadeTable
 from tests.integration.follow import Followed
 from tests.integration.images import DATA, Image, image_of
+from tests.integration.service import InProcess, Service
 from tests.readers import (
     assert_same_rows,
     duckdb_connection,
@@ -30,6 +33,20 @@ from tests.readers import (
     read_polars_native,
     read_spark,
 )
+
+
+def logging_fsync(function: Callable[[Any], Any], log: Path, batches: Any) -> Iterator[Any]:
+    """`function` in a task of Spark's, with a line in `log` for each path that is forced to the disk."""
+    fsync = os.fsync
+
+    def logged(descriptor: int) -> None:
+        fsync(descriptor)
+        with log.open("a") as lines:
+            lines.write(os.readlink(f"/proc/self/fd/{descriptor}") + "\n")
+
+    os.fsync = logged  # type: ignore[assignment]
+    yield from function(batches)
+
 
 TYPES = """
     CREATE TABLE {t} (id BIGINT, yes BOOLEAN, tiny TINYINT, small SMALLINT, num INT, f FLOAT, d DOUBLE,
@@ -92,9 +109,9 @@ def contents(image: Image) -> dict[str, Any]:
     }
 
 
-def test_all_types_engines_and_filters(spark: SparkSession, tmp_path: Path) -> None:
+def test_all_types_engines_and_filters(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """A first sync at a later version shows every type's values and deletions, whichever engine wrote the deletes."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(TYPES)
     with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
         table.sql(f"INSERT INTO {{t}} {values(0, 30)}")
@@ -108,27 +125,27 @@ def test_all_types_engines_and_filters(spark: SparkSession, tmp_path: Path) -> N
     assert (result.operation, result.positions_added) == ("first sync", sum(map(len, table.image.positions.values())))
     check_filters(spark, table)
 
-    on_spark = table.new_bench("on_spark", PipelineSettings(engine="spark"))
-    on_spark.follower.sync()
+    on_spark = table.new_bench("on_spark", pipeline={"engine": "spark"})
+    on_spark.sync()
     assert contents(image_of(on_spark.iceberg())) == contents(table.image)
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
-    on_spark.follower.sync()
+    on_spark.sync()
     assert contents(image_of(on_spark.iceberg())) == contents(table.image)
     # The footers of new files are read on Spark, too, and what they are refused for comes back from there.
     table.step(f"INSERT INTO {{t}} {values(60, 66)}", operation="append")
-    on_spark.follower.sync()
+    on_spark.sync()
     assert contents(image_of(on_spark.iceberg())) == contents(table.image)
     with spark_conf(spark, "spark.sql.parquet.writeLegacyFormat", "true"):
         table.sql(f"INSERT INTO {{t}} {values(66, 70)}")
     with pytest.raises(Unsupported, match="is laid out as lists or maps were in older Parquet files"):
-        on_spark.follower.sync()
+        on_spark.sync()
     on_spark.close()
 
 
 def check_aggregates(spark: SparkSession, table: Followed, *, name: str) -> None:
     """Counts, minima and maxima by Spark's Iceberg reader are Delta's, taken from metadata or not."""
-    bench = table.new_bench(name, table.pipeline)
-    bench.follower.sync()
+    bench = table.new_bench(name)
+    bench.sync()
     aggregates = [f"{function}({column})" for column in AGGREGATED for function in ("min", "max", "count")]
     everything = ", ".join([*aggregates, "count(*)"])
     (delta,) = spark.sql(f"SELECT {everything} FROM delta.`{table.source}`").toArrow().to_pylist()
@@ -212,9 +229,9 @@ def pyiceberg_value(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date) else value
 
 
-def test_emptied_table(spark: SparkSession, tmp_path: Path) -> None:
+def test_emptied_table(service: Service, tmp_path: Path) -> None:
     """A table that has versions but no rows is shown with its columns and no rows, and then followed."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(TYPES)
     table.sql(f"INSERT INTO {{t}} {values(0, 6)}")
     table.sql("DELETE FROM {t}")
@@ -223,11 +240,11 @@ def test_emptied_table(spark: SparkSession, tmp_path: Path) -> None:
     table.step(f"INSERT INTO {{t}} {values(0, 6)}", operation="append")
 
 
-def test_many_files_and_deletion_vectors(spark: SparkSession, tmp_path: Path) -> None:
+def test_many_files_and_deletion_vectors(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """Thousands of files come in several manifests, their deletes by Spark, and one more delete rewrites nothing."""
     files = MANIFEST_ENTRIES_MAX * 2 + 300
     deleted = DESCRIPTORS_PER_TASK + 100
-    table = Followed(spark, tmp_path, pipeline=PipelineSettings(local_deletion_vectors_max=deleted - 1))
+    table = Followed(service, tmp_path, options={"pipeline": {"local_deletion_vectors_max": deleted - 1}})
     handmade = HandmadeTable(table.source)
     handmade.create()
     seed = handmade.write_file([(number, "a", f"value {number}") for number in range(3)])
@@ -243,13 +260,13 @@ def test_many_files_and_deletion_vectors(spark: SparkSession, tmp_path: Path) ->
         handmade.deleted[path] = positions[path]
     handmade.commit(adds)
 
-    table.bench.follower.sync()
+    table.bench.sync()
     check_many(spark, table, handmade)
     assert sum(len(rows) for rows in table.image.written.values()) == deleted
     before = data_manifests(table.image)
     assert len(before) >= files / MANIFEST_ENTRIES_MAX
     handmade.commit(handmade.delete({paths[-1]: [0]}))
-    result = table.bench.follower.sync()
+    result = table.bench.sync()
     check_many(spark, table, handmade)
     assert (result.snapshots, result.delete_files_added, result.positions_added) == (1, 1, 1)
     assert data_manifests(table.image) == before
@@ -268,3 +285,26 @@ def check_many(spark: SparkSession, table: Followed, handmade: HandmadeTable) ->
     assert table.image.positions == truth.deleted
     for name, read in (("Spark", read_spark), ("DuckDB", read_duckdb), ("Polars native", read_polars_native)):
         assert_same_rows(read(iceberg, spark), truth.rows, name)
+
+
+def test_spark_tasks_force_what_they_write_to_the_disk(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only they can: the manifests and delete files of a first sync are on the disk of the worker that wrote them."""
+    log = tmp_path / "forced"
+    for room in ("runner", "data_manifests"):
+        monkeypatch.setattr(
+            f"daemon.pipeline.{room}.run_on_spark",
+            lambda frame, function, schema: run_on_spark(frame, partial(logging_fsync, function, log), schema),
+        )
+    table = Followed(InProcess(spark, pipeline=PipelineSettings(engine="spark")), tmp_path)
+    table.sql(
+        "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true') AS SELECT id FROM range(9)"
+    )
+    table.sql("DELETE FROM {t} WHERE id = 3")
+    table.sync_and_check("the first sync")
+    iceberg = table.bench.iceberg()
+    (data_manifest, *_) = iceberg.inspect.manifests().filter(pc.field("content") == 0)["path"].to_pylist()
+    (delete_file,) = set(iceberg.inspect.delete_files()["file_path"].to_pylist())
+    written = {path.removeprefix("file://") for path in (data_manifest, delete_file)}
+    assert written | {os.path.dirname(path) for path in written} <= set(log.read_text().splitlines())

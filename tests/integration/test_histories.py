@@ -6,9 +6,9 @@ from pathlib import Path
 
 import polars
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.integration.follow import Followed
+from tests.integration.service import Service
 from tests.readers import read_polars_native
 
 CREATE = """
@@ -49,9 +49,9 @@ def rows(start: int, end: int, slices: int = 1) -> str:
 @pytest.mark.parametrize(
     ("partitioned", "granularity"), [(False, "file"), (True, "partition")], ids=["whole-file", "partitioned-partition"]
 )
-def test_long_history(spark: SparkSession, tmp_path: Path, partitioned: bool, granularity: str) -> None:
+def test_long_history(service: Service, tmp_path: Path, partitioned: bool, granularity: str) -> None:
     """Each version is one snapshot with Delta's rows in all readers, or none when it changes no rows."""
-    table = Followed(spark, tmp_path, granularity)
+    table = Followed(service, tmp_path, granularity)
     table.step(CREATE.format(t="{t}", partitioned=PARTITIONED if partitioned else ""), operation="append")
     table.step(f"INSERT INTO {{t}} {rows(0, 60, 2)}", operation="append")
     table.step("DELETE FROM {t} WHERE id % 7 = 0", operation="delete")
@@ -85,9 +85,9 @@ def test_long_history(spark: SparkSession, tmp_path: Path, partitioned: bool, gr
 @pytest.mark.parametrize(
     ("partitioned", "granularity"), [(False, "partition"), (True, "file")], ids=["whole-partition", "partitioned-file"]
 )
-def test_deletions(spark: SparkSession, tmp_path: Path, partitioned: bool, granularity: str) -> None:
+def test_deletions(service: Service, tmp_path: Path, partitioned: bool, granularity: str) -> None:
     """Deletions that grow, leave with their files, shrink and return are shown with either granularity."""
-    table = Followed(spark, tmp_path, granularity)
+    table = Followed(service, tmp_path, granularity)
     create = CREATE.format(t="{t}", partitioned=PARTITIONED if partitioned else "")
     table.sql(create)
     table.step(f"INSERT INTO {{t}} {rows(0, 60, 3)}", operation="append")
@@ -106,9 +106,9 @@ def test_deletions(spark: SparkSession, tmp_path: Path, partitioned: bool, granu
     table.check_leftovers()
 
 
-def test_schema_evolution(spark: SparkSession, tmp_path: Path) -> None:
+def test_schema_evolution(service: Service, tmp_path: Path) -> None:
     """Columns that are renamed, dropped, added and widened show Delta's values, in old files and new ones."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(
         "CREATE TABLE {t} (id INT, place STRUCT<city: STRING, floor: INT>, name STRING, price FLOAT,"
         " amount DECIMAL(6, 2)) USING delta TBLPROPERTIES"
@@ -133,9 +133,9 @@ def test_schema_evolution(spark: SparkSession, tmp_path: Path) -> None:
     table.step("DELETE FROM {t} WHERE id % 3 = 0", operation="delete")
 
 
-def test_replaced_table(spark: SparkSession, tmp_path: Path) -> None:
+def test_replaced_table(service: Service, tmp_path: Path) -> None:
     """A table replaced by one of other columns and partitions, and restored, shows Delta's rows and deletions."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     made = "TABLE {t} USING delta %s TBLPROPERTIES ('delta.enableDeletionVectors' = 'true') AS SELECT"
     plain, partitioned = made % "", made % "PARTITIONED BY (part)"
     table.step(f"CREATE {plain} id, concat('n', id) AS name, 'x' AS part, id AS number FROM range(0, 20, 1, 1)")

@@ -16,8 +16,9 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from daemon.errors import Unsupported
-from tests.handmade import FEATURES, Bench, HandmadeTable
+from tests.handmade import FEATURES, HandmadeTable
 from tests.integration.follow import Followed
+from tests.integration.service import Served, Service
 from tests.readers import assert_same_rows, rows_of
 
 MAPPED = "'delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name'"
@@ -52,11 +53,9 @@ def overwrite(table: Followed, query: str, **options: str) -> None:
 @pytest.mark.parametrize(
     ("partitioned", "granularity"), [(False, "file"), (True, "partition")], ids=["whole-file", "partitioned-partition"]
 )
-def test_operations_with_column_mapping(
-    spark: SparkSession, tmp_path: Path, partitioned: bool, granularity: str
-) -> None:
+def test_operations_with_column_mapping(service: Service, tmp_path: Path, partitioned: bool, granularity: str) -> None:
     """UPDATE, MERGE, ZORDER BY, RESTORE, REORG, TRUNCATE and a replaced table, with column mapping by name."""
-    table = Followed(spark, tmp_path, granularity)
+    table = Followed(service, tmp_path, granularity)
     by = PARTITIONED if partitioned else ""
     table.sql(f"CREATE TABLE {{t}} ({COLUMNS}) USING delta {by} TBLPROPERTIES ({MAPPED})")
     table.step(f"INSERT INTO {{t}} {rows(0, 40, 2)}", operation="append")
@@ -85,9 +84,9 @@ def test_operations_with_column_mapping(
 
 
 @pytest.mark.parametrize("mode", ["none", "name"])
-def test_overwrites(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+def test_overwrites(service: Service, tmp_path: Path, mode: str) -> None:
     """INSERT OVERWRITE, replaceWhere and dynamic partition overwrite exchange just what Delta exchanges."""
-    table = Followed(spark, tmp_path, "partition")
+    table = Followed(service, tmp_path, "partition")
     properties = f"'delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = '{mode}'"
     made = f"CREATE TABLE {{t}} USING delta PARTITIONED BY (part) TBLPROPERTIES ({properties}) AS"
     select = "SELECT id, concat('n', id) AS name, concat('p', id % 3) AS part FROM range({}, {}, 1, {})"
@@ -112,11 +111,9 @@ def test_overwrites(spark: SparkSession, tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize(
     ("partitioned", "granularity"), [(False, "file"), (True, "partition")], ids=["whole-file", "partitioned-partition"]
 )
-def test_deletes_until_a_file_is_empty(
-    spark: SparkSession, tmp_path: Path, partitioned: bool, granularity: str
-) -> None:
+def test_deletes_until_a_file_is_empty(service: Service, tmp_path: Path, partitioned: bool, granularity: str) -> None:
     """One file is deleted from until nothing is left of it; the files beside it stay as they are."""
-    table = Followed(spark, tmp_path, granularity)
+    table = Followed(service, tmp_path, granularity)
     by = "PARTITIONED BY (part)" if partitioned else ""
     table.sql(
         f"CREATE TABLE {{t}} USING delta {by} TBLPROPERTIES ({MAPPED})"
@@ -133,9 +130,9 @@ def test_deletes_until_a_file_is_empty(
 
 
 @pytest.mark.usefixtures("quick_vacuum")
-def test_vacuum(spark: SparkSession, tmp_path: Path) -> None:
+def test_vacuum(service: Service, tmp_path: Path) -> None:
     """VACUUM without retention makes no snapshot, and deletions grow on where it took the deletion vector before."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(
         "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
         " AS SELECT id FROM range(0, 40, 1, 2)"
@@ -145,10 +142,11 @@ def test_vacuum(spark: SparkSession, tmp_path: Path) -> None:
     table.step("UPDATE {t} SET id = id + 100 WHERE id % 10 = 3", operation="overwrite")
     table.step("VACUUM {t} RETAIN 0 HOURS", snapshots=0, versions=2)
     table.step("DELETE FROM {t} WHERE id < 40 AND id % 7 = 1", operation="delete")
-    vectors = deletion_vector_files(table)
-    table.sql("DELETE FROM {t} WHERE id % 7 = 2")
-    table.sql("VACUUM {t} RETAIN 0 HOURS")
-    assert not vectors & deletion_vector_files(table)
+    with table.held():
+        vectors = deletion_vector_files(table)
+        table.sql("DELETE FROM {t} WHERE id % 7 = 2")
+        table.sql("VACUUM {t} RETAIN 0 HOURS")
+        assert not vectors & deletion_vector_files(table)
     assert table.sync_and_check("DELETE and VACUUM").snapshots == 1
     table.step("OPTIMIZE {t}", operation="replace")
     table.step("VACUUM {t} RETAIN 0 HOURS", snapshots=0, versions=2)
@@ -161,29 +159,31 @@ def deletion_vector_files(table: Followed) -> set[str]:
 
 
 @pytest.mark.usefixtures("quick_vacuum")
-def test_vacuum_before_the_sync(spark: SparkSession, tmp_path: Path) -> None:
+def test_vacuum_before_the_sync(service: Service, tmp_path: Path) -> None:
     """Versions whose files VACUUM took before they were synced are passed over: Delta's newest rows are shown."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(
         "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
         " AS SELECT id FROM range(0, 40, 1, 2)"
     )
     table.step(operation="append")
-    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
-    table.sql("DELETE FROM {t} WHERE id % 7 = 1")
-    table.sql("VACUUM {t} RETAIN 0 HOURS")
+    with table.held():
+        table.sql("DELETE FROM {t} WHERE id % 7 = 0")
+        table.sql("DELETE FROM {t} WHERE id % 7 = 1")
+        table.sql("VACUUM {t} RETAIN 0 HOURS")
     table.sync_and_check("a deletion vector that is gone")
-    table.sql("INSERT INTO {t} SELECT id FROM range(100, 110, 1, 1)")
-    table.sql("OPTIMIZE {t}")
-    table.sql("VACUUM {t} RETAIN 0 HOURS")
+    with table.held():
+        table.sql("INSERT INTO {t} SELECT id FROM range(100, 110, 1, 1)")
+        table.sql("OPTIMIZE {t}")
+        table.sql("VACUUM {t} RETAIN 0 HOURS")
     table.sync_and_check("data files that are gone")
     table.step("DELETE FROM {t} WHERE id % 7 = 3", operation="delete")
 
 
 @pytest.mark.parametrize("mode", ["none", "name"])
-def test_deletion_vectors_on_and_off(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+def test_deletion_vectors_on_and_off(service: Service, tmp_path: Path, mode: str) -> None:
     """Deletion vectors are switched on and off midway, and their feature dropped (checkpointProtection joins then)."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(
         f"CREATE TABLE {{t}} USING delta TBLPROPERTIES ('delta.columnMapping.mode' = '{mode}',"
         " 'delta.enableDeletionVectors' = 'false') AS SELECT id, id % 3 AS n FROM range(0, 40, 1, 2)"
@@ -203,9 +203,9 @@ def test_deletion_vectors_on_and_off(spark: SparkSession, tmp_path: Path, mode: 
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="overwrite")
 
 
-def test_metadata_only_commits(spark: SparkSession, tmp_path: Path) -> None:
+def test_metadata_only_commits(service: Service, tmp_path: Path) -> None:
     """Comments, table properties and empty commits make no snapshot; comments of columns are shown."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(
         f"CREATE TABLE {{t}} USING delta TBLPROPERTIES ({MAPPED})"
         " AS SELECT id, named_struct('city', 'x') AS place FROM range(0, 10, 1, 1)"
@@ -227,9 +227,9 @@ def test_metadata_only_commits(spark: SparkSession, tmp_path: Path) -> None:
     table.step("DELETE FROM {t} WHERE id = 4", operation="delete")
 
 
-def test_statistics_and_rewrites_without_data_change(spark: SparkSession, tmp_path: Path) -> None:
+def test_statistics_and_rewrites_without_data_change(service: Service, tmp_path: Path) -> None:
     """Statistics computed anew make no snapshot, by Delta or by hand; files rewritten by hand make one of `replace`."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(
         "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'false')"
         " AS SELECT id, concat('n', id) AS name FROM range(0, 30, 1, 3)"
@@ -286,23 +286,24 @@ def recompute_statistics(table: Followed) -> None:
     collection.recompute(session, log, nothing, predicates, files)
 
 
-def test_burst_of_commits(spark: SparkSession, tmp_path: Path) -> None:
+def test_burst_of_commits(service: Service, tmp_path: Path) -> None:
     """Fifty commits that come at once are fifty snapshots after one sync, each with the rows of its version."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     handmade = HandmadeTable(table.source)
     handmade.create()
     paths = [handmade.write_file([(50 * file + row, "a", f"v{row}") for row in range(50)]) for file in range(7)]
     handmade.commit([handmade.add(path) for path in paths])
     table.sync_and_check("the first versions")
     expected = {}
-    for number in range(50):
-        if number % 10 == 9:
-            actions = [handmade.add(handmade.write_file([(1000 + number, "b", "new")]))]
-        elif number % 10 == 8:
-            actions = [handmade.remove(paths.pop())]
-        else:
-            actions = handmade.delete({paths[0]: [number], paths[1]: [49 - number]})
-        expected[handmade.commit(actions)] = handmade.live_rows()
+    with table.held():
+        for number in range(50):
+            if number % 10 == 9:
+                actions = [handmade.add(handmade.write_file([(1000 + number, "b", "new")]))]
+            elif number % 10 == 8:
+                actions = [handmade.remove(paths.pop())]
+            else:
+                actions = handmade.delete({paths[0]: [number], paths[1]: [49 - number]})
+            expected[handmade.commit(actions)] = handmade.live_rows()
     result = table.sync_and_check("the burst")
     assert (result.snapshots, result.from_version, result.to_version) == (len(expected), min(expected), max(expected))
     shown = rows_by_version(table.bench.iceberg())
@@ -321,21 +322,20 @@ def rows_by_version(table: Table) -> dict[int, list[tuple[Any, ...]]]:
     return shown
 
 
-def test_concurrent_writers(spark: SparkSession, tmp_path: Path) -> None:
+def test_concurrent_writers(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """Two writers append and delete while dvsync syncs: each of their versions is one snapshot with Delta's rows."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(
         "CREATE TABLE {t} USING delta PARTITIONED BY (part) TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
         " AS SELECT id, 'old' AS part FROM range(0, 40, 1, 2)"
     )
     appends = [f"INSERT INTO {{t}} SELECT id, 'new' FROM range({start}, {start + 3})" for start in range(100, 150, 10)]
     deletes = [f"DELETE FROM {{t}} WHERE part = 'old' AND id % 7 = {remainder}" for remainder in range(5)]
+    table.bench.sync()
     failures: list[Exception] = []
     writers = [Thread(target=write, args=(table, each, failures)) for each in (appends, deletes)]
     for writer in writers:
         writer.start()
-    while any(writer.is_alive() for writer in writers):
-        table.bench.follower.sync()
     for writer in writers:
         writer.join()
     assert not failures, failures
@@ -357,9 +357,9 @@ def write(table: Followed, statements: list[str], failures: list[Exception]) -> 
         failures.append(error)
 
 
-def test_delete_over_many_files(spark: SparkSession, tmp_path: Path) -> None:
+def test_delete_over_many_files(service: Service, tmp_path: Path) -> None:
     """One DELETE that touches 500 files is one snapshot with 500 delete files."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(
         "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
         " AS SELECT id FROM range(0, 1500, 1, 500)"
@@ -370,9 +370,9 @@ def test_delete_over_many_files(spark: SparkSession, tmp_path: Path) -> None:
     assert (result.delete_files_added, result.positions_added) == (500, 500)
 
 
-def test_columns_that_delta_fills(spark: SparkSession, tmp_path: Path) -> None:
+def test_columns_that_delta_fills(service: Service, tmp_path: Path) -> None:
     """Generated columns (one is the partition), identity columns, defaults, NOT NULL and CHECK constraints."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(
         "CREATE TABLE {t} (id INT NOT NULL, seq BIGINT GENERATED ALWAYS AS IDENTITY (START WITH 100 INCREMENT BY 5),"
         " twice INT GENERATED ALWAYS AS (id * 2), name STRING DEFAULT 'nobody', day DATE,"
@@ -394,9 +394,9 @@ def test_columns_that_delta_fills(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["none", "name"])
-def test_row_tracking(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+def test_row_tracking(service: Service, tmp_path: Path, mode: str) -> None:
     """Row tracking, which brings domain metadata: rewritten files carry its columns, and no reader shows them."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(
         "CREATE TABLE {t} (id BIGINT, name STRING) USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true',"
         f" 'delta.enableRowTracking' = 'true', 'delta.columnMapping.mode' = '{mode}')"
@@ -413,9 +413,9 @@ def test_row_tracking(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     table.step("INSERT INTO {t} VALUES (100, 'last')", operation="append")
 
 
-def test_liquid_clustering(spark: SparkSession, tmp_path: Path) -> None:
+def test_liquid_clustering(service: Service, tmp_path: Path) -> None:
     """Liquid clustering by columns that change, or by none any more."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(
         "CREATE TABLE {t} (id BIGINT, name STRING) USING delta CLUSTER BY (id)"
         " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
@@ -430,9 +430,9 @@ def test_liquid_clustering(spark: SparkSession, tmp_path: Path) -> None:
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
 
 
-def test_change_data_feed(spark: SparkSession, tmp_path: Path) -> None:
+def test_change_data_feed(service: Service, tmp_path: Path) -> None:
     """Files of the change data feed are not data: only the table's own rows are shown."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(
         "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true',"
         " 'delta.enableChangeDataFeed' = 'true') AS SELECT id, concat('n', id) AS name FROM range(0, 30, 1, 2)"
@@ -448,9 +448,9 @@ def test_change_data_feed(spark: SparkSession, tmp_path: Path) -> None:
     table.step("OPTIMIZE {t}", operation="replace")
 
 
-def test_in_commit_timestamps(spark: SparkSession, tmp_path: Path) -> None:
+def test_in_commit_timestamps(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """The snapshot's timestamp is the in-commit one, whatever time the commit file has."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql("CREATE TABLE {t} USING delta AS SELECT id FROM range(0, 30, 1, 1)")
     table.step(operation="append")
     table.step("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')", snapshots=0)
@@ -466,9 +466,9 @@ def test_in_commit_timestamps(spark: SparkSession, tmp_path: Path) -> None:
         assert table.image.summary["dvsync.delta.timestamp-ms"] == str(newest.ms) != "1000"
 
 
-def test_protocol_features(spark: SparkSession, tmp_path: Path) -> None:
+def test_protocol_features(service: Service, tmp_path: Path) -> None:
     """vacuumProtocolCheck, v2Checkpoint, checkpointProtection, domainMetadata and appendOnly change no rows."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     features = ("vacuumProtocolCheck", "checkpointProtection", "domainMetadata", "v2Checkpoint")
     supported = ", ".join(f"'delta.feature.{feature}' = 'supported'" for feature in features)
     table.step(
@@ -486,8 +486,8 @@ def test_protocol_features(spark: SparkSession, tmp_path: Path) -> None:
         {"txn": {"appId": "stream", "version": 7, "lastUpdated": 0}},
     )
     table.step(snapshots=0)
-    second = table.new_bench("second", table.pipeline)
-    assert second.follower.sync().operation == "first sync"  # which reads the V2 checkpoint
+    second = table.new_bench("second")
+    assert second.sync().operation == "first sync"  # which reads the V2 checkpoint
     assert_same_rows(
         rows_of(second.iceberg().scan().to_arrow(), second.iceberg().schema().fields),
         table.truth(table.bench.iceberg()).rows,
@@ -497,9 +497,9 @@ def test_protocol_features(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["none", "name"])
-def test_type_widening_of_a_partition_column(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+def test_type_widening_of_a_partition_column(service: Service, tmp_path: Path, mode: str) -> None:
     """A partition column that is widened (type widening) shows old values and new ones."""
-    table = Followed(spark, tmp_path, "partition")
+    table = Followed(service, tmp_path, "partition")
     table.step(
         "CREATE TABLE {t} (id BIGINT, part SMALLINT) USING delta PARTITIONED BY (part) TBLPROPERTIES"
         " ('delta.enableDeletionVectors' = 'true', 'delta.enableTypeWidening' = 'true',"
@@ -514,9 +514,9 @@ def test_type_widening_of_a_partition_column(spark: SparkSession, tmp_path: Path
     table.step("OPTIMIZE {t}", operation="replace")
 
 
-def test_collations(spark: SparkSession, tmp_path: Path) -> None:
+def test_collations(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """Columns with a collation are shown as strings, with the rows that Delta deletes by that collation gone."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     spark.conf.set("spark.databricks.delta.schema.typeCheck.enabled", "false")
     try:
         table.step(
@@ -535,9 +535,9 @@ def test_collations(spark: SparkSession, tmp_path: Path) -> None:
     ["'delta.feature.materializePartitionColumns' = 'supported'", f"{MAPPED}, 'delta.enableIcebergCompatV2' = 'true'"],
     ids=["materializePartitionColumns", "icebergCompatV2"],
 )
-def test_partition_columns_in_the_files(spark: SparkSession, tmp_path: Path, properties: str) -> None:
+def test_partition_columns_in_the_files(service: Service, tmp_path: Path, properties: str) -> None:
     """Files that carry their partition columns (materializePartitionColumns, icebergCompatV2) show their values."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     properties = properties.replace("'delta.enableDeletionVectors' = 'true'", "'delta.enableDeletionVectors' = 'false'")
     table.step(
         f"CREATE TABLE {{t}} (id BIGINT, part STRING) USING delta PARTITIONED BY (part) TBLPROPERTIES ({properties})"
@@ -556,19 +556,18 @@ def commit_feature(handmade: HandmadeTable, feature: str) -> None:
 
 
 @pytest.mark.parametrize("feature", ["catalogManaged", "catalogOwned-preview", "readerFeatureOfTomorrow"])
-def test_refused_features(tmp_path: Path, feature: str) -> None:
+def test_refused_features(service: Service, tmp_path: Path, feature: str) -> None:
     """A table that becomes catalog-managed, or needs an unknown reader feature, is refused by name, and stays put."""
     handmade = HandmadeTable(tmp_path / "lake" / "t")
     handmade.create()
-    bench = Bench(tmp_path / "bench", handmade.location)
-    bench.first_sync_empty(handmade)
+    bench = service.serve(tmp_path / "bench", handmade.location)
+    bench.sync()
     handmade.commit([handmade.add(handmade.write_file([(1, "a", "first")]))])
-    bench.follower.sync()
+    bench.sync()
     location = bench.iceberg().metadata_location
     commit_feature(handmade, feature)
     assert_refused(bench, f"reader feature {feature} is not supported")
     assert bench.iceberg().metadata_location == location
-    bench.close()
 
 
 @pytest.mark.parametrize(
@@ -579,27 +578,26 @@ def test_refused_features(tmp_path: Path, feature: str) -> None:
         "readerFeatureOfTomorrow",
     ],
 )
-def test_features_refused_at_first(spark: SparkSession, tmp_path: Path, feature: str) -> None:
+def test_features_refused_at_first(service: Service, tmp_path: Path, feature: str) -> None:
     """A first sync refuses catalog-managed tables and unknown reader features by name, and makes no Iceberg table."""
     handmade = HandmadeTable(tmp_path / "lake" / "t")
     handmade.create()
     commit_feature(handmade, feature)
-    bench = Bench(tmp_path / "bench", handmade.location)
+    bench = service.serve(tmp_path / "bench", handmade.location)
     assert_refused(bench, feature)
-    assert not bench.catalogs.open("local").table_exists(bench.target)
-    bench.close()
+    assert not bench.exists()
 
 
-def assert_refused(bench: Bench, message: str) -> None:
+def assert_refused(bench: Served, message: str) -> None:
     for _ in range(2):
         with pytest.raises(Unsupported, match=message) as raised:
-            bench.follower.sync()
+            bench.sync()
         assert raised.value.hint
 
 
-def test_unknown_writer_feature(spark: SparkSession, tmp_path: Path) -> None:
+def test_unknown_writer_feature(service: Service, tmp_path: Path) -> None:
     """A feature that only writers must know does not stop a reader: the table is followed."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     handmade = HandmadeTable(table.source)
     handmade.create()
     protocol = handmade.protocol()
@@ -612,15 +610,14 @@ def test_unknown_writer_feature(spark: SparkSession, tmp_path: Path) -> None:
     table.step(operation="delete")
 
 
-def test_variant_columns(spark: SparkSession, tmp_path: Path) -> None:
+def test_variant_columns(service: Service, tmp_path: Path) -> None:
     """A variant column is refused by its name, whether it is there at first or joins later."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step("CREATE TABLE {t} USING delta AS SELECT id FROM range(0, 10, 1, 1)", operation="append")
     location = table.bench.iceberg().metadata_location
     table.sql("ALTER TABLE {t} ADD COLUMN odd VARIANT")
     assert_refused(table.bench, "column odd has the type variant")
     assert table.bench.iceberg().metadata_location == location
-    second = table.new_bench("second", table.pipeline)
+    second = table.new_bench("second")
     assert_refused(second, "column odd has the type variant")
-    assert not second.catalogs.open("local").table_exists(second.target)
-    second.close()
+    assert not second.exists()

@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.table import Table
-from pyspark.sql import SparkSession
 
 from daemon.errors import CommitIncomplete, ObjectMissing, SyncError, TargetChanged, TargetUnreadable, Unsupported
 from daemon.settings import LimitsSettings
 from tests.handmade import FEATURES, Bench, HandmadeTable
 from tests.integration.follow import Followed
+from tests.integration.service import Served, Service
 from tests.readers import assert_readers_agree
 
 CREATE = (
@@ -32,30 +32,30 @@ def create(end: int = 40, files: int = 2) -> str:
     return CREATE.format(t="{t}", end=end, files=files)
 
 
-def state_files(bench: Bench) -> list[Path]:
-    return sorted(bench.folder.glob("state.db*"))
+def state_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("state.db*"))
 
 
-def snapshot_ids(bench: Bench) -> list[int]:
+def snapshot_ids(bench: Bench | Served) -> list[int]:
     return [snapshot.snapshot_id for snapshot in bench.iceberg().snapshots()]
 
 
 @pytest.mark.parametrize("granularity", ["file", "partition"])
-def test_lost_state_database(spark: SparkSession, tmp_path: Path, granularity: str) -> None:
-    """Without its state database dvsync remembers everything again, without a snapshot, and goes on exactly."""
-    table = Followed(spark, tmp_path, granularity)
+def test_lost_state_database(service: Service, tmp_path: Path, granularity: str) -> None:
+    """A daemon that starts without its state database remembers everything again, without a snapshot, and goes on."""
+    table = Followed(service, tmp_path, granularity)
     table.sql(create())
-    table.bench.follower.sync()
+    table.bench.sync()
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
     table.sql("UPDATE {t} SET name = 'new' WHERE id % 10 = 3")
     table.sql("ALTER TABLE {t} ADD COLUMN extra INT")  # a version without a snapshot
-    table.bench.follower.sync()
+    table.bench.sync()
     before = snapshot_ids(table.bench)
 
-    table.bench.close()
-    for path in state_files(table.bench):
+    service.stop()
+    for path in state_files(service.folder):
         path.unlink()
-    table.bench.open()
+    service.start()
     result = table.sync_and_check("the rebuilt state")
     assert (result.outcome, result.snapshots) == ("rebuilt", 0)
     assert snapshot_ids(table.bench) == before
@@ -63,25 +63,25 @@ def test_lost_state_database(spark: SparkSession, tmp_path: Path, granularity: s
     table.step("RESTORE TABLE {t} TO VERSION AS OF 1")  # which takes the column away again
 
 
-def test_old_state_database(spark: SparkSession, tmp_path: Path) -> None:
+def test_old_state_database(service: Service, tmp_path: Path) -> None:
     """A state database from before the last snapshots is brought up from the table, without a snapshot."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(create())
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
-    table.bench.follower.sync()
-    table.bench.close()
+    table.bench.sync()
+    service.stop()
     saved = tmp_path / "saved.db"
-    assert [path.name for path in state_files(table.bench)] == ["state.db"]
-    shutil.copy(table.bench.folder / "state.db", saved)
+    assert not list(service.folder.glob("state.db-*")), "all of the database is in its one file"
+    shutil.copy(service.state_file, saved)
 
-    table.bench.open()
+    service.start()
     table.sql("DELETE FROM {t} WHERE id % 7 = 1")
     table.sql("UPDATE {t} SET name = 'new' WHERE id % 10 = 3")
-    table.bench.follower.sync()
+    table.bench.sync()
     before = snapshot_ids(table.bench)
-    table.bench.close()
-    shutil.copy(saved, table.bench.folder / "state.db")
-    table.bench.open()
+    service.stop()
+    shutil.copy(saved, service.state_file)
+    service.start()
 
     result = table.sync_and_check("the old state")
     assert (result.outcome, result.snapshots) == ("rebuilt", 0)
@@ -89,49 +89,53 @@ def test_old_state_database(spark: SparkSession, tmp_path: Path) -> None:
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
 
 
-def test_cut_log(spark: SparkSession, tmp_path: Path) -> None:
+def test_cut_log(service: Service, tmp_path: Path) -> None:
     """Commits that were cleaned up before they were synced are made up for in one snapshot with Delta's rows."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(create())
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
-    table.bench.follower.sync()
-    table.sql("DELETE FROM {t} WHERE id % 7 = 1 OR id < 5")
-    table.sql("INSERT INTO {t} SELECT id, 'later', 0 FROM range(100, 110, 1, 1)")
-    table.sql("UPDATE {t} SET name = 'new' WHERE id % 10 = 3")
-    table.live_adds()
-    assert (table.log_folder / f"{3:020d}.checkpoint.parquet").exists()
-    for version in range(3):
-        (table.log_folder / f"{version:020d}.json").unlink()
-
+    table.bench.sync()
     before = snapshot_ids(table.bench)
+    with table.held():
+        table.sql("DELETE FROM {t} WHERE id % 7 = 1 OR id < 5")
+        table.sql("INSERT INTO {t} SELECT id, 'later', 0 FROM range(100, 110, 1, 1)")
+        table.sql("UPDATE {t} SET name = 'new' WHERE id % 10 = 3")
+        table.live_adds()
+        assert (table.log_folder / f"{3:020d}.checkpoint.parquet").exists()
+        for version in range(3):
+            (table.log_folder / f"{version:020d}.json").unlink()
+
     result = table.sync_and_check("the cut log")
     assert (result.snapshots, result.to_version) == (1, 4)
     assert snapshot_ids(table.bench)[:-1] == before
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
 
 
-def test_table_made_anew(spark: SparkSession, tmp_path: Path) -> None:
+def test_table_made_anew(service: Service, tmp_path: Path) -> None:
     """A table made anew at the same path, shorter or longer, replaces the old one's rows in one snapshot."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql(create())
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
-    table.bench.follower.sync()
+    table.bench.sync()
 
-    remake(table)
-    table.sql(create(end=10, files=1))
+    with table.held():
+        remake(table)
+        table.sql(create(end=10, files=1))
     assert table.sync_and_check("the shorter table").snapshots == 1
-    remake(table)
-    table.sql(create(end=30, files=1))
-    table.sql("DELETE FROM {t} WHERE id % 3 = 0")
-    table.sql("INSERT INTO {t} SELECT id, 'later', 0 FROM range(100, 110, 1, 1)")
+    with table.held():
+        remake(table)
+        table.sql(create(end=30, files=1))
+        table.sql("DELETE FROM {t} WHERE id % 3 = 0")
+        table.sql("INSERT INTO {t} SELECT id, 'later', 0 FROM range(100, 110, 1, 1)")
     result = table.sync_and_check("the longer table")
     assert (result.snapshots, result.to_version) == (1, 2)
-    remake(table)
-    table.sql(
-        "CREATE TABLE {t} USING delta TBLPROPERTIES"
-        " ('delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name')"
-        " AS SELECT concat('s', id) AS word, id AS score FROM range(0, 20, 1, 1)"
-    )
+    with table.held():
+        remake(table)
+        table.sql(
+            "CREATE TABLE {t} USING delta TBLPROPERTIES"
+            " ('delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name')"
+            " AS SELECT concat('s', id) AS word, id AS score FROM range(0, 20, 1, 1)"
+        )
     assert table.sync_and_check("a table of other columns, with column mapping").snapshots == 1
     table.step("DELETE FROM {t} WHERE score % 3 = 1", operation="delete")
 
@@ -142,15 +146,17 @@ def remake(table: Followed) -> None:
     table.forget()
 
 
-def test_folded_versions(spark: SparkSession, tmp_path: Path) -> None:
+def test_folded_versions(service: Service, tmp_path: Path) -> None:
     """A table far behind is brought up in one snapshot, whose marker tells the versions that it shows."""
-    table = Followed(spark, tmp_path, limits=LimitsSettings(fold_after_versions=3))
+    service.limits = {"fold_after_versions": 3}
+    table = Followed(service, tmp_path)
     table.sql(create())
-    table.bench.follower.sync()
-    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
-    table.sql("DELETE FROM {t} WHERE id % 7 = 1")
-    table.sql("OPTIMIZE {t}")
-    table.sql("DELETE FROM {t} WHERE id % 7 = 2")
+    table.bench.sync()
+    with table.held():
+        table.sql("DELETE FROM {t} WHERE id % 7 = 0")
+        table.sql("DELETE FROM {t} WHERE id % 7 = 1")
+        table.sql("OPTIMIZE {t}")
+        table.sql("DELETE FROM {t} WHERE id % 7 = 2")
     result = table.sync_and_check("the folded versions")
     assert (result.snapshots, result.from_version, result.to_version) == (1, 1, 4)
     marker = {key: table.image.summary[f"dvsync.delta.{key}"] for key in ("from-version", "version")}
@@ -174,7 +180,7 @@ def bench(tmp_path: Path, handmade: HandmadeTable) -> Bench:
     first = handmade.write_file([(number, "a", "first") for number in range(10)])
     second = handmade.write_file([(number, "b", "second") for number in range(10, 20)])
     handmade.commit([handmade.add(first, deleted=[1, 2]), handmade.add(second)])
-    bench.follower.sync()
+    bench.sync()
     return bench
 
 
@@ -231,10 +237,10 @@ def test_a_name_that_is_used_again(handmade: HandmadeTable, bench: Bench, folded
     """A file that is removed, and another by its name: whether in one snapshot or in two, its own rows and counts."""
     path = handmade.write_file([(number, "c", "before") for number in range(100, 106)], name="fixed")
     handmade.commit([handmade.add(path, deleted=[2])])
-    bench.follower.sync()
+    bench.sync()
     handmade.commit([handmade.remove(path)])
     if not folded:
-        bench.follower.sync()
+        bench.sync()
     handmade.write_file([(number, "c", f"after {number}") for number in range(500, 509)], name="fixed")
     handmade.commit([handmade.add(path, deleted=[0])])
     bench.follower.sync(others_wait=lambda: folded)
@@ -297,7 +303,7 @@ def assert_refused(bench: Bench, kind: type[SyncError], message: str) -> None:
     before = (synced_version(bench), snapshot_ids(bench))
     for _ in range(2):
         with pytest.raises(kind, match=message) as raised:
-            bench.follower.sync()
+            bench.sync()
         assert raised.value.table == "t" and raised.value.hint
     assert (synced_version(bench), snapshot_ids(bench)) == before
 
@@ -312,7 +318,7 @@ def test_foreign_commit(handmade: HandmadeTable, bench: Bench) -> None:
     assert_refused(bench, TargetChanged, "not committed by dvsync")
 
     roll_back(bench.iceberg(), ours.snapshot_id)
-    assert bench.follower.sync().snapshots == 1
+    assert bench.sync().snapshots == 1
     assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
 
 
@@ -324,7 +330,7 @@ def test_metadata_files_that_somebody_damaged(
 ) -> None:
     """They are told, and `--full` writes the newest snapshot anew; the next syncs go on from there."""
     handmade.commit(handmade.delete({next(iter(handmade.live)): [1]}))
-    bench.follower.sync()
+    bench.sync()
     iceberg = bench.iceberg()
     snapshot = iceberg.current_snapshot()
     assert snapshot is not None
@@ -336,7 +342,7 @@ def test_metadata_files_that_somebody_damaged(
         path.write_bytes(path.read_bytes()[:-20])
     if state == "lost":
         bench.close()
-        for file in state_files(bench):
+        for file in state_files(bench.folder):
             file.unlink()
         bench.open()
     handmade.commit(handmade.delete({path: [0] for path in handmade.live}))
@@ -345,11 +351,11 @@ def test_metadata_files_that_somebody_damaged(
     # A commit that only adds delete files opens no manifest.
     if what == "manifest list" or state == "lost":
         assert_refused(bench, kind, path.name)
-    result = bench.follower.sync(full=True)
+    result = bench.sync(full=True)
     assert (result.operation, result.snapshots) == ("restore", 1)
     assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
     handmade.commit(handmade.delete({path: [7] for path in handmade.live}))
-    assert bench.follower.sync().positions_added == len(handmade.live)
+    assert bench.sync().positions_added == len(handmade.live)
     assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
 
 
@@ -360,10 +366,10 @@ def test_a_comparison_with_a_table_that_is_gone(handmade: HandmadeTable, bench: 
     log.rename(log.with_name("away"))
     before = snapshot_ids(bench)
     with pytest.raises(ObjectMissing, match="the Delta log is gone"):
-        bench.follower.sync(full=True)
+        bench.sync(full=True)
     assert snapshot_ids(bench) == before
     log.with_name("away").rename(log)
-    assert bench.follower.sync(full=True).outcome in ("advanced", "unchanged")
+    assert bench.sync(full=True).outcome in ("advanced", "unchanged")
     assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
 
 
@@ -408,7 +414,7 @@ def test_refused_commits(
     assert_refused(bench, Unsupported, message)
 
 
-def test_refused_first_syncs(spark: SparkSession, tmp_path: Path) -> None:
+def test_refused_first_syncs(service: Service, tmp_path: Path) -> None:
     """A first sync refuses unknown features and column types by name, and makes no Iceberg table."""
     for number, (change, message) in enumerate(
         [
@@ -420,27 +426,28 @@ def test_refused_first_syncs(spark: SparkSession, tmp_path: Path) -> None:
         table = HandmadeTable(tmp_path / f"lake{number}" / "t")
         table.create()
         table.commit([change(table), table.add(table.write_file([(1, "a", "first")]))])
-        assert_first_sync_refused(tmp_path / f"bench{number}", table.location, message)
+        assert_first_sync_refused(service, tmp_path / f"bench{number}", table.location, message)
     source = tmp_path / "variants"
-    spark.sql(f"CREATE TABLE delta.`{source}` (id INT, odd VARIANT) USING delta")
-    assert_first_sync_refused(tmp_path / "bench", f"file://{source}", "variantType|column odd has the type variant")
+    service.spark.sql(f"CREATE TABLE delta.`{source}` (id INT, odd VARIANT) USING delta")
+    assert_first_sync_refused(
+        service, tmp_path / "bench", f"file://{source}", "variantType|column odd has the type variant"
+    )
 
 
-def assert_first_sync_refused(folder: Path, source: str, message: str) -> None:
-    bench = Bench(folder, source)
+def assert_first_sync_refused(service: Service, folder: Path, source: str, message: str) -> None:
+    bench = service.serve(folder, source)
     with pytest.raises(Unsupported, match=message) as raised:
-        bench.follower.sync()
+        bench.sync()
     assert raised.value.hint
-    assert not bench.catalogs.open("local").table_exists(bench.target)
-    assert synced_version(bench) is None
-    bench.close()
+    assert not bench.exists()
+    assert bench.status()["synced_version"] is None
 
 
 def test_format_version_3_is_refused(tmp_path: Path, handmade: HandmadeTable) -> None:
     """Format version 3 is refused in plain words before anything is read or written."""
     bench = Bench(tmp_path / "bench", handmade.location, table_options={"format_version": 3})
     with pytest.raises(Unsupported, match="format version 3 is not supported yet") as raised:
-        bench.follower.sync()
+        bench.sync()
     assert raised.value.table == "t" and "format_version: 2" in raised.value.hint
     assert not (tmp_path / "bench" / "warehouse").exists()
     bench.close()

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from daemon.errors import Unsupported
 from tests.integration.follow import Followed
+from tests.integration.service import Service
 from tests.integration.test_first_sync import spark_conf
 from tests.readers import READERS, read_delta
 
@@ -40,13 +41,13 @@ def assert_refused(table: Followed, message: str) -> None:
     before = table.bench.iceberg().metadata_location
     for _ in range(2):
         with pytest.raises(Unsupported, match=message):
-            table.bench.follower.sync()
+            table.bench.sync()
     assert table.bench.iceberg().metadata_location == before
 
 
-def test_nested_types(spark: SparkSession, tmp_path: Path) -> None:
+def test_nested_types(service: Service, tmp_path: Path) -> None:
     """Lists, maps and structs in each other, decimals of every size, days before 1582."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(NESTED)
     table.step(nested_rows(0, 10))
     table.step("DELETE FROM {t} WHERE id % 4 = 1", operation="delete")
@@ -55,9 +56,9 @@ def test_nested_types(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["name", "id"])
-def test_column_mapping_from_the_start(spark: SparkSession, tmp_path: Path, mode: str) -> None:
+def test_column_mapping_from_the_start(service: Service, tmp_path: Path, mode: str) -> None:
     """Columns renamed, dropped, added again under an old name and moved, at the top and inside of a struct."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(
         "CREATE TABLE {t} (id INT, `a b,c` STRING, s STRUCT<x: INT, y: STRING>, part STRING) USING delta"
         " PARTITIONED BY (part) TBLPROPERTIES"
@@ -77,9 +78,9 @@ def test_column_mapping_from_the_start(spark: SparkSession, tmp_path: Path, mode
     table.step("DELETE FROM {t} WHERE id % 4 = 1", operation="delete")
 
 
-def test_schema_and_rows_in_one_commit(spark: SparkSession, tmp_path: Path) -> None:
+def test_schema_and_rows_in_one_commit(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """A column that comes with the rows that have it is one Iceberg snapshot; so is a nullability that is relaxed."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(
         "CREATE TABLE {t} (id INT NOT NULL, name STRING) USING delta"
         " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
@@ -112,15 +113,15 @@ COMPAT_ROWS = """
 """
 
 
-def test_lists_under_column_mapping_need_ids(spark: SparkSession, tmp_path: Path) -> None:
+def test_lists_under_column_mapping_need_ids(service: Service, tmp_path: Path) -> None:
     """Without ids of elements readers see nulls: refused by name. With IcebergCompat's ids they are followed."""
-    table = Followed(spark, tmp_path / "without")
+    table = Followed(service, tmp_path / "without")
     table.step(NESTED)
     table.step(nested_rows(0, 6))
     table.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
     assert_refused(table, "column lists is an array or map, and column mapping gives no id")
 
-    table = Followed(spark, tmp_path / "with")
+    table = Followed(service, tmp_path / "with")
     table.step(COMPAT)
     table.step(COMPAT_ROWS.format(t="{t}", start=0, end=6), operation="append")
     table.step("DELETE FROM {t} WHERE id = 2", operation="overwrite")
@@ -128,21 +129,21 @@ def test_lists_under_column_mapping_need_ids(spark: SparkSession, tmp_path: Path
     table.step("ALTER TABLE {t} RENAME COLUMN deep.a TO z", snapshots=0)
     table.step(COMPAT_ROWS.format(t="{t}", start=6, end=9), operation="append")
     table.sql("ALTER TABLE {t} ADD COLUMN odd ARRAY<ARRAY<STRUCT<x: INT>>>")
-    assert_refused(table, "column odd holds lists or maps of structs in a list, .* PyIceberg shows them as null")
+    assert_refused(table, "column odd is a list or map with structs deep inside, .* PyIceberg shows them as null")
 
 
-def test_lists_in_the_older_layout_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_lists_in_the_older_layout_are_refused(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """With Spark's legacy format DuckDB would show nulls for the elements of lists."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step("CREATE TABLE {t} (id INT, l ARRAY<INT>) USING delta")
     with spark_conf(spark, "spark.sql.parquet.writeLegacyFormat", "true"):
         table.sql("INSERT INTO {t} VALUES (1, array(1, 2))")
     assert_refused(table, r"column l\..* of the file is laid out as lists or maps were in older Parquet files")
 
 
-def test_column_mapping_on_a_partitioned_table(spark: SparkSession, tmp_path: Path) -> None:
+def test_column_mapping_on_a_partitioned_table(service: Service, tmp_path: Path) -> None:
     """Switched on midway and renamed, with files of either kind; doubles and nulls among the partition values."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(
         "CREATE TABLE {t} (id INT, p STRING, q DOUBLE) USING delta PARTITIONED BY (p, q)"
         " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
@@ -155,7 +156,7 @@ def test_column_mapping_on_a_partitioned_table(spark: SparkSession, tmp_path: Pa
     table.step("DELETE FROM {t} WHERE part IS NULL AND id % 3 = 0")
 
 
-def test_files_with_foreign_ids_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_with_foreign_ids_are_refused(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """Parquet files that another system gave field ids: Delta goes by names, Iceberg's readers would go by the ids."""
     source = tmp_path / "lake" / "t"
     frame = spark.range(3).selectExpr("id AS a", "id + 10 AS b")
@@ -164,14 +165,14 @@ def test_files_with_foreign_ids_are_refused(spark: SparkSession, tmp_path: Path)
         field.metadata = {"parquet.field.id": number}
     spark.createDataFrame(frame.toArrow(), schema).write.parquet(str(source))
     spark.sql(f"CONVERT TO DELTA parquet.`{source}`")
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     with pytest.raises(Unsupported, match="column a of the file carries the field id 2, and the column's is 1"):
-        table.bench.follower.sync()
+        table.bench.sync()
 
 
-def test_widenings(spark: SparkSession, tmp_path: Path) -> None:
+def test_widenings(service: Service, tmp_path: Path) -> None:
     """Widenings that Iceberg has are followed in place; another one is refused with both types."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step(
         "CREATE TABLE {t} (a TINYINT, b SMALLINT, c INT, d FLOAT, e DECIMAL(5, 2), f INT, s STRUCT<x: INT>) USING delta"
         " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true', 'delta.enableTypeWidening' = 'true')"
@@ -187,20 +188,20 @@ def test_widenings(spark: SparkSession, tmp_path: Path) -> None:
     table.step("DELETE FROM {t} WHERE c % 3 = 0", operation="delete")
     table.sql("ALTER TABLE {t} ALTER COLUMN f TYPE DOUBLE")
     assert_refused(table, r"column f \(from int to double\) changed while 2 older data files stay")
-    again = table.new_bench("again", table.pipeline)
+    again = table.new_bench("again")
     with pytest.raises(Unsupported, match="column f of the file is stored as int32, and the column's type is double"):
-        again.follower.sync()
+        again.sync()
     again.close()
     # Once no file of the old type is left, nothing stands in the way.
     table.sql("INSERT OVERWRITE {t} SELECT * FROM {t}")
-    table.bench.follower.sync(full=True)
+    table.bench.sync(full=True)
     table.sync_and_check("rewritten with the new type")
 
 
 @pytest.mark.parametrize("kind", ["TIMESTAMP_MILLIS", "TIMESTAMP_MICROS", "INT96"])
-def test_timestamp_encodings(spark: SparkSession, tmp_path: Path, kind: str) -> None:
+def test_timestamp_encodings(spark: SparkSession, service: Service, tmp_path: Path, kind: str) -> None:
     """Each encoding of timestamps is shown as it is, nested ones too, before 1970 and at the ends of INT96's range."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step("CREATE TABLE {t} (id INT, moment TIMESTAMP, moments ARRAY<TIMESTAMP>, local TIMESTAMP_NTZ) USING delta")
     moments = ("1677-09-22 00:00:00.001", "1899-12-31 23:59:59.999", "1969-12-31 23:59:59.999", "2262-04-10 00:00:00")
     with spark_conf(spark, "spark.sql.parquet.outputTimestampType", kind):
@@ -212,9 +213,9 @@ def test_timestamp_encodings(spark: SparkSession, tmp_path: Path, kind: str) -> 
     table.sync_and_check(kind)
 
 
-def test_int96_beyond_its_range(spark: SparkSession, tmp_path: Path) -> None:
+def test_int96_beyond_its_range(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """Years that PyIceberg and Polars show wrong from INT96 are refused by column, or followed when asked to."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step("CREATE TABLE {t} (id INT, moment TIMESTAMP) USING delta")
     insert = "INSERT INTO {t} VALUES (1, TIMESTAMP'9999-12-31 23:59:59.999999'), (2, TIMESTAMP'1600-01-01 00:00:00')"
     with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):
@@ -222,20 +223,20 @@ def test_int96_beyond_its_range(spark: SparkSession, tmp_path: Path) -> None:
     with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
         table.sql(insert)
     assert_refused(table, "column moment of the file has INT96 timestamps before 1677 or after 2262")
-    again = Followed(spark, tmp_path / "five digits")
+    again = Followed(service, tmp_path / "five digits")
     again.step("CREATE TABLE {t} (id INT, moment TIMESTAMP) USING delta")
     with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
         again.sql("INSERT INTO {t} VALUES (1, timestamp_micros(300000000000000000))")
     assert_refused(again, "column moment of the file has INT96 timestamps before 1677 or after 2262")
-    nested = Followed(spark, tmp_path / "nested")
+    nested = Followed(service, tmp_path / "nested")
     nested.step("CREATE TABLE {t} (id INT, moments MAP<STRING, ARRAY<STRUCT<at: TIMESTAMP>>>) USING delta")
     with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
         nested.step("INSERT INTO {t} VALUES (1, map('k', array(named_struct('at', TIMESTAMP'2020-01-01'), NULL)))")
         nested.sql("INSERT INTO {t} VALUES (1, map('k', array(named_struct('at', TIMESTAMP'1600-01-01'), NULL)))")
     assert_refused(nested, "column moments of the file has INT96 timestamps before 1677 or after 2262")
 
-    willing = table.new_bench("willing", table.pipeline, int96_overflow="follow")
-    willing.follower.sync()
+    willing = table.new_bench("willing", int96_overflow="follow")
+    willing.sync()
     iceberg = willing.iceberg()
     expected = sorted(read_delta(spark, str(table.source), iceberg))
     shown = {name for name, read in READERS.items() if sorted(read(iceberg, spark)) == expected}
@@ -251,13 +252,13 @@ def test_int96_beyond_its_range(spark: SparkSession, tmp_path: Path) -> None:
         ("int96RebaseModeInWrite", "INT96", "moment"),
     ],
 )
-def test_the_old_calendar_is_refused(spark: SparkSession, tmp_path: Path, key: str, encoding: str, column: str) -> None:
+def test_the_old_calendar_is_refused(service: Service, tmp_path: Path, key: str, encoding: str, column: str) -> None:
     """Days that Spark stored by the Julian calendar would be shown some days off; recent ones are the same in both."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.step("CREATE TABLE {t} (id INT, day DATE, moment TIMESTAMP) USING delta")
     with (
-        spark_conf(spark, f"spark.sql.parquet.{key}", "LEGACY"),
-        spark_conf(spark, "spark.sql.parquet.outputTimestampType", encoding),
+        spark_conf(service.spark, f"spark.sql.parquet.{key}", "LEGACY"),
+        spark_conf(service.spark, "spark.sql.parquet.outputTimestampType", encoding),
     ):
         table.step("INSERT INTO {t} VALUES (1, DATE'1582-10-15', TIMESTAMP'1900-01-01 00:00:00'), (2, NULL, NULL)")
         table.sql("INSERT INTO {t} VALUES (3, DATE'1400-01-01', TIMESTAMP'1800-01-01 00:00:00')")
@@ -266,9 +267,9 @@ def test_the_old_calendar_is_refused(spark: SparkSession, tmp_path: Path, key: s
     )
 
 
-def test_char_values_are_shown_as_stored(spark: SparkSession, tmp_path: Path) -> None:
+def test_char_values_are_shown_as_stored(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """Spark pads CHAR with spaces when it reads Delta; Delta's protocol has strings, and all readers show these."""
-    table = Followed(spark, tmp_path)
+    table = Followed(service, tmp_path)
     table.sql("CREATE TABLE {t} (id INT, c CHAR(4), v VARCHAR(4)) USING delta")
     table.sql("INSERT INTO {t} VALUES (1, 'ab', 'cd'), (2, 'abcd', NULL)")
     with spark_conf(spark, "spark.sql.readSideCharPadding", "false"):

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
+import pty
+import re
 import signal
 import socket
 import sqlite3
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Event
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 import structlog
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from daemon.app import STOP_GRACE_S
@@ -26,6 +33,7 @@ from daemon.cli import app
 from daemon.clock import SystemClock
 from daemon.lease import LeaseKeeper, hold_lease
 from daemon.signals import SAME_REQUEST_S
+from state import TableError
 from state.sql_store import SqlStateStore
 from tests.handmade import Bench, HandmadeTable
 
@@ -72,6 +80,26 @@ def test_version_needs_no_configuration(dvsync):
     """It prints the name and the version of the package."""
     result = dvsync("--version")
     assert (result.exit_code, result.stdout.split()[0]) == (0, "dvsync")
+
+
+def groups(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Each command that has others below it, by what people type for it, with these."""
+    if hasattr(command, "commands"):
+        yield names, command.commands
+        for name, inner in command.commands.items():
+            yield from groups(inner, *names, name)
+
+
+@pytest.mark.parametrize(
+    ("names", "commands"), [pytest.param(*each, id=" ".join(each[0])) for each in groups(get_command(app))]
+)
+def test_help_shows_whole_sentences(names: tuple[str, ...], commands: dict[str, Any]):
+    """At 80 columns each command's line is the first sentence of its help, and nothing is cut."""
+    output = CliRunner().invoke(app, [*names, "--help"], env={"COLUMNS": "80"}).output
+    shown = dict(line.split(maxsplit=1) for line in output.partition("Commands:\n")[2].splitlines())
+    assert "..." not in output.partition("Options:")[2]
+    assert len(shown) > 1
+    assert shown == {name: re.split(r"(?<=\.)\s", command.help)[0] for name, command in commands.items()}
 
 
 @pytest.fixture
@@ -130,8 +158,22 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
     assert len(followed.iceberg().scan().to_arrow()) == 4
 
 
+def test_names_move_no_cursor(dvsync, followed: Bench):
+    """Names of tables and files may hold what a terminal obeys: it is spelled out."""
+    folder = Path(followed.iceberg().location().removeprefix("file://")) / "data" / "\x1b[2J"
+    folder.mkdir()
+    (folder / "7-000000-deletes.parquet").write_bytes(b"x")
+    os.utime(folder / "7-000000-deletes.parquet", (0, 0))
+    assert "/data/\\x1b[2J/7-000000-deletes.parquet\n" in dvsync("cleanup", "--scan", config=FOLLOWED).output
+    named = TWO_TABLES.replace("target: db.a", 'target: db.a, name: "a\\e[2J"')
+    for command in ("sync", "status"):
+        result = dvsync(command, config=named)
+        assert "a\\x1b[2J" in result.output
+        assert all(line.isprintable() for line in result.output.splitlines())
+
+
 def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
-    """A paused table is skipped and says so; a resync compares whole states at the next sync, once."""
+    """A paused table is skipped and says so; a resync writes the table anew at the next sync, once."""
     assert dvsync("pause", "t", config=FOLLOWED).output == "t: paused\n"
     result = dvsync("sync")
     assert (result.exit_code, result.output) == (0, "t: paused; `dvsync resume t` lets it go on\n")
@@ -139,7 +181,7 @@ def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
     assert dvsync("resume", "t").output == "t: resumed\n"
     assert dvsync("resume", "t").output == "t: was neither parked nor paused; nothing to do\n"
     assert dvsync("sync").output.startswith("t: unchanged, version 6")
-    assert dvsync("resync", "t").output == "t: is compared whole by its next sync\n"
+    assert dvsync("resync", "t").output == "t: is written anew by its next sync\n"
     assert followed.store.list_tables()[0].resync_wanted
     for command in ("pause", "resync"):
         assert dvsync(command, "nobody").exit_code == 2
@@ -176,7 +218,7 @@ def test_a_table_that_cannot_be_maintained_fails_the_command(dvsync, followed: B
     for command in ("compact", "expire", "cleanup"):
         result = dvsync(command, config=FOLLOWED)
         assert result.exit_code == 1
-        assert result.output.startswith("t: CatalogAway: the catalog of lake.t does not answer")
+        assert result.output.startswith("t: ObjectMissing: the metadata file that the catalog names is not there")
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["sync", "--nonsense"], ["resume"]])
@@ -268,6 +310,143 @@ def test_sync_is_refused_while_another_process_holds_the_state(dvsync, tmp_path)
         assert f"in use by process {os.getpid()} " in result.stderr
         assert dvsync("status").exit_code == 0
     assert dvsync("sync", "db.a").exit_code == 0
+
+
+# --- status, on a terminal and elsewhere ---
+
+LONG = "sales.a_table_whose_name_is_longer_than_most_names_and_leaves_no_room_for_numbers_where_they_are_wanted_most"
+STATUSES = (
+    FOLLOWED
+    + f"""- {{source: data/later, target: lake.later}}
+- {{source: data/away, target: {LONG}}}
+- {{source: data/bad, target: lake.bad}}
+"""
+)
+PATH = "file:///data/lake/a_folder_with_a_long_name/and_one_more_of_that_kind/_delta_log/00000000000000000012.json"
+HINT = "Ask the writer of this commit; dvsync commits nothing of it."
+
+
+@pytest.fixture
+def four_states(followed: Bench, tmp_path: Path) -> Path:
+    """A folder with a configuration of four tables: synced, waiting, retrying and parked."""
+    (tmp_path / "config.yaml").write_text(STATUSES, encoding="utf-8")
+    for name, folder, parked in ((LONG, "away", False), ("lake.bad", "bad", True)):
+        record = followed.store.load_table(name, f"file://{tmp_path}/data/{folder}", name)
+        error = TableError("CorruptInput", f"line 1 is not JSON [file {PATH}]", HINT, 12, 1_700_000_000_000, 3, parked)
+        followed.store.record_failure(record.id, error)
+    return tmp_path
+
+
+def on_terminal(folder: Path, columns: int, *arguments: str) -> str:
+    """What a command writes to a terminal of that width, with what colours it."""
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    plain = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
+    command = [sys.executable, "-m", "daemon", *arguments]
+    process = subprocess.Popen(command, cwd=folder, env={**plain, "TERM": "xterm-256color"}, stdout=end)
+    os.close(end)
+    output = b""
+    # When the last writer has gone, reading a terminal fails.
+    with open(terminal, "rb", buffering=0) as reader, suppress(OSError):
+        while piece := reader.read(4096):
+            output += piece
+    process.wait(timeout=60)
+    return output.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_status_on_a_terminal(four_states: Path, columns: int):
+    """A summary, then the worst table first, its error under it; nothing is cut, and states have their colours."""
+    output = on_terminal(four_states, columns, "status")
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", output).splitlines()]
+    assert lines[0] == "4 tables: 1 parked, 1 retrying, 1 waiting, 1 synced"
+    assert max(map(len, lines)) <= columns
+    assert "…" not in output and "..." not in output
+    assert lines[1].split() == ["table", "state", "version", "lag", "files", "deleted", "orphans"]
+    state = lines[1].index("state")
+    rows = [line for line in lines[2:] if line[state - 1 :].startswith((" parked", " retrying", " waiting", " synced"))]
+    assert [row[state:].split() for row in rows] == [
+        ["parked", "-", "-", "0", "0", "0"],
+        ["retrying", "-", "-", "0", "0", "0"],
+        ["waiting", "-", "-", "-", "-", "-"],
+        ["synced", "6", "0", "1", "5", "0"],
+    ]
+    of_bad, of_long = (lines.index(row) for row in rows[:2])
+    bad, long = lines[of_bad + 1 : of_long], lines[of_long : lines.index(rows[2])]
+    # A path goes on in the next line where it has to, and words stay whole.
+    assert "".join(line.strip() for line in bad).startswith(f"CorruptInput: line 1 is not JSON [file{PATH}]")
+    assert " ".join(line.strip() for line in bad).endswith(f"{PATH[-9:]}] {HINT}")
+    assert all(line.startswith("  ") for line in bad)
+    assert "".join(line[:state].strip() for line in long).startswith(LONG)
+    assert len(of := [line for line in long if line.startswith("  CorruptInput")]) == 1, of
+    for coloured in ("\x1b[1;31mparked", "\x1b[31mretrying", "\x1b[33mwaiting", "\x1b[32msynced"):
+        assert coloured in output
+
+
+def test_status_on_a_narrow_terminal(four_states: Path):
+    """Where the columns have no room, the tables have lines."""
+    lines = on_terminal(four_states, 40, "status").splitlines()
+    assert "lake.bad parked synced=- source=- lag=- orphans=0 error=CorruptInput: " in lines[2]
+
+
+def test_status_elsewhere(four_states: Path, dvsync):
+    """Each table is one line, in the order of the configuration."""
+    error = f"orphans=0 error=CorruptInput: line 1 is not JSON [file {PATH}] ({HINT})"
+    assert dvsync("status").output.splitlines() == [
+        "t synced synced=6 source=6 lag=0 orphans=0",
+        "lake.later waiting synced=- source=- lag=- orphans=-",
+        f"{LONG} retrying synced=- source=- lag=- {error}",
+        f"lake.bad parked synced=- source=- lag=- {error}",
+    ]
+
+
+# --- what a command imports ---
+
+# Each takes a tenth of a second or more to import, together with what it imports itself.
+HEAVY = {"alembic", "apscheduler", "numpy", "pandas", "pyarrow", "pyiceberg", "pyspark", "starlette", "uvicorn"}
+PATTERN = FOLLOWED.replace("data/t, target: lake.t, name: t", "'data/*/', target: 'lake.{name}', name: '{name}'")
+
+
+def imported_by(folder: Path, *arguments: str) -> set[str]:
+    """The modules in the process of a command that succeeds, as it ends."""
+    script = (
+        "import atexit, sys\n"
+        "from daemon.cli import main\n"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", script, *arguments]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    return set(ended.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("sync", "--help"),
+        ("config", "check"),
+        ("status",),
+        ("pause", "t"),
+        ("resume", "t"),
+        ("resync", "t"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("config", [FOLLOWED, PATTERN], ids=["listed", "found"])
+def test_what_a_light_command_leaves_alone(followed: Bench, tmp_path: Path, arguments: tuple[str, ...], config: str):
+    """It asks the state and the sources' logs, with no library for tables, pipelines, schemas or the daemon."""
+    (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
+    assert {module.partition(".")[0] for module in imported_by(tmp_path, *arguments)} & HEAVY == set()
+
+
+def test_what_a_sync_leaves_alone(followed: Bench, tmp_path: Path):
+    """Nothing of Spark, of the daemon, and of catalogs that are not the configuration's."""
+    (tmp_path / "config.yaml").write_text(FOLLOWED, encoding="utf-8")
+    modules = imported_by(tmp_path, "sync")
+    assert "pyiceberg.catalog.sql" in modules
+    assert {module.partition(".")[0] for module in modules} & HEAVY == {"numpy", "pyarrow", "pyiceberg"}
+    assert "pyiceberg.catalog.rest" not in modules
 
 
 # --- the daemon, as a process of its own ---

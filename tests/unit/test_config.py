@@ -3,8 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyiceberg.catalog import CatalogType
 
-from daemon.config import load_settings
+from daemon.config import CATALOG_TYPES, load_settings
 from daemon.errors import ConfigInvalid
 from daemon.settings import DefaultsSettings, HealthSettings, LimitsSettings, PipelineSettings, Settings, TableSettings
 
@@ -139,6 +140,7 @@ tables:
         "tables[3].pipeline.local_bytes_max",
         "health.port",
         "health.bogus",
+        "catalogs.local.warehouse",
         "defaults.catalog",
         "tables[4].catalog",
         "tables[1].target",
@@ -167,6 +169,23 @@ def test_a_duration_needs_a_unit_and_sane_bounds(load, duration):
 def test_a_document_that_is_none_is_told_apart(load, text, words):
     """Empty, not a mapping, or not YAML: the line and column where there is one."""
     assert words in "\n".join(faults_of(load, text))
+
+
+def test_a_catalog_that_cannot_be_is_told(load):
+    """Without asking anybody: a kind that PyIceberg does not have, a misspelt property, no place for an SQL catalog."""
+    text = "catalogs: {local: %s}\ntables: [{source: x, target: a.b}]"
+    assert faults_of(load, text % '{type: sqll, uri: "sqlite:///c.db", warehose: wh}') == [
+        "catalogs.local.type: PyIceberg has no such kind of catalog; it has "
+        "rest, hive, glue, dynamodb, sql, in-memory, bigquery",
+        "catalogs.local.warehose: unknown property, did you mean warehouse?",
+    ]
+    assert faults_of(load, text % "{type: sql}") == [
+        "catalogs.local.uri: is missing, the SQLAlchemy URL of the catalog's database",
+        "catalogs.local.warehouse: is missing, and a.b has no location of its own",
+    ]
+    placed = "catalogs: {local: {type: SQL, uri: 'sqlite:///c.db'}}\ntables: [{source: x, target: a.b, location: y}]"
+    assert load(placed).tables[0].catalog == "local"
+    assert set(CATALOG_TYPES) == {kind.value for kind in CatalogType}
 
 
 def test_a_missing_file_is_told_with_the_way_out(tmp_path):

@@ -12,6 +12,7 @@ from daemon.clock import SystemClock
 from daemon.config import load_settings
 from daemon.discovery import Found, discover
 from daemon.errors import ConfigInvalid
+from daemon.storage import FileIOStorage, store_away
 
 CATALOGS = "catalogs: {local: {type: sql, uri: 'sqlite:///c.db', warehouse: warehouse}}\n"
 
@@ -165,3 +166,28 @@ def test_two_patterns_may_share_a_template(tmp_path):
     make_tables(tmp_path / "b", "y")
     result = found(tmp_path, '- {source: a/*, target: "lake.{name}"}\n- {source: b/*, target: "lake.{name}"}\n')
     assert named(result) == {"lake.x": "x", "lake.y": "y"}
+
+
+def test_a_folder_below_a_star_stands_for_itself(tmp_path, monkeypatch):
+    """One that lacks the rest of the pattern is passed over, one that cannot be listed is told: the others are found,
+    and what was followed below it stays.
+    """
+    make_tables(tmp_path / "lake", "a/silver/orders", "b/silver/items")
+    (tmp_path / "lake" / "lost+found").mkdir()
+    text = '- {source: lake/*/silver/*/, target: "lake.{name}"}\n'
+    before = found(tmp_path, text)
+    assert (named(before), before.troubles) == ({"lake.orders": "orders", "lake.items": "items"}, {})
+    inner = FileIOStorage.list_folders
+
+    def denied(storage, directory):
+        if directory.endswith("/b/silver"):
+            raise store_away(directory, PermissionError(13, "Permission denied"))
+        return inner(storage, directory)
+
+    monkeypatch.setattr(FileIOStorage, "list_folders", denied)
+    settings = load_settings(tmp_path / "config.yaml")
+    alone = discover(settings, SystemClock(), {})
+    assert named(alone) == {"lake.orders": "orders"}
+    assert list(alone.troubles) == [f"file://{tmp_path}/lake/b/silver"]
+    assert "Permission denied" in str(alone.troubles)
+    assert named(discover(settings, SystemClock(), {}, before)) == named(before)

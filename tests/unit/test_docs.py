@@ -30,7 +30,7 @@ def test_the_keys_are_those_of_the_settings() -> None:
 
 
 def test_every_error_kind_and_metric_is_explained() -> None:
-    """docs/operations.md has a line for each, and each log event."""
+    """docs/operations.md has a line for each, each log event and each remark of a library."""
     told = (ROOT / "docs" / "operations.md").read_text()
     kinds = [name for name, value in vars(errors).items() if isinstance(value, type) and value.__subclasses__() == []]
     assert [
@@ -40,3 +40,5 @@ def test_every_error_kind_and_metric_is_explained() -> None:
     assert [metric for metric in metrics if f"`{metric}`" not in told] == []
     words = [value for name, value in vars(log).items() if name.isupper() and isinstance(value, str)]
     assert [word for word in words if f"`{word}`" not in told] == []
+    said = [start.replace("%s", "…") for _, start in log.REMARKS]
+    assert [start for start in said if f"`{start}`" not in told] == []

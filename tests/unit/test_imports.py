@@ -12,17 +12,19 @@ ROOT = Path(__file__).parents[2]
 
 # From the leaves upwards. A room may import itself and the rooms of lower rows, not its neighbours in a row.
 ROWS: list[dict[str, tuple[str, ...]]] = [
-    {"leaves": ("secrets", "errors", "clock", "settings", "log", "locations", "storage")},
+    {"leaves": ("secrets", "texts", "errors", "clock", "settings", "log", "locations", "arrow", "storage", "durable")},
     {"delta": ("delta",), "iceberg": ("iceberg",)},
     {"translate": ("translate",)},
     {"pipeline": ("pipeline",)},
     {
         "sync": (
+            "store",
             "context",
             "definition",
             "commit",
             "first_sync",
             "recovery",
+            "restore",
             "sync",
             "compaction",
             "expiry",
@@ -51,7 +53,7 @@ ROWS: list[dict[str, tuple[str, ...]]] = [
         )
     },
     {"scheduler": ("scheduler",), "web": ("web",)},
-    {"app": ("parts", "fleet", "service", "app", "demo")},
+    {"app": ("tables", "parts", "fleet", "service", "app", "survey", "init", "demo")},
     {"cli": ("console", "cli", "__main__")},
 ]
 ROOM_OF = {part: (row, room) for row, rooms in enumerate(ROWS) for room, parts in rooms.items() for part in parts}

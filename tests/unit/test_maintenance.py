@@ -31,10 +31,13 @@ HOUR_S = 3600
 
 
 class LaterClock:
+    """Later than the machine's, and wrong by `ahead_s` in its time of day."""
+
     later_s = 0.0
+    ahead_s = 0.0
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000 + round(self.later_s * 1000)
+        return time.time_ns() // 1_000_000 + round((self.later_s + self.ahead_s) * 1000)
 
     def monotonic_s(self) -> float:
         return time.monotonic() + self.later_s
@@ -338,6 +341,7 @@ def test_a_branch_does_not_hide_what_vacuum_took(make: Callable[..., World]) -> 
     iceberg.manage_snapshots().create_branch(head.snapshot_id, "theirs").commit()
     theirs = pa.table({"id": [1], "part": ["x"], "value": ["v"]}, schema=ARROW)
     world.bench.iceberg().append(theirs, branch="theirs")
+    on_branch = world.bench.iceberg().refs()["theirs"].snapshot_id
     world.commit([world.table.remove(world.paths[0])])
     (world.table.folder / world.paths[0]).unlink()
     world.bench.iceberg().manage_snapshots().remove_branch("theirs").commit()
@@ -346,8 +350,9 @@ def test_a_branch_does_not_hide_what_vacuum_took(make: Callable[..., World]) -> 
         with suppress(FileNotFoundError):
             world.bench.iceberg().scan(snapshot_id=each.snapshot_id).to_arrow()
             readable.add(each.snapshot_id)
-    world.maintainer.expire()
-    assert {each.snapshot_id for each in world.bench.iceberg().snapshots()} <= readable
+    assert on_branch not in readable
+    assert world.maintainer.expire().held == ((on_branch, "not dvsync's"),)
+    assert {each.snapshot_id for each in world.bench.iceberg().snapshots()} <= readable | {on_branch}
 
 
 def test_properties_that_make_no_sense_count_as_unset(make: Callable[..., World]) -> None:
@@ -569,6 +574,51 @@ def test_a_scan_knows_the_files_of_other_tables(make: Callable[..., World], tmp_
     bench.close()
 
 
+def age(folder: Path) -> None:
+    """Make every file older than any grace period."""
+    for path in folder.rglob("*"):
+        os.utime(path, (0, 0))
+
+
+def test_a_scan_leaves_a_table_below_the_location_alone(make: Callable[..., World]) -> None:
+    """Another program's table in a folder below is not looked at: its metadata files have names like ours."""
+    world = make()
+    world.delete(2)
+    catalog = world.bench.catalogs.open("local")
+    location = world.bench.iceberg().location()
+    catalog.create_table("lake.other", ARROW, location=f"{location}/other").append(ARROW.empty_table())
+    age(Path(location.removeprefix("file://")))
+    done = world.clean_up(scan=True, remove_found=True)
+    assert (done.found, done.removed) == ([], [])
+    assert len(catalog.load_table("lake.other").scan().to_arrow()) == 0
+
+
+def test_a_scan_removes_nothing_where_two_tables_share_a_folder(make: Callable[..., World]) -> None:
+    """The table that the configuration named before is still in the catalog, and the new one has its location."""
+    world = make()
+    world.delete(2)
+    location = world.bench.iceberg().location()
+    stray = Path(location.removeprefix("file://")) / "data" / "7-000000-deletes.parquet"
+    stray.write_bytes(b"x")
+    world.bench.close()
+    world.bench.target = "lake.moved"
+    world.bench.table_options["location"] = location
+    world.bench.open()
+    world.maintainer = Maintainer(world.bench.context)
+    with pytest.MonkeyPatch.context() as patch:
+        sparkless.install(patch.setattr)
+        world.bench.follower.sync()
+    age(Path(location.removeprefix("file://")))
+    before = {path for path in Path(location.removeprefix("file://")).rglob("*")}
+    done = world.clean_up(scan=True, remove_found=True)
+    assert (done.found, done.removed) == ([], [])
+    (reason,) = [reason for reason in done.left if "another Iceberg table has files in the same folder" in reason]
+    assert ".metadata.json" in reason
+    assert {path for path in Path(location.removeprefix("file://")).rglob("*")} == before
+    old = world.bench.catalogs.open("local").load_table("lake.t")
+    assert rows_of(old.scan().to_arrow()) == world.table.live_rows()
+
+
 def test_a_scan_beside_a_sync_finds_nothing_new(make: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is written after the folders were listed has a row, or is not seen: here a sync comes in between."""
     world = make()
@@ -623,6 +673,21 @@ def test_a_long_sync_is_not_waited_for(make: Callable[..., World], monkeypatch: 
     assert world.maintainer.expire().expired
 
 
+def test_a_round_in_vain_writes_no_more_than_it_waits_for(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a sync is always at work, the first part that has to wait for it in vain is the last one written."""
+    world = make()
+    world.delete(4)
+    monkeypatch.setattr("daemon.compaction.COMMIT_WAIT_S", 0.05)
+    monkeypatch.setattr("daemon.compaction.DATA_FILES_AT_ONCE", 1)
+    before = set(world.folder.rglob("*-deletes.parquet"))
+    with world.bench.context.committing:
+        assert world.compact() == Compaction()
+    assert len(set(world.folder.rglob("*-deletes.parquet")) - before) == 1
+    assert world.compact().snapshots == 2
+
+
 def test_an_intent_in_the_making_is_left_alone(make: Callable[..., World]) -> None:
     """Pending files are nobody's orphans, however old."""
     world = make()
@@ -647,3 +712,51 @@ def test_a_catalog_that_is_away_is_told(make: Callable[..., World], monkeypatch:
         with pytest.raises(CatalogAway) as raised:
             work()
         assert raised.value.table == "t"
+
+
+def test_history_ends_where_cleanup_is_turned_off(make: Callable[..., World]) -> None:
+    """Intents and the rows of files that someone else removes do not grow for ever; the files stay."""
+    world = make(snapshots_max=1, cleanup=False, history="1h")
+    world.delete(5)
+    world.maintainer.run(Event())
+    assert len(world.written(FileStatus.ORPHANED)) > 10
+    files = set(world.folder.rglob("*.avro"))
+    world.clock.later_s = 2 * HOUR_S
+    world.delete(1, first=20)
+    world.maintainer.run(Event())
+    record = world.bench.store.list_tables()[0]
+    young_ms = world.clock.now_ms() - HOUR_S * 1000
+    assert all(file.since_ms > young_ms for file in world.written(FileStatus.ORPHANED).values())
+    with closing(sqlite3.connect(world.bench.state_file)) as database:
+        ended = "select count(*) from intents where table_id = ? and status != 'open' and created_at_ms < ?"
+        assert database.execute(ended, (record.id, young_ms)).fetchone() == (0,)
+    assert files <= set(world.folder.rglob("*.avro"))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_wrong_clock_costs_no_history(make: Callable[..., World], *, restarted: bool) -> None:
+    """Years ahead for a round, while it runs or at its start: nothing is expired for its age, and no orphan stays for
+    years. After a day the clock is believed.
+    """
+    world = make(snapshot_age_max="2d")
+    world.delete(6)
+    world.compact()
+    snapshots = len(world.bench.iceberg().snapshots())
+    world.clock.ahead_s = 3650 * 24 * HOUR_S
+    if restarted:
+        world.maintainer = Maintainer(world.bench.context)
+    world.maintainer.run(Event())
+    assert len(world.bench.iceberg().snapshots()) == snapshots
+    world.orphan(world.folder / "dvsync" / "warehouse" / "lake" / "t" / "metadata" / "rest.avro")
+    world.bench.store.record_still_used(
+        table_id(world.bench), list(world.written(FileStatus.ORPHANED)), at_ms=world.clock.now_ms()
+    )
+    world.clock.ahead_s = 0.0
+    world.delete(1, first=20)
+    world.maintainer.run(Event())
+    now_ms = world.clock.now_ms()
+    assert all(file.since_ms <= now_ms for file in world.written(FileStatus.ORPHANED).values())
+    world.clock.later_s = 72 * HOUR_S
+    world.maintainer.run(Event())
+    assert len(world.bench.iceberg().snapshots()) == 1
+    world.check()

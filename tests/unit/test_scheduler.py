@@ -307,7 +307,8 @@ def test_a_failed_poll_is_an_error_that_the_next_good_poll_ends(bench):
     assert bench.poll().delay_s is not None
     assert (bench.status.state, bench.follower.syncs) == ("retrying", 1)
     bench.clock.time_s += 311
-    assert [unready.reason for unready in bench.board.find_unready()] == ["its source could not be looked at for 311 s"]
+    (unready,) = bench.board.find_unready()
+    assert unready.reason == f"retrying since {bench.status.error.since}: ObjectStoreAway: no answer [file s3://b/x]"
     bench.follower.poll_fails = None
     bench.poll()
     assert (bench.status.state, bench.status.error, bench.follower.syncs) == ("synced", None, 1)
@@ -337,6 +338,22 @@ def test_what_a_person_must_mend_parks_the_table(bench, kind):
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.poll()
     assert (bench.status.state, bench.status.error) == ("synced", None)
+
+
+def test_a_resume_begins_the_time_without_a_look_anew(bench):
+    """While a table is paused nobody looks, and an error of a few seconds does not make that a reason."""
+    bench.poll()
+    bench.store.record_paused(1, True)
+    bench.cycle.take_up(bench.store.list_tables()[0])
+    bench.poll(after_s=400)
+    bench.store.record_paused(1, False)
+    bench.cycle.take_up(bench.store.list_tables()[0])
+    bench.follower.poll_fails = away()
+    bench.poll(after_s=17)
+    assert bench.board.find_unready() == []
+    bench.clock.time_s += 300
+    (unready,) = bench.board.find_unready()
+    assert unready.reason.startswith("retrying since ") and "ObjectStoreAway: no answer" in unready.reason
 
 
 def test_a_person_may_have_a_failing_table_tried_at_once(bench):
@@ -407,9 +424,10 @@ def test_the_lag_is_the_age_of_the_oldest_version_not_shown(bench):
     bench.follower.fails = away()
     bench.poll()
     assert (bench.status.lag_versions, bench.status.lag_seconds) == (3, 1_000.0)
-    assert [unready.reason for unready in bench.board.find_unready()] == [
-        "behind for 1000 s, more than the budget of 300 s"
-    ]
+    (unready,) = bench.board.find_unready()
+    late, _, failing = unready.reason.partition("; ")
+    assert late == "behind for 1000 s, more than the budget of 300 s"
+    assert failing == f"retrying since {bench.status.error.since}: ObjectStoreAway: no answer [file s3://b/x]"
     bench.follower.fails = None
     bench.follower.versions_per_sync = 10
     bench.poll()

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -16,8 +20,9 @@ from daemon.errors import ConfigInvalid
 from daemon.settings import HealthSettings, TableSettings
 from daemon.status import AccountCounts, Board, Observation
 from daemon.sync import SyncResult
+from daemon.timeline import Sample
 from daemon.web.endpoints import SILENT_MAX_S, make_app
-from daemon.web.server import WebServer
+from daemon.web.server import CONNECTIONS_MAX, WebServer
 from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 
 NOW_MS = 1_700_000_000_000
@@ -335,3 +340,67 @@ def test_metrics_tell_what_the_syncs_did(server):
     assert buckets == [1, 2, 2, 3]
     assert found["dvsync_step_seconds_sum", "commit"] == pytest.approx(4000.034)
     assert found["dvsync_spark_session_up",] == 0
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def is_cut(connection: socket.socket) -> bool:
+    """Whether the other end closes it, within a while and after whatever it sends."""
+    connection.settimeout(10)
+    try:
+        while connection.recv(10_000):
+            pass
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_request_that_does_not_end_is_cut(server, monkeypatch):
+    """A client that says nothing, one that begins a request, and one that begins a second: each is given up."""
+    monkeypatch.setattr("daemon.web.server.EXCHANGE_MAX_S", 0.5)
+    place = server.web._listener.getsockname()
+    for begun in (b"", b"GET /livez HTTP/1.1\r\nX: ", b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\n"):
+        with socket.create_connection(place) as connection:
+            connection.sendall(begun)
+            assert is_cut(connection)
+    assert server.ask("/livez")[0] == 200
+
+
+def test_connections_are_bounded(server):
+    """However many come: those beyond the bound are closed at once, and one that ends makes room for the next."""
+    place, before = server.web._listener.getsockname(), open_files()
+    with ExitStack() as opened:
+        kept = []
+        for _ in range(CONNECTIONS_MAX):
+            kept.append(opened.enter_context(socket.create_connection(place)))
+            kept[-1].sendall(b"GET /livez HTTP/1.1\r\nX: ")
+        for _ in range(3 * CONNECTIONS_MAX):
+            with socket.create_connection(place) as more:
+                assert is_cut(more)
+        # Both ends are this process's.
+        assert open_files() - before <= 2 * CONNECTIONS_MAX + 20
+        kept[0].close()
+        deadline_s = time.monotonic() + 10
+        while True:
+            try:
+                assert server.ask("/livez")[0] == 200
+                break
+            except OSError:
+                assert time.monotonic() < deadline_s
+
+
+def test_the_page_of_a_day_is_no_longer_than_that_of_an_hour(server):
+    """A line in the list has a point for each half hour, whose worst minute it shows; the table's own page has all."""
+    for minute in range(24 * 60):
+        lag_s = 500.0 if minute == 700 else 1.0
+        server.board.timeline("orders").add_sample(Sample(NOW_MS + minute * 60_000, lag_s, 10))
+    with urlopen(server.web.url + "/", timeout=10) as answer:
+        page = answer.read().decode()
+    (points,) = re.findall(r'<polyline points="([^"]*)"', page)
+    assert 47 <= len(points.split()) <= 49
+    assert 'aria-label="at most 8.3 min"' in page
+    assert len(server.ask("/api/tables/orders")[1]["day"]) == 24 * 60

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from daemon.delta.log import UNFINISHED_COMMIT_MAX_MS, DeltaLog
-from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded
+from daemon.delta import log as delta_log
+from daemon.delta.log import OPERATION_CHARACTERS_MAX, UNFINISHED_COMMIT_MAX_MS, DeltaLog
+from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded, SyncError, Unsupported
 from daemon.storage import FileMeta, Span
 
 LOCATION = "s3://bucket/lake/t"
 MODIFIED_MS = 1_700_000_000_000
+# Smaller than any line, so that lines lie across blocks.
+BLOCK = 7
 ADD = {"path": "a", "partitionValues": {}, "size": 10, "modificationTime": 0, "dataChange": True}
 REMOVE = {"path": "a", "deletionTimestamp": 5, "dataChange": True}
 DV = {"storageType": "u", "pathOrInlineDv": "ab^-aqEH.-t@S}K{vb[*k^", "offset": 4, "sizeInBytes": 40, "cardinality": 6}
@@ -38,6 +42,10 @@ class MemoryStorage:
             raise ObjectMissing("the file is not there", path=path, hint="-")
         data = self.files[path]
         return data if span is None else data[span.offset : span.offset + span.size]
+
+    def read_blocks(self, path: str) -> Iterator[bytes]:
+        data = self.read(path)
+        return (data[start : start + BLOCK] for start in range(0, len(data), BLOCK))
 
     def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
         for path in sorted(self.files):
@@ -136,6 +144,39 @@ def test_unknown_fields_are_passed_over() -> None:
     assert [remove.path for remove in commit.removes] == ["b"]
 
 
+def test_a_large_commit_is_refused_before_it_is_read() -> None:
+    """By its size, with a way past it."""
+    data = lines({"add": ADD})
+    log = log_of(data)
+    assert log.read_commit(0, bytes_max=len(data)).size_bytes == len(data)
+    with pytest.raises(Unsupported, match=f"has {len(data)} bytes, at most {len(data) - 1} are read") as caught:
+        log.read_commit(0, bytes_max=len(data) - 1)
+    assert (caught.value.version, caught.value.path) == (0, log.commit_path(0))
+    assert "`dvsync resync`" in caught.value.hint
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_long_line_is_refused(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Its JSON would take many times its size at once, wherever it stands in the file."""
+    monkeypatch.setattr(delta_log, "LINE_BYTES_MAX", 100)
+    long = lines({"commitInfo": {"x": "y" * 100}})
+    data = [lines({"remove": {"path": "a", "dataChange": True}})] * 2
+    data.insert(number - 1, long)
+    with pytest.raises(Unsupported, match=f"line {number} of the commit file has more than 100 bytes") as caught:
+        log_of(b"".join(data)).read_commit(0)
+    assert "`dvsync resync`" in caught.value.hint
+
+
+def test_a_file_that_grows_without_end_is_not_read_to_it() -> None:
+    """Once it has more bytes than it had before the read, there is no need for more of them."""
+    storage = MemoryStorage()
+    log = DeltaLog(storage, LOCATION, FixedClock())
+    storage.files[log.commit_path(0)] = lines({"add": ADD})
+    storage.read_blocks = lambda path: itertools.repeat(b"{}\n")  # type: ignore[method-assign]
+    with pytest.raises(CommitIncomplete, match="more when it was read"):
+        log.read_commit(0)
+
+
 def test_blank_lines_and_a_missing_last_newline_are_no_fault() -> None:
     """The protocol asks for newline-delimited JSON; the last newline and empty lines say nothing."""
     data = lines({"add": ADD}) + b"\n  \r\n" + lines({"remove": {**REMOVE, "path": "b"}}).rstrip(b"\n")
@@ -144,10 +185,123 @@ def test_blank_lines_and_a_missing_last_newline_are_no_fault() -> None:
 
 
 def test_the_in_commit_timestamp_is_the_commit_time() -> None:
-    """An in-commit timestamp overrides the file's modification time; commitInfo's plain timestamp does not."""
+    """An in-commit timestamp overrides the file's modification time; commitInfo's plain timestamp does not.
+
+    It stands in the commit's first action, where each look at the file finds it.
+    """
     plain, in_commit = {"timestamp": 5}, {"timestamp": 5, "inCommitTimestamp": 6}
-    log = log_of(lines({"commitInfo": plain}), lines({"commitInfo": in_commit}), lines({"add": ADD}))
-    assert [log.read_commit(version).timestamp_ms for version in (0, 1, 2)] == [MODIFIED_MS, 6, MODIFIED_MS]
+    log = log_of(
+        lines({"commitInfo": plain}),
+        lines({"commitInfo": in_commit}),
+        lines({"add": ADD}),
+        lines({"add": ADD}, {"commitInfo": in_commit}),
+    )
+    for version, expected in enumerate((MODIFIED_MS, 6, MODIFIED_MS, MODIFIED_MS)):
+        assert log.read_commit(version).timestamp_ms == log.commit_time_ms(version, otherwise=0) == expected
+
+
+IN_COMMIT = lines({"commitInfo": {"inCommitTimestamp": 6}}, {"add": ADD})
+
+
+class TimedStorage(MemoryStorage):
+    """A store that tells the times that a test sets, and counts what it is asked."""
+
+    modified_ms = MODIFIED_MS
+    asked = 0
+
+    def stat(self, path: str) -> FileMeta:
+        self.asked += 1
+        return FileMeta(path, len(self.read(path)), self.modified_ms)
+
+
+def read_log(data: bytes) -> tuple[TimedStorage, DeltaLog, int]:
+    """A log whose version 0 was read, and its time."""
+    storage = TimedStorage()
+    log = DeltaLog(storage, LOCATION, FixedClock())
+    storage.files[log.commit_path(0)] = data
+    return storage, log, log.read_commit(0).timestamp_ms
+
+
+@pytest.mark.parametrize("data", [lines({"add": ADD}), IN_COMMIT])
+def test_a_commit_that_stays_costs_one_request(data: bytes) -> None:
+    """What was read before is told by size and time, and not read again."""
+    storage, log, timestamp_ms = read_log(data)
+    storage.asked = 0
+    storage.read_blocks = storage.list_from = None  # type: ignore[assignment, method-assign]
+    log.check_commit(0, timestamp_ms)
+    assert log.is_untouched(0)
+    assert storage.asked == 2
+
+
+@pytest.mark.parametrize("data", [lines({"add": ADD}), IN_COMMIT])
+def test_a_commit_that_has_grown_is_another_one(data: bytes) -> None:
+    """Whether the file's time or the commit's own tells when it was committed: the size is another one."""
+    storage, log, timestamp_ms = read_log(data)
+    storage.files[log.commit_path(0)] += lines({"remove": {**REMOVE, "path": "b"}})
+    storage.modified_ms += 1
+    assert not log.is_untouched(0)
+    with pytest.raises(ResyncNeeded, match="commit 0 is not the one that was synced: its content differs") as caught:
+        log.check_commit(0, timestamp_ms)
+    assert (caught.value.version, caught.value.path) == (0, log.commit_path(0))
+
+
+def test_a_commit_of_another_writer_is_another_one() -> None:
+    """One of the same size and first line with other files; and, for a new process, one of another time."""
+    info = {"commitInfo": {"operation": "WRITE"}}
+    storage, log, timestamp_ms = read_log(lines(info, {"add": ADD}))
+    storage.files[log.commit_path(0)] = lines(info, {"add": {**ADD, "path": "b"}})
+    storage.modified_ms += 1
+    for each in (log, DeltaLog(storage, LOCATION, FixedClock())):
+        with pytest.raises(ResyncNeeded, match="differs"):
+            each.check_commit(0, timestamp_ms)
+
+
+def test_another_time_of_the_same_commit_is_no_other_commit() -> None:
+    """A store that changes its mind about a file's time has no states compared for it, however often it does."""
+    storage, log, timestamp_ms = read_log(lines({"add": ADD}))
+    for _ in range(3):
+        storage.modified_ms += 1
+        log.check_commit(0, timestamp_ms)
+    # After a comparison of states: what is remembered is what the log tells then.
+    storage.modified_ms += 1
+    timestamp_ms = log.commit_time_ms(0, otherwise=5)
+    assert timestamp_ms == storage.modified_ms
+    storage.modified_ms += 1
+    log.check_commit(0, timestamp_ms)
+
+
+def test_a_commit_that_log_cleanup_took_is_not_asked_about() -> None:
+    """Nothing can be said of a commit file that is gone, but that it is."""
+    log = log_with(name(1))
+    log.check_commit(0, 7)
+    assert not log.is_untouched(0)
+    assert log.commit_time_ms(0, otherwise=5) == 5
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"{",
+        b"5",
+        b'{"commitInfo": 5}',
+        b'{"commitInfo": {"inCommitTimestamp": 9223372036854775808}}',
+        b'{"commitInfo": {"inCommitTimestamp": true}}',
+        b"[" * 100_000,
+        b"\xff",
+        b"",
+    ],
+)
+def test_a_first_line_without_sense_has_no_time_of_its_own(first: bytes) -> None:
+    """Then the file's time is the commit's, whatever stands there."""
+    assert log_of(first + b"\n" + IN_COMMIT).commit_time_ms(0, otherwise=5) == (6 if not first else MODIFIED_MS)
+
+
+def test_the_name_of_an_operation_is_bounded_and_printable() -> None:
+    """It goes into the summary of each snapshot, and to terminals."""
+    commit = log_of(lines({"commitInfo": {"operation": "\x1b[2J" + "X" * 5_000_000}}, {"add": ADD})).read_commit(0)
+    assert commit.operation is not None
+    assert commit.operation.startswith("\\x1b[2JXXX")
+    assert len(commit.operation) == OPERATION_CHARACTERS_MAX
 
 
 def test_a_missing_commit_is_missing() -> None:
@@ -176,6 +330,35 @@ def test_a_last_line_cut_inside_a_character_is_not_yet_there() -> None:
     data = '{"remove": {"path": "é'.encode()[:-1]
     with pytest.raises(CommitIncomplete):
         log_of(data).read_commit(0)
+
+
+class GrowingStorage(MemoryStorage):
+    """A writer adds `more` to each file once somebody has asked for its size."""
+
+    more = lines({"remove": {**REMOVE, "path": "b"}})
+
+    def stat(self, path: str) -> FileMeta:
+        found = super().stat(path)
+        self.files[path] += self.more
+        return found
+
+
+@pytest.mark.parametrize("since_ms", [0, 2 * UNFINISHED_COMMIT_MAX_MS])
+@pytest.mark.parametrize("cut", [0, 3])
+def test_a_commit_that_grows_while_it_is_read_is_not_yet_there(cut: int, since_ms: int) -> None:
+    """Two sizes of one file mean that its writer is at work, also where each of them ends with a whole line."""
+    storage = GrowingStorage()
+    log = DeltaLog(storage, LOCATION, FixedClock(since_ms))
+    whole = lines({"add": ADD})
+    storage.files[log.commit_path(0)] = whole
+    storage.more = GrowingStorage.more[: len(GrowingStorage.more) - cut]
+    with pytest.raises(CommitIncomplete, match=f"had {len(whole)} bytes, and more when it was read") as caught:
+        log.read_commit(0)
+    assert caught.value.version == 0
+    assert len(whole) < (caught.value.offset or 0) <= len(whole) + len(storage.more)
+    storage.more = b""
+    storage.files[log.commit_path(0)] = whole + GrowingStorage.more
+    assert [remove.path for remove in log.read_commit(0).removes] == ["b"]
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"  \n\n"])
@@ -215,6 +398,16 @@ def test_a_bad_line_in_the_middle_is_corrupt_at_once(since_ms: int) -> None:
         b'{"add": {"path": "a", "partitionValues": {}, "size": "1", "dataChange": true}}',
         b'{"remove": {"path": "a", "dataChange": true, "deletionVector": {"storageType": "u"}}}',
         b'{"metaData": {"id": "x"}}',
+        b'{"metaData": {"id": "' + b"x" * 201 + b'", "schemaString": "", "partitionColumns": []}}',
+        b'{"add": {"path": "a", "partitionValues": {}, "size": 9223372036854775808, "dataChange": true}}',
+        b'{"add": {"path": "a", "partitionValues": {}, "size": 1e999999, "dataChange": true}}',
+        b'{"remove": {"path": "a", "dataChange": true, "deletionVector": {"storageType": "u", "pathOrInlineDv": "",'
+        b' "sizeInBytes": 2147483648, "cardinality": 1}}}',
+        b'{"remove": {"path": "a", "dataChange": true, "deletionVector": {"storageType": "u", "pathOrInlineDv": "",'
+        b' "sizeInBytes": 1, "cardinality": 1, "offset": -2147483649}}}',
+        b'{"remove": {"path": "a", "dataChange": true, "deletionVector": {"storageType": "u", "pathOrInlineDv": "",'
+        b' "sizeInBytes": 1, "cardinality": 9223372036854775808}}}',
+        b'{"protocol": {"minReaderVersion": 2147483648, "minWriterVersion": 7}}',
     ],
 )
 def test_json_that_is_no_action_is_corrupt(line: bytes) -> None:
@@ -223,12 +416,31 @@ def test_json_that_is_no_action_is_corrupt(line: bytes) -> None:
         log_of(lines({"commitInfo": {}}) + line).read_commit(0)
 
 
+@pytest.mark.parametrize("kind", ["commitInfo", "add", "metaData", "somethingNew"])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_line_that_is_nested_too_deeply_is_corrupt(kind: str, ended: bool) -> None:
+    """Delta's own reader gives up at 1,000 levels: the table is parked, however fresh the file is."""
+    deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000 * ended
+    with pytest.raises(CorruptInput, match="line 2 is nested too deeply"):
+        log_of(lines({"add": ADD}) + b'{"%s": %s}\n' % (kind.encode(), deep)).read_commit(0)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [b"5", b'"x"', b"null", b"[1]", b'{"operation": 1e99999}', b'{"operation": [{"a": 1e-99999}]}', b'{"x": 1e99999}'],
+)
+def test_provenance_may_be_any_json(info: bytes) -> None:
+    """Nothing depends on commitInfo but the name of an operation."""
+    commit = log_of(b'{"commitInfo": %s}\n' % info + lines({"add": ADD})).read_commit(0)
+    assert (len(commit.adds), commit.operation) == (1, None)
+
+
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
         ([{"add": ADD}, {"add": {**ADD, "deletionVector": DV}}], f"2 adds for the one path {LOCATION}/a"),
         ([{"add": ADD}, {"add": {**ADD, "path": f"{LOCATION}/a"}}, {"add": ADD}], "3 adds for the one path"),
-        ([{"add": {**ADD, "path": "a b"}}, {"add": {**ADD, "path": "a%20b"}}], "2 adds for the one path .*/a b"),
+        ([{"add": {**ADD, "path": "é"}}, {"add": {**ADD, "path": "%C3%A9"}}], "2 adds for the one path .*/é"),
         ([{"remove": REMOVE}, {"add": ADD}], f"add and remove of the same logical file {LOCATION}/a"),
         (
             [{"remove": {**REMOVE, "deletionVector": DV}}, {"add": {**ADD, "deletionVector": DV}}],
@@ -259,6 +471,16 @@ def test_churn_is_no_contradiction(actions: list[dict[str, Any]]) -> None:
     log_of(lines(*actions)).read_commit(0)
 
 
+@pytest.mark.parametrize("action", [{"add": {**ADD, "path": "time=10:00/a"}}, {"remove": {**REMOVE, "path": "a b"}}])
+def test_a_path_that_is_no_uri_is_corrupt(action: dict[str, Any]) -> None:
+    """Delta takes apart the paths of adds and of removes, and reads no table where it cannot."""
+    with pytest.raises(
+        CorruptInput, match=r"Delta cannot read the path '.*' of a data file: .* is not escaped"
+    ) as caught:
+        log_of(lines(action)).read_commit(0)
+    assert (caught.value.version, caught.value.path) == (0, f"{LOCATION}/_delta_log/{name(0)}")
+
+
 CHECKPOINTS = ("00000000000000000004.checkpoint.parquet", "_last_checkpoint", "00000000000000000004.crc")
 
 
@@ -282,30 +504,62 @@ def test_a_log_that_goes_on_is_followed(names: tuple[str, ...]) -> None:
     log_with(*names).check_continuity(4)
 
 
+NINE = "00000000000000000009.checkpoint.parquet"
+
+
 @pytest.mark.parametrize(
-    ("names", "missing"),
+    "names", [(name(6), NINE), (name(4), name(6), name(7), name(9), NINE), (NINE, name(9), name(10))]
+)
+def test_a_gap_after_the_synced_version_is_found(names: tuple[str, ...]) -> None:
+    """Log cleanup was faster: commits beyond a missing one cannot be followed, and the oldest left is named."""
+    with pytest.raises(ResyncNeeded, match="commit 5 is gone from the log, the oldest one left is") as caught:
+        log_with(*names).check_continuity(4)
+    assert (caught.value.version, caught.value.path) == (5, f"{LOCATION}/_delta_log/{name(5)}")
+
+
+@pytest.mark.parametrize("names", [(name(6),), (name(4), name(6), name(7)), (*CHECKPOINTS, name(4), name(6))])
+def test_a_gap_that_no_checkpoint_covers_is_corrupt(names: tuple[str, ...]) -> None:
+    """Nobody can tell any more what the missing commit did: a person must bring it back."""
+    with pytest.raises(CorruptInput, match="the log has a gap: commit 5 is missing, 6 is there") as caught:
+        log_with(*names).check_continuity(4)
+    assert (caught.value.version, caught.value.path) == (5, f"{LOCATION}/_delta_log/{name(5)}")
+
+
+@pytest.mark.parametrize(
+    "names",
     [
-        ((name(6),), 5),
-        ((name(4), name(6), name(7)), 5),
-        (("00000000000000000009.checkpoint.parquet", name(9), name(10)), 5),
+        (name(0), name(1), name(3)),
+        ("00000000000000000003.checkpoint.parquet",),
+        ("00000000000000000004.checkpoint.parquet",),
     ],
 )
-def test_a_gap_after_the_synced_version_is_found(names: tuple[str, ...], missing: int) -> None:
-    """Log cleanup was faster: commits beyond a missing one cannot be followed, and the oldest left is named."""
-    with pytest.raises(ResyncNeeded, match=f"commit {missing} is gone from the log, the oldest one left is") as caught:
-        log_with(*names).check_continuity(4)
-    assert (caught.value.version, caught.value.path) == (missing, f"{LOCATION}/_delta_log/{name(missing)}")
-
-
-def test_a_shorter_log_is_another_table() -> None:
-    """A log that ends before the synced version was made anew at the same place."""
+def test_a_shorter_log_is_another_table(names: tuple[str, ...]) -> None:
+    """A log that ends before the synced version was made anew at the same place, or is broken: Delta tells which."""
     with pytest.raises(ResyncNeeded, match="the log ends before version 4, which is already synced"):
-        log_with(name(0), name(1), name(3)).check_continuity(4)
+        log_with(*names).check_continuity(4)
 
 
-@pytest.mark.parametrize("names", [(), ("_last_checkpoint",), ("00000000000000000004.checkpoint.parquet",)])
+class LaggingStorage(MemoryStorage):
+    """Lists what was there before `unlisted` came."""
+
+    unlisted: tuple[str, ...] = ()
+
+    def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
+        return (meta for meta in super().list_from(directory, after) if not meta.path.endswith(self.unlisted))
+
+
+@pytest.mark.parametrize("unlisted", [(name(4),), (name(5),), (name(3), name(4), name(5)), (name(4), name(5), name(6))])
+def test_a_listing_that_lags_proves_nothing(unlisted: tuple[str, ...]) -> None:
+    """What a listing leaves out is asked for before a commit is called gone, or the log another one."""
+    storage = LaggingStorage()
+    storage.files = {f"{LOCATION}/_delta_log/{name(version)}": b"{}\n" for version in range(3, 7)}
+    storage.unlisted = unlisted
+    DeltaLog(storage, LOCATION, FixedClock()).check_continuity(4)
+
+
+@pytest.mark.parametrize("names", [(), ("_last_checkpoint",), ("00000000000000000004.crc",)])
 def test_a_log_without_commits_is_gone(names: tuple[str, ...]) -> None:
-    """Nothing can be told from a log that has no commit at all: it is missing, not remade."""
+    """Nothing can be told from a log that has no commit and no checkpoint: it is missing, not remade."""
     with pytest.raises(ObjectMissing, match="the Delta log is gone"):
         log_with(*names).check_continuity(4)
 
@@ -314,9 +568,10 @@ def test_a_log_without_commits_is_gone(names: tuple[str, ...]) -> None:
     ("names", "expected"),
     [
         ((), False),
-        ((name(1),), False),
+        (("_last_checkpoint", "00000000000000000012.crc"), False),
         ((name(0),), True),
-        (("_last_checkpoint", name(12)), False),
+        ((name(1),), True),
+        (("_last_checkpoint", name(12)), True),
         (("00000000000000000012.checkpoint.parquet",), True),
         (("00000000000000000012.checkpoint.0000000001.0000000002.parquet", name(12)), True),
         (("00000000000000000012.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json", name(13)), True),
@@ -324,5 +579,37 @@ def test_a_log_without_commits_is_gone(names: tuple[str, ...]) -> None:
     ],
 )
 def test_a_table_is_there_from_its_first_commit_on(names: tuple[str, ...], expected: bool) -> None:
-    """Version 0 makes a table; once it is cleaned away, a checkpoint of any kind stands for it."""
+    """Any commit is of a table, also where version 0 is missing; so is a checkpoint of any kind."""
     assert log_with(*names).is_there() is expected
+
+
+@pytest.mark.parametrize("newest", range(9))
+def test_the_newest_version_is_found(newest: int) -> None:
+    """From any version that is known, or from the first; commits before a known one may be cleaned away."""
+    whole = log_with(*(name(version) for version in range(newest + 1)))
+    assert whole.find_newest(None) == newest
+    for known in range(newest + 1):
+        assert whole.find_newest(known) == newest
+        assert log_with(*(name(version) for version in range(known + 1, newest + 1))).find_newest(known) == newest
+
+
+def test_nothing_is_known_of_a_log_without_its_first_commit() -> None:
+    """Its newest version is not told by looking for the next one; the time of a commit is told where it is."""
+    log = log_with(name(3), name(4))
+    assert log.find_newest(None) is None
+    assert (log.find_written_ms(3), log.find_written_ms(5)) == (MODIFIED_MS, None)
+
+
+@pytest.mark.parametrize(
+    ("since_ms", "kind"), [(UNFINISHED_COMMIT_MAX_MS - 1, CommitIncomplete), (UNFINISHED_COMMIT_MAX_MS, CorruptInput)]
+)
+def test_an_empty_commit_is_found_without_following(since_ms: int, kind: type[SyncError]) -> None:
+    """Delta passes over an empty commit file: one among those that it would read is found by its size."""
+    whole = lines({"protocol": PROTOCOL})
+    log = log_of(b"", whole, b" \n", whole, since_ms=since_ms)
+    for after in (-1, 0, 1):
+        with pytest.raises(kind, match="the commit file is empty") as caught:
+            log.check_written(after)
+        assert caught.value.version == (0 if after < 0 else 2)
+    log.check_written(2)
+    log_of(b"{}\n", whole).check_written(-1)

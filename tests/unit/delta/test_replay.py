@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.delta.actions import AddFile, Commit, DeletionVectorDescriptor, Metadata, Protocol, RemoveFile
-from daemon.delta.replay import TableChange, fold_commits, touched_paths
+from daemon.delta.replay import OPERATIONS_CHARACTERS_MAX, TableChange, fold_commits, touched_paths
 
 TABLE = "file:///lake/t"
 LogicalFile = tuple[str, str | None]
@@ -143,7 +143,7 @@ def test_two_spellings_of_a_path_are_one_file() -> None:
 
 def test_what_a_fold_says_of_its_versions() -> None:
     """Versions are inclusive, the time is the last one's, operations are told once, the newest metadata holds."""
-    first, second = (Metadata(id, "{}", []) for id in "12")
+    first, second = (Metadata(id, "{}", [], {}) for id in "12")
     protocol = Protocol(3, 7)
     commits = [
         Commit(version=4, timestamp_ms=40, metadata=first, protocol=protocol, operation="DELETE"),
@@ -156,6 +156,15 @@ def test_what_a_fold_says_of_its_versions() -> None:
     assert (change.metadata, change.protocol, change.operation) == (second, protocol, "DELETE, WRITE")
     assert not change.data_change
     assert fold({}, commit(1)).operation is None
+
+
+def test_names_of_operations_are_bounded() -> None:
+    """However many versions share a snapshot, its summary stays small."""
+    commits = [commit(version, operation=f"{version}: {'x' * 90}") for version in range(1, 200)]
+    operation = fold({}, *commits).operation
+    assert operation is not None
+    assert len(operation) == OPERATIONS_CHARACTERS_MAX
+    assert operation.startswith(f"1: {'x' * 90}, 2: xx")
 
 
 def test_data_change_is_that_of_any_action() -> None:

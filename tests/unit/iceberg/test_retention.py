@@ -89,8 +89,7 @@ def test_expired_is_what_the_specification_says(
                 age_max = min(refs[name].max_snapshot_age_ms or retention.age_max_ms, retention.age_cap_ms)
                 kept |= newer < count_min
                 kept |= age_ms <= age_max and (name != "main" or newer < retention.count_max)
-        if not any(each.snapshot_id in ids for ids in lines.values()) and each.snapshot_id not in unreadable:
-            kept |= age_ms <= min(retention.age_max_ms, retention.age_cap_ms)
+        kept |= not ours(each)
         kept |= any(of.snapshot_id == each.snapshot_id for of in refs.values())
         assert (each in expired) is not kept, each.snapshot_id
     assert [each.timestamp_ms for each in expired] == sorted(each.timestamp_ms for each in expired)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ class Lake:
         fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns]
         schema = json.dumps({"type": "struct", "fields": fields})
         self.folder = folder
-        self.inspector = Inspector(FileIOStorage(), translate_schema(Metadata("t", schema, list(partition))))
+        self.inspector = Inspector(FileIOStorage(), translate_schema(Metadata("t", schema, list(partition), {})))
 
     def inspect(
         self, columns: dict[str, Any], values: dict[str, str | None] | None = None, **written: Any
@@ -70,19 +71,70 @@ def test_files_without_a_footer_are_corrupt(tmp_path: Path, data: bytes) -> None
         (None, [None, "x"], False),
         ("x", ["x", "x"], True),
         ("x", ["x", "y"], False),
-        ("x", [None, "x"], True),
-        ("long" * 20, ["other" * 20], True),
+        ("x", [None, "x"], False),
+        ("x", [None, None], False),
+        ("x", [], True),
+        ("long" * 20, ["long" * 20], True),
+        ("long" * 20, ["long" * 20, "long" * 19 + "lonh"], False),
+        ("long" * 20, ["other" * 20], False),
     ],
 )
-def test_partition_columns_in_the_file(tmp_path: Path, value: str | None, stored: list[Any], passes: bool) -> None:
-    """By the statistics of the file's own column; of long strings these may be cut, and a null is no other value."""
+@pytest.mark.parametrize("statistics", [True, False])
+def test_partition_columns_in_the_file(
+    tmp_path: Path, value: str | None, stored: list[Any], *, passes: bool, statistics: bool
+) -> None:
+    """By the statistics of the file's own column where they prove what it holds, else by the column itself."""
     lake = Lake(tmp_path, ("id", "long"), ("p", "string"), partition=("p",))
     columns = {"id": pa.array(range(len(stored)), pa.int64()), "p": pa.array(stored, pa.string())}
+    written = {"write_statistics": statistics, "row_group_size": 1}
     if passes:
-        assert lake.inspect(columns, {"p": value}).metrics
+        assert lake.inspect(columns, {"p": value}, **written).metrics
     else:
         with pytest.raises(Unsupported, match=f"partition column p is {value or 'null'} in the Delta log"):
-            lake.inspect(columns, {"p": value})
+            lake.inspect(columns, {"p": value}, **written)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "same", "other"),
+    [
+        ("boolean", "true", pa.array([True]), pa.array([False])),
+        ("integer", "7", pa.array([7], pa.int32()), pa.array([8], pa.int32())),
+        ("long", "7", pa.array([7]), pa.array([8])),
+        ("float", "0.1", pa.array([0.1], pa.float32()), pa.array([0.2], pa.float32())),
+        ("float", "NaN", pa.array([float("nan")], pa.float32()), pa.array([0.2], pa.float32())),
+        ("double", "0.0", pa.array([0.0, -0.0]), pa.array([0.0, float("nan")])),
+        ("double", "NaN", pa.array([float("nan")]), pa.array([1.0])),
+        ("decimal(5,2)", "1.50", pa.array([Decimal("1.50")]).cast(pa.decimal128(5, 2)), None),
+        ("date", "2020-01-02", pa.array([date(2020, 1, 2)]), pa.array([2932897], pa.int32()).cast(pa.date32())),
+        ("timestamp_ntz", "2020-01-02 03:04:05.5", pa.array([datetime(2020, 1, 2, 3, 4, 5, 500_000)]), None),
+        (
+            "timestamp",
+            "2020-01-02T03:04:05Z",
+            pa.array([datetime(2020, 1, 2, 3, 4, 5)], pa.timestamp("us", "UTC")),
+            pa.array([1 << 60], pa.timestamp("us", "UTC")),
+        ),
+    ],
+)
+@pytest.mark.parametrize("statistics", [True, False])
+def test_partition_columns_of_each_type(
+    tmp_path: Path, kind: str, value: str, same: pa.Array, *, other: pa.Array | None, statistics: bool
+) -> None:
+    """The value is known again in the file, whatever way it is stored, and another one is not."""
+    lake = Lake(tmp_path, ("id", "long"), ("p", kind), partition=("p",))
+    ids = pa.array(range(len(same)), pa.int64())
+    assert lake.inspect({"id": ids, "p": same}, {"p": value}, write_statistics=statistics).metrics
+    for stored in (other, pa.nulls(len(same), same.type)):
+        if stored is not None:
+            with pytest.raises(Unsupported, match=r"partition column p is .* in the Delta log"):
+                lake.inspect({"id": ids[: len(stored)], "p": stored}, {"p": value}, write_statistics=statistics)
+
+
+def test_partition_columns_that_statistics_prove_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Spark writes is told by the footer alone."""
+    lake = Lake(tmp_path, ("id", "long"), ("p", "string"), partition=("p",))
+    monkeypatch.setattr(Inspector, "_read_column", None)
+    columns = {"id": pa.array([1, 2], pa.int64()), "p": pa.array(["x", "x"])}
+    assert lake.inspect(columns, {"p": "x"}, row_group_size=1).metrics
 
 
 @pytest.mark.parametrize(
@@ -104,7 +156,8 @@ def test_far_partition_values_in_int96(tmp_path: Path) -> None:
     """The log has them right, the file's reader does not."""
     lake = Lake(tmp_path, ("id", "long"), ("p", "timestamp"), partition=("p",))
     columns = {"id": pa.array([1], pa.int64()), "p": pa.array([None], pa.timestamp("ns"))}
-    for value in ("2020-01-01 00:00:00", None):
+    for value, stored in (("2020-01-01 00:00:00", datetime(2020, 1, 1)), (None, None)):
+        columns["p"] = pa.array([stored], pa.timestamp("ns"))
         assert lake.inspect(columns, {"p": value}, use_deprecated_int96_timestamps=True).metrics
     with pytest.raises(Unsupported, match="column p of the file has INT96 timestamps"):
         lake.inspect(columns, {"p": "9999-12-31 00:00:00"}, use_deprecated_int96_timestamps=True)

@@ -26,7 +26,7 @@ TIMES = {"type": "array", "elementType": "timestamp", "containsNull": True}
 
 def table_of(*columns: tuple[str, Any], partition: tuple[str, ...] = ()) -> TableSchema:
     fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns]
-    return translate_schema(Metadata("t", json.dumps({"type": "struct", "fields": fields}), list(partition)))
+    return translate_schema(Metadata("t", json.dumps({"type": "struct", "fields": fields}), list(partition), {}))
 
 
 TABLE = table_of(("d", "date"), ("t", "timestamp"))
@@ -62,6 +62,7 @@ def test_days_of_the_old_calendar_are_refused(
     [
         ({}, PLAIN, metrics("0001-01-01")),
         ({b"org.apache.spark.version": b"what"}, PLAIN, metrics("0001-01-01")),
+        ({b"org.apache.spark.version": b"9" * 5000 + b".0"}, PLAIN, metrics("0001-01-01")),
         ({b"org.apache.spark.version": b"2.4.8"}, WITHOUT, metrics(day=None, time=None)),
         ({b"org.apache.spark.version": b"3.5.1"}, ALL_INT96, metrics("0001-01-01", "0001-01-01T00:00:00Z")),
         ({b"org.apache.spark.version": b"3.0.0"}, PLAIN, metrics("0001-01-01", "0001-01-01T00:00:00Z")),

@@ -218,6 +218,14 @@ def test_what_pyiceberg_cannot_take_is_refused(kind: pa.DataType) -> None:
         check_file_schema(pa.schema([field("a", pa.int64()), field("h", kind)]), table_of(("a", "long")))
 
 
+@pytest.mark.parametrize("number", ["x", "9" * 5000, "1e5"])
+def test_ids_that_are_no_numbers_are_refused(number: str) -> None:
+    """What a writer put into the Arrow schema of a file is not trusted to be a number."""
+    stored = pa.schema([pa.field("id", pa.int64(), metadata={"PARQUET:field_id": number})])
+    with pytest.raises(Unsupported, match="PyIceberg and Polars cannot read the file"):
+        check_file_schema(stored, table_of(("id", "long")))
+
+
 @pytest.mark.parametrize("path", ["l.bag.array", "l.array", "l", "l.list.element.x"])
 def test_older_layouts_of_lists_are_refused(path: str) -> None:
     """Spark's and Hive's older ways are lists to Arrow all the same, and nulls to DuckDB."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import struct
+import time
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ def decoded(field_type: IcebergType, value: bytes) -> Any:
         case StringType():
             return value.decode()
         case DecimalType():
-            return Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-field_type.scale)
+            return Decimal(int.from_bytes(value, "big", signed=True)).scaleb(-field_type.scale, Context(prec=38))
         case FloatType():
             return struct.unpack("<f", value)[0]
         case DoubleType():
@@ -86,7 +87,10 @@ def test_bounds_of_whole_numbers(values: list[int]) -> None:
 @pytest.mark.parametrize(("field_type", "width"), [(FloatType(), 32), (DoubleType(), 64)], ids=str)
 @given(data=st.data())
 def test_bounds_of_floats(field_type: IcebergType, width: int, data: st.DataObject) -> None:
-    """As wide as the values and no wider; zeros are signed outwards; NaN anywhere means no bounds."""
+    """As wide as the values and hardly wider; zeros are signed outwards; NaN anywhere means no bounds.
+
+    A double column may have been one of floats, whose statistics are told with a float's digits.
+    """
     values = data.draw(st.lists(st.floats(width=width), **_some))
     # Spark takes NaN for the greatest value, and spells what JSON lacks as a string.
     has_nan = any(math.isnan(value) for value in values)
@@ -97,7 +101,11 @@ def test_bounds_of_floats(field_type: IcebergType, width: int, data: st.DataObje
         assert found is None
     else:
         assert found is not None
-        assert found == (least, greatest)
+        floats = _float32(least), _float32(greatest)
+        assert found == (
+            min(least, floats[0] if math.isfinite(floats[0]) else least),
+            max(greatest, floats[1] if math.isfinite(floats[1]) else greatest),
+        )
         assert all(math.copysign(1, bound) == sign for bound, sign in zip(found, (-1, 1), strict=True) if bound == 0)
 
 
@@ -117,14 +125,36 @@ def _float32(value: float) -> float:
         return math.inf
 
 
-@given(st.lists(st.decimals(-(10**19), 10**19, places=18), **_some))
-def test_bounds_of_decimals(values: list[Decimal]) -> None:
-    """Exact to all 38 digits: they are never read as floats."""
-    stats = f'{{"numRecords": 3, "minValues": {{"c": {min(values):f}}}, "maxValues": {{"c": {max(values):f}}}}}'
+@given(st.lists(st.floats(width=32, allow_nan=False), **_some))
+@example([0.699999988079071])
+def test_bounds_of_floats_in_a_column_of_doubles(values: list[float]) -> None:
+    """A file from before the column was widened holds floats: what 0.7 stands for is less than 0.7."""
+    found = bounds(DoubleType(), _spelled(min(values), 32), _spelled(max(values), 32))
+    assert found is not None
+    assert found[0] <= min(values) <= max(values) <= found[1]
+
+
+@pytest.mark.parametrize("as_double", [False, True], ids=["exact", "as doubles"])
+@given(values=st.lists(st.decimals(-(10**19), 10**19, places=18), **_some))
+@example(values=[Decimal("0.123456789012345678")])
+@example(values=[Decimal("0.7") + Decimal("1e-18")])
+def test_bounds_of_decimals(values: list[Decimal], as_double: bool) -> None:
+    """Exact where all digits are told; where a double was told, still on the right side of every value."""
+    least, greatest = (repr(float(end)) if as_double else f"{end:f}" for end in (min(values), max(values)))
+    stats = f'{{"numRecords": 3, "minValues": {{"c": {least}}}, "maxValues": {{"c": {greatest}}}}}'
     field_type = DecimalType(38, 18)
     found = parse_stats(stats, {("c",): NestedField(ID, "c", field_type)}, ROWS, has_dv=True)
-    assert found.lower_bounds[ID] == _decimal_bytes(min(values), 18)
-    assert found.upper_bounds[ID] == _decimal_bytes(max(values), 18)
+    low, high = (decoded(field_type, each[ID]) for each in (found.lower_bounds, found.upper_bounds))
+    assert low <= min(values) <= max(values) <= high
+    assert min(values) - low <= abs(min(values)) * Decimal("1e-15") + Decimal("2e-18")
+    assert high - max(values) <= abs(max(values)) * Decimal("1e-15") + Decimal("2e-18")
+    if not as_double and len(max(values).normalize().as_tuple().digits) > 17:
+        assert found.upper_bounds[ID] == _decimal_bytes(max(values), 18)
+
+
+def test_bounds_of_short_decimals_are_exact() -> None:
+    """A double keeps 15 digits: engines may answer MIN and MAX with these."""
+    assert bounds(DecimalType(15, 2), -1.25, 9_999_999_999_999.99) == (Decimal("-1.25"), Decimal("9999999999999.99"))
 
 
 def _decimal_bytes(value: Decimal, scale: int) -> bytes:
@@ -220,9 +250,43 @@ def test_whole_number_bounds_are_rounded_outwards() -> None:
     assert bounds(LongType(), -1.5, 1.5) == (-2, 2)
 
 
+@pytest.mark.parametrize("number", ["1e19", "-1e19", "1e999999", "-1e999999999", "1e400", "1.5e30", "NaN", "Infinity"])
+@pytest.mark.parametrize("field_type", [LongType(), IntegerType()], ids=str)
+def test_numbers_of_any_size_cost_nothing(number: str, field_type: IcebergType) -> None:
+    """A few characters must not make a number of a million digits: the process would stand still meanwhile."""
+    stats = f'{{"numRecords": 3, "minValues": {{"c": {number}}}, "maxValues": {{"c": {number}}}}}'
+    started_s = time.process_time()
+    found = parse_stats(stats, {("c",): NestedField(ID, "c", field_type)}, ROWS, has_dv=True)
+    assert time.process_time() - started_s < 1
+    assert (found.lower_bounds, found.upper_bounds) == ({}, {})
+
+
+def test_the_largest_numbers_have_bounds() -> None:
+    """Of 64 bits, also as decimals."""
+    ends = f"{-(1 << 63)}.0", f"{(1 << 63) - 1}.0"
+    stats = f'{{"numRecords": 3, "minValues": {{"c": {ends[0]}}}, "maxValues": {{"c": {ends[1]}}}}}'
+    found = parse_stats(stats, {("c",): NestedField(ID, "c", LongType())}, ROWS, has_dv=True)
+    assert found.lower_bounds == {ID: struct.pack("<q", -(1 << 63))}
+    assert found.upper_bounds == {ID: struct.pack("<q", (1 << 63) - 1)}
+
+
 @pytest.mark.parametrize(
     "stats",
-    ["[]", "5", '"x"', "null", "{", "{'a': 1}", '{"numRecords": 1', "\x00", '{"numRecords": 1} trailing'],
+    [
+        '{"x": 1e99999999999999999999}',
+        "[" * 100_000,
+        '{"x":' * 100_000 + "1" + "}" * 100_000,
+        '{"x": ' + "9" * 5000 + "}",
+        "[]",
+        "5",
+        '"x"',
+        "null",
+        "{",
+        "{'a': 1}",
+        '{"numRecords": 1',
+        "\x00",
+        '{"numRecords": 1} trailing',
+    ],
 )
 def test_statistics_that_are_not_json_are_corrupt(stats: str) -> None:
     """Only a JSON object can be statistics."""
@@ -325,9 +389,30 @@ def test_nested_columns_by_physical_path() -> None:
     assert parse_stats(json.dumps(stats), leaves, 5, has_dv=False).lower_bounds == {}
 
 
+def test_statistics_that_are_too_long_are_corrupt() -> None:
+    """They are not even begun to be read."""
+    with pytest.raises(CorruptInput, match="the statistics have 16777217 characters, at most 16777216 are read"):
+        parse_stats("[" * ((1 << 24) + 1), {}, ROWS, has_dv=False)
+
+
+class Wide(dict[tuple[str, ...], NestedField]):
+    """The columns of a table that has too many of them to walk through for each file."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("walked through")
+
+
+def test_statistics_of_few_columns_cost_little_in_a_wide_table() -> None:
+    """A commit of many files in a table of many columns is read by what its statistics hold."""
+    leaves = Wide({(f"c{number}",): NestedField(number, "c", LongType()) for number in range(1, 4)})
+    stats = {"numRecords": ROWS, "minValues": {"c2": 1, "x": {}}, "maxValues": {"c2": 2}, "nullCount": {"c2": 0}}
+    found = parse_stats(json.dumps(stats), leaves, ROWS, has_dv=False)
+    assert (set(found.lower_bounds), found.null_value_counts) == ({2}, {2: 0})
+
+
 def _metadata(*columns: tuple[str, Any]) -> Metadata:
     fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns]
-    return Metadata("t", json.dumps({"type": "struct", "fields": fields}), [])
+    return Metadata("t", json.dumps({"type": "struct", "fields": fields}), [], {})
 
 
 def test_no_engine_computes_min_or_max_of_inexact_bounds() -> None:
@@ -371,12 +456,12 @@ def test_a_data_file_is_registered_in_place() -> None:
     """Path, sizes and metrics as they are; what is not known is null, not empty."""
     table = translate_schema(_metadata(("c", "long")))
     add = _add({"numRecords": 3, "minValues": {"c": 1}, "maxValues": {"c": 2}, "nullCount": {"c": 0}})
-    record = data_file_of(add, "file:///t/a b%41", table, metrics_of(add, "f", table, 3))
+    record = data_file_of(add, "file:///t/a b%41", metrics_of(add, "f", table, 3), 0, ())
     assert (record.file_path, record.record_count, record.file_size_in_bytes) == ("file:///t/a b%41", 3, 99)
     assert (record.value_counts, record.null_value_counts) == ({1: 3}, {1: 0})
     assert (record.lower_bounds, record.upper_bounds) == ({1: b"\1" + bytes(7)}, {1: b"\2" + bytes(7)})
     bare = _add(None)
-    record = data_file_of(bare, "f", table, metrics_of(bare, "f", table, 8))
+    record = data_file_of(bare, "f", metrics_of(bare, "f", table, 8), 0, ())
     found: Sequence[Any] = (record.value_counts, record.null_value_counts, record.lower_bounds, record.upper_bounds)
     assert found == (None, None, None, None)
     assert record.record_count == 8

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent, ManifestEntryStatus
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -27,7 +30,15 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput
-from daemon.translate.partition_values import parse_partition_value, partition_tuple, timestamp_micros
+from daemon.iceberg.manifests import read_entries, write_manifest
+from daemon.iceberg.pyiceberg_ext import data_file_record, entry_record
+from daemon.translate.partition_values import (
+    decode_partition,
+    encode_partition,
+    parse_partition_value,
+    partition_tuple,
+    timestamp_micros,
+)
 from daemon.translate.schema import translate_schema
 
 EVERY_TYPE = [
@@ -162,3 +173,44 @@ def test_a_tuple_in_the_order_of_the_spec() -> None:
     schema = json.dumps({"type": "struct", "fields": fields})
     table = translate_schema(Metadata("t", schema, ["c", "a", "b"], {"delta.columnMapping.mode": "name"}))
     assert partition_tuple({"phys-a": "5", "phys-c": "1970-01-02", "b": "logical"}, table, 0) == (1, 5, None)
+
+
+VALUES = {
+    "boolean": ["true", "false"],
+    "integer": ["-2147483648", "7"],
+    "long": ["9223372036854775807", "0"],
+    "float": ["0.1", "NaN", "-0.0", "Infinity"],
+    "double": ["0.1", "NaN", "-0.0", "-1.7976931348623157E308"],
+    "decimal(38,18)": ["-0.000000000000000001", "12345678901234567890.123456789012345678", "5"],
+    "decimal(5,0)": ["-12345"],
+    "string": ["a b/c=d%é", "null", "None", '"'],
+    "date": ["0001-01-01", "9999-12-31"],
+    "timestamp": ["1969-12-31 23:59:59.999999", "2024-06-01T10:00:00+02:00"],
+    "timestamp_ntz": ["9999-12-31 23:59:59.999999"],
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_partition_that_is_kept_is_the_entrys_own(tmp_path: Path, kind: str) -> None:
+    """What a manifest gives back is kept as what was put into it was, and is that value again."""
+    fields = [{"name": "p", "type": kind, "nullable": True, "metadata": {}}]
+    table = translate_schema(Metadata("t", json.dumps({"type": "struct", "fields": fields}), ["p"], {}))
+    tuples = [partition_tuple({"p": text}, table, 0) for text in (*VALUES[kind], None)]
+    io, where = PyArrowFileIO(), {"spec": table.spec, "schema": table.schema}
+    written = [
+        data_file_record(
+            values,
+            content=DataFileContent.DATA,
+            file_path=str(number),
+            file_format=FileFormat.PARQUET,
+            record_count=1,
+            file_size_in_bytes=1,
+        )
+        for number, values in enumerate(tuples)
+    ]
+    entries = [entry_record(ManifestEntryStatus.ADDED, data_file, snapshot_id=1) for data_file in written]
+    manifest = write_manifest(io, f"{tmp_path}/m.avro", ManifestContent.DATA, entries, snapshot_id=1, **where)
+    read = [entry.data_file for entry in read_entries(io, manifest, **where)]
+    kept = [encode_partition(data_file.partition) for data_file in read]
+    assert kept == [encode_partition(data_file.partition) for data_file in written]
+    assert [repr(decode_partition(texts, table, 0)) for texts in kept] == [repr(values) for values in tuples]

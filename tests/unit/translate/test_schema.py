@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.schema import NESTED_IDS, TableSchema, translate_schema
+from daemon.translate.schema import NESTED_IDS, NESTING_MAX, TableSchema, translate_schema
 
 Field = dict[str, Any]
 
@@ -354,6 +355,81 @@ def test_elements_without_ids_are_refused(kind: Any, place: str) -> None:
         translate_schema(metadata(mapped("c", kind, 1), mode="name"))
 
 
+RENAMED, RENAMED_TOO = struct(mapped("x", "long", 8)), struct(mapped("x", "long", 9))
+SAME, SAME_TOO = struct(mapped("x", "long", 8, "x")), struct(mapped("x", "long", 9, "x"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        (array(array(RENAMED)), True),
+        (array(mapping("string", RENAMED)), True),
+        (mapping("string", array(RENAMED)), True),
+        (mapping("string", mapping("string", RENAMED)), True),
+        (mapping(RENAMED, "long"), True),
+        (mapping(array(RENAMED), array("long")), True),
+        (array(array(SAME)), False),
+        (mapping(SAME, array(SAME_TOO)), False),
+        (array(RENAMED), False),
+        (mapping("string", RENAMED), False),
+        (mapping(RENAMED, RENAMED_TOO), False),
+    ],
+)
+def test_fields_that_pyiceberg_looks_for_by_name_are_refused(kind: Any, refused: bool) -> None:
+    """It goes by ids for the structs that are elements or values; what is in other lists and maps it casts by names."""
+    nested = {f"c.{place}": 20 + number for number, place in enumerate(places(kind))}
+    table = metadata(mapped("c", kind, 1, "c", **{NESTED_IDS: nested}), mode="name", highest=40)
+    if refused:
+        with pytest.raises(Unsupported, match=r"column c is a list or map with structs deep inside, .* as null"):
+            translate_schema(table)
+    else:
+        assert translate_schema(table).schema.highest_field_id >= 8
+
+
+def places(kind: Any) -> list[str]:
+    """The paths of all elements, keys and values in a type, structs' own fields left out."""
+    parts = {"array": {"element": "elementType"}, "map": {"key": "keyType", "value": "valueType"}}
+    inner = parts.get(kind["type"], {}) if isinstance(kind, dict) else {}
+    return [path for name, part in inner.items() for path in (name, *(f"{name}.{each}" for each in places(kind[part])))]
+
+
+RESERVED = ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number")
+
+
+@pytest.mark.parametrize("name", [*RESERVED, "_POS", "_Pos"])
+def test_names_that_iceberg_reserves_are_refused(name: str) -> None:
+    """By the name that Iceberg would show, with and without column mapping, in an empty table and one that is there."""
+    words = f"Iceberg reserves the name of column {name}: Spark cannot read"
+    with pytest.raises(Unsupported, match=words) as refusal:
+        translate_schema(metadata(column("id", "long"), column(name, "long")))
+    assert "RENAME COLUMN" in (refusal.value.hint or "")
+    first = translate_schema(metadata(mapped("id", "long", 1), mode="name", highest=1))
+    with pytest.raises(Unsupported, match=words):
+        evolve(first, metadata(mapped("id", "long", 1), mapped(name, "long", 2), mode="name", highest=2))
+
+
+def test_all_reserved_names_are_told_at_once() -> None:
+    """An operator renames them in one go."""
+    with pytest.raises(Unsupported, match=f"column {', '.join(RESERVED)}: Spark"):
+        translate_schema(metadata(*(column(name, "long") for name in RESERVED)))
+
+
+@pytest.mark.parametrize("name", [*RESERVED, "_POS"])
+def test_reserved_names_may_stand_elsewhere(name: str) -> None:
+    """As a field of a struct, and in the files, where column mapping gives the column another name."""
+    assert ids(translate_schema(metadata(column("s", struct(column(name, "long")))))) == {"s": 1, f"s.{name}": 2}
+    table = translate_schema(metadata(mapped("position", "long", 1, name), mode="name", highest=1))
+    assert mapped_names(table.name_mapping) == {1: (name, {})}
+
+
+OTHER_NAMES = ("file_path", "pos", "row", "_change_type", "_change_ordinal", "_commit_snapshot_id", "_FILE", "_Row_Id")
+
+
+def test_names_that_no_reader_minds_are_taken() -> None:
+    """Iceberg reserves ids for some of them, and goes by the ids alone."""
+    assert list(ids(translate_schema(metadata(*(column(name, "long") for name in OTHER_NAMES))))) == list(OTHER_NAMES)
+
+
 def test_another_spelling_is_told() -> None:
     """Delta compares names without regard to case; older files have the older spelling, which a name mapping needs."""
     first = translate_schema(metadata(column("id", "long"), column("s", struct(column("x", "long")))))
@@ -370,13 +446,85 @@ def test_another_spelling_is_told() -> None:
         {"name": "c", "type": "long"},
         {"name": "c", "type": {"type": "array"}, "nullable": True, "metadata": {}},
         {"name": "c", "type": "decimal(39,2)", "nullable": True, "metadata": {}},
+        {"name": "c", "type": "decimal(5,6)", "nullable": True, "metadata": {}},
         "c",
     ],
 )
 def test_a_schema_that_is_none_is_corrupt(field: Any) -> None:
     """Fields without what the protocol asks for: the table is parked with a word, not tried again for ever."""
     with pytest.raises(CorruptInput, match="the schema is not one of Delta's"):
-        translate_schema(Metadata("t", json.dumps({"type": "struct", "fields": [field]}), []))
+        translate_schema(Metadata("t", json.dumps({"type": "struct", "fields": [field]}), [], {}))
+
+
+def nested(kind: str, levels: int) -> Any:
+    found: Any = "long"
+    for _ in range(levels):
+        found = {"struct": struct(column("x", found)), "array": array(found), "map": mapping("string", found)}[kind]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["struct", "array", "map"])
+def test_types_that_are_nested_too_deeply_are_refused(kind: str) -> None:
+    """No more levels than every reader can take, by column; and no more than Python can, in a word."""
+    table = translate_schema(metadata(column("c", nested(kind, NESTING_MAX))))
+    assert pickle.loads(pickle.dumps(table)) == table
+    assert Schema.model_validate_json(table.schema.model_dump_json()) == table.schema
+    for levels in (NESTING_MAX + 1, 100):
+        with pytest.raises(Unsupported, match="column c is nested in more than 25 levels"):
+            translate_schema(metadata(column("a", "long"), column("c", nested(kind, levels))))
+
+
+@pytest.mark.parametrize("mode", ["none", "name"])
+@pytest.mark.parametrize(
+    "schema_string",
+    [
+        "[" * 100_000,
+        '{"fields":' * 100_000,
+        '{"fields": [{"name": "c", "nullable": true, "type": ' + '{"type":' * 400 + "1" + "}" * 400 + "}]}",
+        '{"fields": [{"name": "c", "nullable": true, "metadata": [1], "type": "long"}]}',
+        '{"fields": [{"name": "c", "nullable": true, "metadata": {"delta.columnMapping.nested.ids": 1}, "type": '
+        '{"type": "array", "elementType": "x", "containsNull": true}}]}',
+        '{"fields": [{"name": "\\ud800", "nullable": true, "metadata": {"delta.columnMapping.id": 1}, "type": "int"}]}',
+        '{"fields": [{"name": "c", "nullable": true, "metadata": {"delta.columnMapping.id": 1e999}, "type": "?"}]}',
+    ],
+)
+def test_a_schema_of_another_shape_is_refused(schema_string: str, mode: str) -> None:
+    """Whatever its depth and its numbers: a word about it, and no bug of dvsync."""
+    with pytest.raises((CorruptInput, Unsupported)):
+        translate_schema(Metadata("t", schema_string, [], {"delta.columnMapping.mode": mode}))
+
+
+def test_a_schema_of_too_many_columns_is_refused() -> None:
+    """Each of the table's metadata files holds it: the daemon would be busy with nothing else."""
+    fields = [column(f"column_{number}", "long") for number in range(100_000)]
+    with pytest.raises(Unsupported, match=r"the schema has \d+ characters, at most 4194304 are read"):
+        translate_schema(metadata(*fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "highest", "says"),
+    [
+        ([mapped("a", "long", 1), mapped("b", "long", 1)], "1", "two columns have the id 1"),
+        (
+            [
+                mapped("a", struct(mapped("b", "long", 2)), 1),
+                mapped("c", array("long"), 3, **{NESTED_IDS: {"col-3.element": 2}}),
+            ],
+            "3",
+            "two columns have the id 2",
+        ),
+        ([mapped("a", "long", 1 << 31)], "1", "2147483648 is no id of a column"),
+        ([mapped("a", "long", -1)], "1", "-1 is no id of a column"),
+        ([mapped("a", "long", 1)], "x", "invalid literal"),
+        ([mapped("a", "long", 1)], "9" * 5000, "integer string conversion"),
+        ([mapped("a", "long", 1)], str(1 << 31), "2147483648 is no id of a column"),
+    ],
+)
+def test_ids_of_column_mapping_are_checked(fields: list[Field], highest: str, says: str) -> None:
+    """Iceberg would show one of two columns of one id only, and its manifests hold ids of 32 bits."""
+    configuration = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": highest}
+    with pytest.raises(CorruptInput, match=says):
+        translate_schema(Metadata("t", json.dumps(struct(*fields)), [], configuration))
 
 
 def test_two_columns_of_one_full_name_are_refused() -> None:
@@ -387,7 +535,7 @@ def test_two_columns_of_one_full_name_are_refused() -> None:
 
 def test_elements_with_ids_of_iceberg_compat_are_taken() -> None:
     """IcebergCompat tables give ids to elements, keys and values, which the files carry."""
-    inner = struct(mapped("x", array("long"), 4, **{NESTED_IDS: {"col-4.element": 9}}))
+    inner = struct(mapped("x", array("long"), 4, "x", **{NESTED_IDS: {"x.element": 9}}))
     nested = {"col-1.key": 5, "col-1.value": 6, "col-1.value.element": 7}
     field = mapped("c", mapping("string", array(inner)), 1, **{NESTED_IDS: nested})
     found = translate_schema(metadata(field, mode="name", highest=9)).schema

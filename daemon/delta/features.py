@@ -1,0 +1,124 @@
+"""Whether a table's protocol lists every table feature that its metadata uses. Pure.
+
+Delta PROTOCOL.md, "Table Features": a feature that is used must be listed. Delta reads no table where one is missing
+(DELTA_FEATURES_PROTOCOL_METADATA_MISMATCH); which metadata uses which feature is as in its TableFeature.scala.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from daemon.delta.actions import Metadata, Protocol
+from daemon.errors import CorruptInput
+
+TABLE_FEATURES_READER, TABLE_FEATURES_WRITER = 3, 7
+# Properties of the table that use a feature when they are true.
+SWITCHES = {
+    "delta.appendOnly": "appendOnly",
+    "delta.enableChangeDataFeed": "changeDataFeed",
+    "delta.enableDeletionVectors": "deletionVectors",
+    "delta.enableIcebergCompatV1": "icebergCompatV1",
+    "delta.enableIcebergCompatV2": "icebergCompatV2",
+    "delta.enableIcebergCompatV3": "icebergCompatV3",
+    "delta.enableInCommitTimestamps": "inCommitTimestamp",
+    "delta.enableRowTracking": "rowTracking",
+    "delta.enableTypeWidening": "typeWidening",
+    "delta.enableVariantShredding": "variantShredding-preview",
+}
+CHECKPOINT_POLICY, POLICIES = "delta.checkpointPolicy", ("classic", "v2")
+COORDINATOR = "delta.coordinatedCommits.commitCoordinator-preview"
+CHECK_CONSTRAINT = "delta.constraints."
+GENERATION = "delta.generationExpression"
+IDENTITY = {"delta.identity.start", "delta.identity.step", "delta.identity.allowExplicitInsert"}
+INVARIANT = "delta.invariants"
+# What a feature needs besides itself.
+REQUIRED = {
+    "catalogManaged": ("inCommitTimestamp", "vacuumProtocolCheck"),
+    "clustering": ("domainMetadata",),
+    "coordinatedCommits-preview": ("inCommitTimestamp", "vacuumProtocolCheck"),
+    "icebergCompatV1": ("columnMapping",),
+    "icebergCompatV2": ("columnMapping",),
+    "icebergCompatV3": ("columnMapping", "rowTracking"),
+    "rowTracking": ("domainMetadata",),
+    "variantShredding": ("variantType",),
+}
+# The name of a feature before it was final stands for it.
+PREVIEW = "-preview"
+
+
+def used_features(metadata: Metadata) -> frozenset[str]:
+    """The table features that a metadata uses, by its properties and its schema, which must be one of Delta's.
+
+    Raises `CorruptInput` for a property whose value Delta does not know.
+    """
+    properties = metadata.configuration
+    used = {feature for key, feature in SWITCHES.items() if _value(metadata, key, ("false", "true")) == "true"}
+    if metadata.column_mapping_mode != "none":
+        used.add("columnMapping")
+    if _value(metadata, CHECKPOINT_POLICY, POLICIES) == "v2":
+        used.add("v2Checkpoint")
+    if COORDINATOR in properties:
+        used.add("coordinatedCommits-preview")
+    if any(key.startswith(CHECK_CONSTRAINT) for key in properties):
+        used.add("checkConstraints")
+    schema = json.loads(metadata.schema_string)
+    for field in schema["fields"]:
+        marks = (field.get("metadata") or {}).keys()
+        used |= {"generatedColumns"} if GENERATION in marks else set()
+        used |= {"identityColumns"} if marks >= IDENTITY else set()
+    for kind in _types(schema):
+        if kind == "timestamp_ntz":
+            used.add("timestampNtz")
+        elif isinstance(kind, dict) and any(
+            not field["nullable"] or INVARIANT in (field.get("metadata") or {}) for field in kind.get("fields", ())
+        ):
+            used.add("invariants")
+    return frozenset(used)
+
+
+def _value(metadata: Metadata, key: str, known: tuple[str, ...]) -> str:
+    """The value of a property; the first of those that are `known` is the default."""
+    text = metadata.configuration.get(key, known[0])
+    value = text.lower() if "true" in known else text
+    if value not in known:
+        raise CorruptInput(
+            f"the table property {key} is {text!r}, and Delta knows {' and '.join(known)}",
+            hint="Delta reads no such table: put the property right, then `dvsync resume` the table.",
+        )
+    return value
+
+
+def _types(kind: Any) -> Iterator[Any]:
+    """The type itself and every type inside of it."""
+    yield kind
+    if isinstance(kind, dict):
+        inner = [kind[name] for name in ("elementType", "keyType", "valueType") if name in kind]
+        for each in (*(field["type"] for field in kind.get("fields", ())), *inner):
+            yield from _types(each)
+
+
+def check_features(protocol: Protocol, used: Iterable[str]) -> None:
+    """Raise `CorruptInput` naming every feature that is used, or needed by a listed one, and not listed.
+
+    A protocol of the versions before table features lists none and supports what its versions stand for.
+    """
+    if protocol.min_reader_version < TABLE_FEATURES_READER and protocol.min_writer_version < TABLE_FEATURES_WRITER:
+        return
+    listed = set(protocol.writer_features or ())
+    final = {feature.removesuffix(PREVIEW) for feature in listed}
+    needed = _with_required({*used, *listed}) - listed
+    missing = sorted(feature for feature in needed if feature.removesuffix(PREVIEW) not in final)
+    if missing:
+        raise CorruptInput(
+            f"the table uses {', '.join(missing)}, and its protocol does not list "
+            f"{'this feature' if len(missing) == 1 else 'these features'}",
+            hint="Delta reads no such table: have its writer list what is used, or put the metadata and the protocol "
+            "back, then `dvsync resume` the table.",
+        )
+
+
+def _with_required(features: set[str]) -> set[str]:
+    found = features.union(*(REQUIRED.get(feature, ()) for feature in features))
+    return found if found == features else _with_required(found)

@@ -1,0 +1,276 @@
+"""What an exception from Spark is to us: broken or unsupported input, a file that is missing, a store or Spark away.
+
+Decided by Delta's error classes and the types of Java's exceptions, never by words of a message:
+
+- A store's own exceptions, and what Java throws for a network, wait for the store, whoever wrapped them; a file that is
+  not there waits for the file.
+- An error class of Delta's is in `KINDS`. One that is not there cannot come from reading a log as far as we know; what
+  Delta refuses it refuses again, so it counts as broken input.
+- What is thrown while bytes are taken apart (JSON, Parquet, a codec, a checksum), and any other `RuntimeException` or
+  failed assertion, says the same at the next try: broken input. Unknown types and column mapping modes come as
+  `UnsupportedOperationException`.
+- Any other `IOException`, and what is left (memory, a lost executor, an interrupt), may be over at the next try.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from daemon.delta.log import COMMIT_FILE
+from daemon.delta.protocol import HINT_CATALOG_MANAGED
+from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, PipelineAway, SyncError, Unsupported
+from daemon.locations import canonical
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Delta's error classes that reading a log and its state can end in (error/delta-error-classes.json of its jar).
+KINDS: Mapping[str, type[SyncError]] = MappingProxyType(
+    {
+        # The log: commits and checkpoints that are missing, unreadable or contradict each other.
+        "DELTA_CHECKPOINT_SNAPSHOT_MISMATCH": CorruptInput,
+        "DELTA_LOG_FILE_NOT_FOUND": CorruptInput,
+        "DELTA_MISSING_PART_FILES": CorruptInput,
+        "DELTA_NO_COMMITS_FOUND": CorruptInput,
+        "DELTA_NO_RECREATABLE_HISTORY_FOUND": CorruptInput,
+        "DELTA_STATE_RECOVER_ERROR": CorruptInput,
+        "DELTA_TRUNCATED_TRANSACTION_LOG": CorruptInput,
+        "DELTA_TXN_LOG_FAILED_INTEGRITY": CorruptInput,
+        "DELTA_UNRECOGNIZED_FILE_ACTION": CorruptInput,
+        "DELTA_UNRECOGNIZED_LOGFILE": CorruptInput,
+        "DELTA_VERSIONS_NOT_CONTIGUOUS": CorruptInput,
+        # Protocol, metadata and commit information that do not fit together, or say what nobody can mean.
+        "DELTA_COLUMN_MAPPING_MAX_COLUMN_ID_NOT_SET": CorruptInput,
+        "DELTA_COLUMN_MAPPING_MAX_COLUMN_ID_NOT_SET_CORRECTLY": CorruptInput,
+        "DELTA_DUPLICATE_COLUMNS_FOUND": CorruptInput,
+        "DELTA_FEATURES_PROTOCOL_METADATA_MISMATCH": CorruptInput,
+        "DELTA_IDENTITY_COLUMN_INCONSISTENT_METADATA": CorruptInput,
+        "DELTA_INVALID_CALENDAR_INTERVAL_EMPTY": CorruptInput,
+        "DELTA_INVALID_INTERVAL": CorruptInput,
+        "DELTA_INVALID_ISOLATION_LEVEL": CorruptInput,
+        "DELTA_MATERIALIZED_ROW_TRACKING_COLUMN_NAME_MISSING": CorruptInput,
+        "DELTA_METADATA_ABSENT": CorruptInput,
+        "DELTA_MISSING_COMMIT_INFO": CorruptInput,
+        "DELTA_MISSING_COMMIT_TIMESTAMP": CorruptInput,
+        "DELTA_PARTITION_COLUMN_NOT_FOUND": CorruptInput,
+        "DELTA_PROTOCOL_PROPERTY_NOT_INT": CorruptInput,
+        "DELTA_READ_FEATURE_PROTOCOL_REQUIRES_WRITE": CorruptInput,
+        "DELTA_READ_TABLE_WITHOUT_COLUMNS": CorruptInput,
+        "DELTA_ROW_TRACKING_ILLEGAL_PROPERTY_COMBINATION": CorruptInput,
+        "DELTA_SCHEMA_NOT_SET": CorruptInput,
+        "DELTA_UNSUPPORTED_FEATURE_STATUS": CorruptInput,
+        # File actions.
+        "DELTA_CANNOT_RECONSTRUCT_PATH_FROM_URI": CorruptInput,
+        "DELTA_DUPLICATE_ACTIONS_FOUND": CorruptInput,
+        "DELTA_FAILED_CAST_PARTITION_VALUE": CorruptInput,
+        "DELTA_FAIL_RELATIVIZE_PATH": CorruptInput,
+        "DELTA_INVALID_PARTITIONING_SCHEMA": CorruptInput,
+        # What this version of Delta does not read.
+        "DELTA_ADAPTIVE_METADATA_REQUIRES_COLUMN_MAPPING_ID_MODE": Unsupported,
+        "DELTA_ADAPTIVE_METADATA_REQUIRES_DEPENDENT_FEATURE_ENABLED": Unsupported,
+        "DELTA_GEOSPATIAL_NOT_SUPPORTED": Unsupported,
+        "DELTA_GEOSPATIAL_SRID_NOT_SUPPORTED": Unsupported,
+        "DELTA_INVALID_PROTOCOL_VERSION": Unsupported,
+        "DELTA_NO_REDIRECT_RULES_VIOLATED": Unsupported,
+        "DELTA_OPERATION_NOT_SUPPORTED_FOR_DATATYPES": Unsupported,
+        "DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED": Unsupported,
+        "DELTA_TABLE_UNRECOGNIZED_REDIRECT_SPEC": Unsupported,
+        "DELTA_UNSUPPORTED_CATALOG_MANAGED_TABLE_OPERATION": Unsupported,
+        "DELTA_UNSUPPORTED_DATA_TYPES": Unsupported,
+        "DELTA_UNSUPPORTED_FEATURES_FOR_READ": Unsupported,
+        "DELTA_UNSUPPORTED_TYPE_CHANGE_IN_PREVIEW": Unsupported,
+        "DELTA_UNSUPPORTED_TYPE_CHANGE_IN_SCHEMA": Unsupported,
+        # There is no table, or not that version of it any more.
+        "DELTA_EMPTY_DIRECTORY": ObjectMissing,
+        "DELTA_FILE_NOT_FOUND": ObjectMissing,
+        "DELTA_FILE_OR_DIR_NOT_FOUND": ObjectMissing,
+        "DELTA_MISSING_DELTA_TABLE": ObjectMissing,
+        "DELTA_PATH_DOES_NOT_EXIST": ObjectMissing,
+        "DELTA_TABLE_NOT_FOUND": ObjectMissing,
+        "DELTA_VERSION_NOT_FOUND": ObjectMissing,
+        # The session is not as Delta needs it.
+        "DELTA_ACTIVE_SPARK_SESSION_NOT_FOUND": PipelineAway,
+        "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG": PipelineAway,
+        "DELTA_INCONSISTENT_LOGSTORE_CONFS": PipelineAway,
+        "DELTA_INCORRECT_LOG_STORE_IMPLEMENTATION": PipelineAway,
+        "DELTA_INVALID_LOGSTORE_CONF": PipelineAway,
+        "DELTA_SPARK_SESSION_NOT_SET": PipelineAway,
+        "DELTA_SPARK_THREAD_NOT_FOUND": PipelineAway,
+        "DELTA_TABLE_FOUND_IN_EXECUTOR": PipelineAway,
+    }
+)
+DELTAS = "DELTA_"
+UNREAD_FILE = "FAILED_READ_FILE"
+SPARK_THROWABLE = "org.apache.spark.SparkThrowable"
+# A function of ours failed in a worker with what is no SyncError.
+IN_PYTHON = "org.apache.spark.api.python.PythonException"
+# Classes, or the packages that they begin with. Java's own of these are IOExceptions, the clients' are not all.
+STORES = (
+    *("software.amazon.awssdk.", "com.amazonaws.", "com.google.cloud.", "com.google.api.", "com.azure."),
+    *("org.apache.hadoop.fs.s3a.", "org.apache.hadoop.fs.azure", "org.apache.hadoop.security.AccessControlException"),
+    *("org.apache.hadoop.ipc.", "java.net.SocketException", "java.net.SocketTimeoutException"),
+    *("java.net.UnknownHostException", "java.net.HttpRetryException", "javax.net.ssl.", "java.nio.file."),
+)
+MISSING = ("java.io.FileNotFoundException", "java.nio.file.NoSuchFileException")
+DECODERS = (
+    *(
+        "com.fasterxml.jackson.",
+        "org.apache.parquet.",
+        "shaded.parquet.",
+        "org.xerial.snappy.",
+        "com.github.luben.zstd.",
+    ),
+    *("net.jpountz.", "io.airlift.compress.", "org.apache.hadoop.fs.ChecksumException", "java.io.EOFException"),
+)
+# RuntimeExceptions of a Spark that ends or is short of something.
+SPARKS = (
+    *("org.apache.spark.TaskKilledException", "org.apache.spark.rpc.", "org.apache.spark.scheduler."),
+    *("org.apache.spark.network.", "org.apache.spark.shuffle.", "org.apache.spark.storage.", "java.util.concurrent."),
+)
+# The innermost exception decides, by the first line that it is of.
+BY_TYPE: tuple[tuple[tuple[str, ...], type[SyncError]], ...] = (
+    (MISSING, ObjectMissing),
+    (DECODERS, CorruptInput),
+    ((*SPARKS, "java.io.IOException"), PipelineAway),
+    (("java.lang.UnsupportedOperationException",), Unsupported),
+    (("java.lang.RuntimeException", "java.lang.AssertionError", "java.net.URISyntaxException"), CorruptInput),
+    (("org.apache.spark.sql.AnalysisException",), CorruptInput),
+)
+CAUSES_MAX = 20
+REASON_MAX = 300
+HINTS: Mapping[type[SyncError], str] = {
+    CorruptInput: "Restore the missing or damaged file, or correct what it says, then `dvsync resume` the table.",
+    Unsupported: "Use a newer dvsync, or drop the feature from the Delta table, then `dvsync resume` the table.",
+    ObjectMissing: "If VACUUM, log cleanup or a person removed it, restore it; dvsync tries again.",
+    ObjectStoreAway: "Check the store, the network and the credentials; dvsync tries again.",
+    PipelineAway: "dvsync tries again; see Spark's own log.",
+}
+WHAT: Mapping[type[SyncError], str] = {
+    CorruptInput: "Delta cannot read the table",
+    Unsupported: "Delta cannot read the table",
+    ObjectMissing: "a file that Delta needs is not there",
+    ObjectStoreAway: "the store does not answer Spark",
+    PipelineAway: "Delta on Spark failed",
+}
+HINT_OF = {"DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED": HINT_CATALOG_MANAGED}
+# `[CLASS.SUBCLASS] text. SQLSTATE: 42K03`
+FRAME = re.compile(r"^\[[A-Z0-9_.]+\]\s+|\s*SQLSTATE: \w+(?: \(line.*\))?$")
+LONG_LIST = re.compile(r"\(([^()]{60})[^()]+\)")
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`'\"])")
+
+
+@dataclass(frozen=True)
+class Thrown:
+    """One exception of Java's: its class and those above it, who threw it, and its error class with parameters."""
+
+    lineage: tuple[str, ...]
+    message: str = ""
+    thrower: str = ""
+    condition: str | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    def is_of(self, names: tuple[str, ...]) -> bool:
+        return any(name.startswith(names) for name in self.lineage)
+
+    def has(self, condition: str) -> bool:
+        return self.condition is not None and self.condition.startswith(condition)
+
+
+def collect(frame: DataFrame) -> pa.Table:
+    """All rows of `frame`. Raises as `as_known_error` says."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    try:
+        return frame.toArrow()
+    except (PySparkException, Py4JJavaError) as error:
+        raise as_known_error(error) from error
+
+
+def as_known_error(error: Exception, path: str | None = None, version: int | None = None) -> Exception:
+    """`error`, of PySpark's or Py4J's, as the kind that it is; the file and the version that it names replace these.
+
+    A bug of ours stays an exception of no kind.
+    """
+    chain = _chain_of(error)
+    if any(thrown.is_of((IN_PYTHON,)) for thrown in chain):
+        said = next(thrown.message for thrown in reversed(chain) if thrown.is_of((IN_PYTHON,)))
+        return RuntimeError("a task in Spark failed: " + said.strip().rpartition("\n")[2])
+    kind = kind_of(chain)
+    teller = next((thrown for thrown in chain if thrown.has(DELTAS) or thrown.has(UNREAD_FILE)), Thrown(()))
+    path = canonical(teller.parameters["path"]) if "path" in teller.parameters else path
+    if path and (commit := COMMIT_FILE.fullmatch(path.rpartition("/")[2])):
+        version = int(commit[1])
+    elif "version" in teller.parameters:
+        version = int(teller.parameters["version"])
+    hint = HINT_OF.get(teller.condition or "", HINTS[kind])
+    return kind(f"{WHAT[kind]}: {reason_of(chain) or error}", hint=hint, path=path, version=version)
+
+
+def kind_of(chain: Sequence[Thrown]) -> type[SyncError]:
+    """The kind of an exception and its causes, the outermost first."""
+    root = chain[-1] if chain else Thrown(())
+    if root.is_of(STORES) and not root.is_of(MISSING):
+        return ObjectStoreAway
+    classes = [thrown.condition for thrown in chain if thrown.condition is not None and thrown.has(DELTAS)]
+    if classes:
+        return KINDS.get(classes[0], CorruptInput)
+    if root.thrower.startswith(DECODERS):
+        return CorruptInput
+    return next((kind for names, kind in BY_TYPE if root.is_of(names)), PipelineAway)
+
+
+def reason_of(chain: Sequence[Thrown]) -> str:
+    """Why, in one sentence: Delta's own, else that of the innermost exception that says anything."""
+    told = [thrown for thrown in chain if thrown.has(DELTAS)] or [thrown for thrown in chain[::-1] if thrown.message]
+    if not told:
+        return chain[-1].lineage[0] if chain else ""
+    text = " ".join(FRAME.sub("", told[0].message).split())
+    if told[0].condition is None:
+        # `null` or a host's name says little without its class, and what follows the first line is Java's.
+        first_line = told[0].message.strip().splitlines()[0]
+        text = f"{told[0].lineage[0].rpartition('.')[2]}: {first_line}"
+    text = LONG_LIST.sub(r"(\1…)", text.removeprefix(f"{told[0].parameters.get('path')}: "))
+    sentence = SENTENCE_END.split(text, maxsplit=1)[0].removesuffix(".")
+    return sentence if len(sentence) <= REASON_MAX else f"{sentence[:REASON_MAX]}…"
+
+
+def _chain_of(error: Exception) -> list[Thrown]:
+    """The exception of Java's behind a Python one, and its causes; none where Python itself threw it."""
+    from pyspark.errors import PythonException  # noqa: PLC0415
+
+    if isinstance(error, PythonException):
+        return [Thrown((IN_PYTHON,), str(getattr(error, "_desc", error)))]
+    thrown: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    chain: list[Thrown] = []
+    while thrown is not None and len(chain) < CAUSES_MAX:
+        chain.append(_thrown_of(thrown))
+        thrown = thrown.getCause()
+    return chain
+
+
+def _thrown_of(thrown: Any) -> Thrown:
+    from py4j.java_gateway import is_instance_of  # noqa: PLC0415
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    lineage, above = [], thrown.getClass()
+    while above is not None:
+        lineage.append(above.getName())
+        above = above.getSuperclass()
+    frames = thrown.getStackTrace()
+    gateway: Any = SparkContext._gateway
+    has_class = is_instance_of(gateway, thrown, SPARK_THROWABLE)
+    classes = gateway.jvm.PythonErrorUtils
+    return Thrown(
+        lineage=tuple(lineage),
+        message=thrown.getMessage() or "",
+        thrower=frames[0].getClassName() if len(frames) else "",
+        condition=classes.getCondition(thrown) if has_class else None,
+        parameters=dict(classes.getMessageParameters(thrown)) if has_class else {},
+    )

@@ -1,0 +1,36 @@
+"""The report of a test run: which histories a `dvsync run` process followed, and which engines read them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What the fixture `service` counted, a line for each module; from all workers."""
+    tests: Counter[str] = Counter()
+    tables: Counter[str] = Counter()
+    versions: Counter[str] = Counter()
+    reads: dict[str, Counter[str]] = {}
+    for report in terminalreporter.getreports(""):
+        for name, value in report.user_properties:
+            # A property is on the reports of set-up, call and teardown alike.
+            if name == "followed" and report.when == "teardown":
+                module = report.nodeid.partition("::")[0]
+                tests[module] += 1
+                tables[module] += value[0]
+                versions[module] += value[1]
+                reads.setdefault(module, Counter()).update(value[2])
+    if not tests:
+        return
+    terminalreporter.section("followed by a `dvsync run` process")
+    for module in sorted(tests):
+        engines = ", ".join(f"{engine} {count}" for engine, count in sorted(reads[module].items()))
+        terminalreporter.line(
+            f"{module}: {tests[module]} tests, {tables[module]} tables, {versions[module]} versions; read by {engines}"
+        )
+    total = ", ".join(f"{engine} {count}" for engine, count in sorted(sum(reads.values(), Counter()).items()))
+    terminalreporter.line(
+        f"in all: {tests.total()} tests, {tables.total()} tables, {versions.total()} versions; read by {total}"
+    )

@@ -1,0 +1,502 @@
+"""What is remembered of a table, and the Iceberg table itself, wrong in every way: never built upon, and mended."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from threading import Event
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.conversions import to_bytes
+from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.schema import Schema
+from pyiceberg.table.update import AddSchemaUpdate, SetCurrentSchemaUpdate
+from pyiceberg.table.update.schema import UpdateSchema
+from pyiceberg.table.update.spec import UpdateSpec
+from pyiceberg.transforms import BucketTransform, TruncateTransform
+from pyiceberg.types import LongType, NestedField, StringType
+
+from daemon import first_sync
+from daemon.clock import SystemClock
+from daemon.compaction import Compactor
+from daemon.definition import NAME_MAPPING, SCHEMA_ID, shape_of
+from daemon.errors import CommitConflict, PipelineAway, TargetChanged, Unsupported
+from daemon.expiry import Expirer
+from daemon.iceberg import target
+from daemon.iceberg.manifests import read_manifest_list, referenced_data_file
+from daemon.iceberg.pyiceberg_ext import data_file_record
+from daemon.iceberg.references import entries_of
+from daemon.iceberg.row_delta import RowDelta, prepare_snapshot
+from daemon.iceberg.target import view_of
+from daemon.translate.plan import by_manifest
+from tests.faults import sparkless
+from tests.faults.checks import check, check_memory, duckdb_rows, read_entries, rows_of, table_id
+from tests.handmade import Bench, HandmadeTable
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    sparkless.install(monkeypatch.setattr)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> HandmadeTable:
+    """Version 1: three files of six rows in two partitions, two of them with a deletion vector."""
+    table = HandmadeTable(tmp_path / "delta", partitioned=True)
+    table.create()
+    paths = [table.write_file([(10 * n + row, part, f"v{row}") for row in range(6)]) for n, part in enumerate("xxy")]
+    table.commit([table.add(path, deleted=deleted) for path, deleted in zip(paths, ([1, 2], [], [3]), strict=True)])
+    return table
+
+
+@pytest.fixture
+def bench(tmp_path: Path, table: HandmadeTable) -> Iterator[Bench]:
+    """dvsync, which shows the table at version 1."""
+    bench = Bench(tmp_path / "dvsync", table.location)
+    bench.follower.sync()
+    yield bench
+    bench.close()
+
+
+def change_all(table: HandmadeTable) -> None:
+    """Two versions that touch each file: a row more is deleted of two, the third one is removed."""
+    first, second, third = table.live
+    table.commit(table.delete({first: [0], second: [5]}))
+    table.commit([table.remove(third)])
+
+
+def test_a_table_that_was_away_while_a_first_sync_failed(
+    table: HandmadeTable, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that a failed first sync has wiped is not trusted: the old table, once it is back, is read anew."""
+    catalog, location = bench.catalogs.open("local"), bench.iceberg().metadata_location
+
+    def fail(*_: object) -> None:
+        raise PipelineAway("the job failed", hint="It is tried again.")
+
+    catalog.drop_table(bench.target)
+    with monkeypatch.context() as patch, pytest.raises(PipelineAway):
+        patch.setattr(first_sync, "write_data_manifests", fail)
+        bench.follower.sync()
+    catalog.register_table(bench.target, location)
+    change_all(table)
+    assert bench.follower.sync().outcome == "advanced"
+    check(bench, table, [1, 2, 3])
+
+
+# --- wrong starts of a resync ---
+
+
+def execute(bench: Bench, statement: str) -> None:
+    """Change the state database behind dvsync's back."""
+    with closing(sqlite3.connect(bench.state_file)) as database, database:
+        assert database.execute(statement).rowcount
+
+
+def plant(bench: Bench, **changes: Any) -> None:
+    """A snapshot with dvsync's own marks that shows other entries than it should, as a bug would make it."""
+    iceberg = bench.iceberg()
+    snapshot, shape = iceberg.current_snapshot(), shape_of(iceberg, bench.settings)
+    assert snapshot is not None and snapshot.summary is not None
+    prepared = prepare_snapshot(
+        view_of(iceberg, shape.definition), RowDelta(snapshot_id=uuid4().int >> 65, **changes), lambda _: None
+    )
+    marks = {key: value for key, value in snapshot.summary.additional_properties.items() if key.startswith("dvsync.")}
+    bench.context.target.commit(iceberg, shape.definition, prepared, marks, lambda _: None)
+
+
+def entries(bench: Bench, content: ManifestContent) -> list[tuple[DataFile, str]]:
+    """The live entries of the newest snapshot, each with its manifest."""
+    iceberg = bench.iceberg()
+    snapshot = iceberg.current_snapshot()
+    assert snapshot is not None
+    return [
+        (entry.data_file, manifest.manifest_path)
+        for manifest in read_manifest_list(iceberg.io, snapshot.manifest_list)
+        if manifest.content is content
+        for entry in entries_of(iceberg, manifest)
+    ]
+
+
+def removed(found: Sequence[tuple[DataFile, str]]) -> dict[str, set[str]]:
+    return by_manifest((manifest, data_file.file_path) for data_file, manifest in found)
+
+
+def changed_entry(bench: Bench, **fields: Any) -> None:
+    """The first data file, registered with other fields."""
+    (data_file, manifest), *_ = entries(bench, ManifestContent.DATA)
+    names = ("content", "file_path", "file_format", "record_count", "file_size_in_bytes")
+    told = {name: getattr(data_file, name) for name in names}
+    other = data_file_record(fields.pop("partition", ("x",)), **{**told, **fields})
+    other.spec_id = 0
+    plant(bench, removed_data_files={manifest: {data_file.file_path}}, added_data_files=[other])
+
+
+def lose_the_memory(bench: Bench) -> None:
+    bench.close()
+    for path in bench.folder.glob("state.db*"):
+        path.unlink()
+    bench.open()
+
+
+def show_each_file_twice(bench: Bench) -> None:
+    plant(bench, added_data_files=[data_file for data_file, _ in entries(bench, ManifestContent.DATA)])
+
+
+def show_a_file_less(bench: Bench) -> None:
+    plant(bench, removed_data_files=removed(entries(bench, ManifestContent.DATA)[:1]))
+
+
+def lose_a_delete_file(bench: Bench) -> None:
+    plant(bench, removed_delete_files=removed(entries(bench, ManifestContent.DELETES)[:1]))
+
+
+def delete_other_rows(bench: Bench) -> None:
+    """As many as before."""
+    path = Path(entries(bench, ManifestContent.DELETES)[0][0].file_path.removeprefix("file://"))
+    found = pq.read_table(path)
+    pq.write_table(found.set_column(1, found.schema.field(1), pc.add(found["pos"], 2)), path)
+
+
+def roll_back(bench: Bench) -> None:
+    (first, *_) = bench.iceberg().snapshots()
+    bench.iceberg().manage_snapshots().set_current_snapshot(first.snapshot_id).commit()
+
+
+def commit_rows(bench: Bench) -> None:
+    bench.iceberg().append(pa.table({"id": [99], "part": ["x"], "value": ["theirs"]}))
+
+
+def evolve(change: Callable[[UpdateSchema], object]) -> Callable[[Bench], None]:
+    """A change of the schema; PyIceberg brings the name mapping along."""
+
+    def apply(bench: Bench) -> None:
+        with bench.iceberg().update_schema() as update:
+            change(update)
+
+    return apply
+
+
+def partition_by(change: Callable[[UpdateSpec], object]) -> Callable[[Bench], None]:
+    def apply(bench: Bench) -> None:
+        with bench.iceberg().update_spec() as update:
+            change(update)
+
+    return apply
+
+
+def map_names(change: Callable[[list[Any]], object]) -> Callable[[Bench], None]:
+    """Another name mapping under the same schema."""
+
+    def apply(bench: Bench) -> None:
+        mapping = json.loads(bench.iceberg().properties[NAME_MAPPING])
+        change(mapping)
+        with bench.iceberg().transaction() as changes:
+            changes.set_properties({NAME_MAPPING: json.dumps(mapping)})
+
+    return apply
+
+
+def remove_property(key: str) -> Callable[[Bench], None]:
+    def apply(bench: Bench) -> None:
+        with bench.iceberg().transaction() as changes:
+            changes.remove_properties(key)
+
+    return apply
+
+
+def add_column_alone(bench: Bench) -> None:
+    """As a tool does that knows nothing of name mappings."""
+    iceberg = bench.iceberg()
+    fields = (*iceberg.schema().fields, NestedField(9, "note", StringType(), required=False))
+    updates = (AddSchemaUpdate(schema_=Schema(*fields, schema_id=1)), SetCurrentSchemaUpdate(schema_id=-1))
+    iceberg.catalog.commit_table(iceberg, (), updates)
+
+
+def rename_and_map_first(bench: Bench) -> None:
+    """As Iceberg's Java library may, which keeps the names of a field in no order."""
+    evolve(lambda update: update.rename_column("part", "region"))(bench)
+    map_names(lambda mapping: mapping[1]["names"].sort(reverse=True))(bench)
+
+
+SCHEMA, SPEC, MAPPING = "its schema", "its partition spec", f"its property {NAME_MAPPING}"
+# What somebody does to the table without a snapshot, and what dvsync says of it.
+SHAPES: Mapping[str, tuple[Callable[[Bench], None], str]] = {
+    "no partition": (partition_by(lambda update: update.remove_field("part")), SPEC),
+    "truncated too": (partition_by(lambda update: update.add_field("part", TruncateTransform(2), "short")), SPEC),
+    "a bucket too": (partition_by(lambda update: update.add_field("id", BucketTransform(4), "bucket")), SPEC),
+    "a column less": (evolve(lambda update: update.delete_column("value")), SCHEMA),
+    "a column more": (evolve(lambda update: update.add_column("note", StringType())), f"{SCHEMA} and {MAPPING}"),
+    "a column that is not mapped": (add_column_alone, SCHEMA),
+    "a column's name": (evolve(lambda update: update.rename_column("part", "region")), f"{SCHEMA} and {MAPPING}"),
+    "a name that comes first": (rename_and_map_first, f"{SCHEMA} and {MAPPING}"),
+    "a comment": (evolve(lambda update: update.update_column("id", doc="key")), SCHEMA),
+    "no mapping": (remove_property(NAME_MAPPING), MAPPING),
+    "another mapping": (map_names(lambda mapping: mapping[2]["names"].append("part")), MAPPING),
+    "exchanged names": (map_names(lambda mapping: mapping[0].update(mapping[2] | {"field-id": 1})), MAPPING),
+    "no mark of ours": (remove_property(SCHEMA_ID), SCHEMA),
+}
+NOTHING_LIKE_IT = {1: to_bytes(LongType(), 1000)}
+WRONG_STARTS: Mapping[str, Callable[[Bench], None]] = {
+    "nothing is wrong": lambda bench: None,
+    "memory: no database": lose_the_memory,
+    "memory: no files": lambda bench: execute(bench, "DELETE FROM data_files"),
+    "memory: a file less": lambda bench: execute(bench, "DELETE FROM data_files WHERE dv_unique_id IS NULL"),
+    "memory: another path": lambda bench: execute(bench, "UPDATE data_files SET path = path || 'x'"),
+    "memory: another vector": lambda bench: execute(bench, "UPDATE data_files SET dv_unique_id = 'u', dv_offset = 7"),
+    "memory: no delete files": lambda bench: execute(bench, "DELETE FROM dv_mappings"),
+    "files: twice": show_each_file_twice,
+    "files: one less": show_a_file_less,
+    "files: another partition": lambda bench: changed_entry(bench, partition=("nowhere",)),
+    "files: other bounds": lambda bench: changed_entry(bench, lower_bounds=NOTHING_LIKE_IT),
+    "files: other counts": lambda bench: changed_entry(bench, record_count=7),
+    "deletions: one file less": lose_a_delete_file,
+    "deletions: other rows": delete_other_rows,
+    "snapshots: rolled back": roll_back,
+    "snapshots: another's": commit_rows,
+    "snapshots: all rows deleted": lambda bench: bench.iceberg().delete(),
+    **{f"shape: {name}": change for name, (change, _) in SHAPES.items()},
+}
+
+
+def check_whole(bench: Bench, table: HandmadeTable) -> None:
+    """Readers find exactly Delta's rows, with filters and without; deletions lie where their data files do."""
+    iceberg, rows = bench.iceberg(), table.live_rows()
+    assert rows_of(iceberg.scan().to_arrow()) == rows
+    assert duckdb_rows(iceberg) == rows
+    for row in rows:
+        assert rows_of(iceberg.scan(row_filter=f"id == {row[0]}").to_arrow()) == [row]
+    for part in {row[1] for row in rows}:
+        found = rows_of(iceberg.scan(row_filter=f"part == '{part}'").to_arrow())
+        assert found == [row for row in rows if row[1] == part]
+    places = {data_file.file_path: place_of(data_file) for data_file, _ in entries(bench, ManifestContent.DATA)}
+    for delete_file, _ in entries(bench, ManifestContent.DELETES):
+        assert place_of(delete_file) == places[str(referenced_data_file(delete_file))]
+    remembered = {file.path: (file.spec_id, *file.partition) for file in bench.store.read_live_files(table_id(bench))}
+    assert remembered == places
+    check_memory(bench, iceberg, read_entries(iceberg), table)
+
+
+def place_of(data_file: DataFile) -> tuple[object, ...]:
+    return data_file.spec_id, *(data_file.partition[index] for index in range(len(data_file.partition)))
+
+
+@pytest.mark.parametrize("start", WRONG_STARTS)
+@pytest.mark.parametrize("newer", [False, True], ids=["in step", "behind"])
+def test_a_resync_ends_with_deltas_rows(table: HandmadeTable, bench: Bench, start: str, *, newer: bool) -> None:
+    """Whatever the Iceberg table and the memory of it were before; and what follows is right as well."""
+    WRONG_STARTS[start](bench)
+    if newer:
+        table.commit(table.delete({next(iter(table.live)): [3]}))
+    result = bench.follower.sync(full=True)
+    assert (result.outcome, result.operation, result.snapshots) == ("advanced", "restore", 1)
+    check_whole(bench, table)
+    change_all(table)
+    bench.follower.sync()
+    check_whole(bench, table)
+
+
+# --- a shape that is not ours ---
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nothing_is_built_upon_another_shape(table: HandmadeTable, bench: Bench, shape: str) -> None:
+    """A schema, partition spec or name mapping of somebody else parks the table at its next sync, news or not."""
+    change, says = SHAPES[shape]
+    change(bench)
+    before = bench.iceberg().metadata_location
+    for has_news in (False, True):
+        if has_news:
+            change_all(table)
+        with pytest.raises(TargetChanged) as caught:
+            bench.follower.sync()
+        assert caught.value.message == f"the Iceberg table lake.t was changed by someone else: {says}"
+        assert "dvsync resync t" in caught.value.hint
+    with pytest.raises(TargetChanged):
+        Compactor(bench.context).compact(Event())
+    assert bench.iceberg().metadata_location == before
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_another_shape_is_replaced_where_foreign_commits_are(table: HandmadeTable, tmp_path: Path, shape: str) -> None:
+    """With on_foreign_commit: overwrite the table has Delta's schema, partitions and rows again by itself."""
+    bench = Bench(tmp_path / "dvsync", table.location, table_options={"on_foreign_commit": "overwrite"})
+    bench.follower.sync()
+    before = bench.iceberg()
+    SHAPES[shape][0](bench)
+    change_all(table)
+    assert bench.follower.sync().operation == "restore"
+    check_whole(bench, table)
+    now = bench.iceberg()
+    assert (now.schema(), now.spec(), now.name_mapping()) == (before.schema(), before.spec(), before.name_mapping())
+    bench.close()
+
+
+def test_a_shape_that_is_set_back_is_ours_again(table: HandmadeTable, bench: Bench) -> None:
+    """Whoever undoes a change need not have the table written anew."""
+    partition_by(lambda update: update.remove_field("part"))(bench)
+    with pytest.raises(TargetChanged):
+        bench.follower.sync()
+    partition_by(lambda update: update.add_identity("part"))(bench)
+    change_all(table)
+    bench.follower.sync()
+    check(bench, table, [1, 2, 3])
+
+
+def test_another_shape_in_the_middle_of_a_commit(
+    table: HandmadeTable, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes between the look at the table and the commit to it is a conflict, and told by the next sync."""
+    change_all(table)
+    write = target.write_manifest_list
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        SHAPES["no partition"][0](bench)
+        write(*arguments, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(CommitConflict, match="default spec id has changed"):
+        patch.setattr(target, "write_manifest_list", interrupted)
+        bench.follower.sync()
+    with pytest.raises(TargetChanged, match=SPEC):
+        bench.follower.sync()
+    bench.follower.sync(full=True)
+    check_whole(bench, table)
+
+
+BY_HOUR = (("id", "long"), ("part", "timestamp"), ("value", "string"))
+
+
+def by_hour(folder: Path, zone: str, **options: Any) -> Bench:
+    """dvsync on a table that is partitioned by a timestamp."""
+    options |= {"partition_time_zone": zone}
+    return Bench(folder / "dvsync", f"file://{folder}/hours", target="lake.hours", name="hours", table_options=options)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_another_time_zone_registers_every_file_anew(tmp_path: Path, *, overwrite: bool) -> None:
+    """One Delta value is never two in Iceberg: a zone that is corrected later waits for a resync, or makes one."""
+    table = HandmadeTable(tmp_path / "hours", partitioned=True)
+    with_hours = partial(table.metadata, BY_HOUR)
+    table.metadata = with_hours  # type: ignore[method-assign]
+    table.create()
+    first = table.write_file([(row, "2024-06-01 10:00:00", "v") for row in range(4)])
+    table.commit([table.add(first)])
+    bench = by_hour(tmp_path, "UTC")
+    bench.follower.sync()
+    bench.close()
+    table.commit([table.add(table.write_file([(row, "2024-06-01 10:00:00", "v") for row in range(10, 12)]))])
+    table.commit(table.delete({first: [0, 1]}))
+    bench = by_hour(tmp_path, "Europe/Paris", on_foreign_commit="overwrite" if overwrite else "park")
+    if not overwrite:
+        with pytest.raises(TargetChanged, match=r"is Europe/Paris, and .* were made with UTC") as caught:
+            bench.follower.sync()
+        assert "Set partition_time_zone to UTC again" in caught.value.hint
+    bench.follower.sync(full=not overwrite)
+    table.commit(table.delete({first: [2]}))
+    bench.follower.sync()
+    shown = bench.iceberg().scan().to_arrow().to_pylist()
+    assert {row["part"] for row in shown} == {datetime(2024, 6, 1, 8, tzinfo=UTC)}
+    assert sorted(row["id"] for row in shown) == [3, 10, 11]
+    places = {place_of(file) for content in ManifestContent for file, _ in entries(bench, content)}
+    assert len(places) == 1
+    bench.close()
+
+
+def test_a_time_zone_that_no_partition_needs(table: HandmadeTable, bench: Bench) -> None:
+    """Another one in the defaults concerns the tables that are partitioned by timestamps, and no other."""
+    bench.close()
+    bench.table_options = {"partition_time_zone": "Europe/Paris"}
+    bench.open()
+    change_all(table)
+    bench.follower.sync()
+    check(bench, table, [1, 2, 3])
+
+
+def test_partitions_that_change_under_files_are_refused(table: HandmadeTable, bench: Bench) -> None:
+    """Delta writes all files anew for other partition columns; a writer that does not is not followed."""
+    table.partitioned = False
+    table.commit([{"metaData": table.metadata()}])
+    with pytest.raises(Unsupported, match="the partitioning changed while 3 older data files stay"):
+        bench.follower.sync()
+    check_whole(bench, replace(table, version=1))
+
+
+# --- whose table it is ---
+
+
+class MovedClock(SystemClock):
+    """Tells the time of day and the time since the start, both later by `late_s`."""
+
+    late_s = 0.0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + round(self.late_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.late_s
+
+
+def expirer_after_a_year(bench: Bench) -> Expirer:
+    """A clock that is ahead when a process starts is not believed: the year passes while it runs."""
+    clock = MovedClock()
+    expirer = Expirer(replace(bench.context, clock=clock))
+    clock.late_s = 365 * 86_400.0
+    return expirer
+
+
+@pytest.mark.parametrize("rows", [3, 0])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_table_that_was_never_ours_is_left_alone(
+    table: HandmadeTable, tmp_path: Path, rows: int, *, full: bool
+) -> None:
+    """A target that names somebody else's table by mistake: refused, also where foreign commits may be overwritten."""
+    bench = Bench(tmp_path / "dvsync", table.location, table_options={"on_foreign_commit": "overwrite"})
+    catalog = bench.catalogs.open("local")
+    catalog.create_namespace("lake")
+    theirs = pa.table({"amount": pa.array(range(rows), pa.int64())})
+    made = catalog.create_table(bench.target, theirs.schema)
+    if rows:
+        made.append(theirs)
+    location = bench.iceberg().metadata_location
+    with pytest.raises(TargetChanged, match=r"lake\.t was never dvsync's") as caught:
+        bench.follower.sync(full=full)
+    assert "Choose another target" in caught.value.hint
+    assert expirer_after_a_year(bench).expire().expired == ()
+    assert bench.iceberg().metadata_location == location
+    bench.close()
+
+
+def test_what_somebody_else_committed_is_replaced_and_never_expired(table: HandmadeTable, bench: Bench) -> None:
+    """The rows of a foreign snapshot are nowhere else: it leaves the newest snapshot when asked, and not the table."""
+    bench.iceberg().append(pa.table({"id": [99], "part": ["x"], "value": ["theirs"]}))
+    foreign = bench.iceberg().metadata.current_snapshot_id
+    change_all(table)
+    assert bench.follower.sync(full=True).operation == "restore"
+    assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
+    expired = expirer_after_a_year(bench).expire().expired
+    assert expired and foreign not in expired
+    assert 99 in bench.iceberg().scan(snapshot_id=foreign).to_arrow()["id"].to_pylist()
+
+
+def test_a_table_without_any_sign_is_ours_by_the_state_database(table: HandmadeTable, bench: Bench) -> None:
+    """Our snapshots and properties are gone, the metadata files that we recorded are not: a resync brings all back."""
+    with bench.iceberg().transaction() as changes:
+        changes.remove_properties(*(key for key in bench.iceberg().properties if key.startswith("dvsync.")))
+    ours = bench.iceberg().metadata.current_snapshot_id
+    bench.iceberg().append(pa.table({"id": [99], "part": ["x"], "value": ["theirs"]}))
+    bench.iceberg().maintenance.expire_snapshots().by_id(ours).commit()
+    with pytest.raises(TargetChanged, match="was changed by someone else"):
+        bench.follower.sync()
+    bench.follower.sync(full=True)
+    assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()

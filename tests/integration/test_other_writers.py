@@ -1,0 +1,160 @@
+"""Tables as other programs write them: delta-rs by its own package, old protocols, logs made by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.schema import Field, PrimitiveType
+
+from tests.handmade import HandmadeTable
+from tests.integration.follow import Followed
+from tests.integration.service import Service
+from tests.integration.test_delta_log import DV, delta_log, from_footers, names, without_checksums
+
+CHECKPOINT = r"\d{20}\.checkpoint\..*parquet"
+
+
+def rows(start: int, end: int) -> pa.Table:
+    ids = range(start, end)
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "name": [None if number % 5 == 0 else f"näme {number}" for number in ids],
+            "score": pa.array([number / 4 for number in ids], pa.float64()),
+            "part": [("a b/c=d%é", "x")[number % 2] for number in ids],
+        }
+    )
+
+
+class ByDeltaRs(Followed):
+    """A table that delta-rs changes; each change is one version."""
+
+    def change(self, how: Callable[[DeltaTable], Any], **expected: Any) -> None:
+        before = self.version
+        how(DeltaTable(self.source))
+        assert self.version == before + 1, "delta-rs made one version"
+        assert not names(self, r"\.?\d{20}\.crc"), "delta-rs writes no checksum files, or this shows nothing"
+        self.step(**expected)
+
+    def append(self, start: int, end: int) -> None:
+        self.change(lambda table: write_deltalake(table, rows(start, end), mode="append"), operation="append")
+
+
+@pytest.mark.parametrize("partitioned", [False, True], ids=["whole", "partitioned"])
+def test_delta_rs(service: Service, tmp_path: Path, partitioned: bool) -> None:
+    """Every operation of delta-rs is followed, from a first sync over its checkpoint to deletions that Spark adds."""
+    table = ByDeltaRs(service, tmp_path)
+    table.source.mkdir(parents=True)
+    write_deltalake(table.source, rows(0, 40), partition_by=["part"] if partitioned else None)
+    write_deltalake(table.source, rows(40, 60), mode="append")
+    DeltaTable(table.source).create_checkpoint()
+    assert names(table, CHECKPOINT)
+    table.step(operation="append")
+
+    table.append(60, 80)
+    table.change(lambda found: found.optimize.compact(), operation="replace")
+    table.change(lambda found: found.delete("id % 7 = 0"), operation="overwrite")
+    table.change(lambda found: found.update(updates={"name": "'new'"}, predicate="id % 10 = 3"), operation="overwrite")
+    table.change(lambda found: found.merge(rows(70, 90), "s.id = t.id", source_alias="s", target_alias="t")
+        .when_matched_update_all().when_not_matched_insert_all().execute())  # fmt: skip
+    table.change(lambda found: found.alter.add_columns(Field("extra", PrimitiveType("integer"))), snapshots=0)
+    table.change(lambda found: found.restore(2))
+    write_deltalake(table.source, rows(200, 210), mode="overwrite", schema_mode="overwrite")
+    table.step(operation="overwrite")
+
+    table.step(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({DV})", snapshots=0)
+    table.step("DELETE FROM {t} WHERE id = 203", operation="delete")
+
+
+def test_delta_rs_after_its_log_was_cut(service: Service, tmp_path: Path) -> None:
+    """A log that delta-rs cleaned up behind its own checkpoint is the source of a first sync and of a comparison."""
+    table = ByDeltaRs(service, tmp_path)
+    table.source.mkdir(parents=True)
+    for number in range(5):
+        write_deltalake(table.source, rows(10 * number, 10 * number + 10), mode="append")
+    table.live_adds()
+    cut_by_delta_rs(table)
+    table.step(operation="append")
+    with table.held():
+        for number in range(5, 8):
+            write_deltalake(table.source, rows(10 * number, 10 * number + 10), mode="append")
+        table.live_adds()
+        cut_by_delta_rs(table)
+    assert table.sync_and_check("the cut log").snapshots == 1
+    table.append(80, 90)
+
+
+def cut_by_delta_rs(table: Followed) -> None:
+    DeltaTable(table.source).create_checkpoint()
+    for version in range(table.version):
+        (table.log_folder / f"{version:020d}.json").unlink(missing_ok=True)
+
+
+class WithoutStatistics(Followed):
+    def live_adds(self) -> dict[str, dict[str, Any]]:
+        return from_footers(super().live_adds())
+
+
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["commits", "checkpoint"])
+def test_the_oldest_protocol_by_hand(service: Service, tmp_path: Path, checkpoint: bool) -> None:
+    """Reader version 1 without commitInfo, statistics and checksums is followed, until Spark switches to vectors."""
+    table = WithoutStatistics(service, tmp_path)
+    handmade = HandmadeTable(table.source)
+    paths = old_table(handmade)
+    if checkpoint:
+        delta_log(service.spark, table.source).checkpoint()
+        without_checksums(table.source)
+    table.step(operation="append")
+    write_plainly(handmade, [handmade.remove(paths[0])])
+    table.step(operation="delete")
+    more = handmade.write_file([(number, "b", "more") for number in range(20, 30)])
+    write_plainly(handmade, [plain_add(handmade, more)])
+    table.step(operation="append")
+    table.step(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({DV})", snapshots=0)
+    table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="delete")
+
+
+def old_table(handmade: HandmadeTable) -> list[str]:
+    """Two versions as a writer of 2019 made them: protocol 1 and 1, and nothing that is optional."""
+    (handmade.folder / "_delta_log").mkdir(parents=True)
+    metadata = {**handmade.metadata(), "configuration": {}}
+    write_plainly(handmade, [{"protocol": {"minReaderVersion": 1, "minWriterVersion": 1}}, {"metaData": metadata}])
+    paths = [handmade.write_file([(start + number, "a", "old") for number in range(10)]) for start in (0, 10)]
+    write_plainly(handmade, [plain_add(handmade, path) for path in paths])
+    return paths
+
+
+def plain_add(handmade: HandmadeTable, path: str) -> dict[str, Any]:
+    action = handmade.add(path)["add"]
+    action.pop("stats")
+    return {"add": action}
+
+
+def write_plainly(handmade: HandmadeTable, actions: list[dict[str, Any]]) -> None:
+    handmade.version += 1
+    staged = handmade.folder / "_delta_log" / ".staged.tmp"
+    staged.write_text("\n".join(json.dumps(action) for action in actions))
+    staged.rename(handmade.commit_path(handmade.version))
+
+
+def test_an_old_protocol_of_spark(service: Service, tmp_path: Path) -> None:
+    """Reader version 2 and writer version 5, as older Delta made column-mapped tables, without feature lists."""
+    table = Followed(service, tmp_path)
+    table.sql(
+        "CREATE TABLE {t} (id BIGINT, name STRING) USING delta TBLPROPERTIES ('delta.minReaderVersion' = '2',"
+        " 'delta.minWriterVersion' = '5', 'delta.columnMapping.mode' = 'name',"
+        " 'delta.enableDeletionVectors' = 'false')"
+    )
+    assert "readerFeatures" not in (table.log_folder / f"{0:020d}.json").read_text()
+    table.step(operation="append")
+    table.step("INSERT INTO {t} SELECT id, concat('n', id) FROM range(0, 20, 1, 2)", operation="append")
+    table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="overwrite")
+    table.step("ALTER TABLE {t} RENAME COLUMN name TO title", snapshots=0)
+    table.step(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({DV})", snapshots=0)
+    table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")

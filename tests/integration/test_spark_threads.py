@@ -1,0 +1,118 @@
+"""Spark is used from the daemon's worker threads: many at once, after it idled out, and after its JVM died."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.integration.follow import Followed
+from tests.integration.service import FAILURES, InProcess, Served, Service
+from tests.integration.test_delta_log import EVERY_3, create, cut, rows, without_checksums
+from tests.readers import assert_readers_agree, assert_same_rows, read_delta, read_duckdb
+
+TABLES = 12
+ON_SPARK = {"engine": "spark"}
+
+
+@pytest.fixture(scope="module")
+def checkpointed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table at version 4 with deletion vectors, whose log begins at a checkpoint and has no checksum file."""
+    table = Followed(InProcess(spark), tmp_path_factory.mktemp("checkpointed"))
+    table.sql(create())
+    for number in range(4):
+        table.sql(f"DELETE FROM {{t}} WHERE id % 7 = {number}")
+    cut(table, before=3)
+    without_checksums(table.source)
+    table.bench.close()
+    return table.source
+
+
+def copied(checkpointed: Path, folder: Path, number: int) -> Path:
+    return Path(shutil.copytree(checkpointed, folder / f"lake{number}" / "t"))
+
+
+def test_many_first_syncs_at_once(service: Service, tmp_path: Path, checkpointed: Path) -> None:
+    """A dozen tables with a checkpoint and without checksum files are synced at the first try, several at a time."""
+    sources = [copied(checkpointed, tmp_path, number) for number in range(TABLES)]
+    tables = [
+        service.serve(tmp_path / f"bench{number}", f"file://{source}", pipeline=ON_SPARK if number % 2 else None)
+        for number, source in enumerate(sources)
+    ]
+    service.take_up(*tables)
+    for table in tables:
+        assert table.sync().operation == "first sync"
+    assert not failures(service)
+    expected = read_delta(service.spark, str(checkpointed), tables[0].iceberg())
+    assert_readers_agree(tables[0].iceberg(), service.spark, expected)
+    for table in tables[1:]:
+        assert_shown(service, checkpointed, table)
+
+
+def test_every_use_of_spark(service: Service, tmp_path: Path) -> None:
+    """First sync, footers, deletion vectors, a comparison and a gap in the log: all on Spark, all without checksums."""
+    table = Followed(service, tmp_path, options={"pipeline": ON_SPARK})
+    table.sql(create(EVERY_3))
+    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
+    without_checksums(table.source)
+    table.step(operation="overwrite")
+    table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="delete")
+    table.step(f"INSERT INTO {{t}} {rows(50, 60)}", operation="append")
+    without_checksums(table.source)
+    table.bench.sync(full=True)
+    table.sync_and_check("a comparison")
+    with table.held():
+        for number in (2, 3):
+            table.sql(f"DELETE FROM {{t}} WHERE id % 7 = {number}")
+        table.sql("OPTIMIZE {t}")
+        cut(table, before=6)
+        without_checksums(table.source)
+    assert table.sync_and_check("a gap").snapshots == 1
+    table.step("DELETE FROM {t} WHERE id % 7 = 4", operation="delete")
+
+
+@pytest.fixture
+def own_service(spark: SparkSession, tmp_path: Path) -> Iterator[Service]:
+    """A daemon of its own, whose Spark session ends soon."""
+    made = Service(spark, tmp_path, idle_timeout="1s")
+    yield made
+    made.stop()
+
+
+def test_a_session_that_idled_out(own_service: Service, tmp_path: Path, checkpointed: Path) -> None:
+    """A session without work ends with its JVM; the next table that needs Spark gets a new one."""
+    serve(own_service, tmp_path, checkpointed, 0).sync()
+    own_service.daemon.told("pipeline.idled", wait_s=90)
+    own_service.wait(lambda: not own_service.jvms(), "the end of the idle JVM")
+    second = serve(own_service, tmp_path, checkpointed, 1)
+    assert second.sync().snapshots == 1
+    assert not failures(own_service)
+    assert_shown(own_service, checkpointed, second)
+
+
+def test_a_session_that_died_while_idle(service: Service, tmp_path: Path, checkpointed: Path) -> None:
+    """A JVM that was killed while idle is replaced unnoticed."""
+    first = serve(service, tmp_path, checkpointed, 0)
+    first.sync()
+    (jvm,) = service.jvms()
+    jvm.kill()
+    assert first.sync(full=True).snapshots == 1
+    assert not failures(service)
+    assert_shown(service, checkpointed, first)
+
+
+def failures(service: Service) -> list[dict[str, Any]]:
+    return [line for line in service.daemon.lines if line["event"] in FAILURES]
+
+
+def assert_shown(service: Service, checkpointed: Path, table: Served) -> None:
+    iceberg = table.iceberg()
+    assert_same_rows(read_duckdb(iceberg), read_delta(service.spark, str(checkpointed), iceberg), "DuckDB", table.name)
+
+
+def serve(service: Service, folder: Path, checkpointed: Path, number: int) -> Served:
+    return service.serve(folder / f"bench{number}", f"file://{copied(checkpointed, folder, number)}")
