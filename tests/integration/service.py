@@ -26,6 +26,7 @@ from daemon import errors
 from daemon.cli import app
 from daemon.delta.log import COMMIT_FILE
 from daemon.errors import SyncError
+from daemon.first_sync import RESTORED
 from daemon.iceberg.catalogs import Catalogs
 from daemon.settings import LimitsSettings, PipelineSettings
 from daemon.sync import SyncResult
@@ -50,6 +51,10 @@ SYNC_MAX_S = 180.0
 NO_MAINTENANCE = {"compact": False, "expire": False, "cleanup": False}
 OUTCOMES = {"sync.advanced": "advanced", "sync.rebuilt": "rebuilt", "sync.unchanged": "unchanged"}
 FAILURES = ("sync.failed", "table.parked")
+# The operations of a sync that writes the table whole: of the first one, and of a `dvsync resync`.
+WHOLE = ("first sync", RESTORED)
+# A daemon that starts answers before it has taken up its tables.
+BEFORE_THE_START: dict[str, Any] = {"state": "waiting", "synced_version": None, "error": None}
 COUNTED = (
     *("snapshots", "data_files_added", "data_files_removed", "delete_files_added", "delete_files_removed"),
     "positions_added",
@@ -238,7 +243,7 @@ class Served:
 
     def status(self) -> dict[str, Any]:
         """What `/api/tables` says of it."""
-        return self.service.daemon.tables()[self.name]
+        return self.service.daemon.tables().get(self.name, BEFORE_THE_START)
 
     def sync(self, *, full: bool = False) -> SyncResult:
         """Wait until the daemon shows the log's newest version, and sum up what it did since the last call.
@@ -262,7 +267,8 @@ class Served:
             if status["state"] != "synced" or status["synced_version"] != version:
                 return False
             lines = service.lines_of(self.name, self._due_line)
-            return bool(lines) and lines[-1]["to_version"] == version
+            has_replaced = not full or any(line["operation"] in WHOLE for line in lines)
+            return has_replaced and bool(lines) and lines[-1]["to_version"] == version
 
         service.wait(arrived, f"{self.name} at version {version}")
         lines = service.lines_of(self.name, self._given_lines)
