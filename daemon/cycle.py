@@ -139,6 +139,21 @@ class TableCycle:
         """The table's files have changed beside the cycle: count them anew with the next one. From any thread."""
         self._counts_due = True
 
+    def read_wish(self) -> TableRecord | None:
+        """The table as the store has it now, if a person has said something of it. Raises StateUnavailable."""
+        record = self._store.load_table(self.name, self.table.source, self.table.target)
+        return record if self.is_told_otherwise(record) else None
+
+    def take_up_wish(self) -> None:
+        """Do as a person said, if the store says so still: a sync may have ended since it was seen."""
+        try:
+            wish = self.read_wish()
+        except StateUnavailable as error:
+            _log.warning(events.STATE_UNREAD, reason=str(error))
+            return
+        if wish:
+            self.take_up(wish)
+
     def take_up(self, record: TableRecord) -> None:
         """Do as a person said, from what the store says of the table now."""
         was_stopped, self._record = is_held(self._record) or self._record.error is not None, record

@@ -24,7 +24,7 @@ from daemon.clock import Clock
 from daemon.cycle import TableCycle
 from daemon.slots import Slots
 from daemon.upkeep import TableUpkeep
-from state import StateStore, StateUnavailable, TableRecord
+from state import StateStore, StateUnavailable
 
 BEAT_INTERVAL_S = 5.0
 # How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen.
@@ -72,8 +72,8 @@ class Scheduler:
         self._all_done.set()
         # Tables that are wanted again at a time of their own, in seconds from the end of their cycle.
         self._wanted: dict[str, float] = {}
-        # Tables of which a person said something, as the store shows them; taken up by their own next poll.
-        self._told: dict[str, TableRecord] = {}
+        # Tables of which a person said something, which their own next poll takes up.
+        self._told: set[str] = set()
         self._lock = Lock()
         self._rescheduler = ThreadPool(1, thread_name_prefix="reschedule")
         self._timer = BackgroundScheduler(
@@ -135,7 +135,7 @@ class Scheduler:
         """Begin nothing more of the table; what is at work ends by itself."""
         with self._lock:
             del self._cycles[name]
-            self._told.pop(name, None)
+            self._told.discard(name)
             self._wanted.pop(name, None)
         for job_id in (name, _upkeep_id(name)):
             with suppress(JobLookupError):
@@ -182,9 +182,10 @@ class Scheduler:
                 return
             with self._lock:
                 self._wanted.pop(cycle.name, None)
-                told = self._told.pop(cycle.name, None)
-            if told is not None:
-                cycle.take_up(told)
+                is_told = cycle.name in self._told
+                self._told.discard(cycle.name)
+            if is_told:
+                cycle.take_up_wish()
             verdict = cycle.poll(self._slots, self._stopping, self._wake)
             if verdict.delay_s is not None:
                 with self._lock:
@@ -257,14 +258,11 @@ class Scheduler:
             for read in self._store.list_tables():
                 with self._lock:
                     cycle = self._cycles.get(read.name)
-                if cycle is None or not cycle.is_told_otherwise(read):
-                    continue
                 # The table may have failed since it was read.
-                record = self._store.load_table(read.name, read.source, read.target)
-                if cycle.is_told_otherwise(record):
+                if cycle is not None and cycle.is_told_otherwise(read) and cycle.read_wish():
                     with self._lock:
-                        self._told[record.name] = record
-                    self._wake(record.name)
+                        self._told.add(cycle.name)
+                    self._wake(cycle.name)
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from daemon.errors import PipelineAway
 from tests.integration.follow import Followed
-from tests.integration.service import FAILURES, InProcess, Served, Service
+from tests.integration.service import FAILURES, SYNC_MAX_S, InProcess, Served, Service
 from tests.integration.test_delta_log import EVERY_3, create, cut, rows, without_checksums
 from tests.readers import assert_readers_agree, assert_same_rows, read_delta, read_duckdb
 
@@ -103,6 +107,45 @@ def test_a_session_that_died_while_idle(service: Service, tmp_path: Path, checkp
     assert first.sync(full=True).snapshots == 1
     assert not failures(service)
     assert_shown(service, checkpointed, first)
+
+
+def test_a_session_that_died_at_work(service: Service, tmp_path: Path, checkpointed: Path) -> None:
+    """A JVM that is killed in the middle of a first sync is named as Spark's trouble, and the sync is tried again."""
+    table = serve(service, tmp_path, checkpointed, 0)
+    hint = tmp_path / "lake0" / "t" / "_delta_log" / "_last_checkpoint"
+    with read_for_ever(hint) as wait_for_reader:
+        service.take_up(table)
+        wait_for_reader()
+        (jvm,) = service.jvms()
+        jvm.kill()
+        with pytest.raises(PipelineAway, match="the Spark session died"):
+            table.sync()
+    assert table.sync().operation == "first sync"
+    assert_shown(service, checkpointed, table)
+
+
+@contextmanager
+def read_for_ever(path: Path) -> Iterator[Callable[[], None]]:
+    """A pipe without an end in the place of a file: whoever reads it waits. Yields what waits for a reader."""
+    kept = path.with_suffix(".kept")
+    path.rename(kept)
+    os.mkfifo(path)
+    writers: list[int] = []
+
+    def wait_for_reader() -> None:
+        deadline_s = time.monotonic() + SYNC_MAX_S
+        while not writers:
+            assert time.monotonic() < deadline_s, f"nobody reads {path}"
+            with suppress(OSError):  # Without a reader, a pipe cannot be opened for writing.
+                writers.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+            time.sleep(0.02)
+
+    try:
+        yield wait_for_reader
+    finally:
+        kept.rename(path)
+        for writer in writers:
+            os.close(writer)
 
 
 def failures(service: Service) -> list[dict[str, Any]]:

@@ -683,6 +683,26 @@ def test_one_table_that_fails_stops_no_other():
         until(lambda: running.states()["bad"] is TableState.SYNCED)
 
 
+def test_a_resume_that_is_seen_during_a_good_try():
+    """What was read of the table then is older than what the try has come to, and is not taken for it."""
+    running = Running("a", poll_interval="1h")
+    follower = running.followers["a"]
+    follower.fails = away()
+
+    def resume() -> None:
+        running.store.record_resumed(1)
+        running.scheduler._look_at_wishes()
+
+    with running:
+        until(lambda: running.states()["a"] is TableState.RETRYING)
+        follower.fails, follower.meanwhile = None, resume
+        tries, polls = follower.syncs, follower.polls
+        running.scheduler._wake("a")
+        until(lambda: follower.polls == polls + 2)
+        until(lambda: running.states()["a"] is TableState.SYNCED)
+        assert follower.syncs == tries + 1
+
+
 def test_resume_in_another_terminal_sets_a_parked_table_free(monkeypatch):
     """The store is looked at even if the table's own poll is an hour away."""
     monkeypatch.setattr("daemon.scheduler.WISHES_LOOK_INTERVAL_S", 0.05)
