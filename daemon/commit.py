@@ -4,7 +4,7 @@ crash repairable. `sync.py` decides what to advance by."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, join_operations, touched_paths
 from daemon.durable import force_to_disk
 from daemon.errors import CorruptInput, ObjectMissing, PipelineAway, SyncError, Unsupported
-from daemon.iceberg.account import Account, account_of, check_account, find_account
+from daemon.iceberg.account import Account, account_of, check_account
 from daemon.iceberg.marker import Marker
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView, prepare_snapshot
 from daemon.iceberg.target import view_of
@@ -31,7 +31,6 @@ from daemon.pipeline.rewrite import rewrite_delete_file
 from daemon.storage import FileIOStorage
 from daemon.translate.partition_values import encode_partition
 from daemon.translate.plan import (
-    UNKNOWN_DV,
     CommitPlan,
     DeleteFileResult,
     DeleteFileTask,
@@ -112,8 +111,17 @@ class Shown:
     table: Table
 
 
-def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> tuple[Shown, SyncResult]:
+def advance(
+    context: TableContext,
+    shown: Shown,
+    commits: Sequence[Commit],
+    before: Account,
+    check: Callable[[Account], None],
+) -> tuple[Shown, SyncResult]:
     """Show `commits` (consecutive, read and validated) in one Iceberg snapshot, or none if they change no rows.
+
+    `before` is the account of what is shown. What it comes to is given to `check`, which raises before anything is
+    written. Raises `StateMismatch` when what is remembered cannot be what Delta has.
 
     After a failure the Iceberg table is as it was, or the error is `CommitOutcomeUnknown`; files written in vain are
     known to the state store, as orphans or by an open intent.
@@ -126,6 +134,8 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
     shape = _shape_after(context, shown, change)
     with context.step("inspect"):
         inspection = context.runner.inspect_data_files(change.added, shape.table, context.storage, context.properties)
+    account = before + account_change(change, live, inspection.metrics)
+    check(account)
     shape = shape.with_hidden(inspection.hidden)
     view = view_of(shown.table, shape.definition)
     intent = new_intent(context, record, change.from_version, change.to_version)
@@ -156,15 +166,13 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
             rewritten=_rewrite_shared(context, shown.table, intent, rewrites),
         )
         outcome = _outcome(record, change, completed)
-        before = _account_before(context, shown, live)
-        account = before + account_change(change, live, inspection.metrics)
         prepared = None
         if completed.is_empty:
             check_account(account, before)
         else:
             with context.step("prepare"):
                 prepared = prepare_snapshot(view, completed.delta, announce)
-            check_account(account, account_of(prepared.manifests))
+            check_account(account, account_of(prepared.manifests, account.size_bytes))
             outcome = placed(outcome, prepared)
             store.record_prepared(intent.id, outcome)
     except (SyncError, OSError) as error:
@@ -185,15 +193,11 @@ def advance(context: TableContext, shown: Shown, commits: Sequence[Commit]) -> t
     return Shown(remembered(record, outcome), table), _result(change, completed, outcome)
 
 
-def _account_before(context: TableContext, shown: Shown, live: Mapping[str, LiveFile]) -> Account:
-    """The account so far: the snapshot's own, or what is remembered where it has none or a file's deletions are in
-    doubt."""
-    account = find_account(shown.table.current_snapshot())
-    if account is None or any(file.deletion_vector == UNKNOWN_DV for file in live.values()):
-        counts = context.store.count(shown.record.id)
-        physical_rows = counts.live_rows + counts.deleted_positions
-        account = Account(counts.live_data_files, physical_rows, counts.deleted_positions)
-    return account
+def remembered_account(context: TableContext, record: TableRecord) -> Account:
+    """What is remembered adds up to. Reads every live file's row."""
+    counts = context.store.count(record.id)
+    physical_rows = counts.live_rows + counts.deleted_positions
+    return Account(counts.live_data_files, physical_rows, counts.deleted_positions, counts.live_bytes)
 
 
 def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Shape:

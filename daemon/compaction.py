@@ -21,6 +21,7 @@ from daemon.commit import (
     delete_file_namer,
     new_intent,
     placed,
+    remembered_account,
     unchanged_outcome,
     written_record,
 )
@@ -28,7 +29,6 @@ from daemon.context import TableContext
 from daemon.definition import check_places, shape_of
 from daemon.errors import CorruptInput, ObjectMissing, SyncError
 from daemon.iceberg.account import account_of, check_account, find_account
-from daemon.iceberg.manifests import read_manifest_list
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.references import live_delete_files
 from daemon.iceberg.row_delta import RowDelta, prepare_snapshot
@@ -323,8 +323,8 @@ def _commit(context: TableContext, intent: Intent, written: Written) -> Compacti
             same_rows=True,
         )
         prepared = prepare_snapshot(view_of(table, shape.definition), delta, announce)
-        account = find_account(snapshot) or account_of(read_manifest_list(table.io, snapshot.manifest_list))
-        check_account(account, account_of(prepared.manifests))
+        account = find_account(snapshot) or remembered_account(context, record)
+        check_account(account, account_of(prepared.manifests, account.size_bytes))
         used = {task.output_path for _, _, files in kept for task, _ in files}
         outcome = placed(
             with_fields(

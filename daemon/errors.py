@@ -117,6 +117,10 @@ class StateMismatch(ResyncNeeded):
     """The state store is wrong about the Iceberg table: what is remembered is rebuilt first."""
 
 
+class ReplacementNeeded(ResyncNeeded):
+    """The Iceberg table shows what no difference mends, as a file twice: all of it is written anew."""
+
+
 class TargetChanged(SyncError):
     """Someone else committed to the Iceberg table, or rolled it back: the table is parked."""
 

@@ -123,8 +123,9 @@ def show_state(
             data_files=state.files,
             physical_rows=sum(file.record_count for manifest in written for file in manifest.files),
             deleted_rows=sum(dv.cardinality for dv in dvs.values()),
+            size_bytes=delta.written_size_bytes,
         )
-        check_account(account, account_of(prepared.manifests))
+        check_account(account, account_of(prepared.manifests, account.size_bytes))
         outcome = placed(
             Outcome(
                 table_id=record.id,

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 
+import msgspec
 import pyarrow.parquet as pq
+import structlog
 from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import ancestors_of
 
-from daemon.commit import Shown, live_file, remembered, unchanged_outcome
+from daemon import log as events
+from daemon.commit import Shown, live_file, remembered, remembered_account, unchanged_outcome
 from daemon.context import TableContext
 from daemon.definition import check_shape
 from daemon.delta.actions import Commit, RemoveFile, encode_path, resolve_path
+from daemon.delta.checksum import Totals
 from daemon.delta.protocol import check_protocol
-from daemon.errors import CorruptInput, ObjectMissing, TargetChanged, Unsupported
+from daemon.errors import CorruptInput, ObjectMissing, ReplacementNeeded, TargetChanged, Unsupported
+from daemon.iceberg.account import find_account
 from daemon.iceberg.manifests import read_manifest_list, referenced_data_file
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
 from daemon.iceberg.references import entries_of, metadata_files
-from daemon.pipeline.table_state import collect_adds, read_table_state, select_paths
+from daemon.pipeline.table_state import TableState, collect_adds, read_table_state, select_paths
 from daemon.storage import FileIOStorage
 from daemon.translate.plan import UNKNOWN_DV, descriptor_of, record_of
 from state import (
@@ -37,6 +43,16 @@ from state import (
 # What engines write into a snapshot's summary about themselves.
 WHO = ("engine-name", "engine-version", "app-id", "spark.app.id", "flink.job-id", "trino_query_id")
 FOREIGN_TOLD_MAX = 3
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class _DeltaFile(msgspec.Struct, frozen=True, gc=False):
+    """A live file of a Delta version. `spelling` is its path as the log has it."""
+
+    spelling: str
+    size_bytes: int
+    deletion_vector: DeletionVectorRecord | None
 
 
 def end_intents(context: TableContext, record: TableRecord, table: Table | None) -> TableRecord:
@@ -71,11 +87,12 @@ def check_ours(context: TableContext, record: TableRecord, table: Table) -> None
         )
 
 
-def load_shown(context: TableContext, record: TableRecord, table: Table) -> tuple[Shown, bool]:
-    """The table with a memory that agrees with it, rebuilt if need be.
+def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_in_doubt: bool) -> tuple[Shown, bool]:
+    """The table with a memory that agrees with it, rebuilt if need be. What `is_in_doubt` is added up first.
 
     The flag says that Delta's state must be compared with it as well. Raises `TargetChanged` when the current snapshot
-    is someone else's, or one of ours that someone rolled the table back to, and when the table's shape is not ours.
+    is someone else's, or one of ours that someone rolled the table back to, and when the table's shape is not ours, and
+    `ReplacementNeeded` as `rebuild` does.
     """
     current = table.current_snapshot()
     marker = shown_by(table)
@@ -88,7 +105,9 @@ def load_shown(context: TableContext, record: TableRecord, table: Table) -> tupl
             same = with_fields(unchanged_outcome(record), metadata_location=table.metadata_location)
             context.store.record_synced(None, same, at_ms=context.clock.now_ms())
             record = remembered(record, same)
-        return Shown(record, table), record.must_compare
+        if not is_in_doubt or record.must_compare or _adds_up(context, record, table):
+            return Shown(record, table), record.must_compare
+        return rebuild(context, record, table, marker)
     if _is_rolled_back(record, table, marker):
         raise _target_changed(
             context,
@@ -97,6 +116,16 @@ def load_shown(context: TableContext, record: TableRecord, table: Table) -> tupl
             f"{current.snapshot_id} (Delta version {marker.version})",
         )
     return rebuild(context, record, table, marker)
+
+
+def _adds_up(context: TableContext, record: TableRecord, table: Table) -> bool:
+    """Whether what is remembered comes to what the snapshot says of itself."""
+    account = find_account(table.current_snapshot())
+    known = remembered_account(context, record)
+    if account in (None, known):
+        return True
+    _log.warning(events.STATE_REBUILT, reason=f"it remembers {known}; snapshot {record.snapshot_id} shows {account}")
+    return False
 
 
 def _is_rolled_back(record: TableRecord, table: Table, marker: Marker) -> bool:
@@ -139,8 +168,9 @@ def _target_changed(context: TableContext, table: Table, what: str) -> TargetCha
 def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Marker) -> tuple[Shown, bool]:
     """Rebuild what is remembered from Iceberg's manifests and Delta's state at the version that they show.
 
-    A deletion vector that cannot be told for sure is remembered as unknown, and the comparison that then follows writes
-    that file's deletions anew: neither lost nor doubled.
+    The flag says that the two differ, and that states must be compared. A deletion vector that cannot be told for sure
+    is remembered as unknown, and the comparison then writes that file's deletions anew: neither lost nor doubled.
+    Raises `ReplacementNeeded` when Iceberg shows a file twice.
     """
     current = table.current_snapshot()
     assert current is not None, "a table with a marker has a snapshot"
@@ -150,11 +180,14 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     served = {path: _served(storage, delete_file) for path, (delete_file, _) in delete_files.items()}
     for counts in served.values():
         positions.update(counts)
-    dvs = _find_dvs(context, marker)
-    known = dvs is not None
+    delta_files = _find_delta_files(context, marker)
+    known = delta_files is not None and delta_files.keys() == data_files.keys()
     live: dict[str, LiveFile] = {}
     for path, (data_file, manifest_path) in data_files.items():
-        dv = (dvs or {}).get(path)
+        delta_file = (delta_files or {}).get(path)
+        dv = delta_file.deletion_vector if delta_file else None
+        if delta_file and delta_file.size_bytes != data_file.file_size_in_bytes:
+            known = False
         if positions[path] != (dv.cardinality if dv else 0):
             dv, known = UNKNOWN_DV, False
         live[path] = live_file(data_file, manifest_path, dv)
@@ -184,12 +217,22 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
 
 
 def _read_live(table: Table) -> tuple[dict[str, tuple[DataFile, str]], dict[str, tuple[DataFile, str]]]:
-    """Data files and delete files of the current snapshot by path, each with the manifest that holds it."""
+    """Data files and delete files of the current snapshot by path, each with the manifest that holds it.
+
+    Raises `ReplacementNeeded` for a file that is there twice.
+    """
     snapshot = table.current_snapshot()
     found: dict[ManifestContent, dict[str, tuple[DataFile, str]]] = {content: {} for content in ManifestContent}
     for manifest in read_manifest_list(table.io, snapshot.manifest_list) if snapshot else ():
         for entry in entries_of(table, manifest):
-            found[manifest.content][entry.data_file.file_path] = (entry.data_file, manifest.manifest_path)
+            path = entry.data_file.file_path
+            if path in found[manifest.content]:
+                raise ReplacementNeeded(
+                    "the Iceberg table shows a file twice",
+                    path=path,
+                    hint="All of the table is written anew from Delta's state, in one snapshot.",
+                )
+            found[manifest.content][path] = (entry.data_file, manifest.manifest_path)
     return found[ManifestContent.DATA], found[ManifestContent.DELETES]
 
 
@@ -202,28 +245,34 @@ def _served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int]:
         return dict(Counter(pq.read_table(file, columns=["file_path"]).column(0).to_pylist()))
 
 
-def _find_dvs(context: TableContext, marker: Marker) -> dict[str, DeletionVectorRecord] | None:
-    """The deletion vectors of the Delta version that Iceberg shows; None when Delta cannot go back to it."""
+def _find_delta_files(context: TableContext, marker: Marker) -> dict[str, _DeltaFile] | None:
+    """The files of the Delta version that Iceberg shows; None when Delta cannot go back to it."""
     # That Spark or the store is away is no answer.
     with context.spark.session() as spark, suppress(CorruptInput, ObjectMissing, Unsupported):
         state = read_table_state(spark, context.log, marker.version)
         if state.metadata.id == marker.delta_table_id:
-            return {
-                resolve_path(context.location, add.path): record_of(add.deletion_vector)
-                for add in collect_adds(state.adds.where("dv_storage_type IS NOT NULL"))
-                if add.deletion_vector
-            }
+            return _delta_files(context, state)
     return None
+
+
+def _delta_files(context: TableContext, state: TableState) -> dict[str, _DeltaFile]:
+    """Every live file of a Delta version, by its plain absolute path."""
+    return {
+        resolve_path(context.location, add.path): _DeltaFile(
+            add.path, add.size, record_of(add.deletion_vector) if add.deletion_vector else None
+        )
+        for add in collect_adds(state.adds.drop("stats"))
+    }
 
 
 def _dv_id(file: LiveFile | None) -> str:
     return file.deletion_vector.unique_id if file and file.deletion_vector else UNKNOWN_DV.unique_id
 
 
-def commits_to_newest(context: TableContext, shown: Shown) -> list[Commit]:
+def commits_to_newest(context: TableContext, shown: Shown) -> tuple[list[Commit], Totals]:
     """What turns all that is live in Iceberg into Delta's newest state, whatever happened in between: to be folded.
 
-    Raises `Unsupported` for what that state needs and we cannot show.
+    With it come the totals of that state. Raises `Unsupported` for what that state needs and we cannot show.
     """
     with context.spark.session() as spark:
         state = read_table_state(spark, context.log)
@@ -232,18 +281,20 @@ def commits_to_newest(context: TableContext, shown: Shown) -> list[Commit]:
             file.path: (file.deletion_vector, file.size_bytes)
             for file in context.store.read_live_files(shown.record.id)
         }
-        newest = {
-            resolve_path(context.location, add.path): (add.path, add.dv_unique_id, add.size)
-            for add in collect_adds(state.adds.drop("stats"))
-        }
+        newest = _delta_files(context, state)
         differing = [
-            path
-            for path, (_, dv_id, size_bytes) in newest.items()
-            if path not in live or (_unique_id(live[path][0]), live[path][1]) != (dv_id, size_bytes)
+            file.spelling
+            for path, file in newest.items()
+            if path not in live
+            or (_unique_id(live[path][0]), live[path][1]) != (_unique_id(file.deletion_vector), file.size_bytes)
         ]
-        adds = collect_adds(select_paths(spark, state, [newest[path][0] for path in differing])) if differing else ()
+        adds = collect_adds(select_paths(spark, state, differing)) if differing else ()
         # A file of another size is another one by the same name.
-        gone = [path for path, (_, size_bytes) in live.items() if path not in newest or newest[path][2] != size_bytes]
+        gone = [
+            path
+            for path, (_, size_bytes) in live.items()
+            if path not in newest or newest[path].size_bytes != size_bytes
+        ]
         first = Commit(
             version=state.version,
             # Each sync asks the log for it, which may tell another time than Delta does.
@@ -252,7 +303,16 @@ def commits_to_newest(context: TableContext, shown: Shown) -> list[Commit]:
             operation="resynchronise",
         )
         metadata, protocol = state.metadata, state.protocol
-        return [first, with_fields(first, adds=tuple(adds), removes=(), metadata=metadata, protocol=protocol)]
+        commits = [first, with_fields(first, adds=tuple(adds), removes=(), metadata=metadata, protocol=protocol)]
+        return commits, _totals_of(newest.values())
+
+
+def _totals_of(files: Collection[_DeltaFile]) -> Totals:
+    return Totals(
+        files=len(files),
+        size_bytes=sum(file.size_bytes for file in files),
+        deleted_rows=sum(file.deletion_vector.cardinality for file in files if file.deletion_vector),
+    )
 
 
 def _unique_id(record: DeletionVectorRecord | None) -> str | None:

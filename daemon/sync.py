@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from threading import Event
 
 import structlog
 from pyiceberg.table import Table
 
 from daemon import log as events
-from daemon.commit import Shown, SyncResult, advance
+from daemon.commit import Shown, SyncResult, advance, remembered_account
 from daemon.context import TableContext, told_as_sync_errors
 from daemon.definition import check_format_version, check_places
 from daemon.delta.actions import Commit
+from daemon.delta.checksum import Totals
 from daemon.errors import (
+    AccountMismatch,
     CorruptInput,
     ObjectMissing,
+    ReplacementNeeded,
     ResyncNeeded,
     StateMismatch,
     SyncError,
@@ -29,7 +33,9 @@ from daemon.errors import (
     Unsupported,
 )
 from daemon.first_sync import first_sync
+from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
+from daemon.proof import Checksums, check_state
 from daemon.recovery import check_ours, commits_to_newest, end_intents, load_shown, rebuild
 from daemon.restore import restore_metadata
 from daemon.store import find_record
@@ -60,6 +66,7 @@ class Follower:
         self._others_since_s = 0.0
         # Since when Delta has been at an older version than Iceberg.
         self._older_since_s: float | None = None
+        self._checksums = Checksums(context.log)
 
     def has_news(self) -> bool:
         """Whether a sync would find something to do: one or two requests, no listing of a log that is there, no Spark.
@@ -102,9 +109,9 @@ class Follower:
         `full` writes the Iceberg table anew from Delta's whole newest state instead of following the log. While
         `others_wait`, the versions that are there may share a snapshot.
         """
-        self._in_doubt = True
+        is_in_doubt, self._in_doubt = self._in_doubt, True
         with told_as_sync_errors(self._context.settings.name), self._context.committing:
-            shown, result = self._sync(stop or Event(), full, others_wait)
+            shown, result = self._sync(stop or Event(), full, others_wait, is_in_doubt=is_in_doubt)
             if shown and shown.record.resync_wanted:
                 self._context.store.record_resync_wanted(shown.record.id, False)
         self._in_doubt, self._older_since_s = False, None
@@ -114,7 +121,9 @@ class Follower:
         self._newest_commit_due_s = now_s + NEWEST_COMMIT_INTERVAL_S
         return result
 
-    def _sync(self, stop: Event, full: bool, others_wait: Callable[[], bool]) -> tuple[Shown | None, SyncResult]:
+    def _sync(
+        self, stop: Event, full: bool, others_wait: Callable[[], bool], *, is_in_doubt: bool
+    ) -> tuple[Shown | None, SyncResult]:
         context = self._context
         settings = context.settings
         check_format_version(settings, None)
@@ -133,11 +142,19 @@ class Follower:
             return self._replace(record, table, "a resync was asked for")
         self._give_way(record, table)
         try:
-            shown, must_compare = load_shown(context, record, table)
+            shown, must_compare = load_shown(context, record, table, is_in_doubt=is_in_doubt)
+            return self._follow(record, shown, must_compare, stop, others_wait)
+        except ReplacementNeeded as needed:
+            return self._replace(record, table, str(needed))
         except TargetChanged as error:
             if settings.on_foreign_commit != "overwrite":
                 raise
             return self._replace(record, table, str(error))
+
+    def _follow(
+        self, record: TableRecord, shown: Shown, must_compare: bool, stop: Event, others_wait: Callable[[], bool]
+    ) -> tuple[Shown, SyncResult]:
+        """Show what is new, by the log where that can be followed."""
         rebuilt = shown.record.snapshot_id != record.snapshot_id
         start = SyncResult("rebuilt" if rebuilt else "unchanged", None, shown.record.synced_version)
         try:
@@ -147,11 +164,11 @@ class Follower:
             for commits in self._read_news(shown, stop, others_wait):
                 for current, step in self._steps(shown, commits):
                     shown, start = current, start.then(step)
-        except ResyncNeeded as needed:
+        except (ResyncNeeded, AccountMismatch) as needed:
             shown, step = self._resynchronise(shown, needed)
             start = start.then(step)
         assert shown.record.synced_version is not None, "what is shown has a version"
-        return shown, start.with_more(context.log.has_version(shown.record.synced_version + 1))
+        return shown, start.with_more(self._context.log.has_version(shown.record.synced_version + 1))
 
     def _find_table(self, record: TableRecord, full: bool) -> Table | None:
         try:
@@ -239,12 +256,24 @@ class Follower:
             log.check_continuity(version)
         log.check_commit(version, timestamp_ms)
 
-    def _resynchronise(self, shown: Shown, needed: ResyncNeeded) -> tuple[Shown, SyncResult]:
-        if isinstance(needed, StateMismatch):
+    def _resynchronise(self, shown: Shown, needed: ResyncNeeded | AccountMismatch) -> tuple[Shown, SyncResult]:
+        """Compare states, with a memory that is rebuilt first where it may be what is wrong."""
+        if isinstance(needed, ReplacementNeeded):
+            raise needed
+        _log.warning(events.STATES_COMPARED, reason=str(needed))
+        may_be_wrong = isinstance(needed, StateMismatch | AccountMismatch)
+        if may_be_wrong:
             shown = self._rebuild(shown)
-        commits = commits_to_newest(self._context, shown)
+        commits, totals = commits_to_newest(self._context, shown)
         self._check_not_older(shown, commits[-1])
-        return self._advance(shown, commits)
+        try:
+            shown, result = self._advance(shown, commits, totals)
+        except (StateMismatch, AccountMismatch) as mismatch:
+            if may_be_wrong:
+                raise
+            return self._resynchronise(shown, mismatch)
+        self._checksums.learn(commits[-1].version, totals)
+        return shown, result
 
     def _check_not_older(self, shown: Shown, newest: Commit) -> None:
         """Raise `ObjectMissing` while Delta is at an older version of the very table, and has not been so for long.
@@ -281,10 +310,10 @@ class Follower:
                 yield self._advance(shown, commits)
                 return
         for commit in commits:
-            shown, step = self._follow(shown, commit)
+            shown, step = self._show(shown, commit)
             yield shown, step
 
-    def _follow(self, shown: Shown, commit: Commit) -> tuple[Shown, SyncResult]:
+    def _show(self, shown: Shown, commit: Commit) -> tuple[Shown, SyncResult]:
         """Advance by what the log says. Raises `ResyncNeeded` for what is lost where Delta has gone on since."""
         try:
             return self._advance(shown, [commit])
@@ -298,11 +327,19 @@ class Follower:
                 hint="VACUUM was faster than dvsync; the states are compared and the difference is committed.",
             ) from missing
 
-    def _advance(self, shown: Shown, commits: list[Commit]) -> tuple[Shown, SyncResult]:
+    def _advance(self, shown: Shown, commits: list[Commit], totals: Totals | None = None) -> tuple[Shown, SyncResult]:
+        """Show commits of the log, or what a comparison with a state of these `totals` came to."""
+        context, version = self._context, commits[-1].version
+        check: Callable[[Account], None]
+        if totals is None:
+            before = find_account(shown.table.current_snapshot()) or remembered_account(context, shown.record)
+            check = partial(self._checksums.check, version)
+        else:
+            before = remembered_account(context, shown.record)
+            check = partial(check_state, totals)
         try:
-            return advance(self._context, shown, commits)
+            return advance(context, shown, commits, before, check)
         except SyncError as error:
-            version = commits[-1].version
             # What is refused and has no file of its own stands in the commit file itself.
             path = self._context.log.commit_path(version) if isinstance(error, Unsupported | CorruptInput) else None
             raise error.located(version=version, path=path) from error.__cause__

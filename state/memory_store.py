@@ -452,6 +452,7 @@ class MemoryStateStore:
                 live_data_files=len(table.data_files),
                 live_rows=sum(file.record_count for file in table.data_files.values()) - deleted_positions,
                 deleted_positions=deleted_positions,
+                live_bytes=sum(file.size_bytes for file in table.data_files.values()),
                 written=table.count_written(),
             )
 

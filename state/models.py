@@ -147,7 +147,7 @@ class DataFileRow(Base):
     __table_args__ = (
         UniqueConstraint("table_id", "path"),
         # `count` adds up these columns from the index alone; the rows with their long paths are not read.
-        Index(None, "table_id", "record_count", "dv_cardinality"),
+        Index(None, "table_id", "record_count", "dv_cardinality", "size_bytes"),
     )
 
     id: Mapped[RowId]

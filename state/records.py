@@ -222,6 +222,7 @@ class TableCounts(msgspec.Struct, frozen=True):
     live_data_files: int
     live_rows: int
     deleted_positions: int
+    live_bytes: int
     written: tuple[WrittenCount, ...] = ()
 
     @property

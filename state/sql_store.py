@@ -377,16 +377,24 @@ class SqlStateStore:
             _write_table(connection, replace(_load_table(connection, table_id), resync_wanted=wanted))
 
     def count(self, table_id: int) -> TableCounts:
-        sums = select(func.count(), func.sum(DataFileRow.record_count), func.sum(DataFileRow.dv_cardinality))
+        sums = select(
+            func.count(),
+            func.sum(DataFileRow.record_count),
+            func.sum(DataFileRow.dv_cardinality),
+            func.sum(DataFileRow.size_bytes),
+        )
         with self._database.read() as connection:
             _check_table(connection, table_id)
-            data_files, rows, deleted = connection.execute(sums.where(DataFileRow.table_id == table_id)).one()
+            data_files, rows, deleted, size_bytes = connection.execute(
+                sums.where(DataFileRow.table_id == table_id)
+            ).one()
             # A sum over no rows is None, and some databases add integers up to a decimal.
             deleted_positions = int(deleted or 0)
             return TableCounts(
                 live_data_files=data_files,
                 live_rows=int(rows or 0) - deleted_positions,
                 deleted_positions=deleted_positions,
+                live_bytes=int(size_bytes or 0),
                 written=sql_files.count_written(connection, table_id),
             )
 

@@ -17,6 +17,7 @@ import msgspec
 
 from daemon.clock import Clock
 from daemon.delta.actions import AddFile, Commit, Long, Metadata, Protocol, RemoveFile, resolve_path
+from daemon.delta.checksum import Totals, decode_checksum
 from daemon.delta.uri import find_uri_fault
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded, Unsupported
 from daemon.storage import FileMeta, Span, Storage
@@ -31,6 +32,8 @@ UNFINISHED_COMMIT_MAX_MS = 60_000
 HEAD_BYTES = 1 << 20
 # A line is decoded at once, and the JSON texts in it a second time, to many times their size.
 LINE_BYTES_MAX = 16 << 20
+# With up to 50 files, Delta puts these and their statistics into a checksum file; a longer one cannot be decoded.
+CHECKSUM_BYTES_MAX = 4 << 20
 # Delta's own names of operations are shorter than 50.
 OPERATION_CHARACTERS_MAX = 100
 # The shortest file with an action in it is `{"add":{}}`; one that is smaller is read to see what it says.
@@ -159,6 +162,13 @@ class DeltaLog:
             raise _incomplete(what, version, path, meta.size) from fault
         hint = "No writer has touched it for a minute: restore the file, then `dvsync resume` the table."
         raise CorruptInput(what, version=version, path=path, offset=meta.size, hint=hint) from fault
+
+    def read_checksum(self, version: int) -> Totals | None:
+        """Delta's totals of `version`; None where its writer left none (yet), or none that can be read."""
+        try:
+            return decode_checksum(self._storage.read(f"{self.folder}/{version:020d}.crc", Span(0, CHECKSUM_BYTES_MAX)))
+        except ObjectMissing:
+            return None
 
     def commit_time_ms(self, version: int, otherwise: int) -> int:
         """When `version` was committed, as `read_commit` tells it; `otherwise` where its commit file is gone."""

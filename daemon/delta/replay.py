@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, resolve_path
+from daemon.errors import StateMismatch
 from daemon.texts import excerpt
 
 # Of all operations together: each kept snapshot has them in every metadata file.
@@ -54,8 +55,9 @@ def touched_paths(commits: Iterable[Commit], table_location: str) -> set[str]:
 def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], table_location: str) -> TableChange:
     """Fold consecutive, validated commits over `live` (path -> deletion vector's unique id) for the touched paths.
 
-    The newest add of a path wins, with or without a remove of the older one. A remove whose logical file is not live
-    is a tombstone only. An add of the very logical file that is live (new statistics, tags) changes nothing.
+    The newest add of a path wins, with or without a remove of the older one. An add of the very logical file that is
+    live (new statistics, tags) changes nothing. Raises `StateMismatch` for a remove whose logical file is not live: it
+    may be a tombstone only, as Delta leaves when it drops a feature, or `live` is not what Delta has.
     """
     after: dict[str, AddFile | None] = {}
     gone: set[str] = set()
@@ -70,10 +72,17 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], tabl
         adds = {resolve_path(table_location, add.path): add for add in commit.adds}
         for remove in commit.removes:
             path = resolve_path(table_location, remove.path)
-            if is_live(path, remove.dv_unique_id):
-                after[path] = None
-                if path not in adds:
-                    gone.add(path)
+            if not is_live(path, remove.dv_unique_id):
+                raise StateMismatch(
+                    f"version {commit.version} removes {path} with the deletion vector {remove.dv_unique_id}, which is "
+                    "not what is remembered as live",
+                    version=commit.version,
+                    path=path,
+                    hint="What is remembered is rebuilt, and compared with Delta's newest state.",
+                )
+            after[path] = None
+            if path not in adds:
+                gone.add(path)
         after |= adds
 
     stayed = live.keys() - gone

@@ -1,7 +1,7 @@
-"""The account of a table: what Delta's actions add up to, held against what Iceberg's manifests do, before each commit.
+"""The account of a table: what Delta's actions add up to, held against two others before each commit.
 
-Two ways of counting that share no code: one goes by what the Delta log adds and removes, the other by the manifests
-that readers will meet. Each snapshot's summary carries Delta's side of it on to the next.
+One of them is what Iceberg's manifests add up to, as readers will meet them. The other is Delta's own: the checksum
+file of the version, or the whole state where that was read. Each snapshot's summary carries the account on to the next.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from daemon.errors import AccountMismatch
 DATA_FILES = "dvsync.delta.data-files"
 PHYSICAL_ROWS = "dvsync.delta.physical-rows"
 DELETED_ROWS = "dvsync.delta.deleted-rows"
+SIZE_BYTES = "dvsync.delta.size-bytes"
+HINT_MISMATCH = "`dvsync resync` writes the table anew from Delta's state; if it comes again, report it with the log."
 
 
 @dataclass(frozen=True)
 class Account:
-    """Live data files, the rows in them, and how many of these are deleted."""
+    """Live data files, the rows in them, how many of these are deleted, and the size of the files."""
 
     data_files: int
     physical_rows: int
     deleted_rows: int
+    size_bytes: int
 
     @property
     def live_rows(self) -> int:
@@ -36,41 +39,46 @@ class Account:
             self.data_files + other.data_files,
             self.physical_rows + other.physical_rows,
             self.deleted_rows + other.deleted_rows,
+            self.size_bytes + other.size_bytes,
         )
 
     def __sub__(self, other: Account) -> Account:
-        return self + Account(-other.data_files, -other.physical_rows, -other.deleted_rows)
+        return self + Account(-other.data_files, -other.physical_rows, -other.deleted_rows, -other.size_bytes)
 
     def __str__(self) -> str:
-        return f"{self.data_files} data files with {self.physical_rows} rows, {self.deleted_rows} of them deleted"
+        return (
+            f"{self.data_files} data files of {self.size_bytes} bytes with {self.physical_rows} rows, "
+            f"{self.deleted_rows} of them deleted"
+        )
 
     def to_summary(self) -> dict[str, str]:
         return {
             DATA_FILES: str(self.data_files),
             PHYSICAL_ROWS: str(self.physical_rows),
             DELETED_ROWS: str(self.deleted_rows),
+            SIZE_BYTES: str(self.size_bytes),
         }
 
 
-NOTHING = Account(0, 0, 0)
+NOTHING = Account(0, 0, 0, 0)
 
 
 def find_account(snapshot: Snapshot | None) -> Account | None:
     """The account in a snapshot's summary; None where there is none."""
     summary = snapshot.summary if snapshot else None
-    if summary is None or summary[DATA_FILES] is None:
+    if summary is None or summary[SIZE_BYTES] is None:
         return None
-    return Account(*(int(str(summary[key])) for key in (DATA_FILES, PHYSICAL_ROWS, DELETED_ROWS)))
+    return Account(*(int(str(summary[key])) for key in (DATA_FILES, PHYSICAL_ROWS, DELETED_ROWS, SIZE_BYTES)))
 
 
-def account_of(manifests: Iterable[ManifestFile]) -> Account:
-    """What readers will meet. Iceberg spec, "Manifest Lists": the counts of live entries."""
+def account_of(manifests: Iterable[ManifestFile], size_bytes: int) -> Account:
+    """What readers will meet. Iceberg spec, "Manifest Lists": the counts of live entries; a list has no sizes."""
     files = {content: 0 for content in ManifestContent}
     rows = {content: 0 for content in ManifestContent}
     for manifest in manifests:
         files[manifest.content] += (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
         rows[manifest.content] += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
-    return Account(files[ManifestContent.DATA], rows[ManifestContent.DATA], rows[ManifestContent.DELETES])
+    return Account(files[ManifestContent.DATA], rows[ManifestContent.DATA], rows[ManifestContent.DELETES], size_bytes)
 
 
 def check_account(by_delta: Account, by_iceberg: Account) -> None:
@@ -78,5 +86,5 @@ def check_account(by_delta: Account, by_iceberg: Account) -> None:
     if by_delta != by_iceberg:
         raise AccountMismatch(
             f"Delta comes to {by_delta}, the Iceberg table would show {by_iceberg}: nothing was committed",
-            hint="`dvsync resync` writes the table anew from Delta's state; if it comes again, report it with the log.",
+            hint=HINT_MISMATCH,
         )

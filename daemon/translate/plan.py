@@ -342,14 +342,15 @@ def account_change(change: TableChange, live: Mapping[str, LiveFile], metrics: M
     account = NOTHING
     for path, add in {**change.added, **change.dv_changed}.items():
         rows = metrics[path].record_count if path in change.added else live[path].record_count
-        account += Account(1, rows, add.deletion_vector.cardinality if add.deletion_vector else 0)
+        account += Account(1, rows, add.deletion_vector.cardinality if add.deletion_vector else 0, add.size)
     for path in {*change.removed, *change.dv_changed}:
         account -= _account_of(live[path])
     return account
 
 
 def _account_of(file: LiveFile) -> Account:
-    return Account(1, file.record_count, file.deletion_vector.cardinality if file.deletion_vector else 0)
+    deleted_rows = file.deletion_vector.cardinality if file.deletion_vector else 0
+    return Account(1, file.record_count, deleted_rows, file.size_bytes)
 
 
 def _delete_file_of(task: DeleteFileTask, result: DeleteFileResult) -> DataFile:

@@ -86,7 +86,9 @@ def read_table_state(spark: None, log: DeltaLog, version: int | None = None) -> 
     for commit in commits:
         actions = [json.loads(line) for line in commit.read_text().splitlines()]
         for action in actions:
-            live.pop(action.get("remove", {}).get("path"), None)
+            remove = action.get("remove")
+            if remove and remove["path"] in live and _dv_of(remove) == _dv_of(live[remove["path"]]):
+                del live[remove["path"]]
         for action in actions:
             newest.update(action)
             if add := action.get("add"):
@@ -99,6 +101,12 @@ def read_table_state(spark: None, log: DeltaLog, version: int | None = None) -> 
         files=len(live),
         adds=Frame(pa.Table.from_pylist([_columns(add) for add in live.values()], ADDS)),  # type: ignore[arg-type]
     )
+
+
+def _dv_of(action: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells the deletion vectors of one path apart. PROTOCOL.md, "Action Reconciliation"."""
+    dv = action.get("deletionVector") or {}
+    return dv.get("storageType"), dv.get("pathOrInlineDv"), dv.get("offset")
 
 
 def _columns(add: dict[str, Any]) -> dict[str, Any]:

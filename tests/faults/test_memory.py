@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from threading import Event
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -26,6 +27,7 @@ from pyiceberg.table.update.schema import UpdateSchema
 from pyiceberg.table.update.spec import UpdateSpec
 from pyiceberg.transforms import BucketTransform, TruncateTransform
 from pyiceberg.types import LongType, NestedField, StringType
+from structlog.testing import capture_logs
 
 from daemon import first_sync
 from daemon.clock import SystemClock
@@ -34,6 +36,7 @@ from daemon.definition import NAME_MAPPING, SCHEMA_ID, shape_of
 from daemon.errors import CommitConflict, PipelineAway, TargetChanged, Unsupported
 from daemon.expiry import Expirer
 from daemon.iceberg import target
+from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.manifests import read_manifest_list, referenced_data_file
 from daemon.iceberg.pyiceberg_ext import data_file_record
 from daemon.iceberg.references import entries_of
@@ -104,7 +107,7 @@ def execute(bench: Bench, statement: str) -> None:
         assert database.execute(statement).rowcount
 
 
-def plant(bench: Bench, **changes: Any) -> None:
+def plant(bench: Bench, marks: Mapping[str, str] = MappingProxyType({}), **changes: Any) -> None:
     """A snapshot with dvsync's own marks that shows other entries than it should, as a bug would make it."""
     iceberg = bench.iceberg()
     snapshot, shape = iceberg.current_snapshot(), shape_of(iceberg, bench.settings)
@@ -112,8 +115,8 @@ def plant(bench: Bench, **changes: Any) -> None:
     prepared = prepare_snapshot(
         view_of(iceberg, shape.definition), RowDelta(snapshot_id=uuid4().int >> 65, **changes), lambda _: None
     )
-    marks = {key: value for key, value in snapshot.summary.additional_properties.items() if key.startswith("dvsync.")}
-    bench.context.target.commit(iceberg, shape.definition, prepared, marks, lambda _: None)
+    ours = {key: value for key, value in snapshot.summary.additional_properties.items() if key.startswith("dvsync.")}
+    bench.context.target.commit(iceberg, shape.definition, prepared, {**ours, **marks}, lambda _: None)
 
 
 def entries(bench: Bench, content: ManifestContent) -> list[tuple[DataFile, str]]:
@@ -255,6 +258,8 @@ WRONG_STARTS: Mapping[str, Callable[[Bench], None]] = {
     "memory: a file less": lambda bench: execute(bench, "DELETE FROM data_files WHERE dv_unique_id IS NULL"),
     "memory: another path": lambda bench: execute(bench, "UPDATE data_files SET path = path || 'x'"),
     "memory: another vector": lambda bench: execute(bench, "UPDATE data_files SET dv_unique_id = 'u', dv_offset = 7"),
+    "memory: another size": lambda bench: execute(bench, "UPDATE data_files SET size_bytes = size_bytes + 1"),
+    "memory: another count": lambda bench: execute(bench, "UPDATE data_files SET record_count = record_count + 1"),
     "memory: no delete files": lambda bench: execute(bench, "DELETE FROM dv_mappings"),
     "files: twice": show_each_file_twice,
     "files: one less": show_a_file_less,
@@ -304,6 +309,99 @@ def test_a_resync_ends_with_deltas_rows(table: HandmadeTable, bench: Bench, star
     check_whole(bench, table)
     change_all(table)
     bench.follower.sync()
+    check_whole(bench, table)
+
+
+# --- wrong starts that are found without a resync ---
+
+FOUND = [name for name in WRONG_STARTS if name.startswith("memory: ")]
+FOUND += ["files: twice", "files: one less", "deletions: one file less"]
+
+
+@pytest.mark.parametrize("start", FOUND)
+@pytest.mark.parametrize("again", [False, True], ids=["beside the process", "before a start"])
+def test_what_is_wrong_is_not_built_upon(table: HandmadeTable, bench: Bench, start: str, *, again: bool) -> None:
+    """Following Delta ends with its rows all the same, whatever the Iceberg table and the memory of it were before."""
+    WRONG_STARTS[start](bench)
+    if again:
+        bench.reopen()
+    change_all(table)
+    table.commit([table.add(table.write_file([(50, "y", "new")]))])
+    bench.follower.sync()
+    check_whole(bench, table)
+
+
+def test_a_file_less_in_both_is_found_by_the_checksum(table: HandmadeTable, bench: Bench) -> None:
+    """Memory and Iceberg agree with each other and not with Delta, as a bug would leave them: its checksum tells."""
+    forget_a_file(bench)
+    first, _, _ = table.live
+    table.commit(table.delete({first: [0]}))
+    bench.follower.sync()
+    assert len(rows_of(bench.iceberg().scan().to_arrow())) < len(table.live_rows()), "without one it is not found"
+    table.commit(table.delete({first: [5]}))
+    write_checksum(table)
+    assert bench.follower.sync().operation == "resynchronise"
+    check_whole(bench, table)
+
+
+def forget_a_file(bench: Bench) -> None:
+    """Take a file without deletions out of the Iceberg table, of its account and of memory, without a trace."""
+    iceberg = bench.iceberg()
+    deleted = {referenced_data_file(delete_file) for delete_file, _ in entries(bench, ManifestContent.DELETES)}
+    gone = [each for each in entries(bench, ManifestContent.DATA) if each[0].file_path not in deleted]
+    (data_file, _), account = gone[0], find_account(iceberg.current_snapshot())
+    assert account is not None
+    less = account - Account(1, data_file.record_count, 0, data_file.file_size_in_bytes)
+    plant(bench, less.to_summary(), removed_data_files=removed(gone[:1]))
+    now = bench.iceberg()
+    execute(bench, f"DELETE FROM data_files WHERE path = '{data_file.file_path}'")
+    place = f"snapshot_id = {now.metadata.current_snapshot_id}, metadata_location = '{now.metadata_location}'"
+    execute(bench, f"UPDATE tables SET {place}")
+
+
+def write_checksum(table: HandmadeTable, **wrong: int) -> None:
+    """The checksum file of the newest version, with what is `wrong` added to its numbers."""
+    files = table.live.values()
+    totals = {
+        "numFiles": len(files),
+        "tableSizeBytes": sum(file["size"] for file in files),
+        "numDeletedRecordsOpt": sum((file.get("deletionVector") or {}).get("cardinality", 0) for file in files),
+    }
+    totals |= {key: totals[key] + more for key, more in wrong.items()}
+    table.commit_path(table.version).with_suffix(".crc").write_text(json.dumps(totals))
+
+
+@pytest.mark.parametrize("wrong", ["numFiles", "tableSizeBytes", "numDeletedRecordsOpt"])
+def test_a_wrong_checksum_is_no_verdict(table: HandmadeTable, bench: Bench, wrong: str) -> None:
+    """States are compared once; Delta carries the fault on, and only another one is looked into."""
+    (first, *_), operations = table.live, []
+    for row, fault in ((0, 0), (2, 1), (3, 1), (4, 2)):
+        table.commit(table.delete({first: [row]}))
+        write_checksum(table, **{wrong: fault})
+        operations.append(bench.follower.sync().operation)
+        check_whole(bench, table)
+    assert operations == ["WRITE", "resynchronise", "WRITE", "resynchronise"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"numFiles": "3"}', b'{"numFiles": 99}', b"\xff", b"[" * 99_999]
+)
+def test_a_checksum_that_cannot_be_read(table: HandmadeTable, bench: Bench, content: bytes) -> None:
+    """It says nothing, as to Delta."""
+    table.commit(table.delete({next(iter(table.live)): [0]}))
+    table.commit_path(table.version).with_suffix(".crc").write_bytes(content)
+    assert bench.follower.sync().operation == "WRITE"
+    check_whole(bench, table)
+
+
+def test_a_mere_tombstone_costs_a_comparison(table: HandmadeTable, bench: Bench) -> None:
+    """As Delta leaves for files of deletion vectors when it drops their feature: nothing that was ever live."""
+    tombstone = {"path": "deletion_vector_1.bin", "dataChange": False, "deletionTimestamp": 1}
+    table.commit([{"remove": tombstone}, table.add(table.write_file([(50, "y", "new")]))])
+    with capture_logs() as logs:
+        assert bench.follower.sync().operation == "resynchronise"
+    (compared,) = (line for line in logs if line["event"] == "states.compared")
+    assert "deletion_vector_1.bin" in compared["reason"]
     check_whole(bench, table)
 
 

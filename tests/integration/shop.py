@@ -64,7 +64,9 @@ def _counts(data_files: int, rows: int, deleted: int, delete_files: int, orphans
         WrittenCount(FileKind.MANIFEST, FileStatus.LIVE, 31, 902_000, NOW_MS - 80_000_000),
         WrittenCount(FileKind.MANIFEST_LIST, FileStatus.ORPHANED, orphans, orphans * 4_200, NOW_MS - 61_000_000),
     )
-    return TableCounts(live_data_files=data_files, live_rows=rows, deleted_positions=deleted, written=written)
+    return TableCounts(
+        live_data_files=data_files, live_rows=rows, deleted_positions=deleted, live_bytes=0, written=written
+    )
 
 
 def make_board(*, said: str = "") -> Board:

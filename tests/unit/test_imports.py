@@ -22,6 +22,7 @@ ROWS: list[dict[str, tuple[str, ...]]] = [
             "context",
             "definition",
             "commit",
+            "proof",
             "first_sync",
             "recovery",
             "restore",

@@ -36,7 +36,7 @@ VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$table": ".*"}
 def metrics() -> str:
     """`/metrics` of a daemon to which everything has happened once."""
     board = Board([table("orders")], FakeClock(), lag_budget_s=60)
-    counts = TableCounts(1, 1, 0, (WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 1, 1),))
+    counts = TableCounts(1, 1, 0, 1, (WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 1, 1),))
     record = TableRecord(1, "orders", "s", "t", synced_version=1, last_synced_at_ms=1)
     board.show("orders", Observation(record, counts, source_version=1))
     board.activity.count_sync("orders", SyncResult("advanced", 1, 2, snapshots=1))

@@ -57,6 +57,7 @@ COUNTS = TableCounts(
     live_data_files=3,
     live_rows=90,
     deleted_positions=10,
+    live_bytes=9_000,
     written=(
         WrittenCount(FileKind.DELETE_FILE, FileStatus.LIVE, 2, 700, NOW_MS - 5_000),
         WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 40, NOW_MS - 60_000),

@@ -1,4 +1,4 @@
-"""The partition of each live data file, as its manifest entry has it."""
+"""The partition of each live data file, as its manifest entry has it, and their sizes for the account."""
 
 from __future__ import annotations
 
@@ -11,5 +11,11 @@ down_revision = "0003"
 
 def upgrade() -> None:
     op.add_column("data_files", sa.Column("partition", sa.Text(), nullable=False, server_default="[]"))
+    op.drop_index("ix_data_files_table_id_record_count_dv_cardinality", "data_files")
+    op.create_index(
+        "ix_data_files_table_id_record_count_dv_cardinality_size_bytes",
+        "data_files",
+        ["table_id", "record_count", "dv_cardinality", "size_bytes"],
+    )
     # Nothing tells it of the files that are there: without its snapshot, what is remembered of a table is read anew.
     op.execute("update tables set snapshot_id = null, metadata_location = null")
