@@ -118,7 +118,7 @@ class StateMismatch(ResyncNeeded):
 
 
 class ReplacementNeeded(ResyncNeeded):
-    """The Iceberg table shows what no difference mends, as a file twice: all of it is written anew."""
+    """The Iceberg table shows what no difference mends, such as a file twice: all of it is written anew."""
 
 
 class TargetChanged(SyncError):

@@ -170,7 +170,7 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
 
     The flag says that the two differ, and that states must be compared. A deletion vector that cannot be told for sure
     is remembered as unknown, and the comparison then writes that file's deletions anew: neither lost nor doubled.
-    Raises `ReplacementNeeded` when Iceberg shows a file twice.
+    Raises `ReplacementNeeded` when Iceberg shows a file twice, or deletes rows of one that it does not show.
     """
     current = table.current_snapshot()
     assert current is not None, "a table with a marker has a snapshot"
@@ -180,6 +180,8 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     served = {path: _served(storage, delete_file) for path, (delete_file, _) in delete_files.items()}
     for counts in served.values():
         positions.update(counts)
+    for path in positions.keys() - data_files.keys():
+        raise _not_mendable("a delete file of the Iceberg table deletes rows of a file that it does not show", path)
     delta_files = _find_delta_files(context, marker)
     known = delta_files is not None and delta_files.keys() == data_files.keys()
     live: dict[str, LiveFile] = {}
@@ -227,13 +229,14 @@ def _read_live(table: Table) -> tuple[dict[str, tuple[DataFile, str]], dict[str,
         for entry in entries_of(table, manifest):
             path = entry.data_file.file_path
             if path in found[manifest.content]:
-                raise ReplacementNeeded(
-                    "the Iceberg table shows a file twice",
-                    path=path,
-                    hint="All of the table is written anew from Delta's state, in one snapshot.",
-                )
+                raise _not_mendable("the Iceberg table shows a file twice", path)
             found[manifest.content][path] = (entry.data_file, manifest.manifest_path)
     return found[ManifestContent.DATA], found[ManifestContent.DELETES]
+
+
+def _not_mendable(what: str, path: str) -> ReplacementNeeded:
+    hint = "All of the table is written anew from Delta's state, in one snapshot."
+    return ReplacementNeeded(what, path=path, hint=hint)
 
 
 def _served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int]:
