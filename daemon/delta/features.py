@@ -7,7 +7,7 @@ Delta PROTOCOL.md, "Table Features": a feature that is used must be listed. Delt
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from daemon.delta.actions import Metadata, Protocol
@@ -68,13 +68,12 @@ def used_features(metadata: Metadata) -> frozenset[str]:
         marks = (field.get("metadata") or {}).keys()
         used |= {"generatedColumns"} if GENERATION in marks else set()
         used |= {"identityColumns"} if marks >= IDENTITY else set()
-    for kind in _types(schema):
+    for kind in _types({**schema, "type": "struct"}):
         if kind == "timestamp_ntz":
             used.add("timestampNtz")
-        elif isinstance(kind, dict) and any(
-            not field["nullable"] or INVARIANT in (field.get("metadata") or {}) for field in kind.get("fields", ())
-        ):
-            used.add("invariants")
+        for field in _fields(kind):
+            if not field["nullable"] or INVARIANT in (field.get("metadata") or {}):
+                used.add("invariants")
     return frozenset(used)
 
 
@@ -93,10 +92,22 @@ def _value(metadata: Metadata, key: str, known: tuple[str, ...]) -> str:
 def _types(kind: Any) -> Iterator[Any]:
     """The type itself and every type inside of it."""
     yield kind
-    if isinstance(kind, dict):
-        inner = [kind[name] for name in ("elementType", "keyType", "valueType") if name in kind]
-        for each in (*(field["type"] for field in kind.get("fields", ())), *inner):
-            yield from _types(each)
+    match kind:
+        case {"type": "array", "elementType": element}:
+            yield from _types(element)
+        case {"type": "map", "keyType": key, "valueType": value}:
+            yield from _types(key)
+            yield from _types(value)
+    for field in _fields(kind):
+        yield from _types(field["type"])
+
+
+def _fields(kind: Any) -> Sequence[dict[str, Any]]:
+    """Those of a struct; a type of another kind has none, whatever else is written in it."""
+    match kind:
+        case {"type": "struct", "fields": fields}:
+            return list(fields)
+    return ()
 
 
 def check_features(protocol: Protocol, used: Iterable[str]) -> None:

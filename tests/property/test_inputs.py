@@ -229,6 +229,24 @@ def test_bytes_of_a_commit(watch: Watch, flips: list[tuple[int, int]], cut: int)
     swallow(watch, {name: bytes(broken[: len(broken) - cut % len(broken)])}, "bytes of a commit")
 
 
+@RANDOM
+@given(
+    changes=st.dictionaries(
+        st.sampled_from([(), ("numFiles",), ("tableSizeBytes",), ("numDeletedRecordsOpt",), ("allFiles",)]), ANY_JSON
+    )
+)
+def test_checksums(watch: Watch, changes: dict[Place, Any]) -> None:
+    """Whatever a checksum file says, the version is shown: at most, states are compared."""
+    checksum: Any = {"numFiles": 2, "tableSizeBytes": watch.lake.live["size"] + watch.lake.add["size"]}
+    for place, value in changes.items():
+        checksum = with_value(checksum, place, value)
+    commit = commit_of(json.dumps({"add": watch.lake.add}))
+    ((name, _),) = commit.items()
+    data = spelled(checksum).encode(errors="surrogatepass")
+    outcome = swallow(watch, {**commit, name.replace(".json", ".crc"): data}, "checksum")
+    assert outcome.kind == "advanced", outcome.message
+
+
 STATISTICS_PLACES: list[Place] = [
     (),
     *(

@@ -58,6 +58,7 @@ def nested(field: dict[str, Any]) -> dict[str, Any]:
         (metadata({**LONG, "name": "n", "nullable": False}), {"invariants"}),
         (metadata(nested({**LONG, "nullable": False})), {"invariants"}),
         (metadata({"name": "x", "type": "long", "nullable": True}), set()),
+        (metadata({**LONG, "name": "l", "type": {"type": "array", "elementType": "long", "fields": 1.5}}), set()),
     ],
 )
 def test_what_a_metadata_uses_is_found(found: Metadata, features: set[str]) -> None:
