@@ -28,7 +28,7 @@ from sqlalchemy import Connection, create_engine
 from state.database import REVISION
 from state.memory_store import MemoryStateStore
 from state.migration import MIGRATIONS
-from state.models import Base
+from state.models import METADATA
 from state.records import (
     DeleteFileRecord,
     DeletionVectorRecord,
@@ -1209,7 +1209,7 @@ def test_sqlite_is_durable_and_checks_references(sql_store: SqlStateStore) -> No
 def test_models_and_migrations_agree(sql_store: SqlStateStore) -> None:
     """The migrated schema is the schema of the models."""
     with sql_store._database.read() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
 
 
 def test_the_newest_migration_is_the_one_that_is_looked_for(sql_store: SqlStateStore) -> None:
@@ -1323,7 +1323,7 @@ def test_no_password_in_messages(url: str) -> None:
 def test_postgresql_has_the_schema_of_the_models(postgresql_url: str) -> None:
     """Migrated from nothing, it has what the models say: 64-bit numbers, bytes, and no type by accident."""
     with closing(SqlStateStore.open(postgresql_url)) as store, store._database.read() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
         types: dict[str, str] = dict(
             connection.exec_driver_sql(
                 "SELECT column_name, data_type FROM information_schema.columns"
