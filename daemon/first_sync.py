@@ -68,7 +68,7 @@ def show_state(
     view = view_of(table, shape.definition)
     intent = new_intent(context, record, None, state.version)
     announce = partial(announce_files, context, intent)
-    if existing is None and record.snapshot_id is not None:
+    if existing is None and record.metadata_location is not None:
         # The table before this one may live on, under another name or in another catalog.
         store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
     manifest_paths = tuple(

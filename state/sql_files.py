@@ -307,7 +307,18 @@ def remove_pending(connection: Connection, of: dict[str, Any], paths: Iterable[s
 
 def remove_all_live_files(connection: Connection, table_id: int) -> None:
     """Forget the live data files of a table and all mappings; its live delete files are in no manifest any more."""
+    take_out_delete_files(connection, table_id)
     connection.execute(delete(DATA_FILES).where(DATA_FILES.c.table_id == table_id))
+
+
+def remove_some_live_files(connection: Connection, table_id: int, files_max: int) -> bool:
+    """Forget as many live data files of a table, and their mappings; False when these were the last."""
+    some = select(DATA_FILES.c.id).where(DATA_FILES.c.table_id == table_id).limit(files_max)
+    return connection.execute(delete(DATA_FILES).where(DATA_FILES.c.id.in_(some))).rowcount == files_max
+
+
+def take_out_delete_files(connection: Connection, table_id: int) -> None:
+    """The live delete files of a table are in no manifest any more."""
     live_before = update(DELETE_FILES).filter_by(table_id=table_id, status=FileStatus.LIVE)
     connection.execute(live_before.values(manifest_id=None))
 

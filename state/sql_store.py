@@ -1,6 +1,6 @@
 """The state store on any database that SQLAlchemy knows; SQLite is the one we test and ship with.
 
-Every verb is one transaction here; the steps inside it are in `sql_files.py`.
+Every verb but `record_rebuilt` is one transaction here; the steps inside it are in `sql_files.py`.
 """
 
 from __future__ import annotations
@@ -261,17 +261,30 @@ class SqlStateStore:
     ) -> None:
         table_id = outcome.table_id
         with self._database.write() as connection:
-            table = _load_table(connection, table_id)
-            sql_files.remove_all_live_files(connection, table_id)
-            for file_batch in batched(live_files, WRITE_BATCH_MAX):
+            # Iceberg shows that version already. Its snapshot says that all of the memory is right: it comes last.
+            advanced = advance_cursor(_load_table(connection, table_id), outcome, at_ms=at_ms)
+            _write_table(connection, replace(advanced, snapshot_id=None, last_synced_at_ms=at_ms))
+            sql_files.take_out_delete_files(connection, table_id)
+            sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
+        # A transaction for each batch: all other tables' writes would wait for a single one until its end.
+        more = True
+        while more:
+            with self._database.write() as connection:
+                more = sql_files.remove_some_live_files(connection, table_id, WRITE_BATCH_MAX)
+        for file_batch in batched(live_files, WRITE_BATCH_MAX):
+            with self._database.write() as connection:
+                _check_table(connection, table_id)
                 manifests = {file.manifest_path for file in file_batch}
                 manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests, at_ms=at_ms)
                 sql_files.write_live_files(connection, table_id, file_batch, manifest_ids)
-            sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
-            for delete_file_batch in batched(delete_files, WRITE_BATCH_MAX):
+        for delete_file_batch in batched(delete_files, WRITE_BATCH_MAX):
+            with self._database.write() as connection:
+                _check_table(connection, table_id)
                 manifests = {file.manifest_path for file in delete_file_batch}
                 manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests, at_ms=at_ms)
                 sql_files.write_live_delete_files(connection, table_id, delete_file_batch, manifest_ids, at_ms=at_ms)
+        with self._database.write() as connection:
+            table = _load_table(connection, table_id)
             sql_files.orphan_not_read_again(connection, table_id, at_ms=at_ms)
             sql_files.remove_pending(connection, {"table_id": table_id}, outcome.unwritten_files)
             # The current snapshot's intent landed, perhaps after it was abandoned, so its manifests, their list and the
@@ -286,8 +299,7 @@ class SqlStateStore:
                 connection, {"table_id": table_id}, sql_files.orphaned(OrphanReason.COMMIT_FAILED, at_ms)
             )
             _end_intents(connection, {"table_id": table_id}, IntentStatus.SYNCED)
-            advanced = advance_cursor(table, outcome, at_ms=at_ms)
-            _write_table(connection, replace(advanced, last_synced_at_ms=at_ms))
+            _write_table(connection, replace(table, snapshot_id=outcome.snapshot_id))
 
     def record_abandoned(
         self,
