@@ -115,13 +115,13 @@ def show_state(
         delta = replace(
             completed.delta,
             written_manifests=[manifest.manifest for manifest in written],
-            written_size_bytes=sum(file.size_bytes for manifest in written for file in manifest.files),
+            written_size_bytes=sum(manifest.size_bytes for manifest in written),
             replaces_all=existing is not None,
         )
         prepared = prepare_snapshot(view, delta, announce)
         account = Account(
             data_files=state.files,
-            physical_rows=sum(file.record_count for manifest in written for file in manifest.files),
+            physical_rows=sum(manifest.physical_rows for manifest in written),
             deleted_rows=sum(dv.cardinality for dv in dvs.values()),
         )
         check_account(account, account_of(prepared.manifests))
@@ -159,7 +159,7 @@ def show_state(
         source_timestamp_ms=state.timestamp_ms,
         operation="first sync" if existing is None else RESTORED,
         snapshots=1,
-        data_files_added=sum(len(manifest.files) for manifest in written),
+        data_files_added=sum(manifest.files for manifest in written),
         data_files_removed=int(prepared.summary.get("deleted-data-files", 0)),
         delete_files_added=len(completed.written),
         delete_files_removed=int(prepared.summary.get("removed-delete-files", 0)),
@@ -184,5 +184,5 @@ def _change(state: TableState, with_dv: Mapping[str, AddFile]) -> TableChange:
 
 def _live_files(written: Sequence[WrittenManifest], dvs: Mapping[str, DeletionVectorRecord]) -> Iterator[LiveFile]:
     for manifest in written:
-        for file in manifest.files:
+        for file in manifest.read_files():
             yield with_fields(file, deletion_vector=dvs.get(file.path))
