@@ -13,6 +13,7 @@ PROGRAMS = (
     "table_size",
     "first_sync",
     "many_first_syncs",
+    "commands",
     "idle_daemon",
     "compaction",
     "soak",

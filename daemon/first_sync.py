@@ -68,7 +68,7 @@ def show_state(
     view = view_of(table, shape.definition)
     intent = new_intent(context, record, None, state.version)
     announce = partial(announce_files, context, intent)
-    if existing is None and record.snapshot_id is not None:
+    if existing is None and record.metadata_location is not None:
         # The table before this one may live on, under another name or in another catalog.
         store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
     manifest_paths = tuple(
@@ -115,13 +115,13 @@ def show_state(
         delta = replace(
             completed.delta,
             written_manifests=[manifest.manifest for manifest in written],
-            written_size_bytes=sum(file.size_bytes for manifest in written for file in manifest.files),
+            written_size_bytes=sum(manifest.size_bytes for manifest in written),
             replaces_all=existing is not None,
         )
         prepared = prepare_snapshot(view, delta, announce)
         account = Account(
             data_files=state.files,
-            physical_rows=sum(file.record_count for manifest in written for file in manifest.files),
+            physical_rows=sum(manifest.physical_rows for manifest in written),
             deleted_rows=sum(dv.cardinality for dv in dvs.values()),
             size_bytes=delta.written_size_bytes,
         )
@@ -160,7 +160,7 @@ def show_state(
         source_timestamp_ms=state.timestamp_ms,
         operation="first sync" if existing is None else RESTORED,
         snapshots=1,
-        data_files_added=sum(len(manifest.files) for manifest in written),
+        data_files_added=sum(manifest.files for manifest in written),
         data_files_removed=int(prepared.summary.get("deleted-data-files", 0)),
         delete_files_added=len(completed.written),
         delete_files_removed=int(prepared.summary.get("removed-delete-files", 0)),
@@ -185,5 +185,5 @@ def _change(state: TableState, with_dv: Mapping[str, AddFile]) -> TableChange:
 
 def _live_files(written: Sequence[WrittenManifest], dvs: Mapping[str, DeletionVectorRecord]) -> Iterator[LiveFile]:
     for manifest in written:
-        for file in manifest.files:
+        for file in manifest.read_files():
             yield with_fields(file, deletion_vector=dvs.get(file.path))

@@ -310,16 +310,20 @@ class MemoryStateStore:
         *,
         at_ms: int,
     ) -> None:
-        # Read before the lock is taken: an iterable may read from this very store, and may fail half way.
+        with self._lock:
+            table = self._tables[outcome.table_id]
+            advanced = advance_cursor(table.record, outcome, at_ms=at_ms)
+            table.record = replace(advanced, snapshot_id=None, last_synced_at_ms=at_ms)
+            table.data_files.clear()
+            table.delete_files.clear()
+            for path, reason in outcome.removed_delete_files:
+                table.remove_delete_file(path, reason, at_ms)
+        # Read without the lock: an iterable may wait for a thread that writes here, and may fail half way.
         read_files, read_delete_files = list(live_files), list(delete_files)
         with self._lock:
             table = self._tables[outcome.table_id]
-            table.data_files.clear()
-            table.delete_files.clear()
             for data_file in read_files:
                 table.add_file(data_file, at_ms)
-            for path, reason in outcome.removed_delete_files:
-                table.remove_delete_file(path, reason, at_ms)
             for delete_file in read_delete_files:
                 table.add_delete_file(delete_file, at_ms)
             for file in list(table.written.values()):
@@ -332,8 +336,7 @@ class MemoryStateStore:
             table.orphan_pending(OrphanReason.COMMIT_FAILED, at_ms)
             for known in self._intents.values():
                 known.is_open = known.is_open and known.intent.table_id != outcome.table_id
-            advanced = advance_cursor(table.record, outcome, at_ms=at_ms)
-            table.record = replace(advanced, last_synced_at_ms=at_ms)
+            table.record = replace(table.record, snapshot_id=outcome.snapshot_id)
 
     def record_abandoned(
         self,

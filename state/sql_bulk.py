@@ -7,15 +7,10 @@ from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Select, Update, bindparam, insert, select, update
-from sqlalchemy.orm import InstrumentedAttribute
-
-from state.models import DataFileRow, DeleteFileRow, MetadataFileRow
+from sqlalchemy import Column, Connection, Select, Table, Update, bindparam, insert, select, update
 
 # SQLite takes 32,766 values in a statement, other databases fewer; longer lists do not get faster either.
 IN_LIST_MAX = 500
-
-FileRow = type[DataFileRow] | type[DeleteFileRow] | type[MetadataFileRow]
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -27,12 +22,9 @@ def batched(items: Iterable[T], batch_max: int = IN_LIST_MAX) -> Iterator[list[T
         yield batch
 
 
-def find_by_path(
-    connection: Connection, column: InstrumentedAttribute[V], table_id: int, paths: Iterable[str]
-) -> dict[str, V]:
+def find_by_path(connection: Connection, column: Column[V], table_id: int, paths: Iterable[str]) -> dict[str, V]:
     """The value of `column` for each of `paths` that has a row in the column's table."""
-    rows: Any = column.class_
-    by_path = _select_by_path(rows, column.key)
+    by_path = _select_by_path(column)
     return {
         path: value
         for batch in batched(paths)
@@ -42,7 +34,7 @@ def find_by_path(
 
 def write_rows(
     connection: Connection,
-    rows: FileRow,
+    rows: Table,
     table_id: int,
     columns: dict[str, dict[str, Any]],
     *,
@@ -55,7 +47,7 @@ def write_rows(
     update_rows(connection, rows, table_id, {path: row for path, row in columns.items() if path in known})
 
 
-def update_rows(connection: Connection, rows: FileRow, table_id: int, columns: dict[str, dict[str, Any]]) -> None:
+def update_rows(connection: Connection, rows: Table, table_id: int, columns: dict[str, dict[str, Any]]) -> None:
     """Update the row of each path; a path without a row is passed over."""
     if columns:
         connection.execute(
@@ -66,12 +58,13 @@ def update_rows(connection: Connection, rows: FileRow, table_id: int, columns: d
 
 # To put a statement together takes longer than to execute it.
 @cache
-def _select_by_path(rows: FileRow, column: str) -> Select[Any]:
-    return select(rows.path, getattr(rows, column)).where(
-        rows.table_id == bindparam("table_id"), rows.path.in_(bindparam("paths", expanding=True))
+def _select_by_path(column: Column[Any]) -> Select[Any]:
+    rows = column.table
+    return select(rows.c.path, column).where(
+        rows.c.table_id == bindparam("table_id"), rows.c.path.in_(bindparam("paths", expanding=True))
     )
 
 
 @cache
-def _update_by_path(rows: FileRow) -> Update:
-    return update(rows).where(rows.table_id == bindparam("of_table"), rows.path == bindparam("of_path"))
+def _update_by_path(rows: Table) -> Update:
+    return update(rows).where(rows.c.table_id == bindparam("of_table"), rows.c.path == bindparam("of_path"))

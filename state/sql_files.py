@@ -13,6 +13,7 @@ from sqlalchemy import (
     BigInteger,
     Connection,
     Select,
+    Table,
     Text,
     bindparam,
     delete,
@@ -25,7 +26,7 @@ from sqlalchemy import (
     update,
 )
 
-from state.models import DataFileRow, DeleteFileRow, DvMappingRow, MetadataFileRow
+from state.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
 from state.records import (
     DeleteFileRecord,
     DeletionVectorRecord,
@@ -37,8 +38,7 @@ from state.records import (
 )
 from state.sql_bulk import batched, find_by_path, update_rows, write_rows
 
-WrittenRow = type[DeleteFileRow] | type[MetadataFileRow]
-WRITTEN_ROWS: tuple[WrittenRow, ...] = (DeleteFileRow, MetadataFileRow)
+WRITTEN_ROWS = (DELETE_FILES, METADATA_FILES)
 
 
 def live(at_ms: int) -> dict[str, Any]:
@@ -53,23 +53,23 @@ def write_live_manifests(
     connection: Connection, table_id: int, paths: Collection[str], *, at_ms: int
 ) -> dict[str, int]:
     """Make these manifests live, known or not; gives the id of each."""
-    statuses = find_by_path(connection, MetadataFileRow.status, table_id, paths)
+    statuses = find_by_path(connection, METADATA_FILES.c.status, table_id, paths)
     columns = {
         path: {"kind": FileKind.MANIFEST, **live(at_ms)} for path in paths if statuses.get(path) is not FileStatus.LIVE
     }
-    write_rows(connection, MetadataFileRow, table_id, columns, known=statuses)
-    return find_by_path(connection, MetadataFileRow.id, table_id, paths)
+    write_rows(connection, METADATA_FILES, table_id, columns, known=statuses)
+    return find_by_path(connection, METADATA_FILES.c.id, table_id, paths)
 
 
 def move_manifest(connection: Connection, table_id: int, old: str, new_id: int) -> None:
     """The files in manifest `old` are in the one with `new_id` from now on."""
     old_id = (
-        select(MetadataFileRow.id)
-        .where(MetadataFileRow.table_id == table_id, MetadataFileRow.path == old)
+        select(METADATA_FILES.c.id)
+        .where(METADATA_FILES.c.table_id == table_id, METADATA_FILES.c.path == old)
         .scalar_subquery()
     )
-    connection.execute(update(DataFileRow).where(DataFileRow.manifest_id == old_id).values(manifest_id=new_id))
-    connection.execute(update(DeleteFileRow).where(DeleteFileRow.manifest_id == old_id).values(manifest_id=new_id))
+    connection.execute(update(DATA_FILES).where(DATA_FILES.c.manifest_id == old_id).values(manifest_id=new_id))
+    connection.execute(update(DELETE_FILES).where(DELETE_FILES.c.manifest_id == old_id).values(manifest_id=new_id))
 
 
 def write_live_files(
@@ -87,8 +87,8 @@ def write_live_files(
         }
         for file in files
     }
-    known = find_by_path(connection, DataFileRow.id, table_id, columns)
-    write_rows(connection, DataFileRow, table_id, columns, known=known)
+    known = find_by_path(connection, DATA_FILES.c.id, table_id, columns)
+    write_rows(connection, DATA_FILES, table_id, columns, known=known)
 
 
 def write_deletion_vectors(
@@ -96,13 +96,13 @@ def write_deletion_vectors(
 ) -> None:
     """Give live files another deletion vector, or none. A path that is not live is passed over."""
     columns = {path: _deletion_vector_columns(deletion_vector) for path, deletion_vector in changed_dvs}
-    update_rows(connection, DataFileRow, table_id, columns)
+    update_rows(connection, DATA_FILES, table_id, columns)
 
 
 def remove_live_files(connection: Connection, table_id: int, paths: Iterable[str]) -> None:
     """Forget these data files and their mappings; the delete files stay."""
     for batch in batched(paths):
-        connection.execute(delete(DataFileRow).where(DataFileRow.table_id == table_id, DataFileRow.path.in_(batch)))
+        connection.execute(delete(DATA_FILES).where(DATA_FILES.c.table_id == table_id, DATA_FILES.c.path.in_(batch)))
 
 
 def write_live_delete_files(
@@ -124,11 +124,11 @@ def write_live_delete_files(
         }
         for path, file in by_path.items()
     }
-    statuses = find_by_path(connection, DeleteFileRow.status, table_id, columns)
+    statuses = find_by_path(connection, DELETE_FILES.c.status, table_id, columns)
     live_before = {path for path, status in statuses.items() if status is FileStatus.LIVE}
     made_live = {path: {**row, **live(at_ms)} for path, row in columns.items() if path not in live_before}
-    write_rows(connection, DeleteFileRow, table_id, made_live, known=statuses)
-    update_rows(connection, DeleteFileRow, table_id, {path: columns[path] for path in live_before})
+    write_rows(connection, DELETE_FILES, table_id, made_live, known=statuses)
+    update_rows(connection, DELETE_FILES, table_id, {path: columns[path] for path in live_before})
     _remove_mappings(connection, table_id, statuses)
     mappings = [
         {
@@ -150,13 +150,13 @@ def orphan_delete_files(
 ) -> None:
     """Make these delete files orphaned, known or not; their mappings go. An orphaned one stays as it is."""
     reasons = dict(removed)
-    statuses = find_by_path(connection, DeleteFileRow.status, table_id, reasons)
+    statuses = find_by_path(connection, DELETE_FILES.c.status, table_id, reasons)
     columns = {
         path: {**orphaned(reason, at_ms), "manifest_id": None}
         for path, reason in reasons.items()
         if statuses.get(path) not in (FileStatus.ORPHANED, FileStatus.DELETED)
     }
-    write_rows(connection, DeleteFileRow, table_id, columns, known=statuses)
+    write_rows(connection, DELETE_FILES, table_id, columns, known=statuses)
     _remove_mappings(connection, table_id, statuses)
 
 
@@ -168,25 +168,25 @@ def orphan_unreferenced(
     A manifest that live files are in stays as it is: their rows point at it.
     """
     columns = dict.fromkeys(paths, orphaned(reason, at_ms))
-    update_written(connection, table_id, columns, statuses=(FileStatus.ORPHANED,), rows=(DeleteFileRow,))
+    update_written(connection, table_id, columns, statuses=(FileStatus.ORPHANED,), rows=(DELETE_FILES,))
     in_manifest = or_(
-        exists().where(DataFileRow.manifest_id == MetadataFileRow.id),
-        exists().where(DeleteFileRow.manifest_id == MetadataFileRow.id),
+        exists().where(DATA_FILES.c.manifest_id == METADATA_FILES.c.id),
+        exists().where(DELETE_FILES.c.manifest_id == METADATA_FILES.c.id),
     )
-    holding = select(MetadataFileRow.path).where(MetadataFileRow.table_id == table_id, in_manifest)
+    holding = select(METADATA_FILES.c.path).where(METADATA_FILES.c.table_id == table_id, in_manifest)
     for batch in batched(paths):
-        for manifest in connection.scalars(holding.where(MetadataFileRow.path.in_(batch))):
+        for manifest in connection.scalars(holding.where(METADATA_FILES.c.path.in_(batch))):
             columns.pop(manifest, None)
     live_or_orphaned = (FileStatus.LIVE, FileStatus.ORPHANED)
-    update_written(connection, table_id, columns, statuses=live_or_orphaned, rows=(MetadataFileRow,))
+    update_written(connection, table_id, columns, statuses=live_or_orphaned, rows=(METADATA_FILES,))
 
 
 def orphan_written(connection: Connection, table_id: int, reason: OrphanReason, *, at_ms: int) -> None:
     """Make every file orphaned that some snapshot may use. No live data file may be in a manifest any more."""
     older = [each for each in OrphanReason if each.shown_by_older]
     for rows in WRITTEN_ROWS:
-        used = rows.status.in_((FileStatus.PENDING, FileStatus.LIVE)) | rows.reason.in_(older)
-        kept = update(rows).where(rows.table_id == table_id, rows.status != FileStatus.DELETED, used)
+        used = rows.c.status.in_((FileStatus.PENDING, FileStatus.LIVE)) | rows.c.reason.in_(older)
+        kept = update(rows).where(rows.c.table_id == table_id, rows.c.status != FileStatus.DELETED, used)
         connection.execute(kept.values(**orphaned(reason, at_ms)))
 
 
@@ -195,7 +195,7 @@ def insert_orphans(
 ) -> None:
     """An orphaned row for each file that has no row yet."""
     rows = _rows_of(kind)
-    known = find_by_path(connection, rows.status, table_id, paths)
+    known = find_by_path(connection, rows.c.status, table_id, paths)
     columns = {path: {**orphaned(reason, at_ms), **_kind_column(kind)} for path in paths if path not in known}
     write_rows(connection, rows, table_id, columns, known=known)
 
@@ -206,11 +206,11 @@ def update_written(
     columns: Mapping[str, dict[str, Any]],
     *,
     statuses: Collection[FileStatus],
-    rows: Collection[WrittenRow] = WRITTEN_ROWS,
+    rows: Collection[Table] = WRITTEN_ROWS,
 ) -> None:
     """Update the row of each path that is in one of `statuses`, in one or both of the tables of written files."""
     for each in rows:
-        found = find_by_path(connection, each.status, table_id, columns)
+        found = find_by_path(connection, each.c.status, table_id, columns)
         update_rows(
             connection,
             each,
@@ -223,13 +223,13 @@ def count_written(connection: Connection, table_id: int) -> tuple[WrittenCount, 
     counted = [
         select(
             _kind_of(rows),
-            rows.status,
+            rows.c.status,
             func.count(),
-            func.coalesce(func.sum(rows.size_bytes), 0),
-            func.min(rows.since_ms),
+            func.coalesce(func.sum(rows.c.size_bytes), 0),
+            func.min(rows.c.since_ms),
         )
-        .where(rows.table_id == table_id)
-        .group_by(rows.status, *([rows.kind] if issubclass(rows, MetadataFileRow) else []))
+        .where(rows.c.table_id == table_id)
+        .group_by(rows.c.status, *([rows.c.kind] if rows is METADATA_FILES else []))
         for rows in WRITTEN_ROWS
     ]
     return tuple(
@@ -244,25 +244,25 @@ def has_orphans(connection: Connection, table_id: int, *, before_ms: int, reason
     """Whether a file of any kind is orphaned for one of `reasons`, since `before_ms` or longer."""
     orphans = (
         exists().where(
-            rows.table_id == table_id,
-            rows.status == FileStatus.ORPHANED,
-            rows.since_ms <= before_ms,
-            rows.reason.in_(reasons),
+            rows.c.table_id == table_id,
+            rows.c.status == FileStatus.ORPHANED,
+            rows.c.since_ms <= before_ms,
+            rows.c.reason.in_(reasons),
         )
         for rows in WRITTEN_ROWS
     )
     return bool(connection.scalar(select(or_(*orphans))))
 
 
-def select_written(rows: WrittenRow, table_id: int) -> Select[Any]:
+def select_written(rows: Table, table_id: int) -> Select[Any]:
     """The columns of `WrittenFile`, in its order."""
-    return select(rows.path, _kind_of(rows), rows.status, rows.since_ms, rows.reason, rows.size_bytes).where(
-        rows.table_id == table_id
+    return select(rows.c.path, _kind_of(rows), rows.c.status, rows.c.since_ms, rows.c.reason, rows.c.size_bytes).where(
+        rows.c.table_id == table_id
     )
 
 
-def _kind_of(rows: WrittenRow) -> Any:
-    return rows.kind if issubclass(rows, MetadataFileRow) else literal(FileKind.DELETE_FILE.value)
+def _kind_of(rows: Table) -> Any:
+    return rows.c.kind if rows is METADATA_FILES else literal(FileKind.DELETE_FILE.value)
 
 
 def write_pending(
@@ -270,7 +270,7 @@ def write_pending(
 ) -> None:
     """A pending row for each file that is not live. A row that an earlier intent left becomes this one's."""
     rows = _rows_of(kind)
-    statuses = find_by_path(connection, rows.status, table_id, paths)
+    statuses = find_by_path(connection, rows.c.status, table_id, paths)
     pending = {"status": FileStatus.PENDING, "reason": None, "since_ms": at_ms, "intent_id": intent_id}
     columns = {path: {**pending, **_kind_column(kind)} for path in paths if statuses.get(path) is not FileStatus.LIVE}
     write_rows(connection, rows, table_id, columns, known=statuses)
@@ -281,7 +281,7 @@ def take_back_pending(connection: Connection, intent_id: int, paths: Iterable[st
     for batch in batched(paths):
         for rows in WRITTEN_ROWS:
             pending = update(rows).filter_by(intent_id=intent_id, status=FileStatus.PENDING)
-            connection.execute(pending.where(rows.path.in_(batch)).values(**live(at_ms)))
+            connection.execute(pending.where(rows.c.path.in_(batch)).values(**live(at_ms)))
 
 
 def end_pending(connection: Connection, of: dict[str, Any], values: dict[str, Any]) -> None:
@@ -292,8 +292,8 @@ def end_pending(connection: Connection, of: dict[str, Any], values: dict[str, An
 
 def take_back_metadata(connection: Connection, of: dict[str, Any], *, at_ms: int) -> None:
     """Make the manifests, lists and metadata files that `of` selects live, pending or taken for orphans until now."""
-    taken_back = update(MetadataFileRow).filter_by(**of)
-    not_in_use = MetadataFileRow.status.in_((FileStatus.PENDING, FileStatus.ORPHANED))
+    taken_back = update(METADATA_FILES).filter_by(**of)
+    not_in_use = METADATA_FILES.c.status.in_((FileStatus.PENDING, FileStatus.ORPHANED))
     connection.execute(taken_back.where(not_in_use).values(**live(at_ms)))
 
 
@@ -302,24 +302,35 @@ def remove_pending(connection: Connection, of: dict[str, Any], paths: Iterable[s
     for batch in batched(paths):
         for rows in WRITTEN_ROWS:
             pending = delete(rows).filter_by(status=FileStatus.PENDING, **of)
-            connection.execute(pending.where(rows.path.in_(batch)))
+            connection.execute(pending.where(rows.c.path.in_(batch)))
 
 
 def remove_all_live_files(connection: Connection, table_id: int) -> None:
     """Forget the live data files of a table and all mappings; its live delete files are in no manifest any more."""
-    connection.execute(delete(DataFileRow).where(DataFileRow.table_id == table_id))
-    live_before = update(DeleteFileRow).filter_by(table_id=table_id, status=FileStatus.LIVE)
+    take_out_delete_files(connection, table_id)
+    connection.execute(delete(DATA_FILES).where(DATA_FILES.c.table_id == table_id))
+
+
+def remove_some_live_files(connection: Connection, table_id: int, files_max: int) -> bool:
+    """Forget as many live data files of a table, and their mappings; False when these were the last."""
+    some = select(DATA_FILES.c.id).where(DATA_FILES.c.table_id == table_id).limit(files_max)
+    return connection.execute(delete(DATA_FILES).where(DATA_FILES.c.id.in_(some))).rowcount == files_max
+
+
+def take_out_delete_files(connection: Connection, table_id: int) -> None:
+    """The live delete files of a table are in no manifest any more."""
+    live_before = update(DELETE_FILES).filter_by(table_id=table_id, status=FileStatus.LIVE)
     connection.execute(live_before.values(manifest_id=None))
 
 
 def orphan_not_read_again(connection: Connection, table_id: int, *, at_ms: int) -> None:
     """Make the live delete files that are in no manifest orphaned."""
-    not_read = update(DeleteFileRow).filter_by(table_id=table_id, status=FileStatus.LIVE, manifest_id=None)
+    not_read = update(DELETE_FILES).filter_by(table_id=table_id, status=FileStatus.LIVE, manifest_id=None)
     connection.execute(not_read.values(**orphaned(OrphanReason.DATA_FILES_GONE, at_ms)))
 
 
-def _rows_of(kind: FileKind) -> WrittenRow:
-    return DeleteFileRow if kind is FileKind.DELETE_FILE else MetadataFileRow
+def _rows_of(kind: FileKind) -> Table:
+    return DELETE_FILES if kind is FileKind.DELETE_FILE else METADATA_FILES
 
 
 def _kind_column(kind: FileKind) -> dict[str, FileKind]:
@@ -328,10 +339,10 @@ def _kind_column(kind: FileKind) -> dict[str, FileKind]:
 
 def _remove_mappings(connection: Connection, table_id: int, delete_files: Iterable[str]) -> None:
     for batch in batched(delete_files):
-        delete_file_ids = select(DeleteFileRow.id).where(
-            DeleteFileRow.table_id == table_id, DeleteFileRow.path.in_(batch)
+        delete_file_ids = select(DELETE_FILES.c.id).where(
+            DELETE_FILES.c.table_id == table_id, DELETE_FILES.c.path.in_(batch)
         )
-        connection.execute(delete(DvMappingRow).where(DvMappingRow.delete_file_id.in_(delete_file_ids)))
+        connection.execute(delete(DV_MAPPINGS).where(DV_MAPPINGS.c.delete_file_id.in_(delete_file_ids)))
 
 
 def _deletion_vector_columns(deletion_vector: DeletionVectorRecord | None) -> dict[str, Any]:
@@ -342,18 +353,18 @@ def _deletion_vector_columns(deletion_vector: DeletionVectorRecord | None) -> di
 
 
 # Joined by path, so that a mapping to a data file that is not live falls away by itself.
-_INSERT_MAPPING = insert(DvMappingRow).from_select(
+_INSERT_MAPPING = insert(DV_MAPPINGS).from_select(
     ["delete_file_id", "data_file_id", "dv_unique_id", "positions"],
     select(
-        DeleteFileRow.id,
-        DataFileRow.id,
+        DELETE_FILES.c.id,
+        DATA_FILES.c.id,
         bindparam("unique_id", type_=Text()),
         bindparam("positions_held", type_=BigInteger()),
     )
-    .join_from(DeleteFileRow, DataFileRow, DataFileRow.table_id == DeleteFileRow.table_id)
+    .join_from(DELETE_FILES, DATA_FILES, DATA_FILES.c.table_id == DELETE_FILES.c.table_id)
     .where(
-        DeleteFileRow.table_id == bindparam("of_table"),
-        DeleteFileRow.path == bindparam("of_delete_file"),
-        DataFileRow.path == bindparam("of_data_file"),
+        DELETE_FILES.c.table_id == bindparam("of_table"),
+        DELETE_FILES.c.path == bindparam("of_delete_file"),
+        DATA_FILES.c.path == bindparam("of_data_file"),
     ),
 )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from msgspec.structs import asdict
 from sqlalchemy import Connection, select, update
 
-from state.models import LeaseRow
+from state.models import LEASE
 from state.records import Lease
 from state.store import LeaseLost
 
 # Every write asks it.
-_LEASE = select(*(getattr(LeaseRow, field) for field in Lease.__struct_fields__))
+_LEASE = select(*LEASE.c[Lease.__struct_fields__])
 
 
 def read_lease(connection: Connection) -> Lease:
@@ -26,10 +26,10 @@ def check_holder(connection: Connection, token: int) -> None:
 
 def replace_lease(connection: Connection, seen: Lease, new: Lease) -> bool:
     """Write `new` if the lease is as it was `seen`; says whether it was."""
-    as_seen = update(LeaseRow).where(LeaseRow.token == seen.token, LeaseRow.renewals == seen.renewals)
+    as_seen = update(LEASE).where(LEASE.c.token == seen.token, LEASE.c.renewals == seen.renewals)
     return connection.execute(as_seen.values(asdict(new))).rowcount == 1
 
 
 def update_lease(connection: Connection, **columns: object) -> None:
     """Change the lease that is held; its renewals grow by one."""
-    connection.execute(update(LeaseRow).values(renewals=LeaseRow.renewals + 1, **columns))
+    connection.execute(update(LEASE).values(renewals=LEASE.c.renewals + 1, **columns))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row, Select, bindparam, select
 
-from state.models import DataFileRow, DeleteFileRow, DvMappingRow, MetadataFileRow
+from state.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
 from state.records import DeleteFileRecord, DeletionVectorRecord, DvMapping, LiveFile
 from state.sql_bulk import batched
 
@@ -18,9 +18,9 @@ _decode_partition = msgspec.json.Decoder(tuple[str | None, ...]).decode
 def select_live_files() -> Select[Any]:
     """Those of the table with the id that the parameter `table_id` will say."""
     return (
-        select(DataFileRow.__table__, MetadataFileRow.path.label("manifest_path"))
-        .join(MetadataFileRow, MetadataFileRow.id == DataFileRow.manifest_id)
-        .where(DataFileRow.table_id == bindparam("table_id"))
+        select(DATA_FILES, METADATA_FILES.c.path.label("manifest_path"))
+        .join(METADATA_FILES, METADATA_FILES.c.id == DATA_FILES.c.manifest_id)
+        .where(DATA_FILES.c.table_id == bindparam("table_id"))
     )
 
 
@@ -53,17 +53,17 @@ def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) 
     delete_files = []
     for batch in batched(delete_file_ids):
         served = (
-            select(DvMappingRow.__table__, DataFileRow.path)
-            .join(DataFileRow, DataFileRow.id == DvMappingRow.data_file_id)
-            .where(DvMappingRow.delete_file_id.in_(batch))
-            .order_by(DataFileRow.path)
+            select(DV_MAPPINGS, DATA_FILES.c.path)
+            .join(DATA_FILES, DATA_FILES.c.id == DV_MAPPINGS.c.data_file_id)
+            .where(DV_MAPPINGS.c.delete_file_id.in_(batch))
+            .order_by(DATA_FILES.c.path)
         )
         for row in connection.execute(served):
             mappings[row.delete_file_id].append(DvMapping(row.path, row.dv_unique_id, row.positions))
         serving = (
-            select(DeleteFileRow.__table__, MetadataFileRow.path.label("manifest_path"))
-            .join(MetadataFileRow, MetadataFileRow.id == DeleteFileRow.manifest_id)
-            .where(DeleteFileRow.id.in_(batch))
+            select(DELETE_FILES, METADATA_FILES.c.path.label("manifest_path"))
+            .join(METADATA_FILES, METADATA_FILES.c.id == DELETE_FILES.c.manifest_id)
+            .where(DELETE_FILES.c.id.in_(batch))
         )
         delete_files += [
             DeleteFileRecord(

@@ -1,6 +1,6 @@
 """The state store on any database that SQLAlchemy knows; SQLite is the one we test and ship with.
 
-Every verb is one transaction here; the steps inside it are in `sql_files.py`.
+Every verb but `record_rebuilt` is one transaction here; the steps inside it are in `sql_files.py`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from state import sql_files, sql_lease
 from state.cursor import advance_cursor
 from state.database import Database
 from state.models import (
-    DataFileRow,
-    DeleteFileRow,
-    DvMappingRow,
-    IntentRow,
+    DATA_FILES,
+    DELETE_FILES,
+    DV_MAPPINGS,
+    INTENTS,
+    SYNC_RUNS,
+    TABLES,
     IntentStatus,
-    SyncRunRow,
-    TableRow,
 )
 from state.records import (
     DeleteFileRecord,
@@ -46,31 +46,33 @@ READ_BATCH_MAX = 5_000
 WRITE_BATCH_MAX = 5_000
 
 # What every sync asks is put together once: that takes longer than to execute it.
-_TABLE_BY_NAME = select(TableRow.__table__).where(TableRow.name == bindparam("name"))
-_TABLE_BY_ID = select(TableRow.__table__).where(TableRow.id == bindparam("table_id"))
-_TABLE_IS_THERE = select(TableRow.id).where(TableRow.id == bindparam("table_id"))
-_INTENT_BY_ID = select(IntentRow.id, IntentRow.table_id, IntentRow.created_at_ms).where(
-    IntentRow.id == bindparam("intent_id")
+_TABLE_BY_NAME = select(TABLES).where(TABLES.c.name == bindparam("name"))
+_TABLE_BY_ID = select(TABLES).where(TABLES.c.id == bindparam("table_id"))
+_TABLE_IS_THERE = select(TABLES.c.id).where(TABLES.c.id == bindparam("table_id"))
+_INTENT_BY_ID = select(INTENTS.c.id, INTENTS.c.table_id, INTENTS.c.created_at_ms).where(
+    INTENTS.c.id == bindparam("intent_id")
 )
 _OPEN_INTENTS = (
-    select(IntentRow.__table__)
-    .where(IntentRow.table_id == bindparam("table_id"), IntentRow.status == IntentStatus.OPEN)
-    .order_by(IntentRow.created_at_ms, IntentRow.id)
+    select(INTENTS)
+    .where(INTENTS.c.table_id == bindparam("table_id"), INTENTS.c.status == IntentStatus.OPEN)
+    .order_by(INTENTS.c.created_at_ms, INTENTS.c.id)
 )
-_LIVE_FILES_BY_PATH = select_live_files().where(DataFileRow.path.in_(bindparam("paths", expanding=True)))
+_LIVE_FILES_BY_PATH = select_live_files().where(DATA_FILES.c.path.in_(bindparam("paths", expanding=True)))
 _SERVING = (
-    select(DvMappingRow.delete_file_id)
+    select(DV_MAPPINGS.c.delete_file_id)
     .distinct()
-    .join(DataFileRow, DataFileRow.id == DvMappingRow.data_file_id)
-    .where(DataFileRow.table_id == bindparam("table_id"), DataFileRow.path.in_(bindparam("data_files", expanding=True)))
+    .join(DATA_FILES, DATA_FILES.c.id == DV_MAPPINGS.c.data_file_id)
+    .where(
+        DATA_FILES.c.table_id == bindparam("table_id"), DATA_FILES.c.path.in_(bindparam("data_files", expanding=True))
+    )
 )
 _SERVED = (
-    select(DeleteFileRow.path, DataFileRow.path)
-    .join(DvMappingRow, DvMappingRow.delete_file_id == DeleteFileRow.id)
-    .join(DataFileRow, DataFileRow.id == DvMappingRow.data_file_id)
+    select(DELETE_FILES.c.path, DATA_FILES.c.path)
+    .join(DV_MAPPINGS, DV_MAPPINGS.c.delete_file_id == DELETE_FILES.c.id)
+    .join(DATA_FILES, DATA_FILES.c.id == DV_MAPPINGS.c.data_file_id)
     .where(
-        DeleteFileRow.table_id == bindparam("table_id"),
-        DeleteFileRow.path.in_(bindparam("delete_files", expanding=True)),
+        DELETE_FILES.c.table_id == bindparam("table_id"),
+        DELETE_FILES.c.path.in_(bindparam("delete_files", expanding=True)),
     )
 )
 
@@ -131,8 +133,8 @@ class SqlStateStore:
             if found is None or (found.source, found.target) != (source, target):
                 # All that belongs to the old row goes with it, by the foreign keys. Nothing of it becomes an orphan:
                 # whoever reads the old target still needs its files.
-                connection.execute(delete(TableRow).where(TableRow.name == name))
-                new = insert(TableRow).values(
+                connection.execute(delete(TABLES).where(TABLES.c.name == name))
+                new = insert(TABLES).values(
                     name=name, source=source, target=target, paused=False, must_compare=False, resync_wanted=False
                 )
                 connection.execute(new)
@@ -140,15 +142,13 @@ class SqlStateStore:
 
     def list_tables(self) -> list[TableRecord]:
         with self._database.read() as connection:
-            return [
-                _table_record(row) for row in connection.execute(select(TableRow.__table__).order_by(TableRow.name))
-            ]
+            return [_table_record(row) for row in connection.execute(select(TABLES).order_by(TABLES.c.name))]
 
     def forget_table(self, table_id: int) -> None:
         with self._database.write() as connection:
             _check_table(connection, table_id)
             # All that belongs to the row goes with it, by the foreign keys.
-            connection.execute(delete(TableRow).where(TableRow.id == table_id))
+            connection.execute(delete(TABLES).where(TABLES.c.id == table_id))
 
     def rename_table(self, table_id: int, name: str) -> None:
         with self._database.write() as connection:
@@ -165,8 +165,8 @@ class SqlStateStore:
 
     def read_live_files(self, table_id: int) -> Iterator[LiveFile]:
         # One short transaction a batch: a reader that dawdles must not hold back SQLite's checkpoints.
-        after_path = DataFileRow.path > bindparam("after")
-        live_files = select_live_files().where(after_path).order_by(DataFileRow.path).limit(READ_BATCH_MAX)
+        after_path = DATA_FILES.c.path > bindparam("after")
+        live_files = select_live_files().where(after_path).order_by(DATA_FILES.c.path).limit(READ_BATCH_MAX)
         after = ""
         while True:
             with self._database.read() as connection:
@@ -203,7 +203,7 @@ class SqlStateStore:
         with self._database.write() as connection:
             _check_table(connection, intent.table_id)
             if connection.scalar(_INTENT_BY_ID, {"intent_id": intent.id}) is None:
-                connection.execute(insert(IntentRow).values(**asdict(intent), status=IntentStatus.OPEN))
+                connection.execute(insert(INTENTS).values(**asdict(intent), status=IntentStatus.OPEN))
             _write_pending(connection, intent, pending)
 
     def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
@@ -214,7 +214,7 @@ class SqlStateStore:
         with self._database.write() as connection:
             _load_intent(connection, intent_id)
             payload = msgspec.json.encode(outcome)
-            connection.execute(update(IntentRow).where(IntentRow.id == intent_id).values(payload=payload))
+            connection.execute(update(INTENTS).where(INTENTS.c.id == intent_id).values(payload=payload))
 
     def find_open_intents(self, table_id: int) -> list[tuple[Intent, Outcome | None]]:
         with self._database.read() as connection:
@@ -261,17 +261,30 @@ class SqlStateStore:
     ) -> None:
         table_id = outcome.table_id
         with self._database.write() as connection:
-            table = _load_table(connection, table_id)
-            sql_files.remove_all_live_files(connection, table_id)
-            for file_batch in batched(live_files, WRITE_BATCH_MAX):
+            # Iceberg shows that version already. Its snapshot says that all of the memory is right: it comes last.
+            advanced = advance_cursor(_load_table(connection, table_id), outcome, at_ms=at_ms)
+            _write_table(connection, replace(advanced, snapshot_id=None, last_synced_at_ms=at_ms))
+            sql_files.take_out_delete_files(connection, table_id)
+            sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
+        # A transaction for each batch: all other tables' writes would wait for a single one until its end.
+        more = True
+        while more:
+            with self._database.write() as connection:
+                more = sql_files.remove_some_live_files(connection, table_id, WRITE_BATCH_MAX)
+        for file_batch in batched(live_files, WRITE_BATCH_MAX):
+            with self._database.write() as connection:
+                _check_table(connection, table_id)
                 manifests = {file.manifest_path for file in file_batch}
                 manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests, at_ms=at_ms)
                 sql_files.write_live_files(connection, table_id, file_batch, manifest_ids)
-            sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
-            for delete_file_batch in batched(delete_files, WRITE_BATCH_MAX):
+        for delete_file_batch in batched(delete_files, WRITE_BATCH_MAX):
+            with self._database.write() as connection:
+                _check_table(connection, table_id)
                 manifests = {file.manifest_path for file in delete_file_batch}
                 manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests, at_ms=at_ms)
                 sql_files.write_live_delete_files(connection, table_id, delete_file_batch, manifest_ids, at_ms=at_ms)
+        with self._database.write() as connection:
+            table = _load_table(connection, table_id)
             sql_files.orphan_not_read_again(connection, table_id, at_ms=at_ms)
             sql_files.remove_pending(connection, {"table_id": table_id}, outcome.unwritten_files)
             # The current snapshot's intent landed, perhaps after it was abandoned, so its manifests, their list and the
@@ -286,8 +299,7 @@ class SqlStateStore:
                 connection, {"table_id": table_id}, sql_files.orphaned(OrphanReason.COMMIT_FAILED, at_ms)
             )
             _end_intents(connection, {"table_id": table_id}, IntentStatus.SYNCED)
-            advanced = advance_cursor(table, outcome, at_ms=at_ms)
-            _write_table(connection, replace(advanced, last_synced_at_ms=at_ms))
+            _write_table(connection, replace(table, snapshot_id=outcome.snapshot_id))
 
     def record_abandoned(
         self,
@@ -345,15 +357,15 @@ class SqlStateStore:
         with self._database.write() as connection:
             _check_table(connection, table_id)
             for rows in sql_files.WRITTEN_ROWS:
-                gone = rows.status == FileStatus.DELETED
+                gone = rows.c.status == FileStatus.DELETED
                 if orphans:
-                    left = (rows.status == FileStatus.ORPHANED) & (rows.reason != OrphanReason.TABLE_REPLACED)
+                    left = (rows.c.status == FileStatus.ORPHANED) & (rows.c.reason != OrphanReason.TABLE_REPLACED)
                     gone = gone | left
-                connection.execute(delete(rows).where(rows.table_id == table_id, gone, rows.since_ms < before_ms))
-            ended = delete(IntentRow).where(IntentRow.table_id == table_id, IntentRow.status != IntentStatus.OPEN)
-            connection.execute(ended.where(IntentRow.created_at_ms < before_ms))
-            runs = delete(SyncRunRow).where(SyncRunRow.table_id == table_id)
-            connection.execute(runs.where(SyncRunRow.started_at_ms < before_ms))
+                connection.execute(delete(rows).where(rows.c.table_id == table_id, gone, rows.c.since_ms < before_ms))
+            ended = delete(INTENTS).where(INTENTS.c.table_id == table_id, INTENTS.c.status != IntentStatus.OPEN)
+            connection.execute(ended.where(INTENTS.c.created_at_ms < before_ms))
+            runs = delete(SYNC_RUNS).where(SYNC_RUNS.c.table_id == table_id)
+            connection.execute(runs.where(SYNC_RUNS.c.started_at_ms < before_ms))
 
     def record_failure(self, table_id: int, error: TableError) -> None:
         with self._database.write() as connection:
@@ -362,7 +374,7 @@ class SqlStateStore:
     def record_run(self, run: SyncRun) -> None:
         with self._database.write() as connection:
             _check_table(connection, run.table_id)
-            connection.execute(insert(SyncRunRow).values(**asdict(run)))
+            connection.execute(insert(SYNC_RUNS).values(**asdict(run)))
 
     def record_resumed(self, table_id: int) -> None:
         with self._database.write() as connection:
@@ -377,17 +389,13 @@ class SqlStateStore:
             _write_table(connection, replace(_load_table(connection, table_id), resync_wanted=wanted))
 
     def count(self, table_id: int) -> TableCounts:
+        files = DATA_FILES.c
         sums = select(
-            func.count(),
-            func.sum(DataFileRow.record_count),
-            func.sum(DataFileRow.dv_cardinality),
-            func.sum(DataFileRow.size_bytes),
+            func.count(), func.sum(files.record_count), func.sum(files.dv_cardinality), func.sum(files.size_bytes)
         )
         with self._database.read() as connection:
             _check_table(connection, table_id)
-            data_files, rows, deleted, size_bytes = connection.execute(
-                sums.where(DataFileRow.table_id == table_id)
-            ).one()
+            data_files, rows, deleted, size_bytes = connection.execute(sums.where(files.table_id == table_id)).one()
             # A sum over no rows is None, and some databases add integers up to a decimal.
             deleted_positions = int(deleted or 0)
             return TableCounts(
@@ -405,7 +413,7 @@ class SqlStateStore:
                 WrittenFile(path, FileKind(kind), *rest)
                 for rows in sql_files.WRITTEN_ROWS
                 for path, kind, *rest in connection.execute(
-                    sql_files.select_written(rows, table_id).where(rows.status.in_(statuses))
+                    sql_files.select_written(rows, table_id).where(rows.c.status.in_(statuses))
                 )
             ]
         return sorted(files, key=lambda file: (file.since_ms, file.path))
@@ -418,16 +426,16 @@ class SqlStateStore:
     def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
         count = func.count()
         crowded = (
-            select(DataFileRow.path)
-            .join(DvMappingRow, DvMappingRow.data_file_id == DataFileRow.id)
-            .where(DataFileRow.table_id == table_id)
+            select(DATA_FILES.c.path)
+            .join(DV_MAPPINGS, DV_MAPPINGS.c.data_file_id == DATA_FILES.c.id)
+            .where(DATA_FILES.c.table_id == table_id)
             # In the order of the index by path, so that the database need not sort the whole table.
-            .group_by(DataFileRow.path, DataFileRow.id)
+            .group_by(DATA_FILES.c.path, DATA_FILES.c.id)
             .having(
                 (count > delete_files_max)
                 | (
                     (count > 1)
-                    & (func.coalesce(DataFileRow.dv_cardinality, 0) >= deleted_share * DataFileRow.record_count)
+                    & (func.coalesce(DATA_FILES.c.dv_cardinality, 0) >= deleted_share * DATA_FILES.c.record_count)
                 )
             )
         )
@@ -437,9 +445,9 @@ class SqlStateStore:
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         newest = (
-            select(*(getattr(SyncRunRow, field) for field in SyncRun.__struct_fields__))
-            .where(SyncRunRow.table_id == table_id)
-            .order_by(SyncRunRow.started_at_ms.desc(), SyncRunRow.id.desc())
+            select(*SYNC_RUNS.c[SyncRun.__struct_fields__])
+            .where(SYNC_RUNS.c.table_id == table_id)
+            .order_by(SYNC_RUNS.c.started_at_ms.desc(), SYNC_RUNS.c.id.desc())
             .limit(runs_max)
         )
         with self._database.read() as connection:
@@ -470,7 +478,7 @@ def _write_table(connection: Connection, table: TableRecord) -> None:
     # Setting the key, even to itself, makes SQLite look at every row that points at it.
     table_id = columns.pop("id")
     columns["error"] = None if table.error is None else msgspec.json.encode(table.error)
-    connection.execute(update(TableRow).where(TableRow.id == table_id).values(columns))
+    connection.execute(update(TABLES).where(TABLES.c.id == table_id).values(columns))
 
 
 def _load_intent(connection: Connection, intent_id: int) -> Row[int, int, int]:
@@ -490,5 +498,5 @@ def _write_pending(
 
 
 def _end_intents(connection: Connection, of: dict[str, int], status: IntentStatus) -> None:
-    opened = update(IntentRow).filter_by(status=IntentStatus.OPEN, **of)
+    opened = update(INTENTS).filter_by(status=IntentStatus.OPEN, **of)
     connection.execute(opened.values(status=status, payload=None))

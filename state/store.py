@@ -1,4 +1,7 @@
-"""The verbs of the state store: one verb, one transaction. SQLite and the in-memory twin behave the same."""
+"""The verbs of the state store: one verb, one transaction, but for `record_rebuilt`.
+
+SQLite and the in-memory twin behave the same.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from state.records import (
 
 
 class StateUnavailable(Exception):
-    """The database cannot be read or written now; nothing was changed by the verb that raised it."""
+    """The database cannot be read or written now. But for `record_rebuilt`, the verb that raised it changed nothing."""
 
 
 class LeaseLost(StateUnavailable):
@@ -130,7 +133,10 @@ class StateStore(Protocol):
         do delete files that were live, for DATA_FILES_GONE unless the outcome says why. Manifests, lists and metadata
         files that were live stay so. The pending files of the intent whose id is the outcome's snapshot id are live:
         it landed. Of `outcome`, the cursor, `removed_delete_files` and `unwritten_files` count; the iterables say the
-        rest. They are read inside the transaction, so they must not write to the store.
+        rest. They must not read what is live for this table: it is forgotten first.
+
+        Many transactions, so that other tables are written meanwhile. Until the last of them, and after a failure or a
+        kill in between, the table is at the outcome's version without a snapshot: its memory has to be rebuilt.
         """
         ...
 

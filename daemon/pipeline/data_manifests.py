@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -55,11 +54,33 @@ MANIFESTS = pa.schema(
 
 @dataclass(frozen=True)
 class WrittenManifest:
-    """A manifest, its data files, of which the deletion vectors are not told, and their hidden columns."""
+    """A manifest, what its data files come to, and their hidden columns.
+
+    `row` is what its task answered. The files are read from it each time: as objects, those of a large table would take
+    twice its memory besides.
+    """
 
     manifest: ManifestFile
-    files: Sequence[LiveFile]
+    files: int
+    physical_rows: int
+    size_bytes: int
     hidden: frozenset[Path]
+    row: pa.RecordBatch
+
+    def read_files(self) -> Iterator[LiveFile]:
+        """Its data files, of which the deletion vectors are not told."""
+        (row,) = self.row.to_pylist()
+        for path, record_count, size_bytes, partition in zip(
+            row["paths"], row["record_counts"], row["sizes_bytes"], row["file_partitions"], strict=True
+        ):
+            yield LiveFile(
+                path=path,
+                record_count=record_count,
+                size_bytes=size_bytes,
+                spec_id=self.manifest.partition_spec_id,
+                manifest_path=self.manifest.manifest_path,
+                partition=tuple(partition),
+            )
 
 
 @dataclass(frozen=True)
@@ -141,10 +162,11 @@ def write_data_manifests(
         # Sorted by path, files of one partition value come into one manifest, which readers can then pass over.
         frame = state.adds.repartitionByRange(len(task.paths), "path").sortWithinPartitions("path")
         batches = run_on_spark(frame, task, MANIFESTS)
-    return [_written(row, task) for batch in batches for row in batch.to_pylist()]
+    return [_written(batch.slice(number, 1), task) for batch in batches for number in range(batch.num_rows)]
 
 
-def _written(row: Mapping[str, Any], task: ManifestTask) -> WrittenManifest:
+def _written(answer: pa.RecordBatch, task: ManifestTask) -> WrittenManifest:
+    (row,) = answer.to_pylist()
     manifest = manifest_record(
         manifest_path=row["manifest_path"],
         manifest_length=row["manifest_length"],
@@ -163,18 +185,9 @@ def _written(row: Mapping[str, Any], task: ManifestTask) -> WrittenManifest:
     )
     return WrittenManifest(
         manifest,
-        [
-            LiveFile(
-                path=path,
-                record_count=record_count,
-                size_bytes=size_bytes,
-                spec_id=task.table.spec_id,
-                manifest_path=row["manifest_path"],
-                partition=tuple(partition),
-            )
-            for path, record_count, size_bytes, partition in zip(
-                row["paths"], row["record_counts"], row["sizes_bytes"], row["file_partitions"], strict=True
-            )
-        ],
-        frozenset(tuple(column) for column in row["hidden"]),
+        files=len(row["paths"]),
+        physical_rows=sum(row["record_counts"]),
+        size_bytes=sum(row["sizes_bytes"]),
+        hidden=frozenset(tuple(column) for column in row["hidden"]),
+        row=answer,
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from alembic import context
 
-from state.models import Base
+from state.models import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=Base.metadata,
+    target_metadata=METADATA,
     # SQLite alters a column only by copying the table, which batch mode writes out.
     render_as_batch=True,
 )

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,7 @@ from sqlalchemy import Connection, create_engine
 from state.database import REVISION
 from state.memory_store import MemoryStateStore
 from state.migration import MIGRATIONS
-from state.models import Base
+from state.models import METADATA
 from state.records import (
     DeleteFileRecord,
     DeletionVectorRecord,
@@ -46,7 +46,7 @@ from state.records import (
     WrittenFile,
 )
 from state.sql_bulk import IN_LIST_MAX
-from state.sql_store import READ_BATCH_MAX, SqlStateStore
+from state.sql_store import READ_BATCH_MAX, WRITE_BATCH_MAX, SqlStateStore
 from state.store import LeaseLost, StateStore, StateUnavailable
 from tests.servers import Server, postgresql
 
@@ -754,27 +754,65 @@ def test_rebuilt_without_a_snapshot(store: StateStore, table_id: int) -> None:
     assert orphan_paths(store, table_id) == ["found"]
 
 
-def test_rebuilt_from_itself(store: StateStore, table_id: int) -> None:
-    """A rebuild may read the very table that it replaces, and then changes nothing but the time."""
-    paths = [f"f{number:05}" for number in range(READ_BATCH_MAX + 2)]
-    store.record_rebuilt(outcome(table_id, 1), map(live_file, paths), [], at_ms=1)
-    store.record_rebuilt(outcome(table_id, 1), store.read_live_files(table_id), [], at_ms=2)
-    assert [file.path for file in store.read_live_files(table_id)] == paths
-    assert store.list_tables()[0].last_synced_at_ms == 2
+def test_rebuilt_in_batches(store: StateStore, table_id: int) -> None:
+    """A second rebuild leaves nothing of the first, of however many files both are."""
+    first, second = ([f"{name}{number:05}" for number in range(WRITE_BATCH_MAX + 2)] for name in "fs")
+    store.record_rebuilt(outcome(table_id, 1), map(live_file, first), [], at_ms=1)
+    store.record_rebuilt(outcome(table_id, 1), map(live_file, [*first[:1], *second]), [], at_ms=2)
+    assert [file.path for file in store.read_live_files(table_id)] == [*first[:1], *second]
+    (table,) = store.list_tables()
+    assert (table.snapshot_id, table.last_synced_at_ms) == (7_001, 2)
 
 
 def test_rebuild_that_fails_half_way(store: StateStore, table_id: int) -> None:
-    """When an iterable of a rebuild raises, the error comes through and nothing has changed."""
-    store.record_synced(None, outcome(table_id, 1, added_files=(live_file("a"),)), at_ms=1)
-    before = observe(store, table_id, ["a"])
+    """When an iterable of a rebuild raises, the table is left without a snapshot: the next rebuild makes it whole."""
+    served = outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d", "a"),))
+    store.record_synced(None, served, at_ms=1)
 
     def failing() -> Iterator[LiveFile]:
-        yield from (live_file(f"f{number}") for number in range(READ_BATCH_MAX + 1))
+        yield from (live_file(f"f{number}") for number in range(WRITE_BATCH_MAX + 1))
         raise OSError("the manifest is not readable")
 
     with pytest.raises(OSError, match="manifest is not readable"):
         store.record_rebuilt(outcome(table_id, 2), failing(), [], at_ms=2)
-    assert observe(store, table_id, ["a"]) == before
+    (table,) = store.list_tables()
+    assert (table.synced_version, table.snapshot_id, table.metadata_location) == (
+        2,
+        None,
+        "s3://iceberg/metadata/v2.json",
+    )
+    assert orphans(store, table_id) == []
+    store.record_rebuilt(outcome(table_id, 2), [live_file("a")], [delete_file("d", "a")], at_ms=3)
+    assert store.list_tables()[0].snapshot_id == 7_002
+    assert list(store.read_live_files(table_id)) == [live_file("a")]
+    assert store.find_delete_files(table_id, ["a"]) == [delete_file("d", "a")]
+
+
+def test_others_write_during_a_rebuild(store: StateStore, table_id: int) -> None:
+    """While files are read for a rebuild, all verbs of other tables go on, and what people say of this one is kept."""
+    other = store.load_table("t0", "s3://delta/t0", "sales.t0").id
+
+    def files() -> Iterator[LiveFile]:
+        yield live_file("a")
+        store.record_synced(None, outcome(other, 1, added_files=(live_file("b"),)), at_ms=1)
+        store.record_paused(table_id, True)
+
+    store.record_rebuilt(outcome(table_id, 2), files(), [], at_ms=2)
+    tables = {table.id: table for table in store.list_tables()}
+    assert tables[other].synced_version == 1
+    assert (tables[table_id].paused, tables[table_id].snapshot_id) == (True, 7_002)
+
+
+def test_forgotten_during_a_rebuild(store: StateStore, table_id: int) -> None:
+    """A table that is forgotten meanwhile stays forgotten: the rebuild raises LookupError."""
+
+    def files() -> Iterator[LiveFile]:
+        yield live_file("a")
+        store.forget_table(table_id)
+
+    with pytest.raises(LookupError):
+        store.record_rebuilt(outcome(table_id, 2), files(), [], at_ms=2)
+    assert store.list_tables() == []
 
 
 def test_record_orphans_leaves_known_paths(store: StateStore, table_id: int) -> None:
@@ -1157,20 +1195,16 @@ def test_threads_do_not_lose_each_others_work(store: StateStore, table_id: int) 
 
 
 def test_long_write_is_waited_for(database_path: Path) -> None:
-    """While a rebuild is under way, other writers queue however short the busy timeout is, and readers go on."""
+    """While one verb writes, other writers queue however short the busy timeout is, and readers go on."""
     with closing(SqlStateStore.open(f"sqlite:///{database_path}?timeout=0.01")) as store, ThreadPoolExecutor(1) as pool:
         table_id = fill(store)
-        queued: list[Future[None]] = []
-
-        def files() -> Iterator[LiveFile]:
-            yield live_file("b")
-            queued.append(pool.submit(store.record_run, SyncRun(table_id, 1, 1, "advanced")))
-            assert wait(queued, timeout=0.1).done == set()
-            assert list(store.find_live_files(table_id, ["a", "b"])) == ["a"]
-
-        store.record_rebuilt(outcome(table_id, 2), files(), [], at_ms=2)
-        queued[0].result(timeout=5)
-        assert list(store.find_live_files(table_id, ["a", "b"])) == ["b"]
+        with store._database.write() as connection:
+            connection.exec_driver_sql("DELETE FROM data_files")
+            queued = pool.submit(store.record_run, SyncRun(table_id, 1, 1, "advanced"))
+            assert wait([queued], timeout=0.1).done == set()
+            assert list(store.find_live_files(table_id, ["a"])) == ["a"]
+        queued.result(timeout=5)
+        assert list(store.find_live_files(table_id, ["a"])) == []
         assert len(store.list_runs(table_id, runs_max=9)) == 1
 
 
@@ -1209,7 +1243,7 @@ def test_sqlite_is_durable_and_checks_references(sql_store: SqlStateStore) -> No
 def test_models_and_migrations_agree(sql_store: SqlStateStore) -> None:
     """The migrated schema is the schema of the models."""
     with sql_store._database.read() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
 
 
 def test_the_newest_migration_is_the_one_that_is_looked_for(sql_store: SqlStateStore) -> None:
@@ -1323,7 +1357,7 @@ def test_no_password_in_messages(url: str) -> None:
 def test_postgresql_has_the_schema_of_the_models(postgresql_url: str) -> None:
     """Migrated from nothing, it has what the models say: 64-bit numbers, bytes, and no type by accident."""
     with closing(SqlStateStore.open(postgresql_url)) as store, store._database.read() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
         types: dict[str, str] = dict(
             connection.exec_driver_sql(
                 "SELECT column_name, data_type FROM information_schema.columns"
@@ -1484,13 +1518,13 @@ def test_damaged_table_fails_without_a_trace(
 CRASHING = """
 import os, sys
 from state.records import FileKind, Intent, LiveFile, Outcome
-from state.sql_store import SqlStateStore
+from state.sql_store import WRITE_BATCH_MAX, SqlStateStore
 
 def outcome(version, **changes):
     return Outcome(1, "delta-id", None, version, 1, 9, "v.json", **changes)
 
 def endless():
-    yield from (LiveFile(f"f{number}", 1, 1, 0, "m") for number in range(6000))
+    yield from (LiveFile(f"f{number}", 1, 1, 0, "m") for number in range(WRITE_BATCH_MAX + 1))
     os._exit(9)
 
 store = SqlStateStore.open(sys.argv[1])
@@ -1510,13 +1544,16 @@ os._exit(9)
 
 @pytest.mark.parametrize(
     ("steps", "open_intents", "synced_version", "live_files"),
-    [(4, 1, None, 0), (5, 0, 1, 1), (6, 0, 1, 1)],
+    [(4, 1, None, 0), (5, 0, 1, 1), (6, 0, 2, WRITE_BATCH_MAX)],
     ids=["outcome prepared", "synced", "half rebuilt"],
 )
 def test_killed_process_leaves_a_consistent_file(
     database_path: Path, steps: int, open_intents: int, synced_version: int | None, live_files: int
 ) -> None:
-    """A process that dies leaves the verbs that returned, whole, and nothing of the one it was in."""
+    """A process that dies leaves the verbs that returned, whole, and nothing of the one it was in.
+
+    But for a rebuild: its table has no snapshot then, and is rebuilt again.
+    """
     url = f"sqlite:///{database_path}"
     killed = subprocess.run([sys.executable, "-c", CRASHING, url, str(steps)], cwd=REPOSITORY, check=False)
     assert killed.returncode == 9
@@ -1526,6 +1563,7 @@ def test_killed_process_leaves_a_consistent_file(
     with closing(SqlStateStore.open(url)) as store:
         assert len(store.find_open_intents(1)) == open_intents
         assert store.list_tables()[0].synced_version == synced_version
+        assert store.list_tables()[0].snapshot_id == (9 if steps == 5 else None)
         assert store.count(1).live_data_files == live_files
         for intent, _ in store.find_open_intents(1):
             store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=3)

@@ -33,6 +33,7 @@ from daemon.pipeline import data_manifests
 from daemon.pipeline.runner import Runner
 from daemon.settings import LimitsSettings
 from daemon.storage import FileIOStorage
+from state.database import Database
 from state.sql_store import SqlStateStore
 from tests.faults import sparkless
 from tests.faults.checks import check, duckdb_rows
@@ -49,6 +50,8 @@ STEPS: tuple[tuple[Any, str], ...] = (
         )
     ),
     (SqlStateStore, "forget_before"),
+    # A verb of several transactions may end between two of them.
+    (Database, "write"),
     (FileIOStorage, "delete"),
     (Runner, "write_delete_files"),
     (PositionDeleteWriter, "__init__"),

@@ -16,6 +16,7 @@ import pytest
 from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.table import Table
 
+from daemon.commit import unchanged_outcome
 from daemon.compaction import Compaction
 from daemon.errors import CatalogAway, CorruptInput, ObjectStoreAway, TargetChanged
 from daemon.maintenance import Maintainer
@@ -517,10 +518,16 @@ def test_a_rollback_to_a_tag_whose_followers_are_gone_is_noticed(make: Callable[
     world.check()
 
 
-def test_a_table_that_was_renamed_keeps_its_files(make: Callable[..., World]) -> None:
+@pytest.mark.parametrize("interrupted", [False, True], ids=["in step", "half rebuilt"])
+def test_a_table_that_was_renamed_keeps_its_files(make: Callable[..., World], interrupted: bool) -> None:
     """dvsync makes the table anew in the same folder; the old one loses nothing, whatever time passes."""
     world = make(snapshots_max=1)
     world.delete(3)
+    if interrupted:
+        store = world.bench.store
+        (record,) = store.list_tables()
+        with pytest.raises(ZeroDivisionError):
+            store.record_rebuilt(unchanged_outcome(record), (1 // 0 for _ in "f"), [], at_ms=1)
     catalog = world.bench.catalogs.open("local")
     catalog.rename_table("lake.t", "lake.backup")
     before = rows_of(catalog.load_table("lake.backup").scan().to_arrow())
