@@ -548,6 +548,11 @@ def _partition_spec(schema: Schema, columns: list[str], specs: Mapping[int, Part
     for column in columns:
         if column not in schema.column_names:
             raise CorruptInput(f"partition column {column} is not in the schema", hint=HINT_METADATA)
+        if columns.count(column) > 1 or not schema.find_type(column).is_primitive:
+            raise CorruptInput(
+                f"Delta cannot partition by column {column}: it is not of a primitive type, or named twice",
+                hint=HINT_METADATA,
+            )
         if isinstance(schema.find_type(column), BinaryType):
             raise Unsupported(
                 f"partition column {column} is binary", hint="Partition the Delta table by another column."

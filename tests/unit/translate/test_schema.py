@@ -609,6 +609,14 @@ def test_a_renamed_partition_column_keeps_its_spec() -> None:
     assert second.spec_id == first.spec_id
 
 
+@pytest.mark.parametrize("partition", [("a",), ("b", "b")])
+def test_partition_columns_that_cannot_be_are_corrupt(partition: tuple[str, ...]) -> None:
+    """A list, and a column that is named twice: Delta writes no such table."""
+    elements = {"type": "array", "elementType": "long", "containsNull": True}
+    with pytest.raises(CorruptInput, match=f"cannot partition by column {partition[0]}"):
+        translate_schema(metadata(column("a", elements), column("b", "long"), partition=partition))
+
+
 def test_binary_partition_columns_are_refused() -> None:
     """Delta writes binary partition values as text that does not hold every byte."""
     with pytest.raises(Unsupported, match="partition column b is binary"):
