@@ -236,14 +236,20 @@ def commits_to_newest(context: TableContext, shown: Shown) -> list[Commit]:
             resolve_path(context.location, add.path): (add.path, add.dv_unique_id, add.size)
             for add in collect_adds(state.adds.drop("stats"))
         }
+        # Another table may have files by the very names and sizes of the old one's.
+        same_table = state.metadata.id == shown.record.delta_table_id
         differing = [
             path
             for path, (_, dv_id, size_bytes) in newest.items()
-            if path not in live or (_unique_id(live[path][0]), live[path][1]) != (dv_id, size_bytes)
+            if not same_table or path not in live or (_unique_id(live[path][0]), live[path][1]) != (dv_id, size_bytes)
         ]
         adds = collect_adds(select_paths(spark, state, [newest[path][0] for path in differing])) if differing else ()
         # A file of another size is another one by the same name.
-        gone = [path for path, (_, size_bytes) in live.items() if path not in newest or newest[path][2] != size_bytes]
+        gone = [
+            path
+            for path, (_, size_bytes) in live.items()
+            if not same_table or path not in newest or newest[path][2] != size_bytes
+        ]
         first = Commit(
             version=state.version,
             # Each sync asks the log for it, which may tell another time than Delta does.
