@@ -71,6 +71,32 @@ def check_ours(context: TableContext, record: TableRecord, table: Table) -> None
         )
 
 
+def check_source(context: TableContext, table: Table, marker: Marker) -> None:
+    """Raise `TargetChanged` when `marker`, of another dvsync's snapshot, tells of another Delta table than our source.
+
+    Where the source was replaced since, within its log, what it was at that version counts. Asks the log first, which
+    takes one request, and Delta on Spark only where that does not tell.
+    """
+    theirs, log = marker.delta_table_id, context.log
+    if log.find_first_table_id() == theirs:
+        return
+    with context.spark.session() as spark:
+        ours = read_table_state(spark, log).metadata.id
+        if ours == theirs:
+            return
+        with suppress(CorruptInput, ObjectMissing, Unsupported):
+            if read_table_state(spark, log, marker.version).metadata.id == theirs:
+                return
+    name, target = context.settings.name, context.settings.target
+    raise TargetChanged(
+        f"the Iceberg table {target} shows another Delta table (id {theirs}, version {marker.version}), which the "
+        f"dvsync with the state {marker.writer} follows; {context.location} has the id {ours}",
+        path=table.metadata_location,
+        hint=f"Two Delta tables cannot share a target: give one of them another target. To have this one in {target}, "
+        f"stop that dvsync and `dvsync resync {name}`.",
+    )
+
+
 def load_shown(context: TableContext, record: TableRecord, table: Table) -> tuple[Shown, bool]:
     """The table with a memory that agrees with it, rebuilt if need be.
 
