@@ -122,8 +122,8 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
         specs=table.specs(),
     )
     shape = _shape(schema, settings, table.properties, retention_ms)
-    lost = find_lost(mapping, schema.name_mapping) if mapping else {}
-    return replace(shape, definition=replace(shape.definition, misread=_misread(table, lost))) if lost else shape
+    misread = _misread(table, find_lost(mapping, schema.name_mapping) if mapping else {})
+    return replace(shape, definition=replace(shape.definition, misread=misread))
 
 
 def _misread(table: Table, lost: Mapping[int, str]) -> Misread:

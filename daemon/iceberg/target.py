@@ -48,6 +48,10 @@ from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
+# What Nessie answers when it is asked for its configuration. It shows the newest snapshot alone, has those before it in
+# its own history, each with the name mapping of its time, and refuses requests to remove one.
+IS_NESSIE = "nessie.is-nessie-catalog"
+
 
 @dataclass(frozen=True)
 class Misread:
@@ -306,7 +310,7 @@ def _removals(
     table: Table, snapshot_ids: Sequence[int]
 ) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
     """What takes snapshots out of the table, while its branches and tags are as they were."""
-    if not snapshot_ids:
+    if not snapshot_ids or table.catalog.properties.get(IS_NESSIE) == "true":
         return (), ()
     refs = table.metadata.refs.items()
     return (

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from structlog.testing import capture_logs
 
@@ -16,7 +15,6 @@ from tests.faults import sparkless
 from tests.handmade import COLUMNS, Bench, HandmadeTable
 from tests.readers import duckdb_connection
 
-ARROW_TYPES = {"string": pa.string(), "integer": pa.int32(), "long": pa.int64()}
 LONGS = (("id", "long"), ("part", "string"), ("value", "long"))
 
 
@@ -49,16 +47,6 @@ def delete_one(table: HandmadeTable) -> None:
     table.commit(table.delete({path: [max(table.deleted[path], default=-1) + 1]}))
 
 
-def overwrite(table: HandmadeTable, columns: tuple[tuple[str, str], ...], row: Mapping[str, Any]) -> None:
-    """One row in the place of all, in columns of other types: what Delta's overwriteSchema does."""
-    path = f"part-{table.version}.parquet"
-    schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in columns])
-    pq.write_table(pa.Table.from_pylist([dict(row)], schema), table.folder / path)
-    removes = [table.remove(path) for path in list(table.live)]
-    table.rows[path] = [(row["id"], row["part"], row.get("value"))]
-    table.commit([{"metaData": table.metadata(columns)}, *removes, table.add(path)])
-
-
 def shown(bench: Bench) -> dict[int, list[dict[str, Any]]]:
     """The rows of each snapshot, as PyIceberg and DuckDB show them alike."""
     iceberg = bench.iceberg()
@@ -78,7 +66,7 @@ def test_another_type_of_a_column(table: HandmadeTable, bench: Bench) -> None:
     delete_one(table)
     bench.follower.sync()
     before, log = shown(bench), len(bench.iceberg().metadata.metadata_log)
-    overwrite(table, LONGS, {"id": 7, "part": "q", "value": 70})
+    table.overwrite(LONGS, {"id": 7, "part": "q", "value": 70})
     with capture_logs() as logs:
         bench.follower.sync()
     iceberg = bench.iceberg()
@@ -96,9 +84,9 @@ def test_snapshots_that_do_not_have_the_column_stay(table: HandmadeTable, bench:
     """What was before a column joined shows the same after that column has changed."""
     before = shown(bench)
     wider = (*COLUMNS, ("note", "string"))
-    overwrite(table, wider, {"id": 8, "part": "q", "value": "v", "note": "n"})
+    table.overwrite(wider, {"id": 8, "part": "q", "value": "v", "note": "n"})
     bench.follower.sync()
-    overwrite(table, (*COLUMNS, ("note", "long")), {"id": 9, "part": "q", "value": "v", "note": 9})
+    table.overwrite((*COLUMNS, ("note", "long")), {"id": 9, "part": "q", "value": "v", "note": 9})
     bench.follower.sync()
     after = shown(bench)
     assert {snapshot_id: after.pop(snapshot_id) for snapshot_id in before} == before
@@ -126,7 +114,7 @@ def test_a_type_that_changes_back(table: HandmadeTable, bench: Bench) -> None:
     """Each time the name has another id: no snapshot of either stays."""
     for columns, value in ((LONGS, 70), (COLUMNS, "seventy"), (LONGS, 71)):
         row = {"id": 7, "part": "q", "value": value}
-        overwrite(table, columns, row)
+        table.overwrite(columns, row)
         bench.follower.sync()
         assert list(shown(bench).values()) == [[row]]
 
@@ -134,7 +122,7 @@ def test_a_type_that_changes_back(table: HandmadeTable, bench: Bench) -> None:
 def test_a_resync_expires_them_too(table: HandmadeTable, bench: Bench) -> None:
     """It goes by Delta's whole state, with the same mapping of names."""
     row = {"id": 7, "part": "q", "value": 70}
-    overwrite(table, LONGS, row)
+    table.overwrite(LONGS, row)
     bench.follower.sync(full=True)
     assert list(shown(bench).values()) == [[row]]
 
@@ -149,7 +137,7 @@ def test_a_wider_type_costs_no_history(table: HandmadeTable, bench: Bench) -> No
         (("part", "string"), ("id", "long")),
     ):
         before = shown(bench)
-        overwrite(table, columns, {name: row[name] for name, _ in columns})
+        table.overwrite(columns, {name: row[name] for name, _ in columns})
         bench.follower.sync()
         after = shown(bench)
         assert len(after) == len(before) + 1
@@ -174,7 +162,7 @@ def test_a_reference_is_neither_emptied_nor_dropped(
     held = bench.iceberg().metadata.current_snapshot_id
     assert held is not None
     REFERENCES[kind](bench, held)
-    overwrite(table, LONGS, {"id": 7, "part": "q", "value": 70})
+    table.overwrite(LONGS, {"id": 7, "part": "q", "value": 70})
     files = sorted(bench.folder.rglob("*"))
     with pytest.raises(Unsupported, match=rf"column value .* and {kind} audit \(snapshot {held}\) keeps one") as caught:
         bench.follower.sync(full=full)
@@ -194,7 +182,7 @@ def test_a_reference_to_another_snapshot_is_nobodys_business(table: HandmadeTabl
     REFERENCES["tag"](bench, held)
     before = shown(bench)[held]
     for kind, value in (("string", "n"), ("long", 9)):
-        overwrite(table, (*COLUMNS, ("note", kind)), {"id": 8, "part": "q", "value": "v", "note": value})
+        table.overwrite((*COLUMNS, ("note", kind)), {"id": 8, "part": "q", "value": "v", "note": value})
         bench.follower.sync()
     assert shown(bench)[held] == before
     assert bench.iceberg().metadata.refs["audit"].snapshot_id == held
@@ -205,7 +193,7 @@ def test_somebody_elses_snapshots_stay(table: HandmadeTable, bench: Bench) -> No
     bench.iceberg().append(pa.table({"id": [99], "part": ["x"], "value": ["theirs"]}))
     foreign = bench.iceberg().metadata.current_snapshot_id
     bench.follower.sync(full=True)
-    overwrite(table, LONGS, {"id": 7, "part": "q", "value": 70})
+    table.overwrite(LONGS, {"id": 7, "part": "q", "value": 70})
     bench.follower.sync()
     iceberg = bench.iceberg()
     assert {each.snapshot_id for each in iceberg.snapshots()} == {foreign, iceberg.metadata.current_snapshot_id}
