@@ -16,7 +16,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from daemon.context import TableContext
-from daemon.definition import Shape, remembering, shape_for, shape_of
+from daemon.definition import Shape, check_references, remembering, shape_for, shape_of
 from daemon.delta.actions import Commit
 from daemon.delta.deletion_vector import new_positions, read_position_sets
 from daemon.delta.protocol import check_protocol
@@ -167,7 +167,8 @@ def advance(
         )
         outcome = _outcome(record, change, completed)
         prepared = None
-        if completed.is_empty:
+        # A newest snapshot that the new name mapping makes wrong needs a successor.
+        if completed.is_empty and record.snapshot_id not in shape.definition.misread.snapshot_ids:
             check_account(account, before)
         else:
             with context.step("prepare"):
@@ -190,7 +191,9 @@ def advance(
     outcome = with_fields(outcome, metadata_location=table.metadata_location)
     with context.step("record"):
         store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
-    return Shown(remembered(record, outcome), table), _result(change, completed, outcome)
+    return Shown(remembered(record, outcome), table), _result(
+        change, completed, outcome, snapshots=1 if prepared else 0
+    )
 
 
 def remembered_account(context: TableContext, record: TableRecord) -> Account:
@@ -224,6 +227,7 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
             hint="Iceberg widens int to long, float to double and the precision of decimals only: overwrite the older "
             "files on the Delta side, then `dvsync resync` the table.",
         )
+    check_references(shown.table, shape, context.settings)
     return shape
 
 
@@ -440,7 +444,7 @@ def remembered(record: TableRecord, outcome: Outcome) -> TableRecord:
     )
 
 
-def _result(change: TableChange, completed: CommitPlan, outcome: Outcome) -> SyncResult:
+def _result(change: TableChange, completed: CommitPlan, outcome: Outcome, *, snapshots: int) -> SyncResult:
     return SyncResult(
         outcome="advanced",
         from_version=change.from_version,
@@ -449,7 +453,7 @@ def _result(change: TableChange, completed: CommitPlan, outcome: Outcome) -> Syn
         metadata_location=outcome.metadata_location,
         source_timestamp_ms=outcome.source_timestamp_ms,
         operation=change.operation,
-        snapshots=0 if completed.is_empty else 1,
+        snapshots=snapshots,
         data_files_added=len(change.added),
         data_files_removed=len(change.removed),
         delete_files_added=len(completed.written),

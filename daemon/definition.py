@@ -11,6 +11,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.name_mapping import NameMapping, parse_mapping_from_json
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.types import TimestamptzType
 
 from daemon.delta.actions import Metadata, Protocol
@@ -18,14 +19,14 @@ from daemon.delta.features import check_features, used_features
 from daemon.delta.protocol import check_metadata
 from daemon.delta.vacuum import retention_s, vacuum_cleans
 from daemon.errors import TargetChanged, Unsupported
-from daemon.iceberg.marker import shown_by
+from daemon.iceberg.marker import find_marker, shown_by
 from daemon.iceberg.retention import RETENTION_MS
-from daemon.iceberg.target import Definition
+from daemon.iceberg.target import Definition, Misread
 from daemon.settings import TableSettings
 from daemon.storage import check_path
 from daemon.translate.file_schema import with_hidden
 from daemon.translate.metrics import metrics_properties
-from daemon.translate.schema import TableSchema, translate_schema
+from daemon.translate.schema import TableSchema, find_lost, translate_schema
 
 NAME_MAPPING = "schema.name-mapping.default"
 # What the last commit of dvsync left. Nothing is built upon a table whose shape is another one.
@@ -112,14 +113,51 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     retention_ms = str(round(retention_s(metadata) * 1000))
     if table is None:
         return _shape(translate_schema(metadata), settings, {}, retention_ms)
+    mapping = _own_mapping(table)
     schema = translate_schema(
         metadata,
         None if _counts_anew(metadata, table) else _own_schema(table),
-        mapping=_own_mapping(table),
+        mapping=mapping,
         schemas=table.schemas(),
         specs=table.specs(),
     )
-    return _shape(schema, settings, table.properties, retention_ms)
+    shape = _shape(schema, settings, table.properties, retention_ms)
+    misread = _misread(table, find_lost(mapping, schema.name_mapping) if mapping else {})
+    return replace(shape, definition=replace(shape.definition, misread=misread))
+
+
+def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
+    """dvsync's own snapshots that show a column which is `lost`."""
+    schemas = {schema_id: lost.keys() & schema.field_ids for schema_id, schema in table.schemas().items()}
+    found = {
+        snapshot.snapshot_id: schemas[snapshot.schema_id]
+        for snapshot in table.metadata.snapshots
+        if snapshot.schema_id in schemas and find_marker(snapshot) is not None
+    }
+    return Misread(
+        snapshot_ids=tuple(snapshot_id for snapshot_id, ids in found.items() if ids),
+        columns=tuple(sorted({lost[field_id] for ids in found.values() for field_id in ids})),
+    )
+
+
+def check_references(table: Table, shape: Shape, settings: TableSettings) -> None:
+    """Raise `Unsupported` when a tag or a branch holds a snapshot that would be misread from the next commit on.
+
+    To show it with nulls would be wrong, and to drop what somebody set on purpose cannot be undone.
+    """
+    misread = shape.definition.misread
+    held = [
+        f"{ref.snapshot_ref_type} {name} (snapshot {ref.snapshot_id})"
+        for name, ref in sorted(table.metadata.refs.items())
+        if name != MAIN_BRANCH and ref.snapshot_id in misread.snapshot_ids
+    ]
+    if held:
+        raise Unsupported(
+            f"Iceberg must take the changed column {', '.join(misread.columns)} for a new one, and would show nulls in "
+            f"it in older snapshots: these have to be expired, and {', '.join(held)} keeps one",
+            hint="Copy its rows into another table where they are needed, drop it (ALTER TABLE … DROP TAG or DROP "
+            f"BRANCH), then `dvsync resume {settings.name}`.",
+        )
 
 
 def remembering(shape: Shape, table: Table | None, protocol: Protocol | None, metadata: Metadata | None) -> Shape:

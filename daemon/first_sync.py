@@ -23,7 +23,7 @@ from daemon.commit import (
     remembered,
 )
 from daemon.context import TableContext
-from daemon.definition import check_places, remembering, shape_for
+from daemon.definition import check_places, check_references, remembering, shape_for
 from daemon.delta.actions import AddFile, resolve_path
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange
@@ -65,6 +65,7 @@ def show_state(
     shape = remembering(shape, existing, state.protocol, state.metadata)
     table = existing or context.target.stage(shape.definition, context.settings.format_version)
     check_places(table.metadata.location, table.properties, context.location)
+    check_references(table, shape, context.settings)
     view = view_of(table, shape.definition)
     intent = new_intent(context, record, None, state.version)
     announce = partial(announce_files, context, intent)

@@ -87,6 +87,32 @@ def check_ours(context: TableContext, record: TableRecord, table: Table) -> None
         )
 
 
+def check_source(context: TableContext, table: Table, marker: Marker) -> None:
+    """Raise `TargetChanged` when `marker`, of another dvsync's snapshot, tells of another Delta table than our source.
+
+    Where the source was replaced since, within its log, what it was at that version counts. Asks the log first, which
+    takes one request, and Delta on Spark only where that does not tell.
+    """
+    theirs, log = marker.delta_table_id, context.log
+    if log.find_first_table_id() == theirs:
+        return
+    with context.spark.session() as spark:
+        ours = read_table_state(spark, log).metadata.id
+        if ours == theirs:
+            return
+        with suppress(CorruptInput, ObjectMissing, Unsupported):
+            if read_table_state(spark, log, marker.version).metadata.id == theirs:
+                return
+    name, target = context.settings.name, context.settings.target
+    raise TargetChanged(
+        f"the Iceberg table {target} shows another Delta table (id {theirs}, version {marker.version}), which the "
+        f"dvsync with the state {marker.writer} follows; {context.location} has the id {ours}",
+        path=table.metadata_location,
+        hint=f"Two Delta tables cannot share a target: give one of them another target. To have this one in {target}, "
+        f"stop that dvsync and `dvsync resync {name}`.",
+    )
+
+
 def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_in_doubt: bool) -> tuple[Shown, bool]:
     """The table with a memory that agrees with it, rebuilt if need be. What `is_in_doubt` is added up first.
 
@@ -285,18 +311,20 @@ def commits_to_newest(context: TableContext, shown: Shown) -> tuple[list[Commit]
             for file in context.store.read_live_files(shown.record.id)
         }
         newest = _delta_files(context, state)
+        # Another table may have files by the very names and sizes of the old one's.
+        kept = live if state.metadata.id == shown.record.delta_table_id else {}
         differing = [
             file.spelling
             for path, file in newest.items()
-            if path not in live
-            or (_unique_id(live[path][0]), live[path][1]) != (_unique_id(file.deletion_vector), file.size_bytes)
+            if path not in kept
+            or (_unique_id(kept[path][0]), kept[path][1]) != (_unique_id(file.deletion_vector), file.size_bytes)
         ]
         adds = collect_adds(select_paths(spark, state, differing)) if differing else ()
         # A file of another size is another one by the same name.
         gone = [
             path
             for path, (_, size_bytes) in live.items()
-            if path not in newest or newest[path].size_bytes != size_bytes
+            if path not in kept or path not in newest or newest[path].size_bytes != size_bytes
         ]
         first = Commit(
             version=state.version,

@@ -36,7 +36,7 @@ from daemon.first_sync import first_sync
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
 from daemon.proof import Checksums, check_state
-from daemon.recovery import check_ours, commits_to_newest, end_intents, load_shown, rebuild
+from daemon.recovery import check_ours, check_source, commits_to_newest, end_intents, load_shown, rebuild
 from daemon.restore import restore_metadata
 from daemon.store import find_record
 from state import TableRecord
@@ -64,6 +64,8 @@ class Follower:
         # Another dvsync's newest metadata file, and since when it could have gone on from it.
         self._others_location: str | None = None
         self._others_since_s = 0.0
+        # The Delta table that another dvsync shows, once it was found to be ours.
+        self._others_table_id: str | None = None
         # Since when Delta has been at an older version than Iceberg.
         self._older_since_s: float | None = None
         self._checksums = Checksums(context.log)
@@ -184,7 +186,7 @@ class Follower:
         return first_sync(self._context, record, table)
 
     def _give_way(self, record: TableRecord, table: Table) -> None:
-        """Raise `TargetHeld` while another dvsync keeps the table in step.
+        """Raise `TargetHeld` while another dvsync keeps the table in step, `TargetChanged` if it has another source.
 
         It is presumed dead when Delta has gone on for a whole lease and it has not. A comeback does no harm: its commit
         needs the snapshot that it knew, and then it gives way itself.
@@ -194,6 +196,9 @@ class Follower:
             return
         if any(intent.id == current for intent, _ in self._context.store.find_open_intents(record.id)):
             return
+        if marker.delta_table_id not in (record.delta_table_id, self._others_table_id):
+            check_source(self._context, table, marker)
+            self._others_table_id = marker.delta_table_id
         now_s = self._context.clock.monotonic_s()
         is_behind = self._context.log.has_version(marker.version + 1)
         if self._others_location != table.metadata_location or not is_behind:

@@ -41,6 +41,8 @@ FEATURES = ["deletionVectors"]
 COLUMNS = (("id", "long"), ("part", "string"), ("value", "string"))
 ARROW = pa.schema([("id", pa.int64()), ("part", pa.string()), ("value", pa.string())])
 
+ARROW_TYPES = {"string": pa.string(), "integer": pa.int32(), "long": pa.int64()}
+
 
 def z85(data: bytes) -> str:
     padded = data + b"\0" * (-len(data) % 4)
@@ -159,6 +161,15 @@ class HandmadeTable:
         if "deletionVector" in old:
             action["deletionVector"] = old["deletionVector"]
         return {"remove": action}
+
+    def overwrite(self, columns: Sequence[tuple[str, str]], row: Mapping[str, Any]) -> None:
+        """Commit one row in the place of all, in other columns: Delta's `overwriteSchema`."""
+        path = f"part-{uuid4()}.parquet"
+        schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in columns])
+        pq.write_table(pa.Table.from_pylist([dict(row)], schema), self.folder / path)
+        removes = [self.remove(path) for path in list(self.live)]
+        self.rows[path] = [(row["id"], row["part"], row.get("value", ""))]
+        self.commit([{"metaData": self.metadata(columns)}, *removes, self.add(path)])
 
     def write_dvs(self, positions: Mapping[str, set[int]], storage: str = "u") -> dict[str, dict[str, Any]]:
         """Deletion vector descriptors by data file; those of storage `u` and `p` share one file."""

@@ -170,6 +170,17 @@ class DeltaLog:
         except ObjectMissing:
             return None
 
+    def find_first_table_id(self) -> str | None:
+        """The id that version 0 gave to the table; None where log cleanup took the commit, or its beginning does not
+        tell. One request.
+        """
+        try:
+            head = self._storage.read(self.commit_path(0), Span(0, HEAD_BYTES))
+            actions, _ = _decode(_Lines([head], size_max=HEAD_BYTES), 0, self.commit_path(0))
+        except (ObjectMissing, CorruptInput, Unsupported):
+            return None
+        return next((action.meta_data.id for action in actions if action.meta_data), None)
+
     def commit_time_ms(self, version: int, otherwise: int) -> int:
         """When `version` was committed, as `read_commit` tells it; `otherwise` where its commit file is gone."""
         self._known = self._look_at(version)

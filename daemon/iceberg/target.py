@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+import structlog
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
@@ -37,6 +38,7 @@ from pyiceberg.table.update import (
     UpgradeFormatVersionUpdate,
 )
 
+from daemon import log as events
 from daemon.clock import Clock
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError
 from daemon.iceberg.manifests import write_manifest_list
@@ -44,14 +46,32 @@ from daemon.iceberg.marker import WRITER
 from daemon.iceberg.pyiceberg_ext import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+# What Nessie answers when it is asked for its configuration. It shows the newest snapshot alone, has those before it in
+# its own history, each with the name mapping of its time, and refuses requests to remove one.
+IS_NESSIE = "nessie.is-nessie-catalog"
+
+
+@dataclass(frozen=True)
+class Misread:
+    """Snapshots in which readers would find nulls, or other values, in `columns` of files without field ids."""
+
+    snapshot_ids: tuple[int, ...] = ()
+    columns: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True)
 class Definition:
-    """What the table shall be after the commit; equal parts cost nothing. `properties` are set, never removed."""
+    """What the table shall be after the commit; equal parts cost nothing. `properties` are set, never removed.
+
+    Snapshots that are `misread` by its name mapping leave in the very commit that brings it.
+    """
 
     schema: Schema
     spec: PartitionSpec
     properties: Mapping[str, str] = field(default_factory=dict)
+    misread: Misread = field(default_factory=Misread)
 
 
 class Target:
@@ -131,7 +151,10 @@ class Target:
             return table
         if stamp:
             updates = (*updates, SetPropertiesUpdate(updates={**stamp, **self._signature}))
-        return self._commit_metadata(table, updates, announce)
+        removals, references = _removals(table, definition.misread.snapshot_ids)
+        table = self._commit_metadata(table, (*updates, *removals), announce, references)
+        _tell(definition.misread)
+        return table
 
     def expire(self, table: Table, snapshot_ids: Sequence[int], announce: Announce) -> Table:
         """Take snapshots out of the table's metadata; their files stay. Raises as `commit` does.
@@ -139,11 +162,8 @@ class Target:
         Branches and tags are as they were, or nothing is done. A tag that someone sets on one of the snapshots in this
         very moment is lost: no requirement of the specification can ask for its absence.
         """
-        refs = tuple(
-            AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in table.metadata.refs.items()
-        )
-        updates = (RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)),)
-        return self._commit_metadata(table, updates, announce, refs)
+        removals, references = _removals(table, snapshot_ids)
+        return self._commit_metadata(table, removals, announce, references)
 
     def _commit_metadata(
         self,
@@ -205,11 +225,12 @@ class Target:
         except (CommitFailedException, TableAlreadyExistsError) as error:
             # A catalog that repeats a request of its own accord can be in conflict with itself.
             found = self.find_table()
-            if found is not None and found.metadata.current_snapshot_id == prepared.snapshot_id:
-                return found
-            raise self._conflict(error) from error
+            if found is None or found.metadata.current_snapshot_id != prepared.snapshot_id:
+                raise self._conflict(error) from error
+            table = found
         except Exception as error:
             raise self._unknown(error) from error
+        _tell(definition.misread)
         return table
 
     def _conflict(self, error: Exception) -> CommitConflict:
@@ -280,7 +301,27 @@ def _changes(
             SetPropertiesUpdate(updates={**table.metadata.properties, **definition.properties}),
             *reference,
         ), (AssertCreate(),)
-    return (*_definition_changes(table, definition), *reference), _unchanged(table)
+    removals, references = _removals(table, definition.misread.snapshot_ids)
+    # The snapshot that was the newest until now may be among those that leave.
+    return (*_definition_changes(table, definition), *reference, *removals), (*_unchanged(table), *references)
+
+
+def _removals(
+    table: Table, snapshot_ids: Sequence[int]
+) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
+    """What takes snapshots out of the table, while its branches and tags are as they were."""
+    if not snapshot_ids or table.catalog.properties.get(IS_NESSIE) == "true":
+        return (), ()
+    refs = table.metadata.refs.items()
+    return (
+        (RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)),),
+        tuple(AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in refs),
+    )
+
+
+def _tell(misread: Misread) -> None:
+    if misread.snapshot_ids:
+        _log.warning(events.SNAPSHOTS_EXPIRED, snapshot_ids=misread.snapshot_ids, columns=misread.columns)
 
 
 def _unchanged(table: Table) -> tuple[TableRequirement, ...]:

@@ -249,6 +249,24 @@ def _renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: 
         yield from _renumbered(known.fields, field.fields, f"{parent}{field.names[0]}.")
 
 
+def find_lost(before: NameMapping, after: NameMapping) -> dict[int, str]:
+    """Field ids to which a name of `before` led and leads no more, each with that name.
+
+    Readers find these columns no longer in files without field ids, whichever snapshot shows them: a name mapping is
+    the table's, not a snapshot's (Iceberg spec, "Column Projection").
+    """
+    ids = dict(_mapped_paths(after.root))
+    return {field_id: ".".join(path) for path, field_id in _mapped_paths(before.root) if ids.get(path) != field_id}
+
+
+def _mapped_paths(fields: Iterable[MappedField], parent: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    for field in fields:
+        path = (*parent, field.names[0])
+        if field.field_id is not None:
+            yield path, field.field_id
+        yield from _mapped_paths(field.fields, path)
+
+
 def _with_dropped(
     fields: list[MappedField], previous: Sequence[MappedField], ids: Container[int | None]
 ) -> list[MappedField]:

@@ -11,9 +11,10 @@ from threading import Event
 import pytest
 from filelock import FileLock
 
+from daemon import recovery
 from daemon.clock import SystemClock
 from daemon.context import Writer
-from daemon.errors import CommitConflict, CommitOutcomeUnknown, StateStoreAway, TargetHeld
+from daemon.errors import CommitConflict, CommitOutcomeUnknown, StateStoreAway, TargetChanged, TargetHeld
 from daemon.iceberg import target
 from daemon.lease import LeaseKeeper, hold_lease
 from daemon.recovery import end_intents
@@ -305,6 +306,79 @@ def test_a_lost_state_database_at_the_same_place_is_no_other_one(benches, table,
     delete_next(table)
     again = benches("new.db", writer)
     assert again.follower.sync().to_version == table.version
+
+
+def other_table(folder: Path) -> HandmadeTable:
+    table = HandmadeTable(folder)
+    table.create()
+    for number in range(3):
+        table.commit([table.add(table.write_file([(100 + number, "y", "v")]))])
+    return table
+
+
+@pytest.mark.parametrize("options", [{}, {"on_foreign_commit": "overwrite"}])
+def test_two_delta_tables_with_one_target_do_not_take_turns(benches, table, tmp_path, options):
+    """Neither takes the Iceberg table from the other, however long that one is silent; a person decides which it is."""
+    clock, other = Clock(), other_table(tmp_path / "other")
+    first = benches("a.db", Writer("host-a:/a.db", 30.0), clock)
+    second = Bench(
+        tmp_path, other.location, state_name="b.db", clock=clock, writer=Writer("host-b", 30.0), table_options=options
+    )
+    with closing(second):
+        first.follower.sync()
+        says = (
+            rf"the Iceberg table lake\.t shows another Delta table \(id {table.table_id}, version 1\), which the "
+            rf"dvsync with the state host-a:/a\.db follows; {other.location} has the id {other.table_id}"
+        )
+        for _ in range(2):
+            with pytest.raises(TargetChanged, match=says) as caught:
+                second.follower.sync()
+            clock.time_s += 60.0
+        assert "give one of them another target" in caught.value.hint
+        assert duckdb_rows(second.iceberg()) == table.live_rows()
+        assert second.follower.sync(full=True).outcome == "advanced"
+        delete_next(table)
+        for _ in range(2):
+            with pytest.raises(TargetChanged, match=f"id {other.table_id}, version 3"):
+                first.follower.sync()
+            clock.time_s += 60.0
+        assert duckdb_rows(second.iceberg()) == other.live_rows()
+
+
+@pytest.mark.parametrize("cleaned", [False, True], ids=["the whole log", "log cleanup took version 0"])
+def test_a_table_that_was_replaced_while_nobody_followed_is_taken_over(benches, table, monkeypatch, cleaned):
+    """The one that is gone shows an earlier id of the very table: that is no other source."""
+    clock = Clock()
+    first = benches("a.db", Writer("host-a:/a.db", 30.0))
+    second = benches("b.db", Writer("host-b:/b.db", 30.0), clock)
+    first.follower.sync()
+    if cleaned:
+        monkeypatch.setattr(second.context.log, "find_first_table_id", lambda: None)
+    table.table_id = "made-by-replace"
+    (path,) = table.live
+    new = table.write_file([(100, "x", "v")])
+    table.commit([{"metaData": table.metadata()}, table.remove(path), table.add(new)])
+    with pytest.raises(TargetHeld, match=r"host-a:/a[.]db keeps"):
+        second.follower.sync()
+    clock.time_s += 31.0
+    assert second.follower.sync().to_version == table.version
+    assert duckdb_rows(second.iceberg()) == table.live_rows()
+
+
+def test_whose_table_it_is_is_asked_once(benches, table, monkeypatch):
+    """One request the first time, none while the other one is given way to."""
+    first, second = benches("a.db", Writer("host-a:/a.db", 30.0)), benches("b.db", Writer("host-b:/b.db", 30.0))
+    first.follower.sync()
+    asked: list[int] = []
+    find = second.context.log.find_first_table_id
+    monkeypatch.setattr(second.context.log, "find_first_table_id", lambda: asked.append(0) or find())
+    monkeypatch.setattr(recovery, "read_table_state", lambda *_: pytest.fail("without Spark"))
+    for _ in range(3):
+        with pytest.raises(TargetHeld):
+            second.follower.sync()
+        delete_next(table)
+        first.follower.sync()
+    assert asked == [0]
 
 
 # --- the keeper ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -96,6 +97,35 @@ def test_a_table_that_was_away_while_a_first_sync_failed(
     change_all(table)
     assert bench.follower.sync().outcome == "advanced"
     check(bench, table, [1, 2, 3])
+
+
+@pytest.mark.parametrize("deleted", [(), (1,)], ids=["no deletion vector", "the same deletion vector"])
+def test_a_table_made_anew_with_the_same_file_names(tmp_path: Path, deleted: Sequence[int]) -> None:
+    """Nothing of the old table's files is kept for the new one's of the same names, sizes and deletion vectors."""
+    old, new = (named_table(tmp_path / name, first=first, deleted=deleted) for name, first in (("t", 1), ("new", 41)))
+    sizes = [(table.folder / "part=x" / "data.parquet").stat().st_size for table in (old, new)]
+    assert sizes[0] == sizes[1]
+    bench = Bench(tmp_path / "dvsync", old.location)
+    bench.follower.sync()
+    shutil.rmtree(old.folder)
+    new.folder = new.folder.rename(old.folder)
+    result = bench.follower.sync()
+    assert (result.snapshots, result.data_files_added, result.data_files_removed) == (1, 1, 1)
+    check_whole(bench, new)
+    (path,) = new.live
+    new.commit(new.delete({path: [2]}))
+    bench.follower.sync()
+    check_whole(bench, new)
+    bench.close()
+
+
+def named_table(folder: Path, *, first: int, deleted: Sequence[int]) -> HandmadeTable:
+    """One file, called `data.parquet`, of four rows with the ids from `first` on."""
+    table = HandmadeTable(folder, partitioned=True)
+    table.create()
+    path = table.write_file([(first + row, "x", "v") for row in range(4)], name="data")
+    table.commit([table.add(path, deleted=deleted, storage="i")])
+    return table
 
 
 # --- wrong starts of a resync ---

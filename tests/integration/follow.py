@@ -241,7 +241,9 @@ class Followed:
         assert "dvsync.delta.from-version" not in summary
         snapshot = table.current_snapshot()
         assert snapshot is not None
-        assert snapshot.parent_snapshot_id == (self.image.snapshot_id or None)
+        # One that another type of a column has outdated leaves in the commit of its successor.
+        is_there = table.snapshot_by_id(self.image.snapshot_id) is not None
+        assert snapshot.parent_snapshot_id == (self.image.snapshot_id if is_there else None)
 
     def check_leftovers(self) -> None:
         """Each file below the Iceberg table is referenced by one of its snapshots, or known as an orphan."""

@@ -154,6 +154,20 @@ def test_life_of_a_table(followed):
     _check_lost_state(followed, table)
 
 
+def test_another_type_of_a_column(followed):
+    """Snapshots that would show it as null leave with the commit that makes it so; where these are shown at all."""
+    followed.sync()
+    followed.delete(0)
+    followed.sync()
+    before = {snapshot.snapshot_id for snapshot in followed.bench.iceberg().snapshots()}
+    columns = (("id", "long"), ("part", "string"), ("value", "long"))
+    followed.delta.overwrite(columns, {"id": 7, "part": "q", "value": 70})
+    assert followed.sync().snapshots == 1
+    assert before.isdisjoint(snapshot.snapshot_id for snapshot in followed.bench.iceberg().snapshots())
+    followed.delta.commit(followed.delta.delete({path: [0] for path in followed.delta.live}))
+    followed.sync()
+
+
 def _live_deletes(table: Table) -> set[str]:
     return {task["file_path"] for task in table.inspect.delete_files().to_pylist()}
 

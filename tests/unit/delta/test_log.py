@@ -304,6 +304,32 @@ def test_the_name_of_an_operation_is_bounded_and_printable() -> None:
     assert len(commit.operation) == OPERATION_CHARACTERS_MAX
 
 
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (lines({"commitInfo": {}}, {"metaData": METADATA}, {"add": ADD}), "t-1"),
+        (lines({"metaData": METADATA}, {"add": ADD})[:-5], "t-1"),
+        (lines({"add": ADD}), None),
+        (b"nonsense\n{}\n", None),
+        (b"", None),
+    ],
+)
+def test_the_first_id_of_a_table(data: bytes, found: str | None) -> None:
+    """What the beginning of version 0 tells; a cut end and what is no action are no faults here."""
+    assert log_of(data).find_first_table_id() == found
+
+
+def test_the_first_id_of_a_table_is_not_looked_for_far() -> None:
+    """A metaData behind very many files costs more than it is worth."""
+    files = lines(*({"add": {**ADD, "path": f"{number:0200d}"}} for number in range(5000)))
+    assert log_of(files + lines({"metaData": METADATA})).find_first_table_id() is None
+
+
+def test_the_first_id_of_a_table_whose_first_commits_are_gone() -> None:
+    """Log cleanup took them."""
+    assert log_with(name(1)).find_first_table_id() is None
+
+
 def test_a_missing_commit_is_missing() -> None:
     """A version that is not there is told apart from a bad one."""
     log = log_of(lines({"add": ADD}))

@@ -13,10 +13,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
+from structlog.testing import capture_logs
 
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown
 from daemon.iceberg.marker import Marker, find_marker
-from daemon.iceberg.target import Definition, Target
+from daemon.iceberg.target import Definition, Misread, Target
 from tests.unit.iceberg.made import BY_PART, NOW_MS, SCHEMA, UNPARTITIONED, FixedClock, MadeTable, data_file
 
 ADDED = {"added_data_files": [data_file("a")]}
@@ -289,6 +290,47 @@ def test_a_definition_loses_to_another_snapshot(made: MadeTable) -> None:
     with pytest.raises(CommitConflict):
         made.target.define(stale, Definition(SCHEMA, UNPARTITIONED, {"k": "v"}), made.announced.extend)
     assert "k" not in made.table().properties
+
+
+# --- snapshots that are misread by another name mapping ---
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_misread_snapshots_leave_with_the_new_definition(made: MadeTable, *, with_rows: bool) -> None:
+    """In one and the same commit, the newest one as well where it has a successor; it is told."""
+    for number in range(3):
+        made.commit(added_data_files=[data_file(f"{number}")])
+    table = made.table()
+    before = len(table.metadata.metadata_log)
+    misread = (1, 2, 3) if with_rows else (1, 2)
+    made.definition = Definition(SCHEMA, UNPARTITIONED, {"k": "v"}, Misread(misread, ("part",)))
+    with capture_logs() as logs:
+        if with_rows:
+            commit(made, table)
+        else:
+            made.target.define(table, made.definition, made.announced.extend)
+    found = made.table()
+    assert len(found.metadata.metadata_log) == before + 1
+    assert (snapshot_ids(found), found.properties["k"]) == ([4] if with_rows else [3], "v")
+    assert [(line["snapshot_ids"], line["columns"]) for line in logs] == [(misread, ("part",))]
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_a_tag_that_moves_to_a_misread_snapshot_meanwhile(made: MadeTable, *, with_rows: bool) -> None:
+    """It was on another one when the table was looked at: a conflict, and nothing has left."""
+    for number in range(3):
+        made.commit(added_data_files=[data_file(f"{number}")])
+    made.table().manage_snapshots().create_tag(3, "audit").commit()
+    stale = made.table()
+    made.table().manage_snapshots().remove_tag("audit").commit()
+    made.table().manage_snapshots().create_tag(1, "audit").commit()
+    made.definition = Definition(SCHEMA, UNPARTITIONED, {"k": "v"}, Misread((1, 2), ("part",)))
+    with capture_logs() as logs, pytest.raises(CommitConflict):
+        if with_rows:
+            commit(made, stale)
+        else:
+            made.target.define(stale, made.definition, made.announced.extend)
+    assert (snapshot_ids(made.table()), logs) == ([1, 2, 3], [])
 
 
 # --- a catalog that is away ---

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table.name_mapping import NameMapping
+from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
     BinaryType,
@@ -32,7 +32,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.schema import NESTED_IDS, NESTING_MAX, TableSchema, translate_schema
+from daemon.translate.schema import NESTED_IDS, NESTING_MAX, TableSchema, find_lost, translate_schema
 
 Field = dict[str, Any]
 
@@ -321,6 +321,35 @@ def test_column_mapping_gives_ids_and_physical_names() -> None:
     assert table.physical_names == {4: "col-4", 7: "phys"}
     assert list(table.leaves) == [("col-4",), ("phys", "col-x")]
     assert table.spec.fields[0].source_id == 4
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1, "c": 3}, {}),
+        ({"a": 1, "b": 2}, {"a": 3, "b": 2}, {1: "a"}),
+        ({"a": 1, "b": 2}, {"a": 2, "b": 1}, {1: "a", 2: "b"}),
+        ({"a": 1, "b": 2}, {"col-1": 1, "b": 2}, {1: "a"}),
+        ({"a": (1, {"x": 2, "y": 3})}, {"a": (1, {"y": 2, "x": 4})}, {2: "a.x", 3: "a.y"}),
+        (
+            {"a": (1, {"element": (2, {"x": 3})})},
+            {"a": (4, {"element": (5, {"x": 6})})},
+            {1: "a", 2: "a.element", 3: "a.element.x"},
+        ),
+    ],
+)
+def test_ids_that_no_name_leads_to_any_more(before: Field, after: Field, lost: dict[int, str]) -> None:
+    """By the whole path of a name: what is new or has moved within the table costs nothing."""
+    assert find_lost(name_mapping(before), name_mapping(after)) == lost
+
+
+def name_mapping(names: Field) -> NameMapping:
+    return NameMapping(mapped_fields(names))
+
+
+def mapped_fields(names: Field) -> list[MappedField]:
+    told = ((name, found if isinstance(found, tuple) else (found, {})) for name, found in names.items())
+    return [MappedField(field_id=number, names=[name], fields=mapped_fields(inner)) for name, (number, inner) in told]
 
 
 @pytest.mark.parametrize("mode", ["name", "id"])
