@@ -263,12 +263,12 @@ class Follower:
 
     def _resynchronise(self, shown: Shown, needed: ResyncNeeded | AccountMismatch) -> tuple[Shown, SyncResult]:
         """Compare states, with a memory that is rebuilt first where it may be what is wrong."""
-        if isinstance(needed, ReplacementNeeded):
-            raise needed
         _log.warning(events.STATES_COMPARED, reason=str(needed))
         may_be_wrong = isinstance(needed, StateMismatch | AccountMismatch)
         if may_be_wrong:
-            shown = self._rebuild(shown)
+            marker = shown_by(shown.table)
+            assert marker is not None, "what is shown is ours"
+            shown, _ = rebuild(self._context, shown.record, shown.table, marker)
         commits, totals = commits_to_newest(self._context, shown)
         self._check_not_older(shown, commits[-1])
         try:
@@ -299,11 +299,6 @@ class Follower:
                 hint=f"Restore the log. If it stays so, Iceberg goes back to version {version} after a minute; "
                 f"`dvsync resync {record.name}` goes back at once.",
             )
-
-    def _rebuild(self, shown: Shown) -> Shown:
-        marker = shown_by(shown.table)
-        assert marker is not None, "what is shown is ours"
-        return rebuild(self._context, shown.record, shown.table, marker)[0]
 
     def _steps(self, shown: Shown, commits: list[Commit]) -> Iterator[tuple[Shown, SyncResult]]:
         """Advance in one step, or in one for each commit where together they are refused.

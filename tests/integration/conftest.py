@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -60,7 +61,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     builder = SparkSession.builder.master(settings.master)
     for key, value in session_conf(settings).items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    # The workers of one run share Ivy's folder, which two resolvers at once leave with jars cut short.
+    with FileLock(tmp_path_factory.getbasetemp().parent / "jars.lock"):
+        session = builder.getOrCreate()
     yield session
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
         session.stop()
