@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import blake2b
 
 import msgspec
 import pyarrow.parquet as pq
@@ -27,14 +29,13 @@ from daemon.iceberg.account import find_account
 from daemon.iceberg.manifests import read_manifest_list, referenced_data_file
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
 from daemon.iceberg.references import entries_of, metadata_files
-from daemon.pipeline.table_state import TableState, collect_adds, read_table_state, select_paths
+from daemon.pipeline.table_state import collect_adds, read_table_state, select_paths
 from daemon.storage import FileIOStorage
 from daemon.translate.plan import UNKNOWN_DV, descriptor_of, record_of
 from state import (
     DeleteFileRecord,
     DeletionVectorRecord,
     DvMapping,
-    LiveFile,
     OrphanReason,
     Outcome,
     TableRecord,
@@ -197,39 +198,23 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     The flag says that the two differ, and that states must be compared. A deletion vector that cannot be told for sure
     is remembered as unknown, and the comparison then writes that file's deletions anew: neither lost nor doubled.
     Raises `ReplacementNeeded` when Iceberg shows a file twice, or deletes rows of one that it does not show.
+
+    Data manifests are read twice, one after the other: of a file without deletions only a hash is held meanwhile.
     """
     current = table.current_snapshot()
     assert current is not None, "a table with a marker has a snapshot"
-    data_files, delete_files = _read_live(table)
-    positions: Counter[str] = Counter()
     storage = FileIOStorage(context.target_properties(table))
+    delete_files = {file.file_path: (file, manifest) for file, manifest in _entries(table, ManifestContent.DELETES)}
     served = {path: _served(storage, delete_file) for path, (delete_file, _) in delete_files.items()}
+    positions: Counter[str] = Counter()
     for counts in served.values():
         positions.update(counts)
-    for path in positions.keys() - data_files.keys():
-        raise _not_mendable("a delete file of the Iceberg table deletes rows of a file that it does not show", path)
-    delta_files = _find_delta_files(context, marker)
-    known = delta_files is not None and delta_files.keys() == data_files.keys()
-    live: dict[str, LiveFile] = {}
-    for path, (data_file, manifest_path) in data_files.items():
-        delta_file = (delta_files or {}).get(path)
-        dv = delta_file.deletion_vector if delta_file else None
-        if delta_file and delta_file.size_bytes != data_file.file_size_in_bytes:
-            known = False
-        if positions[path] != (dv.cardinality if dv else 0):
-            dv, known = UNKNOWN_DV, False
-        live[path] = live_file(data_file, manifest_path, dv)
-    deletes = [
-        DeleteFileRecord(
-            path=path,
-            size_bytes=data_file.file_size_in_bytes,
-            positions=data_file.record_count,
-            spec_id=data_file.spec_id,
-            manifest_path=manifest_path,
-            mappings=tuple(DvMapping(file, _dv_id(live.get(file)), count) for file, count in served[path].items()),
-        )
-        for path, (data_file, manifest_path) in delete_files.items()
-    ]
+    shown = _count_files(table, positions)
+    delta = _find_delta_state(context, marker)
+    dvs = delta[0] if delta else {}
+    unknown = {path for path in {*dvs, *positions} if positions[path] != (dvs[path].cardinality if path in dvs else 0)}
+    dvs |= dict.fromkeys(unknown, UNKNOWN_DV)
+    known = not unknown and delta is not None and delta[1] == shown
     outcome = Outcome(
         table_id=record.id,
         delta_table_id=marker.delta_table_id,
@@ -240,24 +225,59 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         metadata_location=table.metadata_location,
         must_compare=not known,
     )
-    context.store.record_rebuilt(outcome, live.values(), deletes, at_ms=context.clock.now_ms())
+    live = (
+        live_file(data_file, manifest_path, dvs.get(data_file.file_path))
+        for data_file, manifest_path in _entries(table, ManifestContent.DATA)
+    )
+    deletes = [
+        DeleteFileRecord(
+            path=path,
+            size_bytes=data_file.file_size_in_bytes,
+            positions=data_file.record_count,
+            spec_id=data_file.spec_id,
+            manifest_path=manifest_path,
+            mappings=tuple(DvMapping(file, dvs[file].unique_id, count) for file, count in served[path].items()),
+        )
+        for path, (data_file, manifest_path) in delete_files.items()
+    ]
+    context.store.record_rebuilt(outcome, live, deletes, at_ms=context.clock.now_ms())
     return Shown(remembered(record, outcome), table), not known
 
 
-def _read_live(table: Table) -> tuple[dict[str, tuple[DataFile, str]], dict[str, tuple[DataFile, str]]]:
-    """Data files and delete files of the current snapshot by path, each with the manifest that holds it.
+@dataclass
+class _FileSet:
+    """The number of files, and the sum of hashes of their paths and sizes: equal for the same ones in any order."""
 
-    Raises `ReplacementNeeded` for a file that is there twice.
-    """
+    files: int = 0
+    hashes: int = 0
+
+    def add(self, path: str, size_bytes: int) -> None:
+        self.files += 1
+        self.hashes += int.from_bytes(blake2b(f"{size_bytes} {path}".encode(), digest_size=16).digest())
+
+
+def _count_files(table: Table, with_deletions: Collection[str]) -> _FileSet:
+    """The data files that the current snapshot shows. Raises `ReplacementNeeded` as `rebuild` does."""
+    shown, seen, not_shown = _FileSet(), set[int](), set(with_deletions)
+    for data_file, _ in _entries(table, ManifestContent.DATA):
+        path = data_file.file_path
+        shown.add(path, data_file.file_size_in_bytes)
+        not_shown.discard(path)
+        seen.add(hash(path))
+        if len(seen) < shown.files:
+            raise _not_mendable("the Iceberg table shows a file twice", path)
+    for path in not_shown:
+        raise _not_mendable("a delete file of the Iceberg table deletes rows of a file that it does not show", path)
+    return shown
+
+
+def _entries(table: Table, content: ManifestContent) -> Iterator[tuple[DataFile, str]]:
+    """The live entries of the current snapshot, each with the manifest that holds it."""
     snapshot = table.current_snapshot()
-    found: dict[ManifestContent, dict[str, tuple[DataFile, str]]] = {content: {} for content in ManifestContent}
     for manifest in read_manifest_list(table.io, snapshot.manifest_list) if snapshot else ():
-        for entry in entries_of(table, manifest):
-            path = entry.data_file.file_path
-            if path in found[manifest.content]:
-                raise _not_mendable("the Iceberg table shows a file twice", path)
-            found[manifest.content][path] = (entry.data_file, manifest.manifest_path)
-    return found[ManifestContent.DATA], found[ManifestContent.DELETES]
+        if manifest.content is content:
+            for entry in entries_of(table, manifest):
+                yield entry.data_file, manifest.manifest_path
 
 
 def _not_mendable(what: str, path: str) -> ReplacementNeeded:
@@ -274,28 +294,20 @@ def _served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int]:
         return dict(Counter(pq.read_table(file, columns=["file_path"]).column(0).to_pylist()))
 
 
-def _find_delta_files(context: TableContext, marker: Marker) -> dict[str, _DeltaFile] | None:
-    """The files of the Delta version that Iceberg shows; None when Delta cannot go back to it."""
+def _find_delta_state(context: TableContext, marker: Marker) -> tuple[dict[str, DeletionVectorRecord], _FileSet] | None:
+    """The deletion vectors and the files of the Delta version that Iceberg shows; None when Delta cannot go back."""
     # That Spark or the store is away is no answer.
     with context.spark.session() as spark, suppress(CorruptInput, ObjectMissing, Unsupported):
         state = read_table_state(spark, context.log, marker.version)
         if state.metadata.id == marker.delta_table_id:
-            return _delta_files(context, state)
+            dvs, files = {}, _FileSet()
+            for add in collect_adds(state.adds.drop("stats")):
+                path = resolve_path(context.location, add.path)
+                files.add(path, add.size)
+                if add.deletion_vector:
+                    dvs[path] = record_of(add.deletion_vector)
+            return dvs, files
     return None
-
-
-def _delta_files(context: TableContext, state: TableState) -> dict[str, _DeltaFile]:
-    """Every live file of a Delta version, by its plain absolute path."""
-    return {
-        resolve_path(context.location, add.path): _DeltaFile(
-            add.path, add.size, record_of(add.deletion_vector) if add.deletion_vector else None
-        )
-        for add in collect_adds(state.adds.drop("stats"))
-    }
-
-
-def _dv_id(file: LiveFile | None) -> str:
-    return file.deletion_vector.unique_id if file and file.deletion_vector else UNKNOWN_DV.unique_id
 
 
 def commits_to_newest(context: TableContext, shown: Shown) -> tuple[list[Commit], Totals]:
@@ -310,7 +322,12 @@ def commits_to_newest(context: TableContext, shown: Shown) -> tuple[list[Commit]
             file.path: (file.deletion_vector, file.size_bytes)
             for file in context.store.read_live_files(shown.record.id)
         }
-        newest = _delta_files(context, state)
+        newest = {
+            resolve_path(context.location, add.path): _DeltaFile(
+                add.path, add.size, record_of(add.deletion_vector) if add.deletion_vector else None
+            )
+            for add in collect_adds(state.adds.drop("stats"))
+        }
         # Another table may have files by the very names and sizes of the old one's.
         kept = live if state.metadata.id == shown.record.delta_table_id else {}
         differing = [
