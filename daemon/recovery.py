@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
 
-import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import structlog
 from msgspec.structs import replace as with_fields
@@ -21,7 +22,7 @@ from daemon import log as events
 from daemon.commit import Shown, live_file, remembered, remembered_account, unchanged_outcome
 from daemon.context import TableContext
 from daemon.definition import check_shape
-from daemon.delta.actions import Commit, RemoveFile, encode_path, resolve_path
+from daemon.delta.actions import AddFile, Commit, RemoveFile, encode_path, resolve_path
 from daemon.delta.checksum import Totals
 from daemon.delta.protocol import check_protocol
 from daemon.errors import CorruptInput, ObjectMissing, ReplacementNeeded, TargetChanged, Unsupported
@@ -29,13 +30,15 @@ from daemon.iceberg.account import find_account
 from daemon.iceberg.manifests import read_manifest_list, referenced_data_file
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
 from daemon.iceberg.references import entries_of, metadata_files
-from daemon.pipeline.table_state import collect_adds, read_table_state, select_paths
+from daemon.pipeline.spark_errors import collect
+from daemon.pipeline.table_state import adds_from_batch, collect_adds, read_table_state, select_paths
 from daemon.storage import FileIOStorage
 from daemon.translate.plan import UNKNOWN_DV, descriptor_of, record_of
 from state import (
     DeleteFileRecord,
     DeletionVectorRecord,
     DvMapping,
+    LiveFile,
     OrphanReason,
     Outcome,
     TableRecord,
@@ -46,14 +49,6 @@ WHO = ("engine-name", "engine-version", "app-id", "spark.app.id", "flink.job-id"
 FOREIGN_TOLD_MAX = 3
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-
-class _DeltaFile(msgspec.Struct, frozen=True, gc=False):
-    """A live file of a Delta version. `spelling` is its path as the log has it."""
-
-    spelling: str
-    size_bytes: int
-    deletion_vector: DeletionVectorRecord | None
 
 
 def end_intents(context: TableContext, record: TableRecord, table: Table | None) -> TableRecord:
@@ -301,8 +296,7 @@ def _find_delta_state(context: TableContext, marker: Marker) -> tuple[dict[str, 
         state = read_table_state(spark, context.log, marker.version)
         if state.metadata.id == marker.delta_table_id:
             dvs, files = {}, _FileSet()
-            for add in collect_adds(state.adds.drop("stats")):
-                path = resolve_path(context.location, add.path)
+            for path, add in _by_path(context, collect(state.adds.drop("stats"))):
                 files.add(path, add.size)
                 if add.deletion_vector:
                     dvs[path] = record_of(add.deletion_vector)
@@ -313,60 +307,51 @@ def _find_delta_state(context: TableContext, marker: Marker) -> tuple[dict[str, 
 def commits_to_newest(context: TableContext, shown: Shown) -> tuple[list[Commit], Totals]:
     """What turns all that is live in Iceberg into Delta's newest state, whatever happened in between: to be folded.
 
-    With it come the totals of that state. Raises `Unsupported` for what that state needs and we cannot show.
+    With it come the totals of that state. Of a file that does not differ, two hashes and Spark's Arrow row are held.
+    Raises `Unsupported` for what that state needs and we cannot show.
     """
     with context.spark.session() as spark:
         state = read_table_state(spark, context.log)
         check_protocol(state.protocol)
-        live = {
-            file.path: (file.deletion_vector, file.size_bytes)
-            for file in context.store.read_live_files(shown.record.id)
-        }
-        newest = {
-            resolve_path(context.location, add.path): _DeltaFile(
-                add.path, add.size, record_of(add.deletion_vector) if add.deletion_vector else None
-            )
-            for add in collect_adds(state.adds.drop("stats"))
-        }
+        found = collect(state.adds.drop("stats"))
+        # By the hash of a path, that of what Delta has there.
+        differing = {hash(path): hash((add.dv_unique_id, add.size)) for path, add in _by_path(context, found)}
         # Another table may have files by the very names and sizes of the old one's.
-        kept = live if state.metadata.id == shown.record.delta_table_id else {}
-        differing = [
-            file.spelling
-            for path, file in newest.items()
-            if path not in kept
-            or (_unique_id(kept[path][0]), kept[path][1]) != (_unique_id(file.deletion_vector), file.size_bytes)
-        ]
-        adds = collect_adds(select_paths(spark, state, differing)) if differing else ()
-        # A file of another size is another one by the same name.
-        gone = [
-            path
-            for path, (_, size_bytes) in live.items()
-            if path not in kept or path not in newest or newest[path].size_bytes != size_bytes
-        ]
+        same_table = state.metadata.id == shown.record.delta_table_id
+        others: list[LiveFile] = []
+        for file in context.store.read_live_files(shown.record.id):
+            dv_id = file.deletion_vector.unique_id if file.deletion_vector else None
+            if same_table and differing.get(hash(file.path)) == hash((dv_id, file.size_bytes)):
+                del differing[hash(file.path)]
+            else:
+                others.append(file)
+        news = {path: add for path, add in _by_path(context, found) if hash(path) in differing}
+        adds = collect_adds(select_paths(spark, state, [add.path for add in news.values()])) if news else ()
         first = Commit(
             version=state.version,
             # Each sync asks the log for it, which may tell another time than Delta does.
             timestamp_ms=context.log.commit_time_ms(state.version, state.timestamp_ms),
-            removes=tuple(_tombstone(path, live[path][0]) for path in gone),
+            removes=tuple(
+                _tombstone(file)
+                for file in others
+                # A file of another size is another one by the same name.
+                if not same_table or file.path not in news or news[file.path].size != file.size_bytes
+            ),
             operation="resynchronise",
         )
         metadata, protocol = state.metadata, state.protocol
         commits = [first, with_fields(first, adds=tuple(adds), removes=(), metadata=metadata, protocol=protocol)]
-        return commits, _totals_of(newest.values())
+    size_bytes, deleted_rows = (pc.sum(found[column]).as_py() or 0 for column in ("size", "dv_cardinality"))
+    return commits, Totals(found.num_rows, size_bytes, deleted_rows)
 
 
-def _totals_of(files: Collection[_DeltaFile]) -> Totals:
-    return Totals(
-        files=len(files),
-        size_bytes=sum(file.size_bytes for file in files),
-        deleted_rows=sum(file.deletion_vector.cardinality for file in files if file.deletion_vector),
-    )
+def _by_path(context: TableContext, found: pa.Table) -> Iterator[tuple[str, AddFile]]:
+    """The adds of a whole state, each with its plain absolute path."""
+    for batch in found.to_batches():
+        for add in adds_from_batch(batch):
+            yield resolve_path(context.location, add.path), add
 
 
-def _unique_id(record: DeletionVectorRecord | None) -> str | None:
-    return record.unique_id if record else None
-
-
-def _tombstone(path: str, record: DeletionVectorRecord | None) -> RemoveFile:
-    descriptor = descriptor_of(record) if record else None
-    return RemoveFile(path=encode_path(path), data_change=True, deletion_vector=descriptor)
+def _tombstone(file: LiveFile) -> RemoveFile:
+    descriptor = descriptor_of(file.deletion_vector) if file.deletion_vector else None
+    return RemoveFile(path=encode_path(file.path), data_change=True, deletion_vector=descriptor)
