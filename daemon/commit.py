@@ -227,7 +227,7 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
             hint="Iceberg widens int to long, float to double and the precision of decimals only: overwrite the older "
             "files on the Delta side, then `dvsync resync` the table.",
         )
-    check_references(shown.table, shape, context.settings)
+    check_references(shape, context.settings)
     return shape
 
 

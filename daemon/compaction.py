@@ -27,12 +27,13 @@ from daemon.commit import (
 )
 from daemon.context import TableContext
 from daemon.definition import check_places, shape_of
-from daemon.errors import CorruptInput, ObjectMissing, SyncError
+from daemon.errors import AccountMismatch, CorruptInput, ObjectMissing, SyncError
 from daemon.iceberg.account import account_of, check_account, find_account
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.references import live_delete_files
 from daemon.iceberg.row_delta import RowDelta, prepare_snapshot
 from daemon.iceberg.target import view_of
+from daemon.recovery import rebuild
 from daemon.store import find_record
 from daemon.translate.plan import (
     DATA_FILES_PER_DELETE_FILE_MAX,
@@ -324,7 +325,12 @@ def _commit(context: TableContext, intent: Intent, written: Written) -> Compacti
         )
         prepared = prepare_snapshot(view_of(table, shape.definition), delta, announce)
         account = find_account(snapshot) or remembered_account(context, record)
-        check_account(account, account_of(prepared.manifests, account.size_bytes))
+        try:
+            check_account(account, account_of(prepared.manifests, account.size_bytes))
+        except AccountMismatch:
+            # What is remembered of the delete files is wrong. The next round goes by what is read here.
+            rebuild(context, record, table, marker)
+            raise
         used = {task.output_path for _, _, files in kept for task, _ in files}
         outcome = placed(
             with_fields(

@@ -127,34 +127,38 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
 
 
 def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
-    """dvsync's own snapshots that show a column which is `lost`."""
+    """The snapshots that show a column which is `lost`."""
     schemas = {schema_id: lost.keys() & schema.field_ids for schema_id, schema in table.schemas().items()}
     found = {
         snapshot.snapshot_id: schemas[snapshot.schema_id]
         for snapshot in table.metadata.snapshots
-        if snapshot.schema_id in schemas and find_marker(snapshot) is not None
+        if snapshot.schema_id is not None and schemas.get(snapshot.schema_id)
     }
     return Misread(
-        snapshot_ids=tuple(snapshot_id for snapshot_id, ids in found.items() if ids),
+        snapshot_ids=tuple(
+            snapshot.snapshot_id
+            for snapshot in table.metadata.snapshots
+            if snapshot.snapshot_id in found and find_marker(snapshot) is not None
+        ),
         columns=tuple(sorted({lost[field_id] for ids in found.values() for field_id in ids})),
+        references=tuple(
+            f"{ref.snapshot_ref_type} {name} (snapshot {ref.snapshot_id})"
+            for name, ref in sorted(table.metadata.refs.items())
+            if name != MAIN_BRANCH and ref.snapshot_id in found
+        ),
     )
 
 
-def check_references(table: Table, shape: Shape, settings: TableSettings) -> None:
+def check_references(shape: Shape, settings: TableSettings) -> None:
     """Raise `Unsupported` when a tag or a branch holds a snapshot that would be misread from the next commit on.
 
     To show it with nulls would be wrong, and to drop what somebody set on purpose cannot be undone.
     """
     misread = shape.definition.misread
-    held = [
-        f"{ref.snapshot_ref_type} {name} (snapshot {ref.snapshot_id})"
-        for name, ref in sorted(table.metadata.refs.items())
-        if name != MAIN_BRANCH and ref.snapshot_id in misread.snapshot_ids
-    ]
-    if held:
+    if misread.references:
         raise Unsupported(
             f"Iceberg must take the changed column {', '.join(misread.columns)} for a new one, and would show nulls in "
-            f"it in older snapshots: these have to be expired, and {', '.join(held)} keeps one",
+            f"it in older snapshots: these have to be expired, and {', '.join(misread.references)} keeps one",
             hint="Copy its rows into another table where they are needed, drop it (ALTER TABLE … DROP TAG or DROP "
             f"BRANCH), then `dvsync resume {settings.name}`.",
         )

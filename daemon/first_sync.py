@@ -65,7 +65,7 @@ def show_state(
     shape = remembering(shape, existing, state.protocol, state.metadata)
     table = existing or context.target.stage(shape.definition, context.settings.format_version)
     check_places(table.metadata.location, table.properties, context.location)
-    check_references(table, shape, context.settings)
+    check_references(shape, context.settings)
     view = view_of(table, shape.definition)
     intent = new_intent(context, record, None, state.version)
     announce = partial(announce_files, context, intent)

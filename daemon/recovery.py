@@ -152,7 +152,9 @@ def _adds_up(context: TableContext, record: TableRecord, table: Table) -> bool:
 
 def _is_rolled_back(record: TableRecord, table: Table, marker: Marker) -> bool:
     """Whether the table stands before what was recorded, and not after it, as a crash before recording leaves it."""
-    recorded = table.snapshot_by_id(record.snapshot_id) if record.snapshot_id is not None else None
+    if record.snapshot_id is None:
+        return False  # What is remembered was set aside, or written half: it is rebuilt.
+    recorded = table.snapshot_by_id(record.snapshot_id)
     current = table.current_snapshot()
     if recorded is not None and current is not None:
         return (current.sequence_number or 0) < (recorded.sequence_number or 0)
@@ -304,15 +306,18 @@ def _find_delta_state(context: TableContext, marker: Marker) -> tuple[dict[str, 
     return None
 
 
-def commits_to_newest(context: TableContext, shown: Shown) -> tuple[list[Commit], Totals]:
-    """What turns all that is live in Iceberg into Delta's newest state, whatever happened in between: to be folded.
+def commits_to_state(context: TableContext, shown: Shown, version: int | None = None) -> tuple[list[Commit], Totals]:
+    """What turns all that is live in Iceberg into Delta's state at `version`, or its newest: to be folded.
 
     With it come the totals of that state. Of a file that does not differ, two hashes and Spark's Arrow row are held.
     Raises `Unsupported` for what that state needs and we cannot show.
     """
     with context.spark.session() as spark:
-        state = read_table_state(spark, context.log)
-        check_protocol(state.protocol)
+        state = read_table_state(spark, context.log, version)
+        try:
+            check_protocol(state.protocol)
+        except Unsupported as error:
+            raise error.located(version=state.version) from error.__cause__
         found = collect(state.adds.drop("stats"))
         # By the hash of a path, that of what Delta has there.
         differing = {hash(path): hash((add.dv_unique_id, add.size)) for path, add in _by_path(context, found)}

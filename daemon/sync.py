@@ -21,6 +21,7 @@ from daemon.delta.actions import Commit
 from daemon.delta.checksum import Totals
 from daemon.errors import (
     AccountMismatch,
+    CommitIncomplete,
     CorruptInput,
     ObjectMissing,
     ReplacementNeeded,
@@ -36,7 +37,7 @@ from daemon.first_sync import first_sync
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
 from daemon.proof import Checksums, check_state
-from daemon.recovery import check_ours, check_source, commits_to_newest, end_intents, load_shown, rebuild
+from daemon.recovery import check_ours, check_source, commits_to_state, end_intents, load_shown, rebuild
 from daemon.restore import restore_metadata
 from daemon.store import find_record
 from state import TableRecord
@@ -64,6 +65,8 @@ class Follower:
         # Another dvsync's newest metadata file, and since when it could have gone on from it.
         self._others_location: str | None = None
         self._others_since_s = 0.0
+        # Up to here its table shows Delta's newest state, by commits that change nothing of it.
+        self._others_version = -1
         # The Delta table that another dvsync shows, once it was found to be ours.
         self._others_table_id: str | None = None
         # Since when Delta has been at an older version than Iceberg.
@@ -200,8 +203,7 @@ class Follower:
             check_source(self._context, table, marker)
             self._others_table_id = marker.delta_table_id
         now_s = self._context.clock.monotonic_s()
-        is_behind = self._context.log.has_version(marker.version + 1)
-        if self._others_location != table.metadata_location or not is_behind:
+        if self._others_location != table.metadata_location or not self._is_behind(marker.version):
             self._others_location, self._others_since_s = table.metadata_location, now_s
         silent_s = now_s - self._others_since_s
         if silent_s >= writer.lease_s:
@@ -212,6 +214,19 @@ class Follower:
             hint=f"This one takes over when that one leaves a new version lying for {writer.lease_s:g} s. Stop one of "
             f"the two; `dvsync resync {self._context.settings.name}` takes over at once.",
         )
+
+    def _is_behind(self, version: int) -> bool:
+        """Whether a commit after `version` changes what is shown: one that does not leaves no trace in Iceberg."""
+        log = self._context.log
+        version = max(version, self._others_version)
+        while log.has_version(version + 1):
+            with suppress(CommitIncomplete, CorruptInput, Unsupported):
+                commit = log.read_commit(version + 1, bytes_max=self._context.limits.commit_bytes_max)
+                if not (any(commit.file_actions) or commit.metadata or commit.protocol):
+                    version = self._others_version = version + 1
+                    continue
+            return True
+        return False
 
     def _read_news(self, shown: Shown, stop: Event, others_wait: Callable[[], bool]) -> Iterator[list[Commit]]:
         """Delta's commits after the shown one, grouped as snapshots: one by one, or folded when there is no time.
@@ -269,14 +284,23 @@ class Follower:
             marker = shown_by(shown.table)
             assert marker is not None, "what is shown is ours"
             shown, _ = rebuild(self._context, shown.record, shown.table, marker)
-        commits, totals = commits_to_newest(self._context, shown)
-        self._check_not_older(shown, commits[-1])
         try:
-            shown, result = self._advance(shown, commits, totals)
+            return self._compare(shown)
         except (StateMismatch, AccountMismatch) as mismatch:
             if may_be_wrong:
                 raise
             return self._resynchronise(shown, mismatch)
+        except (Unsupported, CorruptInput):
+            if not may_be_wrong or needed.version is None:
+                raise
+            # The versions before the one at fault are shown all the same.
+            return self._compare(shown, needed.version)
+
+    def _compare(self, shown: Shown, version: int | None = None) -> tuple[Shown, SyncResult]:
+        """Show Delta's state at `version`, or its newest, whatever Iceberg shows."""
+        commits, totals = commits_to_state(self._context, shown, version)
+        self._check_not_older(shown, commits[-1])
+        shown, result = self._advance(shown, commits, totals)
         self._checksums.learn(commits[-1].version, totals)
         return shown, result
 
@@ -288,6 +312,7 @@ class Follower:
         version, record = newest.version, shown.record
         is_same_table = newest.metadata is not None and newest.metadata.id == record.delta_table_id
         if not is_same_table or record.synced_version is None or version >= record.synced_version:
+            self._older_since_s = None
             return
         now_s = self._context.clock.monotonic_s()
         self._older_since_s = now_s if self._older_since_s is None else self._older_since_s

@@ -70,7 +70,7 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], tabl
 
     for commit in commits:
         adds = {resolve_path(table_location, add.path): add for add in commit.adds}
-        for remove in commit.removes:
+        for remove in dict.fromkeys(commit.removes):
             path = resolve_path(table_location, remove.path)
             if not is_live(path, remove.dv_unique_id):
                 raise StateMismatch(

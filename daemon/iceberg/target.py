@@ -55,10 +55,14 @@ IS_NESSIE = "nessie.is-nessie-catalog"
 
 @dataclass(frozen=True)
 class Misread:
-    """Snapshots in which readers would find nulls, or other values, in `columns` of files without field ids."""
+    """Our snapshots in which readers would find nulls, or other values, in `columns` of files without field ids.
+
+    `references` are the branches and tags, but for the main one, that hold such a snapshot, ours or not.
+    """
 
     snapshot_ids: tuple[int, ...] = ()
     columns: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ class Target:
             updates = (*updates, SetPropertiesUpdate(updates={**stamp, **self._signature}))
         removals, references = _removals(table, definition.misread.snapshot_ids)
         table = self._commit_metadata(table, (*updates, *removals), announce, references)
-        _tell(definition.misread)
+        _tell(table, definition.misread)
         return table
 
     def expire(self, table: Table, snapshot_ids: Sequence[int], announce: Announce) -> Table:
@@ -230,7 +234,7 @@ class Target:
             table = found
         except Exception as error:
             raise self._unknown(error) from error
-        _tell(definition.misread)
+        _tell(table, definition.misread)
         return table
 
     def _conflict(self, error: Exception) -> CommitConflict:
@@ -319,9 +323,10 @@ def _removals(
     )
 
 
-def _tell(misread: Misread) -> None:
-    if misread.snapshot_ids:
-        _log.warning(events.SNAPSHOTS_EXPIRED, snapshot_ids=misread.snapshot_ids, columns=misread.columns)
+def _tell(table: Table, misread: Misread) -> None:
+    expired = [snapshot_id for snapshot_id in misread.snapshot_ids if table.snapshot_by_id(snapshot_id) is None]
+    if expired:
+        _log.warning(events.SNAPSHOTS_EXPIRED, snapshot_ids=expired, columns=misread.columns)
 
 
 def _unchanged(table: Table) -> tuple[TableRequirement, ...]:

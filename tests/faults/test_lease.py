@@ -288,6 +288,25 @@ def test_another_state_takes_over_from_one_that_is_silent_and_that_one_gives_way
     assert duckdb_rows(second.iceberg()) == table.live_rows()
 
 
+def test_commits_without_rows_are_no_silence(benches, table):
+    """They leave no trace in Iceberg: who waits does not take the other one's table in step for one left lying."""
+    clock = Clock()
+    first, second = benches("a.db", Writer("host-a:/a.db", 30.0)), benches("b.db", Writer("host-b:/b.db", 30.0), clock)
+    first.follower.sync()
+    for _ in range(2):
+        table.commit([], operation="VACUUM END")
+        first.follower.sync()
+        for _ in range(2):
+            clock.time_s += 31.0
+            with pytest.raises(TargetHeld):
+                second.follower.sync()
+    delete_next(table)
+    with pytest.raises(TargetHeld):
+        second.follower.sync()
+    clock.time_s += 31.0
+    assert second.follower.sync().outcome == "advanced"
+
+
 def test_a_person_takes_over_at_once(benches, table):
     """`dvsync sync TABLE --full` asks nobody."""
     first, second = benches("a.db", Writer("host-a:/a.db", 30.0)), benches("b.db", Writer("host-b:/b.db", 30.0))

@@ -34,7 +34,7 @@ from daemon import first_sync
 from daemon.clock import SystemClock
 from daemon.compaction import Compactor
 from daemon.definition import NAME_MAPPING, SCHEMA_ID, shape_of
-from daemon.errors import CommitConflict, PipelineAway, TargetChanged, Unsupported
+from daemon.errors import AccountMismatch, CommitConflict, PipelineAway, TargetChanged, Unsupported
 from daemon.expiry import Expirer
 from daemon.iceberg import target
 from daemon.iceberg.account import Account, find_account
@@ -46,7 +46,7 @@ from daemon.iceberg.target import view_of
 from daemon.translate.plan import by_manifest
 from tests.faults import sparkless
 from tests.faults.checks import check, check_memory, duckdb_rows, read_entries, rows_of, table_id
-from tests.handmade import Bench, HandmadeTable
+from tests.handmade import FEATURES, Bench, HandmadeTable
 
 
 @pytest.fixture(autouse=True)
@@ -411,6 +411,87 @@ def test_a_wrong_checksum_is_no_verdict(table: HandmadeTable, bench: Bench, wron
         operations.append(bench.follower.sync().operation)
         check_whole(bench, table)
     assert operations == ["WRITE", "resynchronise", "WRITE", "resynchronise"]
+
+
+def test_checksums_that_are_wrong_in_ever_other_ways(table: HandmadeTable, bench: Bench) -> None:
+    """Three faults in a row are looked into, then no more: each look reads the whole state twice."""
+    (first, *_), operations = table.live, []
+    for row in (0, 2, 3, 4, 5):
+        table.commit(table.delete({first: [row]}))
+        write_checksum(table, numFiles=row + 1)
+        operations.append(bench.follower.sync().operation)
+    assert operations == ["resynchronise"] * 3 + ["WRITE"] * 2
+    check_whole(bench, table)
+
+
+def test_wrong_checksums_of_one_of_two_writers(table: HandmadeTable, bench: Bench) -> None:
+    """The other one leaves none, and its version is the newest whenever states are compared."""
+    (_, first, _), compared = table.live, 0
+    for row in range(5):
+        table.commit(table.delete({first: [row]}))
+        write_checksum(table, numFiles=1)
+        table.commit([table.add(table.write_file([(60 + row, "y", "new")]))])
+        compared += bench.follower.sync().operation == "resynchronise"
+    assert compared == 3
+    check_whole(bench, table)
+
+
+def test_versions_before_an_unsupported_one_are_shown(table: HandmadeTable, bench: Bench) -> None:
+    """Where a comparison cannot go to the newest version, it goes to the one that asked for it."""
+    (first, *_) = table.live
+    table.commit(table.delete({first: [0]}))
+    write_checksum(table, numFiles=1)
+    table.commit([{"protocol": table.protocol([*FEATURES, "fancyNew"])}])
+    assert bench.follower.sync().operation == "resynchronise"
+    assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
+    with pytest.raises(Unsupported, match="fancyNew") as caught:
+        bench.follower.sync()
+    assert caught.value.version == 3
+
+
+def test_a_remove_that_is_written_twice(table: HandmadeTable, bench: Bench) -> None:
+    """The same action once more in one commit says nothing new."""
+    remove = table.remove(next(iter(table.live)))
+    table.commit([remove, dict(remove)])
+    assert bench.follower.sync().operation == "WRITE"
+    check_whole(bench, table)
+
+
+def test_compaction_of_delete_files_that_are_not_remembered(table: HandmadeTable, bench: Bench) -> None:
+    """The account stops it, and what is remembered is read anew: the next round goes through."""
+    bench.close()
+    bench.table_options = {"maintenance": {"delete_files_max": 1}}
+    bench.open()
+    (first, *_) = table.live
+    for row in (0, 3, 4):
+        table.commit(table.delete({first: [row]}))
+        bench.follower.sync()
+    execute(bench, "DELETE FROM dv_mappings WHERE delete_file_id = (SELECT min(delete_file_id) FROM dv_mappings)")
+    with pytest.raises(AccountMismatch):
+        Compactor(bench.context).compact(Event())
+    assert Compactor(bench.context).compact(Event()).snapshots == 1
+    check_whole(bench, table)
+
+
+def test_a_table_that_was_away_after_a_version_without_rows(
+    table: HandmadeTable, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version that was synced is newer than the one that its snapshot tells: that is no roll-back."""
+    table.commit([], operation="VACUUM START")
+    bench.follower.sync()
+    catalog, location = bench.catalogs.open("local"), bench.iceberg().metadata_location
+
+    def fail(*_: object) -> None:
+        raise PipelineAway("the job failed", hint="It is tried again.")
+
+    catalog.drop_table(bench.target)
+    with monkeypatch.context() as patch, pytest.raises(PipelineAway):
+        patch.setattr(first_sync, "write_data_manifests", fail)
+        bench.follower.sync()
+    catalog.register_table(bench.target, location)
+    change_all(table)
+    bench.follower.sync()
+    check_whole(bench, table)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,19 @@ def bench(tmp_path: Path, table: HandmadeTable) -> Iterator[Bench]:
     bench.close()
 
 
+def test_a_branch_that_others_went_on_with(table: HandmadeTable, bench: Bench) -> None:
+    """Its head is not ours, and would be shown with nulls all the same: the version waits for a person."""
+    snapshots = bench.iceberg().manage_snapshots()
+    snapshots.create_branch(bench.iceberg().metadata.current_snapshot_id, "audit").commit()
+    bench.iceberg().append(pa.table({"id": [99], "part": ["x"], "value": ["theirs"]}), branch="audit")
+    head = bench.iceberg().metadata.refs["audit"].snapshot_id
+    before = bench.iceberg().scan(snapshot_id=head).to_arrow().to_pylist()
+    table.overwrite(LONGS, {"id": 7, "part": "q", "value": 70})
+    with pytest.raises(Unsupported, match="branch audit"):
+        bench.follower.sync()
+    assert bench.iceberg().scan(snapshot_id=head).to_arrow().to_pylist() == before
+
+
 def delete_one(table: HandmadeTable) -> None:
     path = next(iter(table.live))
     table.commit(table.delete({path: [max(table.deleted[path], default=-1) + 1]}))
