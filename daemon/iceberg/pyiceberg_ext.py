@@ -232,6 +232,9 @@ class ResolvedAvroFile(AvroFile[D]):
         try:
             self.decoder = new_decoder(data)
             self.header = self._read_header()
+            # PyIceberg's compiled decoder reads on behind the end of a file that was cut, in whatever memory is there.
+            if not data.endswith(self.header.sync):
+                raise ValueError("the sync bytes at its end are missing")
             self.reader = self._resolve(self.header.meta["avro.schema"])
             return list(self)
         except Exception as error:
