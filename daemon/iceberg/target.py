@@ -324,7 +324,7 @@ def _removals(
 
 
 def _tell(table: Table, misread: Misread) -> None:
-    expired = [snapshot_id for snapshot_id in misread.snapshot_ids if table.snapshot_by_id(snapshot_id) is None]
+    expired = tuple(each for each in misread.snapshot_ids if table.snapshot_by_id(each) is None)
     if expired:
         _log.warning(events.SNAPSHOTS_EXPIRED, snapshot_ids=expired, columns=misread.columns)
 
