@@ -122,7 +122,12 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
         specs=table.specs(),
     )
     shape = _shape(schema, settings, table.properties, retention_ms)
-    misread = _misread(table, find_lost(mapping, schema.name_mapping) if mapping else {})
+    # Where somebody has changed the mapping, the schemas of our snapshots tell which names led to which columns.
+    ours = {snapshot.schema_id for snapshot in table.metadata.snapshots if find_marker(snapshot) is not None}
+    schemas = [each for schema_id, each in table.schemas().items() if schema_id in ours]
+    before = [mapping] if mapping else [each.name_mapping for each in schemas]
+    lost = {field_id: name for each in before for field_id, name in find_lost(each, schema.name_mapping).items()}
+    misread = _misread(table, lost)
     return replace(shape, definition=replace(shape.definition, misread=misread))
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
+from daemon.definition import NAME_MAPPING
 from daemon.errors import Unsupported
 from tests.faults import sparkless
 from tests.handmade import COLUMNS, Bench, HandmadeTable
@@ -53,6 +54,25 @@ def test_a_branch_that_others_went_on_with(table: HandmadeTable, bench: Bench) -
     with pytest.raises(Unsupported, match="branch audit"):
         bench.follower.sync()
     assert bench.iceberg().scan(snapshot_id=head).to_arrow().to_pylist() == before
+
+
+def test_a_resync_after_somebody_changed_the_name_mapping(table: HandmadeTable, bench: Bench) -> None:
+    """A dropped column is not known any more by then: the snapshots that show it are expired, with a word."""
+    delete_one(table)
+    bench.follower.sync()
+    table.overwrite(COLUMNS[:2], {"id": 5, "part": "z"})
+    bench.follower.sync()
+    older = set(shown(bench))
+    with bench.iceberg().transaction() as changes:
+        changes.set_properties({NAME_MAPPING: bench.iceberg().properties[NAME_MAPPING] + " "})
+    with capture_logs() as logs:
+        bench.follower.sync(full=True)
+    (told,) = (line for line in logs if line["event"] == "snapshots.expired")
+    assert told["columns"] == ("value",)
+    rows = [{"id": 5, "part": "z"}]
+    assert shown(bench) == dict.fromkeys(older - set(told["snapshot_ids"]), rows) | {
+        bench.iceberg().metadata.current_snapshot_id: rows
+    }
 
 
 def delete_one(table: HandmadeTable) -> None:
