@@ -8,6 +8,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Event, Thread
 from types import FrameType
 from typing import Self
@@ -39,26 +40,28 @@ class StopSignals:
         self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
-        # A pipe, since a lock taken by the handler could be the one that the interrupted code holds.
-        self._reader, self._writer = os.pipe()
+        # Python runs a handler in the main thread, between two of its instructions. A signal that comes just before
+        # `wait` sleeps, or that another thread receives, would wait with it: only a byte in a pipe surely wakes it.
+        self._reader, self._writer = _unblocking_pipe()
+        self._wakeup = self._writer
+        if self._grace_s is not None:
+            # Nor does a handler run before native code returns to the interpreter: a thread is what ends the process.
+            watched, self._wakeup = _unblocking_pipe()
+            self._watch = Thread(target=self._forward, args=(watched, self._grace_s), name="stop-grace", daemon=True)
+            self._watch.start()
+        self._previous_wakeup = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         for number in self._numbers:
             self._previous[number] = signal.signal(number, self._receive)
-        if self._grace_s is not None:
-            # A handler waits for native code to return to the interpreter; what Python writes here does not.
-            watched, written = os.pipe()
-            os.set_blocking(written, False)
-            self._previous_wakeup = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-            self._wakeup = written
-            Thread(target=self._cut_off, args=(watched, self._grace_s), name="stop-grace", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._left.set()
-        if self._grace_s is not None:
-            signal.set_wakeup_fd(self._previous_wakeup)
-            os.close(self._wakeup)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_wakeup)
+        if self._grace_s is not None:
+            os.close(self._wakeup)
+            self._watch.join()
         os.close(self._reader)
         os.close(self._writer)
 
@@ -80,21 +83,35 @@ class StopSignals:
             self._words.appendleft(word)
         elif RELOAD not in self._words:
             self._words.append(word)
-        else:
-            return
-        os.write(self._writer, b".")
+        self._wake()
 
-    def _cut_off(self, watched: int, grace_s: float) -> None:
+    def _wake(self) -> None:
+        # A full pipe wakes as well.
+        with suppress(BlockingIOError):
+            os.write(self._writer, b".")
+
+    def _forward(self, watched: int, grace_s: float) -> None:
         with os.fdopen(watched, "rb", buffering=0) as received:
             while number := received.read(1):
+                self._wake()
                 if number[0] in (signal.SIGTERM, signal.SIGINT) and not self._left.wait(grace_s):
                     os.write(2, b"cut off in the middle of its work, which is safe: the next run takes it up\n")
                     os._exit(1)
 
     def wait(self, timeout_s: float | None = None) -> str | None:
         """Sleep until a signal has come, and return its name; None after `timeout_s` without one."""
-        ready, _, _ = select.select([self._reader], [], [], timeout_s)
-        if not ready:
-            return None
-        os.read(self._reader, 1)
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._words:
+            left_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
+            ready, _, _ = select.select([self._reader], [], [], left_s)
+            if not ready:
+                return None
+            os.read(self._reader, select.PIPE_BUF)
         return self._words.popleft()
+
+
+def _unblocking_pipe() -> tuple[int, int]:
+    """A pipe whose writing end never waits: a signal's byte is dropped rather."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    return reader, writer

@@ -128,14 +128,9 @@ class Service:
         self.tables |= {table.name: table for table in tables}
         reloads = self._reloads()
         self._write_config()
-        next_signal_s = 0.0
+        self.daemon.signal(signal.SIGHUP)
 
         def is_taken_up() -> bool:
-            # Once, in a whole run, a SIGHUP had no effect: it is sent again.
-            nonlocal next_signal_s
-            if self._reloads() == reloads and time.monotonic() >= next_signal_s:
-                self.daemon.signal(signal.SIGHUP)
-                next_signal_s = time.monotonic() + 20.0
             return self._reloads() > reloads and self._followed() == self.tables.keys()
 
         self.wait(is_taken_up, "the reload")

@@ -525,6 +525,26 @@ def test_the_second_signal_ends_the_process_at_once():
         process.communicate()
 
 
+@pytest.mark.parametrize("options", ["", "grace_s=5"])
+def test_a_signal_that_another_thread_receives_wakes_the_main_one(options):
+    """The kernel chooses among the threads; the main one sleeps on in its system call when it is not chosen."""
+    script = (
+        "import signal, threading\n"
+        "from daemon.signals import StopSignals\n"
+        "def receive():\n"
+        "    while signals.asleep.wait():\n"
+        "        signal.pthread_kill(threading.get_ident(), signal.SIGHUP)\n"
+        "        signals.asleep.clear()\n"
+        f"with StopSignals(reloads=True, {options}) as signals:\n"
+        "    signals.asleep = threading.Event()\n"
+        "    threading.Thread(target=receive, daemon=True).start()\n"
+        "    for _ in range(100):\n"
+        "        threading.Timer(0.002, signals.asleep.set).start()\n"
+        "        assert signals.wait(10) == 'SIGHUP'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+
+
 @pytest.mark.parametrize("work", ["while True: pass", "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"])
 def test_work_that_does_not_stop_is_cut_off_after_the_grace(work):
     """Also where it hangs in native code, so that no handler of Python's runs."""
