@@ -90,10 +90,8 @@ def show_state(
         )
         written = write_data_manifests(context.spark, state, task, context.progress)
         shape = shape.with_hidden(frozenset().union(*(manifest.hidden for manifest in written)))
-        with_dv = {
-            resolve_path(context.location, add.path): add
-            for add in collect_adds(state.adds.where("dv_storage_type IS NOT NULL"))
-        }
+        found = collect_adds(state.adds.where("dv_storage_type IS NOT NULL")) if state.files else ()
+        with_dv = {resolve_path(context.location, add.path): add for add in found}
         dvs = {path: record_of(add.deletion_vector) for path, add in with_dv.items() if add.deletion_vector}
         files_with_dv = {file.path: file for file in _live_files(written, {}) if file.path in dvs}
         change = _change(state, with_dv)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import blake2b
 
 import pyarrow as pa
@@ -30,8 +32,8 @@ from daemon.iceberg.account import find_account
 from daemon.iceberg.manifests import read_manifest_list, referenced_data_file
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
 from daemon.iceberg.references import entries_of, metadata_files
-from daemon.pipeline.spark_errors import collect
-from daemon.pipeline.table_state import adds_from_batch, collect_adds, read_table_state, select_paths
+from daemon.pipeline.answers import collect
+from daemon.pipeline.table_state import TableState, adds_from_batch, collect_adds, read_table_state, select_paths
 from daemon.storage import FileIOStorage
 from daemon.translate.plan import UNKNOWN_DV, descriptor_of, record_of
 from state import (
@@ -47,6 +49,9 @@ from state import (
 # What engines write into a snapshot's summary about themselves.
 WHO = ("engine-name", "engine-version", "app-id", "spark.app.id", "flink.job-id", "trino_query_id")
 FOREIGN_TOLD_MAX = 3
+# Files that differ are held in memory with their statistics, some kilobytes each; the whole table never is.
+DIFFERENCES_MAX = 100_000
+REPLACED = "All of the table is written anew from Delta's state, in one snapshot."
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -196,7 +201,7 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     is remembered as unknown, and the comparison then writes that file's deletions anew: neither lost nor doubled.
     Raises `ReplacementNeeded` when Iceberg shows a file twice, or deletes rows of one that it does not show.
 
-    Data manifests are read twice, one after the other: of a file without deletions only a hash is held meanwhile.
+    Data manifests are read twice, one after the other: of a file without deletions a hash of 8 bytes is held meanwhile.
     """
     current = table.current_snapshot()
     assert current is not None, "a table with a marker has a snapshot"
@@ -255,17 +260,25 @@ class _FileSet:
 
 def _count_files(table: Table, with_deletions: Collection[str]) -> _FileSet:
     """The data files that the current snapshot shows. Raises `ReplacementNeeded` as `rebuild` does."""
-    shown, seen, not_shown = _FileSet(), set[int](), set(with_deletions)
-    for data_file, _ in _entries(table, ManifestContent.DATA):
-        path = data_file.file_path
-        shown.add(path, data_file.file_size_in_bytes)
-        not_shown.discard(path)
-        seen.add(hash(path))
-        if len(seen) < shown.files:
-            raise _not_mendable("the Iceberg table shows a file twice", path)
+    shown, not_shown = _FileSet(), set(with_deletions)
+
+    def hashes() -> Iterator[int]:
+        for data_file, _ in _entries(table, ManifestContent.DATA):
+            shown.add(data_file.file_path, data_file.file_size_in_bytes)
+            not_shown.discard(data_file.file_path)
+            yield hash(data_file.file_path)
+
+    if pc.count_distinct(_int64s(hashes())).as_py() < shown.files:
+        raise _not_mendable("the Iceberg table shows a file twice, or more often", table.metadata_location)
     for path in not_shown:
         raise _not_mendable("a delete file of the Iceberg table deletes rows of a file that it does not show", path)
     return shown
+
+
+def _int64s(values: Iterable[int]) -> pa.Int64Array:
+    """Eight bytes a value, where a list or a set of Python's takes ten times that."""
+    numbers = array("q", values)
+    return pa.Int64Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _entries(table: Table, content: ManifestContent) -> Iterator[tuple[DataFile, str]]:
@@ -278,8 +291,7 @@ def _entries(table: Table, content: ManifestContent) -> Iterator[tuple[DataFile,
 
 
 def _not_mendable(what: str, path: str) -> ReplacementNeeded:
-    hint = "All of the table is written anew from Delta's state, in one snapshot."
-    return ReplacementNeeded(what, path=path, hint=hint)
+    return ReplacementNeeded(what, path=path, hint=REPLACED)
 
 
 def _served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int]:
@@ -306,46 +318,51 @@ def _find_delta_state(context: TableContext, marker: Marker) -> tuple[dict[str, 
     return None
 
 
-def commits_to_state(context: TableContext, shown: Shown, version: int | None = None) -> tuple[list[Commit], Totals]:
-    """What turns all that is live in Iceberg into Delta's state at `version`, or its newest: to be folded.
+def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> tuple[list[Commit], Totals]:
+    """What turns all that is live in Iceberg into `state`: to be folded. For the block of a Spark session.
 
-    With it come the totals of that state. Of a file that does not differ, two hashes and Spark's Arrow row are held.
-    Raises `Unsupported` for what that state needs and we cannot show.
+    With it come the totals of that state. Of a file that does not differ, two hashes of 8 bytes are held. Raises
+    `Unsupported` for what that state needs and we cannot show, `ReplacementNeeded` when too much differs.
     """
-    with context.spark.session() as spark:
-        state = read_table_state(spark, context.log, version)
-        try:
-            check_protocol(state.protocol)
-        except Unsupported as error:
-            raise error.located(version=state.version) from error.__cause__
-        found = collect(state.adds.drop("stats"))
-        # By the hash of a path, that of what Delta has there.
-        differing = {hash(path): hash((add.dv_unique_id, add.size)) for path, add in _by_path(context, found)}
-        # Another table may have files by the very names and sizes of the old one's.
-        same_table = state.metadata.id == shown.record.delta_table_id
-        others: list[LiveFile] = []
-        for file in context.store.read_live_files(shown.record.id):
-            dv_id = file.deletion_vector.unique_id if file.deletion_vector else None
-            if same_table and differing.get(hash(file.path)) == hash((dv_id, file.size_bytes)):
-                del differing[hash(file.path)]
-            else:
-                others.append(file)
-        news = {path: add for path, add in _by_path(context, found) if hash(path) in differing}
-        adds = collect_adds(select_paths(spark, state, [add.path for add in news.values()])) if news else ()
-        first = Commit(
-            version=state.version,
-            # Each sync asks the log for it, which may tell another time than Delta does.
-            timestamp_ms=context.log.commit_time_ms(state.version, state.timestamp_ms),
-            removes=tuple(
-                _tombstone(file)
-                for file in others
-                # A file of another size is another one by the same name.
-                if not same_table or file.path not in news or news[file.path].size != file.size_bytes
-            ),
-            operation="resynchronise",
+    try:
+        check_protocol(state.protocol)
+    except Unsupported as error:
+        raise error.located(version=state.version) from error.__cause__
+    found = collect(state.adds.drop("stats"))
+    # Another table may have files by the very names and sizes of the old one's.
+    same_table = state.metadata.id == shown.record.delta_table_id
+    live = partial(context.store.read_live_files, shown.record.id)
+    in_iceberg = _int64s(hash((file.path, file.size_bytes, _dv_id(file))) for file in live())
+    in_delta = _int64s(
+        hash((path, add.size, add.dv_unique_id if same_table else state.metadata.id))
+        for path, add in _by_path(context, found)
+    )
+    differ_in_iceberg = pc.invert(pc.is_in(in_iceberg, value_set=in_delta))
+    differ_in_delta = pc.invert(pc.is_in(in_delta, value_set=in_iceberg))
+    differences = pc.sum(differ_in_iceberg).as_py() or 0, pc.sum(differ_in_delta).as_py() or 0
+    if max(differences) > DIFFERENCES_MAX:
+        raise ReplacementNeeded(
+            f"Iceberg shows {differences[0]:,} files that Delta has not, or has otherwise, and lacks "
+            f"{differences[1]:,}, more than are compared one by one ({DIFFERENCES_MAX:,})",
+            hint=REPLACED,
         )
-        metadata, protocol = state.metadata, state.protocol
-        commits = [first, with_fields(first, adds=tuple(adds), removes=(), metadata=metadata, protocol=protocol)]
+    others = [file for file, differs in zip(live(), differ_in_iceberg, strict=True) if differs.as_py()]
+    news = dict(_by_path(context, found.filter(differ_in_delta)))
+    adds = collect_adds(select_paths(state, [add.path for add in news.values()])) if news else ()
+    first = Commit(
+        version=state.version,
+        # Each sync asks the log for it, which may tell another time than Delta does.
+        timestamp_ms=context.log.commit_time_ms(state.version, state.timestamp_ms),
+        removes=tuple(
+            _tombstone(file)
+            for file in others
+            # A file of another size is another one by the same name.
+            if not same_table or file.path not in news or news[file.path].size != file.size_bytes
+        ),
+        operation="resynchronise",
+    )
+    metadata, protocol = state.metadata, state.protocol
+    commits = [first, with_fields(first, adds=tuple(adds), removes=(), metadata=metadata, protocol=protocol)]
     size_bytes, deleted_rows = (pc.sum(found[column]).as_py() or 0 for column in ("size", "dv_cardinality"))
     return commits, Totals(found.num_rows, size_bytes, deleted_rows)
 
@@ -355,6 +372,10 @@ def _by_path(context: TableContext, found: pa.Table) -> Iterator[tuple[str, AddF
     for batch in found.to_batches():
         for add in adds_from_batch(batch):
             yield resolve_path(context.location, add.path), add
+
+
+def _dv_id(file: LiveFile) -> str | None:
+    return file.deletion_vector.unique_id if file.deletion_vector else None
 
 
 def _tombstone(file: LiveFile) -> RemoveFile:

@@ -36,6 +36,7 @@ from daemon.errors import (
 from daemon.first_sync import first_sync
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
+from daemon.pipeline.table_state import TableState, read_table_state
 from daemon.proof import Checksums, check_state
 from daemon.recovery import check_ours, check_source, commits_to_state, end_intents, load_shown, rebuild
 from daemon.restore import restore_metadata
@@ -298,19 +299,21 @@ class Follower:
 
     def _compare(self, shown: Shown, version: int | None = None) -> tuple[Shown, SyncResult]:
         """Show Delta's state at `version`, or its newest, whatever Iceberg shows."""
-        commits, totals = commits_to_state(self._context, shown, version)
-        self._check_not_older(shown, commits[-1])
+        with self._context.spark.session() as spark:
+            state = read_table_state(spark, self._context.log, version)
+            self._check_not_older(shown, state)
+            commits, totals = commits_to_state(self._context, shown, state)
         shown, result = self._advance(shown, commits, totals)
         self._checksums.learn(commits[-1].version, totals)
         return shown, result
 
-    def _check_not_older(self, shown: Shown, newest: Commit) -> None:
+    def _check_not_older(self, shown: Shown, newest: TableState) -> None:
         """Raise `ObjectMissing` while Delta is at an older version of the very table, and has not been so for long.
 
         A listing that lags would take Iceberg back for a moment.
         """
         version, record = newest.version, shown.record
-        is_same_table = newest.metadata is not None and newest.metadata.id == record.delta_table_id
+        is_same_table = newest.metadata.id == record.delta_table_id
         if not is_same_table or record.synced_version is None or version >= record.synced_version:
             self._older_since_s = None
             return

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from daemon.delta.actions import AddFile
 from daemon.errors import SyncError
+from daemon.pipeline.answers import collect
 from daemon.pipeline.inspection import INSPECTED, Inspection, InspectionTask, Inspector, adds_table, gathered
 from daemon.pipeline.kernel import DELETE_FILES, DESCRIPTORS, translate
 from daemon.pipeline.session import SparkPipeline
-from daemon.pipeline.spark_errors import collect
 from daemon.settings import PipelineSettings
 from daemon.storage import FileIOStorage
 from daemon.translate.plan import DeleteFileResult, DeleteFileTask, WrittenPositions

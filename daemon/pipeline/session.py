@@ -35,6 +35,8 @@ DEFAULTS = {
     # A table's state in 50 parts, Delta's default, costs a small machine seconds for the smallest table.
     "spark.databricks.delta.snapshotPartitions": "8",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+    # A table's state goes through the driver part by part, and is never held there whole.
+    "spark.driver.maxResultSize": "0",
     # Spark takes the jars of its packages for Python archives, too; workers then read 33 of them before every task.
     "spark.submit.pyFiles": "",
     # A second attempt writes the same file as the first, which may be in use by then.

@@ -18,17 +18,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
+from typing import Any
 
 from daemon.delta.log import COMMIT_FILE
 from daemon.delta.protocol import HINT_CATALOG_MANAGED
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, PipelineAway, SyncError, Unsupported
 from daemon.locations import canonical
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # Delta's error classes that reading a log and its state can end in (error/delta-error-classes.json of its jar).
 KINDS: Mapping[str, type[SyncError]] = MappingProxyType(
@@ -180,17 +175,6 @@ class Thrown:
 
     def has(self, condition: str) -> bool:
         return self.condition is not None and self.condition.startswith(condition)
-
-
-def collect(frame: DataFrame) -> pa.Table:
-    """All rows of `frame`. Raises as `as_known_error` says."""
-    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415
-
-    try:
-        return frame.toArrow()
-    except (PySparkException, Py4JJavaError) as error:
-        raise as_known_error(error) from error
 
 
 def as_known_error(error: Exception, path: str | None = None, version: int | None = None) -> Exception:

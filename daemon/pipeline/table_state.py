@@ -14,7 +14,8 @@ from daemon.delta.features import check_features, used_features
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.delta.protocol import check_metadata, check_protocol
 from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
-from daemon.pipeline.spark_errors import as_known_error, collect
+from daemon.pipeline.answers import collect
+from daemon.pipeline.spark_errors import as_known_error
 from daemon.translate.schema import HINT_METADATA, translate_schema
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def collect_adds(adds: DataFrame) -> Iterator[AddFile]:
         yield from adds_from_batch(batch)
 
 
-def select_paths(spark: SparkSession, state: TableState, paths: Iterable[str]) -> DataFrame:
+def select_paths(state: TableState, paths: Iterable[str]) -> DataFrame:
     """The adds of these paths, spelled as in the log."""
-    wanted = spark.createDataFrame(pa.table({"path": pa.array(sorted(paths), pa.string())}))
+    wanted = state.adds.sparkSession.createDataFrame(pa.table({"path": pa.array(sorted(paths), pa.string())}))
     return state.adds.join(wanted, "path", "left_semi")

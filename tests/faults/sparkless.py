@@ -16,10 +16,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from daemon import first_sync, recovery
+from daemon import first_sync, recovery, sync
 from daemon.delta.actions import Metadata, Protocol
 from daemon.delta.log import DeltaLog
-from daemon.pipeline import data_manifests
+from daemon.pipeline import data_manifests, table_state
 from daemon.pipeline.data_manifests import ManifestTask
 from daemon.pipeline.session import SparkPipeline
 from daemon.pipeline.table_state import TableState, adds_from_batch
@@ -44,7 +44,10 @@ def install(replace: Callable[[object, str, object], None] = setattr) -> None:
     replace(SparkPipeline, "session", contextmanager(_no_session))
     replace(first_sync, "read_table_state", read_table_state)
     replace(recovery, "read_table_state", read_table_state)
+    replace(sync, "read_table_state", read_table_state)
     replace(recovery, "select_paths", select_paths)
+    replace(recovery, "collect", Frame.collect)
+    replace(table_state, "collect", Frame.collect)
     replace(data_manifests, "run_on_spark", run_in_process)
     replace(data_manifests, "watched", lambda *_: nullcontext())
 
@@ -73,7 +76,7 @@ class Frame:
     def sortWithinPartitions(self, column: str) -> Frame:
         return Frame(self.rows.sort_by(column))
 
-    def toArrow(self) -> pa.Table:
+    def collect(self) -> pa.Table:
         return self.rows
 
 
@@ -124,11 +127,11 @@ def _columns(add: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def select_paths(spark: None, state: TableState, paths: Iterable[str]) -> Frame:
-    rows = state.adds.toArrow()
+def select_paths(state: TableState, paths: Iterable[str]) -> Frame:
+    rows = state.adds.collect()
     return Frame(rows.filter(pc.is_in(rows["path"], pa.array(sorted(paths), pa.string()))))
 
 
 def run_in_process(frame: Frame, task: ManifestTask, schema: pa.Schema) -> Sequence[pa.RecordBatch]:
-    adds = [add for batch in frame.toArrow().to_batches() for add in adds_from_batch(batch)]
+    adds = [add for batch in frame.collect().to_batches() for add in adds_from_batch(batch)]
     return [task._write(task.paths[0], adds)] if adds else []

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace as with_fields
 from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.schema import Schema
@@ -30,11 +31,12 @@ from pyiceberg.transforms import BucketTransform, TruncateTransform
 from pyiceberg.types import LongType, NestedField, StringType
 from structlog.testing import capture_logs
 
-from daemon import first_sync
+from daemon import first_sync, recovery
 from daemon.clock import SystemClock
+from daemon.commit import unchanged_outcome
 from daemon.compaction import Compactor
 from daemon.definition import NAME_MAPPING, SCHEMA_ID, shape_of
-from daemon.errors import AccountMismatch, CommitConflict, PipelineAway, TargetChanged, Unsupported
+from daemon.errors import AccountMismatch, CommitConflict, ObjectMissing, PipelineAway, TargetChanged, Unsupported
 from daemon.expiry import Expirer
 from daemon.iceberg import target
 from daemon.iceberg.account import Account, find_account
@@ -434,6 +436,43 @@ def test_wrong_checksums_of_one_of_two_writers(table: HandmadeTable, bench: Benc
         compared += bench.follower.sync().operation == "resynchronise"
     assert compared == 3
     check_whole(bench, table)
+
+
+def want_comparison(bench: Bench) -> None:
+    (record,) = bench.store.list_tables()
+    bench.store.record_synced(None, with_fields(unchanged_outcome(record), must_compare=True), at_ms=1)
+    bench.follower.doubt()
+
+
+def test_too_much_to_compare_file_by_file(table: HandmadeTable, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More files differ than are held in memory, as after OPTIMIZE and a log cleanup: all is written anew."""
+    monkeypatch.setattr(recovery, "DIFFERENCES_MAX", 2)
+    rows = table.live_rows()
+    written = [table.write_file([row for row in rows if row[1] == part]) for part in "xy"]
+    table.commit([*(table.remove(path) for path in list(table.live)), *(table.add(path) for path in written)])
+    want_comparison(bench)
+    with capture_logs() as told:
+        assert bench.sync().operation == first_sync.RESTORED
+    (reason,) = (line["reason"] for line in told if line["event"] == "target.overwritten")
+    assert "Iceberg shows 3 files that Delta has not, or has otherwise, and lacks 2, more than" in reason
+    check_whole(bench, table)
+
+
+@pytest.mark.parametrize("differences_max", [0, 100])
+def test_a_log_that_is_older_for_a_moment_is_not_followed_back(
+    table: HandmadeTable, bench: Bench, monkeypatch: pytest.MonkeyPatch, differences_max: int
+) -> None:
+    """However much differs: a listing that lags says the same as a log that somebody took back."""
+    change_all(table)
+    bench.sync()
+    monkeypatch.setattr(recovery, "DIFFERENCES_MAX", differences_max)
+    table.commit_path(3).unlink()
+    table.commit_path(2).unlink()
+    before = bench.iceberg().metadata_location
+    want_comparison(bench)
+    with pytest.raises(ObjectMissing, match="the Delta table ends at version 1, and version 3 was synced already"):
+        bench.sync()
+    assert bench.iceberg().metadata_location == before
 
 
 def test_versions_before_an_unsupported_one_are_shown(table: HandmadeTable, bench: Bench) -> None:
