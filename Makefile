@@ -26,9 +26,9 @@ $(STAMPS)/dvsync: $(STAMPS)/packages pyproject.toml
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(STAMPS)/jars: $(STAMPS)/dvsync $(wildcard daemon/pipeline/jars.py)
+$(STAMPS)/jars: $(STAMPS)/dvsync $(wildcard daemon/spark/jars.py)
 	@command -v java >/dev/null || { echo "Java 17 is needed: no 'java' on PATH" >&2; exit 1; }
-	$(BIN)/python -m daemon.pipeline.jars
+	$(BIN)/python -m daemon.spark.setup
 	touch $@
 
 lint: $(STAMPS)/dvsync ## format, lint and types

@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import daemon.commit
 from benchmarks.report import conditions, parser, percentile, print_report
 from benchmarks.stopwatch import REST, Steps, Stopwatch
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
-from state.sql_store import SqlStateStore
-from tests.handmade import Bench, HandmadeTable
+from daemon.sync import advance
+from state.sql.store import SqlStateStore
+from tests.kit.handmade import Bench, HandmadeTable
 
 TARGET_MS = 100
 DATA_FILES = 50
@@ -33,11 +33,11 @@ STEPS: Steps = {
         (Target, ("find_table",)),
     ],
     "plan": [
-        (daemon.commit, ("fold_commits", "shape_of", "view_of", "plan_sync", "complete_plan")),
+        (advance, ("fold_commits", "shape_of", "view_of", "plan_sync", "complete_plan")),
         (SqlStateStore, ("load_table", "find_open_intents", "find_live_files", "find_delete_files", "find_serving")),
     ],
     "translate": [(Runner, ("write_delete_files",))],
-    "prepare": [(daemon.commit, ("prepare_snapshot",))],
+    "prepare": [(advance, ("prepare_snapshot",))],
     "commit": [(Target, ("commit",))],
     "record": [(SqlStateStore, ("record_intent", "record_pending", "record_prepared", "record_synced"))],
 }

@@ -24,12 +24,12 @@ import pyarrow.compute as pc
 from pyiceberg.table import StaticTable, Table
 
 from benchmarks.report import conditions, parser, percentile, print_report
-from daemon.maintenance import Maintainer
-from daemon.pipeline.jars import ICEBERG_JAR
-from daemon.pipeline.session import SparkPipeline
-from daemon.settings import SparkSettings
-from tests.handmade import Bench, HandmadeTable
-from tests.readers import duckdb_connection
+from daemon.config.settings import SparkSettings
+from daemon.maintenance.maintainer import Maintainer
+from daemon.spark.jars import ICEBERG_JAR
+from daemon.spark.session import SparkPipeline
+from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.readers import duckdb_connection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

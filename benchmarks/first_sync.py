@@ -24,27 +24,27 @@ from typing import Any
 
 import psutil
 
-import daemon.first_sync
 from benchmarks.large_table import LargeTable, make_large_table, shown_rows
 from benchmarks.report import conditions, parser, print_report
 from benchmarks.stopwatch import REST, Steps, Stopwatch
+from daemon.config.settings import PipelineSettings, SparkSettings
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
-from daemon.pipeline.session import SparkPipeline
-from daemon.settings import PipelineSettings, SparkSettings
-from state.sql_store import SqlStateStore
-from tests.handmade import Bench
+from daemon.spark.session import SparkPipeline
+from daemon.sync import first_sync
+from state.sql.store import SqlStateStore
+from tests.kit.handmade import Bench
 
 TARGET_S = 60
 SAMPLE_INTERVAL_S = 0.1
 
 STEPS: Steps = {
-    "state read": [(daemon.first_sync, ("read_table_state",))],
-    "manifests": [(daemon.first_sync, ("write_data_manifests",))],
-    "DVs read": [(daemon.first_sync, ("collect_adds",))],
-    "plan": [(daemon.first_sync, ("plan_sync", "complete_plan"))],
+    "state read": [(first_sync, ("read_table_state",))],
+    "manifests": [(first_sync, ("write_data_manifests",))],
+    "DVs read": [(first_sync, ("collect_adds",))],
+    "plan": [(first_sync, ("plan_sync", "complete_plan"))],
     "DV kernel": [(Runner, ("write_delete_files",))],
-    "commit": [(daemon.first_sync, ("prepare_snapshot",)), (Target, ("find_table", "stage", "commit"))],
+    "commit": [(first_sync, ("prepare_snapshot",)), (Target, ("find_table", "stage", "commit"))],
     "state store": [
         (SqlStateStore, ("load_table", "find_open_intents", "record_intent", "record_pending", "record_rebuilt"))
     ],

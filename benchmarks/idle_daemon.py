@@ -24,7 +24,7 @@ import psutil
 import yaml
 
 from benchmarks.report import conditions, parser, print_report
-from tests.handmade import Bench, HandmadeTable
+from tests.kit.handmade import Bench, HandmadeTable
 
 TARGET_CPU_PERCENT = 5
 TARGET_MB = 200

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.table import Table
 
-from tests.handmade import HandmadeTable
+from tests.kit.handmade import HandmadeTable
 
 COLUMNS = (
     ("id", "long"),

@@ -26,11 +26,11 @@ from threading import Event, Thread
 import psutil
 
 from benchmarks.report import conditions, parser, percentile, print_report
-from tests.faults.checks import duckdb_rows
-from tests.faults.daemons import Daemon, until
-from tests.faults.histories import History
-from tests.faults.load import Load
-from tests.handmade import Bench
+from tests.kit.checks import duckdb_rows
+from tests.kit.daemons import Daemon, until
+from tests.kit.handmade import Bench
+from tests.kit.handmade_histories import History
+from tests.kit.load import Load
 
 TARGET_P99_S = 3.0
 WINDOW_S = 30

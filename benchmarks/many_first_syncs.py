@@ -18,11 +18,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.report import conditions, parser, print_report
-from daemon.pipeline.session import SparkPipeline
-from daemon.settings import SparkSettings
-from tests.faults.checks import duckdb_rows
-from tests.faults.daemons import Daemon, until
-from tests.handmade import Bench
+from daemon.config.settings import SparkSettings
+from daemon.spark.session import SparkPipeline
+from tests.kit.checks import duckdb_rows
+from tests.kit.daemons import Daemon, until
+from tests.kit.handmade import Bench
 
 FIRST_SYNCS_MAX_S = 1_800.0
 VERSIONS = 4

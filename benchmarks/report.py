@@ -15,8 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from daemon.config.settings import LogSettings
 from daemon.log import configure_logging
-from daemon.settings import LogSettings
 
 PACKAGES = ("pyiceberg", "pyarrow", "sqlalchemy", "pyspark", "delta-spark")
 FSYNCS = 20

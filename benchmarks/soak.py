@@ -29,9 +29,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.report import conditions, parser, percentile, print_report
 from daemon.clock import SystemClock
-from daemon.maintenance import Maintainer
-from tests.handmade import Bench, HandmadeTable
-from tests.readers import assert_same_rows, duckdb_connection, read_duckdb, read_pyiceberg
+from daemon.maintenance.maintainer import Maintainer
+from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.readers import assert_same_rows, duckdb_connection, read_duckdb, read_pyiceberg
 
 TARGET_RATIO = 1.5
 DATA_FILES = 20

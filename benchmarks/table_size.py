@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.large_table import LargeTable, make_large_table, shown_rows
 from benchmarks.report import conditions, parser, percentile, print_report
-from daemon.pipeline.session import SparkPipeline
-from daemon.settings import SparkSettings
-from tests.handmade import Bench
+from daemon.config.settings import SparkSettings
+from daemon.spark.session import SparkPipeline
+from tests.kit.handmade import Bench
 
 TARGET_RATIO = 1.5
 CASES = ("DV change", "DV shrinks", "file removed")

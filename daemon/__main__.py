@@ -1,6 +1,6 @@
 """`python -m daemon` is `dvsync`."""
 
-from daemon.cli import main
+from daemon.cli.commands import main
 
 if __name__ == "__main__":
     main()

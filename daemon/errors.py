@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, ClassVar, Self
 
-from daemon.secrets import scrub
+from daemon.masking import scrub
 from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
 
 

@@ -6,6 +6,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Delta, DeltaTableUtils.isHiddenDirectory: `_…` and `.…` are left alone, but not these.
+NOT_HIDDEN = ("_delta_index", "_change_data", "_delta_log")
+
 
 def normalize_location(location: str) -> str:
     """Absolute URI without a trailing slash: `/data/t/` -> `file:///data/t`; other schemes stay as they are."""
@@ -34,3 +37,19 @@ def parts_below(path: str, place: str) -> list[str] | None:
     if path == place:
         return []
     return path.removeprefix(f"{place}/").split("/") if path.startswith(f"{place}/") else None
+
+
+def vacuum_cleans(location: str, source: str) -> bool:
+    """Whether VACUUM, or the log's clean-up, of the Delta table at `source` would remove files at `location`, however
+    the two are spelled and whatever links lead there.
+    """
+    below = (parts_below(inner, outer) for inner in _spellings(location) for outer in _spellings(source))
+    return any(parts is not None and not _is_hidden(parts) for parts in below)
+
+
+def _spellings(place: str) -> set[str]:
+    return {canonical(place), real(place)}
+
+
+def _is_hidden(parts: list[str]) -> bool:
+    return any(part.startswith(("_", ".")) and not part.startswith(NOT_HIDDEN) and "=" not in part for part in parts)

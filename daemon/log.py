@@ -14,8 +14,8 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor
 
-from daemon.secrets import scrub
-from daemon.settings import LogSettings
+from daemon.config.settings import LogSettings
+from daemon.masking import scrub
 from daemon.texts import printable
 
 DAEMON_STARTED = "daemon.started"

@@ -14,8 +14,8 @@ from stat import S_ISREG
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlparse
 
-from daemon.arrow import import_arrow
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
+from daemon.lean_arrow import import_arrow
 from daemon.locations import canonical
 
 if TYPE_CHECKING:

@@ -132,7 +132,7 @@ compare() {
     "$PYTHON" - "$WORK/run" "$1" <<'PYTHON'
 import sys
 from pyiceberg.catalog import load_catalog
-from tests.readers import duckdb_connection
+from tests.kit.readers import duckdb_connection
 run, expected = sys.argv[1], int(sys.argv[2])
 table = load_catalog("local", type="sql", uri=f"sqlite:///{run}/state/catalog.db").load_table("sales.orders")
 pyiceberg = table.scan().to_arrow()
@@ -150,10 +150,10 @@ spark_sql() {
     "$PYTHON" - "$WORK/run/lake/orders" "$@" 2>>"$WORK/spark.log" <<'PYTHON'
 import sys
 from daemon.log import configure_logging
-from daemon.settings import LogSettings
+from daemon.config.settings import LogSettings
 configure_logging(LogSettings(), sys.stderr)
-from daemon.pipeline.session import SparkPipeline
-from daemon.settings import SparkSettings
+from daemon.spark.session import SparkPipeline
+from daemon.config.settings import SparkSettings
 folder, statements = sys.argv[1], sys.argv[2:]
 pipeline = SparkPipeline(SparkSettings(master="local[1]"))
 with pipeline.session() as spark:

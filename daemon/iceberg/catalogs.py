@@ -9,7 +9,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NotInstalledError
 
 from daemon.errors import ConfigInvalid
-from daemon.iceberg.pyiceberg_ext import announce_metadata_files, complete_rest_requests, writes_metadata_files
+from daemon.iceberg.pyiceberg_ext.commits import announce_metadata_files, complete_rest_requests, writes_metadata_files
 
 
 class Catalogs:

@@ -35,7 +35,13 @@ from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from daemon.durable import make_folder_of
-from daemon.iceberg.pyiceberg_ext import RECORD_VERSION, PreciseAvroFile, ResolvedAvroFile, manifest_record, unreadable
+from daemon.iceberg.pyiceberg_ext.records import (
+    RECORD_VERSION,
+    PreciseAvroFile,
+    ResolvedAvroFile,
+    manifest_record,
+    unreadable,
+)
 
 # A manifest is rewritten whole when one of its files leaves, so its size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000

@@ -27,7 +27,7 @@ from daemon.iceberg.manifests import (
     write_manifest,
 )
 from daemon.iceberg.merging import live_files, plan_merges
-from daemon.iceberg.pyiceberg_ext import entry_record
+from daemon.iceberg.pyiceberg_ext.records import entry_record
 
 # The place of `partition` among the fields of a data file record.
 PARTITION_FIELD = 3

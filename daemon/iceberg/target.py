@@ -43,7 +43,7 @@ from daemon.clock import Clock
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError
 from daemon.iceberg.manifests import write_manifest_list
 from daemon.iceberg.marker import WRITER
-from daemon.iceberg.pyiceberg_ext import Announce, added_schema, commit_updates, stage_table
+from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

@@ -12,15 +12,15 @@ from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFil
 from daemon.delta.actions import AddFile, resolve_path
 from daemon.durable import force_to_disk
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, write_manifest
-from daemon.iceberg.pyiceberg_ext import entry_record, manifest_record
+from daemon.iceberg.pyiceberg_ext.records import entry_record, manifest_record
 from daemon.pipeline.inspection import Inspector
-from daemon.pipeline.progress import Progress, watched
-from daemon.pipeline.runner import run_on_spark
-from daemon.pipeline.session import SparkPipeline
-from daemon.pipeline.table_state import TableState, adds_from_batch
+from daemon.spark.progress import Progress, watched
+from daemon.spark.session import SparkPipeline
+from daemon.spark.table_state import TableState, adds_from_batch
+from daemon.spark.tasks import run_on_spark
 from daemon.storage import FileIOStorage
 from daemon.translate.data_files import data_file_of, partition_of
-from daemon.translate.file_schema import Path
+from daemon.translate.hidden_columns import Path
 from daemon.translate.partition_values import encode_partition
 from daemon.translate.schema import TableSchema
 from state import LiveFile

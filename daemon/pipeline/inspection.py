@@ -23,7 +23,8 @@ from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.storage import FileIOStorage, check_path, store_away
 from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
 from daemon.translate.data_files import metrics_of, partition_of
-from daemon.translate.file_schema import FileSchema, Path, check_file_schema
+from daemon.translate.file_schema import FileSchema, check_file_schema
+from daemon.translate.hidden_columns import Path
 from daemon.translate.metrics import Metrics
 from daemon.translate.partition_values import EPOCH, EPOCH_DAY, MICROSECOND
 from daemon.translate.schema import TableSchema

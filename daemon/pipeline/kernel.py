@@ -15,7 +15,8 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from daemon.delta.actions import DeletionVectorDescriptor
-from daemon.delta.deletion_vector import PositionSet, is_restored, new_positions, read_position_sets
+from daemon.delta.deletion_vector import read_position_sets
+from daemon.delta.position_set import PositionSet, is_restored, new_positions
 from daemon.durable import force_to_disk
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteFile, PositionDeleteWriter

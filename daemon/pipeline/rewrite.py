@@ -11,7 +11,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteWriter
 from daemon.storage import FileIOStorage
-from daemon.translate.plan import DeleteFileResult, Rewrite, WrittenPositions
+from daemon.translate.delete_files import DeleteFileResult, Rewrite, WrittenPositions
 
 
 def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> DeleteFileResult:

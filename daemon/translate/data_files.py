@@ -8,7 +8,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput
-from daemon.iceberg.pyiceberg_ext import data_file_record
+from daemon.iceberg.pyiceberg_ext.records import data_file_record
 from daemon.translate.metrics import Metrics, parse_stats
 from daemon.translate.partition_values import partition_tuple
 from daemon.translate.schema import TableSchema

@@ -34,9 +34,11 @@ from pyiceberg.types import (
 )
 
 from daemon.errors import Unsupported
-from daemon.translate.schema import HIDDEN_ID_START, TableSchema
+from daemon.translate.hidden_columns import Path, with_hidden
+from daemon.translate.schema import TableSchema
 
 FIELD_ID = b"PARQUET:field_id"
+
 # Parquet types that Iceberg reads as a type (Iceberg spec, "Parquet", and the promotions of "Schema Evolution").
 STORED_AS: Mapping[type[IcebergType], frozenset[pa.DataType]] = {
     BooleanType: frozenset({pa.bool_()}),
@@ -52,10 +54,10 @@ STORED_AS: Mapping[type[IcebergType], frozenset[pa.DataType]] = {
     TimestamptzType: frozenset({pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC"), pa.timestamp("ns")}),
 }
 INT96 = pa.timestamp("ns")
+
 # Other names of zones, "Z" among them, stop PyIceberg or Polars.
 UTC_NAMES = ("UTC", "Etc/UTC", "+00:00")
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view)
-Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -271,34 +273,3 @@ def _unreadable(path: Path, why: str) -> Unsupported:
         f"column {'.'.join(path)} of the file {why}: readers of the Iceberg table would not show what Delta shows",
         hint="Have Delta write the file anew, for example with REORG TABLE or an UPDATE of its rows.",
     )
-
-
-def with_hidden(mapping: NameMapping, hidden: Iterable[Path]) -> NameMapping:
-    """The mapping with ids for columns that only files have: PyIceberg refuses a file with an unmapped name."""
-    paths = sorted(hidden)
-    if not paths:
-        return mapping
-    used = [mapped.field_id or 0 for mapped in _flat_mapping(mapping.root)]
-    next_id = max([HIDDEN_ID_START, *used]) + 1
-    fields = list(mapping.root)
-    for number, path in enumerate(paths):
-        fields = _with_field(fields, path, next_id + number)
-    return NameMapping(fields)
-
-
-def _flat_mapping(fields: Iterable[MappedField]) -> Iterator[MappedField]:
-    for field in fields:
-        yield field
-        yield from _flat_mapping(field.fields)
-
-
-def _with_field(fields: Sequence[MappedField], path: Path, field_id: int) -> list[MappedField]:
-    name, rest = path[0], path[1:]
-    if not rest:
-        return [*fields, MappedField(field_id=field_id, names=[name], fields=[])]
-    return [
-        MappedField(field_id=field.field_id, names=field.names, fields=_with_field(field.fields, rest, field_id))
-        if name in field.names
-        else field
-        for field in fields
-    ]

@@ -8,7 +8,7 @@ Projection"). The names in the mapping are physical names, which are what the fi
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -42,6 +42,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
+from daemon.translate.name_mapping import HIDDEN_ID_START, find_renumbered, with_dropped
 
 PRIMITIVES: Mapping[str, PrimitiveType] = {
     "boolean": BooleanType(),
@@ -57,27 +58,32 @@ PRIMITIVES: Mapping[str, PrimitiveType] = {
     "timestamp": TimestamptzType(),
     "timestamp_ntz": TimestampType(),
 }
+
 # As Spark's DataType.fromJson reads them.
 DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,2})\s*,\s*(-?[0-9]{1,2})\s*\)")
+
 # PROTOCOL.md, "Column Mapping": the ids and names in a field's metadata.
 MAPPING_ID = "delta.columnMapping.id"
 MAPPING_NAME = "delta.columnMapping.physicalName"
+
 # PROTOCOL.md, "IcebergCompatV2": ids of list elements, map keys and map values, by the path of physical names.
 NESTED_IDS = "delta.columnMapping.nested.ids"
+
 # Partition field ids start here (Iceberg spec, "Partition Specs").
 PARTITION_FIELD_ID_START = 1000
-# Ids of columns that only files have: far above those that Delta counts up to, below Iceberg's reserved ones (Iceberg
-# spec, "Reserved Field IDs").
-HIDDEN_ID_START = 2_147_000_000
+
 # About 40,000 plain columns. Every schema that a table ever had is in each of its metadata files.
 SCHEMA_CHARACTERS_MAX = 4 << 20
+
 # Types in types. DuckDB 1.5.5 does not come to an end with lists in 28 lists, PyIceberg fails at 90 structs.
 NESTING_MAX = 25
+
 # Names of columns that Iceberg's readers add to a table's own (Iceberg spec, "Reserved Field IDs", as far as
 # MetadataColumns of Iceberg 1.12 goes by the name): Spark refuses to read a column that is called so.
 RESERVED_NAMES = frozenset(
     {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"}
 )
+
 # Spark's reader adds this one wherever rows are deleted, and its filters then take `_POS` for the same name.
 POSITION_NAME = "_pos"
 HINT_METADATA = "Ask the writer of this metaData action; nothing of the commit is shown."
@@ -157,12 +163,12 @@ def translate_schema(
             f"two columns have one full name in Iceberg: {error}", hint="Rename one of them in the Delta table."
         ) from error
     spec = _partition_spec(schema, metadata.partition_columns, specs)
-    renumbered = _renumbered(mapping, new_mapping) if mapped and mapping else ()
+    renumbered = find_renumbered(mapping, new_mapping) if mapped and mapping else ()
     return TableSchema(
         schema=schema,
         specs={**specs, spec.spec_id: spec},
         spec_id=spec.spec_id,
-        name_mapping=NameMapping(_with_dropped(new_mapping, list(mapping or ()), schema.field_ids)),
+        name_mapping=NameMapping(with_dropped(new_mapping, list(mapping or ()), schema.field_ids)),
         replaced=(*translation.replaced, *renumbered),
     )
 
@@ -231,72 +237,6 @@ def _check_names(struct: dict[str, Any]) -> None:
             hint="Rename it in Delta: ALTER TABLE … RENAME COLUMN, with delta.columnMapping.mode = 'name'; or CREATE "
             "OR REPLACE TABLE … AS SELECT, where the table has arrays or maps. Then `dvsync resync` the table.",
         )
-
-
-def _renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
-    """Columns, by physical name, that have another id than before.
-
-    Switching column mapping on numbers the columns of the files that are there anew, as Delta likes. Metrics and
-    partition values of what is live would then belong to other columns.
-    """
-    before = {field.names[0]: field for field in old if (field.field_id or 0) < HIDDEN_ID_START}
-    for field in new:
-        known = before.get(field.names[0])
-        if known is None:
-            continue
-        if known.field_id != field.field_id:
-            yield f"{parent}{field.names[0]} (from id {known.field_id} to {field.field_id})"
-        yield from _renumbered(known.fields, field.fields, f"{parent}{field.names[0]}.")
-
-
-def find_lost(before: NameMapping, after: NameMapping) -> dict[int, str]:
-    """Field ids to which a name of `before` led and leads no more, each with that name.
-
-    Readers find these columns no longer in files without field ids, whichever snapshot shows them: a name mapping is
-    the table's, not a snapshot's (Iceberg spec, "Column Projection").
-    """
-    ids = dict(_mapped_paths(after.root))
-    return {field_id: ".".join(path) for path, field_id in _mapped_paths(before.root) if ids.get(path) != field_id}
-
-
-def _mapped_paths(fields: Iterable[MappedField], parent: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    for field in fields:
-        path = (*parent, field.names[0])
-        if field.field_id is not None:
-            yield path, field.field_id
-        yield from _mapped_paths(field.fields, path)
-
-
-def _with_dropped(
-    fields: list[MappedField], previous: Sequence[MappedField], ids: Container[int | None]
-) -> list[MappedField]:
-    """`fields`, and dropped columns that older files may still carry: PyIceberg refuses a file with an unmapped name.
-
-    Iceberg spec, "Column Projection": names of the mapping may lead to ids that the schema does not have any more.
-    """
-    before = {field.field_id: field.fields for field in previous}
-    # Some readers compare names without regard to case: a dropped `id` must not stand before a new `ID`.
-    names = {name.casefold() for field in fields for name in field.names}
-    kept = [
-        MappedField(
-            field_id=field.field_id,
-            names=field.names,
-            fields=_with_dropped(field.fields, before.get(field.field_id, []), ids),
-        )
-        for field in fields
-    ]
-    return kept + [
-        field
-        for field in previous
-        if names.isdisjoint(name.casefold() for name in field.names)
-        and not any(field_id in ids for field_id in _mapped_ids(field))
-    ]
-
-
-def _mapped_ids(field: MappedField) -> Iterator[int | None]:
-    yield field.field_id
-    for inner in field.fields:
-        yield from _mapped_ids(inner)
 
 
 def _schema_id(struct: StructType, schemas: Mapping[int, Schema]) -> int:

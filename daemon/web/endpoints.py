@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from daemon.status import Board, TableStatus, Unready
-from daemon.timeline import Sample
+from daemon.status.board import Board, Unready
+from daemon.status.table_status import TableStatus
+from daemon.status.timeline import Sample
 from daemon.web.metrics import make_metrics
 from daemon.web.page import render_missing, render_table, render_tables
 from state import SyncRun

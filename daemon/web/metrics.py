@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.status import Board, TableState, TableStatus, WrittenStatus
+from daemon.status.board import Board
+from daemon.status.table_status import TableState, TableStatus, WrittenStatus
 
 Value = float | None
 

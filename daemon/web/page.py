@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from daemon.status import TableState, TableStatus, Unready, count_states, span
-from daemon.timeline import Sample
+from daemon.status.board import Unready
+from daemon.status.table_status import TableState, TableStatus, count_states, span
+from daemon.status.timeline import Sample
 from state import SyncRun
 
 # How each state looks: a word of the style sheet.

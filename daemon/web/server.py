@@ -11,8 +11,8 @@ import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from daemon.config.settings import HealthSettings
 from daemon.errors import ConfigInvalid
-from daemon.settings import HealthSettings
 
 STOP_MAX_S = 2.0
 # Everything is answered from memory: what takes longer is the client's doing. Each connection takes one of the file

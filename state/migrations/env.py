@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from state.models import METADATA
+from state.sql.models import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

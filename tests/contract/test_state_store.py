@@ -25,10 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 from sqlalchemy import Connection, create_engine
 
-from state.database import REVISION
-from state.memory_store import MemoryStateStore
 from state.migration import MIGRATIONS
-from state.models import METADATA
 from state.records import (
     DeleteFileRecord,
     DeletionVectorRecord,
@@ -45,10 +42,13 @@ from state.records import (
     WrittenCount,
     WrittenFile,
 )
-from state.sql_bulk import IN_LIST_MAX
-from state.sql_store import READ_BATCH_MAX, WRITE_BATCH_MAX, SqlStateStore
+from state.sql.bulk import IN_LIST_MAX
+from state.sql.database import REVISION
+from state.sql.models import METADATA
+from state.sql.store import READ_BATCH_MAX, WRITE_BATCH_MAX, SqlStateStore
 from state.store import LeaseLost, StateStore, StateUnavailable
-from tests.servers import Server, postgresql
+from tests.kit.memory_store import MemoryStateStore
+from tests.kit.servers import Server, postgresql
 
 MANIFEST = "s3://iceberg/metadata/m0.avro"
 DELETE_MANIFEST = "s3://iceberg/metadata/d0.avro"
@@ -1518,7 +1518,7 @@ def test_damaged_table_fails_without_a_trace(
 CRASHING = """
 import os, sys
 from state.records import FileKind, Intent, LiveFile, Outcome
-from state.sql_store import WRITE_BATCH_MAX, SqlStateStore
+from state.sql.store import WRITE_BATCH_MAX, SqlStateStore
 
 def outcome(version, **changes):
     return Outcome(1, "delta-id", None, version, 1, 9, "v.json", **changes)

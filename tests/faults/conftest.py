@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.killing import KillServer
+from tests.kit.killing import KillServer
 
 
 @pytest.fixture(scope="session")

@@ -22,9 +22,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.expressions import EqualTo
 
-from daemon import first_sync, recovery
 from daemon.clock import SystemClock
-from daemon.definition import DELTA_FEATURES, DELTA_PROTOCOL
+from daemon.config.settings import LimitsSettings
 from daemon.delta import protocol
 from daemon.errors import (
     CatalogAway,
@@ -36,14 +35,15 @@ from daemon.errors import (
     SyncError,
     Unsupported,
 )
-from daemon.pipeline.table_state import TableState
-from daemon.settings import LimitsSettings
+from daemon.spark.table_state import TableState
 from daemon.storage import FileIOStorage
-from state import database
-from tests.faults import sparkless
-from tests.faults.checks import check, rows_of
-from tests.handmade import FEATURES, Bench, HandmadeTable
-from tests.readers import duckdb_connection
+from daemon.sync import first_sync, recovery
+from daemon.translate.definition import DELTA_FEATURES, DELTA_PROTOCOL
+from state.sql import database
+from tests.kit import sparkless
+from tests.kit.checks import check, rows_of
+from tests.kit.handmade import FEATURES, Bench, HandmadeTable
+from tests.kit.readers import duckdb_connection
 
 INT_PART = (("id", "long"), ("part", "integer"), ("value", "string"))
 LONG_AGO_S = 1_000_000_000

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.checks import duckdb_rows, shown_versions
-from tests.faults.daemons import daemon, until
-from tests.handmade import Bench, HandmadeTable
+from tests.kit.checks import duckdb_rows, shown_versions
+from tests.kit.daemons import daemon, until
+from tests.kit.handmade import Bench, HandmadeTable
 
 SIZE = "2m"
 CONFIG = """

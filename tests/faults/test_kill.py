@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.killing import ROOT, KillServer, picked_events
-from tests.handmade import HandmadeTable
+from tests.kit.handmade import HandmadeTable
+from tests.kit.killing import ROOT, KillServer, picked_events
 
 # Each case, and how many of its events are played: for each name its first and last event, or its last, or a third of
 # these. What comes first looks the same in all cases; the last two are made of the others.
@@ -65,7 +65,7 @@ def test_a_first_sync_killed_after_its_commit_is_rebuilt_by_spark(tmp_path: Path
     python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     for verb, status in (("kill", -9), ("follow", 0)):
         ended = subprocess.run(
-            [sys.executable, "-m", "tests.faults.kill_first_sync", str(tmp_path), verb],
+            [sys.executable, "-m", "tests.kit.kill_first_sync", str(tmp_path), verb],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": python_path},
             capture_output=True,

@@ -11,19 +11,19 @@ from threading import Event
 import pytest
 from filelock import FileLock
 
-from daemon import recovery
 from daemon.clock import SystemClock
-from daemon.context import Writer
 from daemon.errors import CommitConflict, CommitOutcomeUnknown, StateStoreAway, TargetChanged, TargetHeld
 from daemon.iceberg import target
-from daemon.lease import LeaseKeeper, hold_lease
-from daemon.recovery import end_intents
+from daemon.service.lease import LeaseKeeper, hold_lease
+from daemon.sync import recovery
+from daemon.sync.context import Writer
+from daemon.sync.recovery import end_intents
 from state import LeaseLost, StateUnavailable
-from state.sql_store import SqlStateStore
-from tests.faults import sparkless
-from tests.faults.checks import duckdb_rows
-from tests.faults.daemons import daemon, until
-from tests.handmade import Bench, HandmadeTable
+from state.sql.store import SqlStateStore
+from tests.kit import sparkless
+from tests.kit.checks import duckdb_rows
+from tests.kit.daemons import daemon, until
+from tests.kit.handmade import Bench, HandmadeTable
 
 CONFIG = """
 state: {url: "sqlite:///state.db", lease: 2s}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.faults.faults import fault_seed
+from tests.kit.faults import fault_seed
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +16,7 @@ def test_every_table_is_right_after_load_and_faults(tmp_path: Path) -> None:
     """Seeded by `FAULT_SEED`; `FAULT_SECONDS` makes it longer."""
     seconds = os.environ.get("FAULT_SECONDS", "45")
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.faults.load_run", str(tmp_path), str(fault_seed()), seconds],
+        [sys.executable, "-m", "tests.kit.load_run", str(tmp_path), str(fault_seed()), seconds],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.faults import fault_seed
+from tests.kit.faults import fault_seed
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ def test_a_long_life_ends_well(tmp_path: Path, part: int) -> None:
     """Seeded by `FAULT_SEED`; `FAULT_CYCLES` makes it longer. Killed, failing and concurrent work of every kind."""
     seed, cycles = f"{fault_seed()}-{part}", os.environ.get("FAULT_CYCLES", "150")
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.faults.long_run", str(tmp_path), seed, cycles],
+        [sys.executable, "-m", "tests.kit.long_run", str(tmp_path), seed, cycles],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -31,24 +31,24 @@ from pyiceberg.transforms import BucketTransform, TruncateTransform
 from pyiceberg.types import LongType, NestedField, StringType
 from structlog.testing import capture_logs
 
-from daemon import first_sync, recovery
 from daemon.clock import SystemClock
-from daemon.commit import unchanged_outcome
-from daemon.compaction import Compactor
-from daemon.definition import NAME_MAPPING, SCHEMA_ID, shape_of
 from daemon.errors import AccountMismatch, CommitConflict, ObjectMissing, PipelineAway, TargetChanged, Unsupported
-from daemon.expiry import Expirer
 from daemon.iceberg import target
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.manifests import read_manifest_list, referenced_data_file
-from daemon.iceberg.pyiceberg_ext import data_file_record
+from daemon.iceberg.pyiceberg_ext.records import data_file_record
 from daemon.iceberg.references import entries_of
 from daemon.iceberg.row_delta import RowDelta, prepare_snapshot
 from daemon.iceberg.target import view_of
+from daemon.maintenance.compaction import Compactor
+from daemon.maintenance.expiry import Expirer
+from daemon.sync import first_sync, recovery
+from daemon.sync.outcomes import unchanged_outcome
+from daemon.translate.definition import NAME_MAPPING, SCHEMA_ID, shape_of
 from daemon.translate.plan import by_manifest
-from tests.faults import sparkless
-from tests.faults.checks import check, check_memory, duckdb_rows, read_entries, rows_of, table_id
-from tests.handmade import FEATURES, Bench, HandmadeTable
+from tests.kit import sparkless
+from tests.kit.checks import check, check_memory, duckdb_rows, read_entries, rows_of, table_id
+from tests.kit.handmade import FEATURES, Bench, HandmadeTable
 
 
 @pytest.fixture(autouse=True)

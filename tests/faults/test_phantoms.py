@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.faults.daemons import command, daemon, until
-from tests.handmade import HandmadeTable
+from tests.kit.daemons import command, daemon, until
+from tests.kit.handmade import HandmadeTable
 
 CONFIG = """
 state: {url: "sqlite:///state.db"}

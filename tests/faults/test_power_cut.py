@@ -12,13 +12,13 @@ from threading import Event
 
 import pytest
 
-from daemon.iceberg import pyiceberg_ext
-from daemon.maintenance import Maintainer
-from daemon.settings import MaintenanceSettings
-from tests.faults.checks import duckdb_rows
-from tests.faults.killing import KillServer, picked_events
-from tests.faults.power import Disk
-from tests.handmade import Bench, HandmadeTable
+from daemon.config.settings import MaintenanceSettings
+from daemon.iceberg.pyiceberg_ext import metadata_cache
+from daemon.maintenance.maintainer import Maintainer
+from tests.kit.checks import duckdb_rows
+from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.killing import KillServer, picked_events
+from tests.kit.power import Disk
 
 # Everything that is written and forced to the disk, by path; the last two are folders.
 KINDS = {
@@ -93,7 +93,7 @@ def test_what_maintenance_named_is_on_the_disk(tmp_path: Path, monkeypatch, keep
     bench.close()
     disk.cut(keeps_names=keeps_names)
     # As in a new process: what it wrote it would not read.
-    monkeypatch.setattr(pyiceberg_ext, "_written_metadata", pyiceberg_ext._WrittenMetadata(0))
+    monkeypatch.setattr(metadata_cache, "written_metadata", metadata_cache.WrittenMetadata(0))
     bench.open()
     assert bench.follower.sync().outcome == "unchanged"
     assert duckdb_rows(bench.iceberg()) == table.live_rows()

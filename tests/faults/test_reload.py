@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.daemons import command, daemon, until
-from tests.handmade import HandmadeTable
+from tests.kit.daemons import command, daemon, until
+from tests.kit.handmade import HandmadeTable
 
 HEAD = """
 state: {url: "sqlite:///state.db"}

@@ -15,9 +15,9 @@ from urllib.parse import quote
 import pytest
 
 from daemon.errors import CatalogAway
-from daemon.secrets import hide, scrub
-from tests.faults.daemons import ROOT, daemon, until
-from tests.handmade import HandmadeTable
+from daemon.masking import hide, scrub
+from tests.kit.daemons import ROOT, daemon, until
+from tests.kit.handmade import HandmadeTable
 
 # Nobody listens there, and each library says so in its own words.
 NOBODY = "127.0.0.1:9"
@@ -115,7 +115,7 @@ def test_commands_tell_no_secret(folder: Path, command: tuple[str, ...]) -> None
     """What they print, and what they print when they fail, with the log for people."""
     config = write_config(folder, "console")
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.faults.sparkless_daemon", *command, "--config", str(config)],
+        [sys.executable, "-m", "tests.kit.sparkless_daemon", *command, "--config", str(config)],
         cwd=ROOT,
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,
@@ -128,7 +128,7 @@ def test_commands_tell_no_secret(folder: Path, command: tuple[str, ...]) -> None
 
 def test_what_is_hidden_is_hidden_in_errors_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest first, as written and as URLs spell it; short words are left alone."""
-    monkeypatch.setattr("daemon.secrets._hidden", ())
+    monkeypatch.setattr("daemon.masking._hidden", ())
     hide(["abc", "p@ss word", "p@ss word and more"])
     assert scrub("abc p@ss word and more, p%40ss%20word") == "abc ***, ***"
     error = CatalogAway("refused p@ss word", hint="Not p@ss word.", path="s3://p@ss word/x")

@@ -16,11 +16,11 @@ from pyiceberg.exceptions import CommitFailedException
 from sqlalchemy.exc import OperationalError
 
 from daemon.errors import CommitConflict, CommitOutcomeUnknown, Retryable, SyncError, TargetChanged
-from tests.faults import sparkless
-from tests.faults.checks import check, duckdb_rows, shown_versions
-from tests.faults.faults import TARGETS, Faults, fault_seed
-from tests.faults.histories import History
-from tests.handmade import COLUMNS, Bench, HandmadeTable
+from tests.kit import sparkless
+from tests.kit.checks import check, duckdb_rows, shown_versions
+from tests.kit.faults import TARGETS, Faults, fault_seed
+from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
+from tests.kit.handmade_histories import History
 
 CYCLES = 12
 TRIES_MAX = 4

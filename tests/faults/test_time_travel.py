@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.definition import NAME_MAPPING
 from daemon.errors import Unsupported
-from tests.faults import sparkless
-from tests.handmade import COLUMNS, Bench, HandmadeTable
-from tests.readers import duckdb_connection
+from daemon.translate.definition import NAME_MAPPING
+from tests.kit import sparkless
+from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
+from tests.kit.readers import duckdb_connection
 
 LONGS = (("id", "long"), ("part", "string"), ("value", "long"))
 

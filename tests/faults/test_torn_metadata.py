@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.checks import duckdb_rows
-from tests.faults.daemons import Daemon, command, daemon, until
-from tests.handmade import Bench, HandmadeTable
+from tests.kit.checks import duckdb_rows
+from tests.kit.daemons import Daemon, command, daemon, until
+from tests.kit.handmade import Bench, HandmadeTable
 
 CONFIG = """
 state: {url: "sqlite:///state.db"}

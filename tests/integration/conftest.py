@@ -15,13 +15,13 @@ from filelock import FileLock
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from daemon.pipeline.hadoop import HADOOP, with_stores
-from daemon.pipeline.jars import ICEBERG_JAR, S3_EXCLUDES, s3_jars
-from daemon.pipeline.session import session_conf
-from daemon.settings import Settings, SparkSettings
-from tests.integration.service import FOR_SMALL_TABLES, OUTCOMES, Service
-from tests.readers import READS
-from tests.servers import ObjectStore
+from daemon.config.settings import Settings, SparkSettings
+from daemon.spark.hadoop import HADOOP, with_stores
+from daemon.spark.jars import ICEBERG_JAR, S3_EXCLUDES, s3_jars
+from daemon.spark.session import session_conf
+from tests.kit.readers import READS
+from tests.kit.servers import ObjectStore
+from tests.kit.service import FOR_SMALL_TABLES, OUTCOMES, Service
 
 ROOT = Path(__file__).parents[2]
 # With it Spark's Iceberg catalog and PyIceberg's share one SQLite file: somebody else commits to our table.

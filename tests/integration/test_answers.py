@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from daemon.errors import PipelineAway, SyncError
-from daemon.pipeline.answers import collect
+from daemon.spark.answers import collect
 
 ROWS = 200_000
 LONG_PATHS = "concat('part-', lpad(id, 8, '0'), repeat('-0123456789', 10), '.parquet') AS path"

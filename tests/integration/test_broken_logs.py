@@ -22,22 +22,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from daemon.app import examine_table
-from daemon.cli import app
+from daemon.cli.commands import app
+from daemon.cli.operations import examine_table
 from daemon.clock import SystemClock
-from daemon.config import load_settings
+from daemon.config.load import load_settings
 from daemon.delta.actions import Metadata, Protocol
 from daemon.delta.features import SWITCHES, check_features, used_features
 from daemon.delta.log import DeltaLog
 from daemon.delta.protocol import check_protocol
 from daemon.delta.uri import find_uri_fault
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, SyncError
-from daemon.pipeline.spark_errors import HINT_OF, KINDS
-from daemon.pipeline.table_state import read_table_state
+from daemon.spark.failures import HINT_OF, KINDS
+from daemon.spark.table_state import read_table_state
 from daemon.storage import FileIOStorage
-from tests.faults.daemons import Daemon, until
-from tests.handmade import COLUMNS, HandmadeTable
-from tests.integration.broken_logs import FAULTS, append, checkpoint, healthy
+from tests.kit.broken_logs import FAULTS, append, checkpoint, healthy
+from tests.kit.daemons import Daemon, until
+from tests.kit.handmade import COLUMNS, HandmadeTable
 
 pytestmark = pytest.mark.spark
 # One JVM starts, and all the tables below take their turns on a small machine.

@@ -16,14 +16,14 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from daemon.clock import SystemClock
+from daemon.config.settings import MaintenanceSettings
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, StateStoreAway, TargetChanged
 from daemon.iceberg.target import Target
-from daemon.maintenance import Maintainer
-from daemon.settings import MaintenanceSettings
+from daemon.maintenance.maintainer import Maintainer
 from daemon.storage import FileIOStorage
-from tests.handmade import Bench, HandmadeTable
-from tests.readers import assert_readers_agree
-from tests.servers import ObjectStore, Server, iceberg_servlet, nessie, postgresql
+from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.readers import assert_readers_agree
+from tests.kit.servers import ObjectStore, Server, iceberg_servlet, nessie, postgresql
 
 DAY_MS = 86_400_000
 

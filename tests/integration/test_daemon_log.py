@@ -8,11 +8,11 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from daemon.log import REMARKS
-from tests.faults.daemons import Daemon
-from tests.integration.follow import Followed
-from tests.integration.service import InProcess
 from tests.integration.test_first_sync import spark_conf
-from tests.servers import ObjectStore
+from tests.kit.daemons import Daemon
+from tests.kit.follow import Followed
+from tests.kit.servers import ObjectStore
+from tests.kit.service import InProcess
 
 CONFIG = """
 state: {{url: "sqlite:///state.db"}}

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from daemon.pipeline.session import SparkPipeline
-from tests.integration.follow import Followed
-from tests.integration.service import InProcess, Served, Service
-from tests.readers import assert_readers_agree, read_delta
+from daemon.spark.session import SparkPipeline
+from tests.kit.follow import Followed
+from tests.kit.readers import assert_readers_agree, read_delta
+from tests.kit.service import InProcess, Served, Service
 
 DELTA = "spark.databricks.delta"
 DV = "'delta.enableDeletionVectors' = 'true'"

@@ -9,12 +9,12 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from daemon.cli import app
+from daemon.cli.commands import app
 from daemon.errors import Unsupported
-from tests.handmade import HandmadeTable
-from tests.integration.follow import Followed
-from tests.integration.service import Service
 from tests.integration.test_first_sync import spark_conf
+from tests.kit.follow import Followed
+from tests.kit.handmade import HandmadeTable
+from tests.kit.service import Service
 
 GOOD = """
     CREATE TABLE {t} (id INT, name CHAR(3), moment TIMESTAMP, structs ARRAY<STRUCT<x: INT>>) USING delta

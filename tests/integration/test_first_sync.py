@@ -18,21 +18,16 @@ import pytest
 from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, LessThanOrEqual
 from pyspark.sql import SparkSession
 
+from daemon.config.settings import PipelineSettings
 from daemon.errors import Unsupported
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
-from daemon.pipeline.runner import DESCRIPTORS_PER_TASK, run_on_spark
-from daemon.settings import PipelineSettings
-from tests.handmade import HandmadeTable
-from tests.integration.follow import Followed
-from tests.integration.images import DATA, Image, image_of
-from tests.integration.service import InProcess, Service
-from tests.readers import (
-    assert_same_rows,
-    duckdb_connection,
-    read_duckdb,
-    read_polars_native,
-    read_spark,
-)
+from daemon.pipeline.runner import DESCRIPTORS_PER_TASK
+from daemon.spark.tasks import run_on_spark
+from tests.kit.follow import Followed
+from tests.kit.handmade import HandmadeTable
+from tests.kit.images import DATA, Image, image_of
+from tests.kit.readers import assert_same_rows, duckdb_connection, read_duckdb, read_polars_native, read_spark
+from tests.kit.service import InProcess, Service
 
 
 def logging_fsync(function: Callable[[Any], Any], log: Path, batches: Any) -> Iterator[Any]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import polars
 import pytest
 
-from tests.integration.follow import Followed
-from tests.integration.service import Service
-from tests.readers import read_polars_native
+from tests.kit.follow import Followed
+from tests.kit.readers import read_polars_native
+from tests.kit.service import Service
 
 CREATE = """
     CREATE TABLE {t} (id BIGINT, name STRING, amount DECIMAL(12, 3), score DOUBLE, seen TIMESTAMP, noted TIMESTAMP_NTZ,

@@ -12,10 +12,10 @@ from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from daemon.cli import app
-from daemon.config import load_settings
-from tests.readers import assert_readers_agree, read_delta
-from tests.servers import ObjectStore
+from daemon.cli.commands import app
+from daemon.config.load import load_settings
+from tests.kit.readers import assert_readers_agree, read_delta
+from tests.kit.servers import ObjectStore
 
 DV_TABLE = "USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
 ORDERS, CUSTOMERS, ODD, CLICKS, SHOWN = (

@@ -16,13 +16,13 @@ from zipfile import ZipFile
 
 import pytest
 
+from daemon.config.settings import SparkSettings
 from daemon.errors import ConfigInvalid, PipelineAway
-from daemon.pipeline import installed
-from daemon.pipeline.installed import check_jars, check_packages, check_pipeline, check_session
-from daemon.pipeline.jars import DELTA_JAR
-from daemon.settings import SparkSettings
-from tests.handmade import HandmadeTable
-from tests.unit.test_service import java_that_says
+from daemon.spark import installed
+from daemon.spark.installed import check_jars, check_packages, check_pipeline, check_session
+from daemon.spark.jars import DELTA_JAR
+from tests.kit.handmade import HandmadeTable
+from tests.unit.service.test_systemd import java_that_says
 
 ROOT = Path(__file__).parents[2]
 # No repository answers there, and none refuses slowly.

@@ -15,17 +15,17 @@ from pyiceberg.table import Table
 from pyspark.sql import Row as SparkRow
 from pyspark.sql import SparkSession
 
-from daemon import commit
+from daemon.config.settings import LimitsSettings, MaintenanceSettings, PipelineSettings
 from daemon.errors import TargetChanged
-from daemon.expiry import Expiry
-from daemon.maintenance import Maintainer
-from daemon.settings import LimitsSettings, MaintenanceSettings, PipelineSettings
+from daemon.maintenance.expiry import Expiry
+from daemon.maintenance.maintainer import Maintainer
+from daemon.sync import advance
 from daemon.translate.plan import CommitPlan
-from tests.handmade import HandmadeTable
-from tests.integration.follow import Followed, check_change
-from tests.integration.images import DATA, NOTHING, POSITION_DELETES, image_of
-from tests.integration.service import InProcess
-from tests.readers import READERS, Row, assert_same_rows, rows_of
+from tests.kit.follow import Followed, check_change
+from tests.kit.handmade import HandmadeTable
+from tests.kit.images import DATA, NOTHING, POSITION_DELETES, image_of
+from tests.kit.readers import READERS, Row, assert_same_rows, rows_of
+from tests.kit.service import InProcess
 
 CREATE = (
     "CREATE TABLE {t} USING delta {by} TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
@@ -197,7 +197,7 @@ def test_a_delete_file_that_dangles_is_noticed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check behind each step names a delete file that outlives its data files."""
-    complete = commit.complete_plan
+    complete = advance.complete_plan
 
     def complete_badly(*args: Any, **options: Any) -> CommitPlan:
         completed = complete(*args, **options)
@@ -207,8 +207,8 @@ def test_a_delete_file_that_dangles_is_noticed(
     table.step(create(), operation="append")
     table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="delete")
     served = {entry.referenced: path for path, entry in table.image.delete_files.items()}
-    monkeypatch.setattr(commit, "complete_plan", complete_badly)
-    monkeypatch.setattr(commit, "check_account", lambda *_: None)  # which would refuse it before
+    monkeypatch.setattr(advance, "complete_plan", complete_badly)
+    monkeypatch.setattr(advance, "check_account", lambda *_: None)  # which would refuse it before
     table.sql("OPTIMIZE {t}")
     table.bench.sync()
     with pytest.raises(AssertionError, match="dangles") as raised:

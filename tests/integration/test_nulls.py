@@ -17,10 +17,9 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from daemon.errors import Unsupported
-from tests.integration.follow import Followed
-from tests.integration.service import InProcess, Service
 from tests.integration.test_doctor import doctor
-from tests.readers import (
+from tests.kit.follow import Followed
+from tests.kit.readers import (
     READERS,
     Row,
     as_pyiceberg,
@@ -30,6 +29,7 @@ from tests.readers import (
     read_spark,
     rows_of,
 )
+from tests.kit.service import InProcess, Service
 
 # Delta does not check what is in lists and maps, and says so unless it is told to go on.
 UNENFORCED = "spark.databricks.delta.constraints.allowUnenforcedNotNull.enabled"

@@ -17,19 +17,19 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from daemon import commit
-from daemon.cleanup import clean_up
 from daemon.clock import SystemClock
+from daemon.config.settings import MaintenanceSettings, PipelineSettings
 from daemon.errors import ObjectStoreAway, SyncError
 from daemon.iceberg.references import referenced_files
-from daemon.maintenance import Maintainer
-from daemon.settings import MaintenanceSettings, PipelineSettings
+from daemon.maintenance.cleanup import clean_up
+from daemon.maintenance.maintainer import Maintainer
 from daemon.storage import FileIOStorage, Span
-from daemon.sync import SyncResult
-from tests.handmade import Bench
+from daemon.sync import advance
+from daemon.sync.outcomes import SyncResult
 from tests.integration.conftest import CONF
-from tests.readers import assert_readers_agree, read_delta
-from tests.servers import ObjectStore, wait_until
+from tests.kit.handmade import Bench
+from tests.kit.readers import assert_readers_agree, read_delta
+from tests.kit.servers import ObjectStore, wait_until
 
 DAY_S = 86_400.0
 DV_TABLE = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
@@ -187,14 +187,14 @@ def test_a_store_that_goes_away_midway(s3_spark, store, tmp_path, monkeypatch):
     lake.step("INSERT INTO {t} SELECT id FROM range(0, 10, 1, 1)")
     before = lake.bench.iceberg().metadata.current_snapshot_id
     lake.sql("DELETE FROM {t} WHERE id < 3")
-    inner = commit.prepare_snapshot
+    inner = advance.prepare_snapshot
 
     def prepare(*args: Any, **options: Any) -> Any:
         store.stop()
         return inner(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "prepare_snapshot", prepare)
+        patch.setattr(advance, "prepare_snapshot", prepare)
         try:
             with pytest.raises(SyncError) as raised:
                 lake.bench.follower.sync()

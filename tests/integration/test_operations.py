@@ -16,10 +16,10 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from daemon.errors import Unsupported
-from tests.handmade import FEATURES, HandmadeTable
-from tests.integration.follow import Followed
-from tests.integration.service import Served, Service
-from tests.readers import assert_same_rows, rows_of
+from tests.kit.follow import Followed
+from tests.kit.handmade import FEATURES, HandmadeTable
+from tests.kit.readers import assert_same_rows, rows_of
+from tests.kit.service import Served, Service
 
 MAPPED = "'delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name'"
 COLUMNS = "id BIGINT, name STRING, amount DECIMAL(12, 3), place STRUCT<city: STRING, floor: INT>, part STRING, day DATE"

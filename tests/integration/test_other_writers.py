@@ -12,10 +12,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.schema import Field, PrimitiveType
 
-from tests.handmade import HandmadeTable
-from tests.integration.follow import Followed
-from tests.integration.service import Service
 from tests.integration.test_delta_log import DV, delta_log, from_footers, names, without_checksums
+from tests.kit.follow import Followed
+from tests.kit.handmade import HandmadeTable
+from tests.kit.service import Service
 
 CHECKPOINT = r"\d{20}\.checkpoint\..*parquet"
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from websockets.sync.client import ClientConnection
 
-from daemon.settings import HealthSettings
+from daemon.config.settings import HealthSettings
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
-from tests.integration.chromium import Page, chromium
-from tests.integration.shop import TABLES, make_board
+from tests.kit.chromium import Page, chromium
+from tests.kit.shop import TABLES, make_board
 
 # Shown as text, or the page is open to whoever can name a file.
 MARKUP = " <img src=//127.0.0.1:1/x onerror=alert(1)><script>alert(2)</script>"

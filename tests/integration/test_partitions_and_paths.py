@@ -22,12 +22,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from daemon.errors import ConfigInvalid, Unsupported
-from daemon.sync import SyncResult
-from tests.handmade import ARROW, HandmadeTable
-from tests.integration.follow import Followed, unfit_readers
-from tests.integration.service import Service
+from daemon.sync.outcomes import SyncResult
 from tests.integration.test_delta_log import DELTA, DV, confs
-from tests.readers import assert_readers_agree, duckdb_connection, read_delta
+from tests.kit.follow import Followed, unfit_readers
+from tests.kit.handmade import ARROW, HandmadeTable
+from tests.kit.readers import assert_readers_agree, duckdb_connection, read_delta
+from tests.kit.service import Service
 
 NUMBERS = {
     "tiny TINYINT": ("-128", "127", "0", None),

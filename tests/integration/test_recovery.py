@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from pyiceberg.table import Table
 
+from daemon.config.settings import LimitsSettings
 from daemon.errors import CommitIncomplete, ObjectMissing, SyncError, TargetChanged, TargetUnreadable, Unsupported
-from daemon.settings import LimitsSettings
-from tests.handmade import FEATURES, Bench, HandmadeTable
-from tests.integration.follow import Followed
-from tests.integration.service import Served, Service
-from tests.readers import assert_readers_agree
+from tests.kit.follow import Followed
+from tests.kit.handmade import FEATURES, Bench, HandmadeTable
+from tests.kit.readers import assert_readers_agree
+from tests.kit.service import Served, Service
 
 CREATE = (
     "CREATE TABLE {t} USING delta TBLPROPERTIES"

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from daemon.errors import Unsupported
 from daemon.translate import schema
 from daemon.translate.schema import RESERVED_NAMES
-from tests.integration.follow import Followed
-from tests.integration.service import InProcess, Service
 from tests.integration.test_types import assert_refused
-from tests.readers import assert_readers_agree, duckdb_connection, read_delta
+from tests.kit.follow import Followed
+from tests.kit.readers import assert_readers_agree, duckdb_connection, read_delta
+from tests.kit.service import InProcess, Service
 
 # Iceberg spec, "Reserved Field IDs".
 SPEC_NAMES = (

@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from daemon.errors import PipelineAway
-from tests.integration.follow import Followed
-from tests.integration.service import FAILURES, SYNC_MAX_S, InProcess, Served, Service
 from tests.integration.test_delta_log import EVERY_3, create, cut, rows, without_checksums
-from tests.readers import assert_readers_agree, assert_same_rows, read_delta, read_duckdb
+from tests.kit.follow import Followed
+from tests.kit.readers import assert_readers_agree, assert_same_rows, read_delta, read_duckdb
+from tests.kit.service import FAILURES, SYNC_MAX_S, InProcess, Served, Service
 
 TABLES = 12
 ON_SPARK = {"engine": "spark"}

@@ -7,9 +7,9 @@ from pathlib import Path
 import polars
 import pyarrow as pa
 
-from tests.integration.follow import Followed
-from tests.integration.service import Service
-from tests.readers import assert_same_rows, duckdb_connection, rows_of
+from tests.kit.follow import Followed
+from tests.kit.readers import assert_same_rows, duckdb_connection, rows_of
+from tests.kit.service import Service
 
 PLAIN = "'delta.columnMapping.mode' = 'none'"
 MAPPED = "'delta.columnMapping.mode' = 'name'"

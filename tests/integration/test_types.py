@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from daemon.errors import Unsupported
-from tests.integration.follow import Followed
-from tests.integration.service import Service
 from tests.integration.test_first_sync import spark_conf
-from tests.readers import READERS, read_delta
+from tests.kit.follow import Followed
+from tests.kit.readers import READERS, read_delta
+from tests.kit.service import Service
 
 NESTED = """
     CREATE TABLE {t} (id INT, lists ARRAY<ARRAY<STRUCT<x: INT, m: MAP<STRING, ARRAY<DATE>>>>>,

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from daemon.config.settings import LimitsSettings
 from daemon.delta import deletion_vector
-from daemon.settings import LimitsSettings
-from tests.handmade import Bench
-from tests.property.histories import (
+from tests.kit.handmade import Bench
+from tests.kit.histories import (
     Append,
     Comment,
     Delete,
@@ -31,8 +31,8 @@ from tests.property.histories import (
     Sync,
     steps,
 )
-from tests.property.invariants import Watch
-from tests.readers import Reader, assert_same_rows, read_duckdb, read_polars_pyiceberg, read_pyiceberg
+from tests.kit.invariants import Watch
+from tests.kit.readers import Reader, assert_same_rows, read_duckdb, read_polars_pyiceberg, read_pyiceberg
 
 HISTORIES = int(os.environ.get("HISTORIES", "3"))
 CHECK_READERS_EVERY = 5

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.handmade import PORTABLE_MAGIC, dv_payload, z85
-from tests.property.victim import Lake, Outcome, Watch, commit_of
+from tests.kit.handmade import PORTABLE_MAGIC, dv_payload, z85
+from tests.kit.victim import Lake, Outcome, Watch, commit_of
 
 INPUTS = int(os.environ.get("INPUTS", "40"))
 # What a refusal may be called: the table waits for its writer, or for a person.

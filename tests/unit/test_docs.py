@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from daemon import errors, log
-from daemon.reference import render_keys
+from daemon.config.keys import render_keys
 from daemon.web.metrics import AMOUNTS, GAUGES, UPKEEP, WRITTEN
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
+from daemon.config.settings import LogSettings
 from daemon.log import SYNC_ADVANCED, SYNC_FAILED, bind_cycle, configure_logging
-from daemon.settings import LogSettings
 
 WAIT_S = 10.0
 
@@ -41,8 +41,8 @@ def test_json_lines_carry_event_values_and_the_bound_cycle(stream):
     """One object a line: the event is a constant, values are keys, time is UTC."""
     configure_logging(LogSettings(format="json"), stream)
     with bind_cycle("sales.orders", "c1"):
-        structlog.get_logger("daemon.cycle").info(SYNC_ADVANCED, to_version=3)
-    structlog.get_logger("daemon.cycle").info(SYNC_ADVANCED)
+        structlog.get_logger("daemon.scheduling.cycle").info(SYNC_ADVANCED, to_version=3)
+    structlog.get_logger("daemon.scheduling.cycle").info(SYNC_ADVANCED)
     inside, outside = lines_of(stream)
     assert (inside["event"], inside["level"], inside["to_version"]) == ("sync.advanced", "info", 3)
     assert (inside["table"], inside["cycle_id"]) == ("sales.orders", "c1")
@@ -154,6 +154,6 @@ def test_remarks_nobody_can_act_on_are_for_debugging(stream, tmp_path, level, sh
 def test_the_level_holds_for_our_own_events(stream):
     """With level warning the canonical lines are not written."""
     configure_logging(LogSettings(format="json", level="warning"), stream)
-    structlog.get_logger("daemon.cycle").info(SYNC_ADVANCED)
-    structlog.get_logger("daemon.cycle").warning(SYNC_FAILED)
+    structlog.get_logger("daemon.scheduling.cycle").info(SYNC_ADVANCED)
+    structlog.get_logger("daemon.scheduling.cycle").warning(SYNC_FAILED)
     assert [line["event"] for line in lines_of(stream)] == ["sync.failed"]

@@ -10,7 +10,7 @@ import pytest
 
 from daemon.clock import SystemClock
 from daemon.errors import ConfigInvalid, CorruptInput, ObjectMissing
-from daemon.failures import Failures
+from daemon.scheduling.failures import Failures
 from daemon.texts import TEXT_CHARACTERS_MAX, excerpt, printable
 
 

@@ -16,17 +16,10 @@ from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 
 from daemon.delta import deletion_vector
+from daemon.delta import position_set as position_sets
 from daemon.delta.actions import DeletionVectorDescriptor
-from daemon.delta.deletion_vector import (
-    DVPlace,
-    PositionSet,
-    decode_positions,
-    find_place,
-    is_restored,
-    new_positions,
-    read_dv_bytes,
-    read_position_sets,
-)
+from daemon.delta.deletion_vector import find_place, read_dv_bytes, read_position_sets
+from daemon.delta.position_set import DVPlace, PositionSet, decode_positions, is_restored, new_positions
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.storage import FileIOStorage, Span
 
@@ -148,15 +141,15 @@ def test_difference_is_that_of_sets(
     before = {position for position in after if position % 3} if grown else other
     after_set, before_set = position_set(after, runs=runs), position_set(before, runs=other_runs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deletion_vector, "CHUNK_CONTAINERS_MAX", 2)
+        patch.setattr(position_sets, "CHUNK_CONTAINERS_MAX", 2)
         assert listed(after_set, before_set) == sorted(after - before)
         assert is_restored(before_set, after_set) == bool(before - after)
 
 
 def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No chunk is empty, has more positions than the bound (or one container), or spans two upper halves."""
-    monkeypatch.setattr(deletion_vector, "CHUNK_POSITIONS_MAX", 70_000)
-    monkeypatch.setattr(deletion_vector, "CHUNK_CONTAINERS_MAX", 3)
+    monkeypatch.setattr(position_sets, "CHUNK_POSITIONS_MAX", 70_000)
+    monkeypatch.setattr(position_sets, "CHUNK_CONTAINERS_MAX", 3)
     model = set(range(150_000)) | {2**20 * k for k in range(20)} | {2**32, 2**32 + 5}
     chunks = [chunk.to_pylist() for chunk in new_positions(position_set(model))]
     assert [position for chunk in chunks for position in chunk] == sorted(model)

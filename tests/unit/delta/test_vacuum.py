@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.delta.vacuum import vacuum_cleans
 from daemon.errors import Unsupported
-from tests.handmade import Bench, HandmadeTable
+from daemon.locations import vacuum_cleans
+from tests.kit.handmade import Bench, HandmadeTable
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
 from daemon.errors import AccountMismatch
 from daemon.iceberg.account import Account, account_of, check_account, find_account
-from daemon.iceberg.pyiceberg_ext import manifest_record
+from daemon.iceberg.pyiceberg_ext.records import manifest_record
 
 
 def manifest(content: ManifestContent, added: tuple[int, int], existing: tuple[int, int]) -> ManifestFile:

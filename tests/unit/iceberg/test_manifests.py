@@ -11,16 +11,8 @@ from typing import Any
 import pytest
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.manifest import (
-    DataFileContent,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestFile,
-)
-from pyiceberg.manifest import (
-    read_manifest_list as read_manifest_list_by_pyiceberg,
-)
+from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.manifest import read_manifest_list as read_manifest_list_by_pyiceberg
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -49,8 +41,8 @@ from daemon.iceberg.manifests import (
     write_manifest,
     write_manifest_list,
 )
-from daemon.iceberg.pyiceberg_ext import data_file_record, entry_record
-from tests.unit.iceberg.made import BY_PART, SCHEMA, UNPARTITIONED, data_file, delete_file, read_avro
+from daemon.iceberg.pyiceberg_ext.records import data_file_record, entry_record
+from tests.kit.made import BY_PART, SCHEMA, UNPARTITIONED, data_file, delete_file, read_avro
 
 IO = PyArrowFileIO()
 SNAPSHOT = 1 << 62

@@ -10,7 +10,7 @@ from pyiceberg.manifest import ManifestContent, ManifestFile
 
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
 from daemon.iceberg.merging import live_files, plan_merges
-from daemon.iceberg.pyiceberg_ext import manifest_record
+from daemon.iceberg.pyiceberg_ext.records import manifest_record
 
 MIB = 1 << 20
 

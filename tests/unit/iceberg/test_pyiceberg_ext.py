@@ -15,16 +15,11 @@ from pyiceberg.table.update import SetPropertiesUpdate
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from daemon.iceberg import pyiceberg_ext
-from daemon.iceberg.pyiceberg_ext import (
-    COLUMN_BYTES,
-    METADATA_BYTES,
-    _WrittenMetadata,
-    announce_metadata_files,
-    commit_updates,
-)
-from tests.faults.histories import History
-from tests.handmade import Bench, HandmadeTable
+from daemon.iceberg.pyiceberg_ext import metadata_cache
+from daemon.iceberg.pyiceberg_ext.commits import announce_metadata_files, commit_updates
+from daemon.iceberg.pyiceberg_ext.metadata_cache import COLUMN_BYTES, METADATA_BYTES, WrittenMetadata
+from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.handmade_histories import History
 
 
 def on_disk(location: str) -> TableMetadata:
@@ -35,13 +30,13 @@ def on_disk(location: str) -> TableMetadata:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The metadata files that are read, from now on."""
     seen: list[str] = []
-    read = pyiceberg_ext._read_metadata
+    read = metadata_cache._read_metadata
 
     def watched(input_file, *arguments):
         seen.append(input_file.location)
         return read(input_file, *arguments)
 
-    monkeypatch.setattr(pyiceberg_ext, "_read_metadata", watched)
+    monkeypatch.setattr(metadata_cache, "_read_metadata", watched)
     return seen
 
 
@@ -96,7 +91,7 @@ def set_property(table: Table, value: str) -> None:
 @pytest.mark.parametrize("columns", [1, 400])
 def test_a_bounded_size_is_remembered(catalog: SqlCatalog, reads: list[str], monkeypatch, columns: int) -> None:
     """The tables that were committed to longest ago are read from their files again, narrow or wide."""
-    monkeypatch.setattr(pyiceberg_ext, "_written_metadata", _WrittenMetadata(2 * METADATA_BYTES + 4 * COLUMN_BYTES))
+    monkeypatch.setattr(metadata_cache, "written_metadata", WrittenMetadata(2 * METADATA_BYTES + 4 * COLUMN_BYTES))
     schema = pa.schema([(f"c{number}", pa.int64()) for number in range(columns)])
     tables = [catalog.create_table(("n", name), schema) for name in ("a", "b", "c")]
     for table in tables:

@@ -12,7 +12,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
 from daemon.iceberg.marker import Marker
 from daemon.iceberg.retention import Retention, find_expired
-from tests.unit.iceberg.made import MadeTable, data_file
+from tests.kit.made import MadeTable, data_file
 
 NOW_MS = 1_000_000
 

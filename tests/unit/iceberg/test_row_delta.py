@@ -18,17 +18,8 @@ from daemon.iceberg import merging, row_delta
 from daemon.iceberg.merging import live_files
 from daemon.iceberg.row_delta import RowDelta
 from daemon.iceberg.target import Definition
-from tests.readers import duckdb_connection
-from tests.unit.iceberg.made import (
-    BY_PART,
-    SCHEMA,
-    UNPARTITIONED,
-    MadeTable,
-    data_file,
-    delete_file,
-    entries,
-    read_avro,
-)
+from tests.kit.made import BY_PART, SCHEMA, UNPARTITIONED, MadeTable, data_file, delete_file, entries, read_avro
+from tests.kit.readers import duckdb_connection
 
 
 @pytest.fixture

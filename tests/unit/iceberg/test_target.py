@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown
 from daemon.iceberg.marker import Marker, find_marker
 from daemon.iceberg.target import Definition, Misread, Target
-from tests.unit.iceberg.made import BY_PART, NOW_MS, SCHEMA, UNPARTITIONED, FixedClock, MadeTable, data_file
+from tests.kit.made import BY_PART, NOW_MS, SCHEMA, UNPARTITIONED, FixedClock, MadeTable, data_file
 
 ADDED = {"added_data_files": [data_file("a")]}
 

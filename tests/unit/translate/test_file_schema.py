@@ -14,8 +14,10 @@ from pyiceberg.table.name_mapping import MappedField, NameMapping
 from daemon.delta.actions import Metadata
 from daemon.errors import Unsupported
 from daemon.translate import file_schema
-from daemon.translate.file_schema import FileSchema, with_hidden
-from daemon.translate.schema import HIDDEN_ID_START, TableSchema, translate_schema
+from daemon.translate.file_schema import FileSchema
+from daemon.translate.hidden_columns import with_hidden
+from daemon.translate.name_mapping import HIDDEN_ID_START
+from daemon.translate.schema import TableSchema, translate_schema
 
 INNER = {"type": "struct", "fields": [{"name": "x", "type": "long", "nullable": True, "metadata": {}}]}
 DICT = {"type": "map", "keyType": "string", "valueType": INNER, "valueContainsNull": True}

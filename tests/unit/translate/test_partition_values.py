@@ -31,7 +31,7 @@ from pyiceberg.types import (
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import read_entries, write_manifest
-from daemon.iceberg.pyiceberg_ext import data_file_record, entry_record
+from daemon.iceberg.pyiceberg_ext.records import data_file_record, entry_record
 from daemon.translate.partition_values import (
     decode_partition,
     encode_partition,

@@ -18,21 +18,16 @@ from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import referenced_data_file
 from daemon.translate import plan as plan_module
 from daemon.translate.data_files import metrics_of
-from daemon.translate.plan import (
+from daemon.translate.delete_files import (
     FILE_PATH_ID,
     POS_ID,
     UNKNOWN_DV,
-    CommitPlan,
     DeleteFileResult,
-    SyncPlan,
     WrittenPositions,
-    complete_plan,
     descriptor_of,
-    files_to_leave,
-    plan_rewrites,
-    plan_sync,
     record_of,
 )
+from daemon.translate.plan import CommitPlan, SyncPlan, complete_plan, files_to_leave, plan_rewrites, plan_sync
 from daemon.translate.schema import TableSchema, translate_schema
 from state import DeleteFileRecord, DeletionVectorRecord, DvMapping, LiveFile, OrphanReason
 

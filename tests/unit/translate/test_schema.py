@@ -32,7 +32,8 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.schema import NESTED_IDS, NESTING_MAX, TableSchema, find_lost, translate_schema
+from daemon.translate.name_mapping import find_lost
+from daemon.translate.schema import NESTED_IDS, NESTING_MAX, TableSchema, translate_schema
 
 Field = dict[str, Any]
 

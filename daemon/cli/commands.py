@@ -1,0 +1,471 @@
+"""The commands and their exit codes: 0 all well, 1 a table failed, 2 wrong usage or configuration."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
+import typer
+from rich.console import Console
+
+from daemon.config.redaction import SECRET_KEY
+from daemon.config.settings import LogSettings, Settings
+from daemon.config.value_types import ENV_PREFIX
+from daemon.errors import ConfigInvalid, SyncError
+from daemon.lean_arrow import import_arrow
+from daemon.log import configure_logging
+from daemon.masking import hide, scrub
+from daemon.texts import printable
+
+if TYPE_CHECKING:
+    from daemon.maintenance.maintainer import Maintainer
+
+DEFAULT_CONFIG = Path("config.yaml")
+# In a command's context: a pattern could not be listed, so what it did for all tables it did not do for all.
+PATTERN_FAILED = "dvsync.pattern_failed"
+PROBE = "healthcheck"
+
+app = typer.Typer(
+    name="dvsync",
+    help="Keeps Apache Iceberg tables in step with Delta Lake tables, deletion vectors included, without copying data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config_app, name="config")
+
+ConfigPath = Annotated[
+    Path | None,
+    typer.Option("--config", help="The configuration file (config.yaml, or $DVSYNC_CONFIG).", metavar="PATH"),
+]
+TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name in the configuration.")]
+TableNames = Annotated[
+    list[str] | None, typer.Argument(metavar="[TABLE]...", help="Names of tables; all of them when left out.")
+]
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+T = TypeVar("T")
+
+
+def main() -> None:
+    """The console script."""
+    # To look for garbage among what is imported took a third of a command's time, at its exit most of all.
+    gc.disable()
+    app()
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dvsync {version('dvsync')}")
+        raise typer.Exit
+
+
+@app.callback()
+def dvsync(
+    context: typer.Context,
+    config: ConfigPath = None,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    context.obj = config
+    if context.invoked_subcommand == PROBE:
+        # A container asks every few seconds, and the daemon that answers has been looked at.
+        return
+    from daemon.spark.installed import check_packages  # noqa: PLC0415
+
+    try:
+        check_packages()
+    except ConfigInvalid as error:
+        raise _exit_with(error) from None
+
+
+@app.command()
+def run(context: typer.Context, config: ConfigPath = None) -> None:
+    """Follow all tables until SIGTERM; this is the daemon."""
+    # A reload that is asked for before there is anything to reload is no reason to end.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    import_arrow()
+    from daemon.service.run import run_daemon  # noqa: PLC0415 - each command imports what it uses, and nothing else
+
+    with _told():
+        ending = run_daemon(lambda: _load(context, config), version("dvsync"))
+    sys.stdout.flush()
+    # A thread that still waits for a store would hold up the interpreter's own end.
+    os._exit(1 if ending.lost_lease else 0)
+
+
+@app.command()
+def sync(
+    context: typer.Context,
+    tables: TableNames = None,
+    full: Annotated[bool, typer.Option("--full", help="Write the tables anew from Delta's whole state.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Bring tables up to date once, then exit."""
+    import_arrow()
+    from daemon.cli.console import SyncProgress, verdict_line  # noqa: PLC0415
+    from daemon.cli.operations import sync_tables  # noqa: PLC0415
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+
+    failed = False
+    with _told():
+        settings = _load_for_people(context, config)
+        failed = not tables and PATTERN_FAILED in context.meta
+        chosen = find_tables(settings, tables or [])
+        console = Console()
+        with SyncProgress(console) as progress:
+            for table, verdict in sync_tables(settings, chosen, progress.of_table, full=full):
+                failed = failed or verdict.error is not None
+                line = printable(verdict_line(table.name, verdict), keep="\n")
+                console.print(line, soft_wrap=True, markup=False, highlight=False)
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def status(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list that /api/tables answers.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Show how far each table is."""
+    from daemon.cli.console import print_statuses  # noqa: PLC0415
+    from daemon.cli.tables import read_statuses  # noqa: PLC0415
+
+    with _told():
+        statuses = read_statuses(_load_for_people(context, config))
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(statuses), indent=2))
+    else:
+        print_statuses(Console(), statuses)
+    raise typer.Exit(1 if PATTERN_FAILED in context.meta or any(status.error for status in statuses) else 0)
+
+
+@app.command()
+def doctor(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(metavar="TABLE|PATH", help="A table of the configuration, or a path or URI.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Say whether a Delta table can be followed; syncs nothing.
+
+    Its features, columns and files: what is followed, what is refused and why, and what readers will stumble over.
+    """
+    import_arrow()
+    from daemon.cli.operations import examine_table  # noqa: PLC0415
+    from daemon.cli.tables import with_found_tables  # noqa: PLC0415
+    from daemon.doctor.diagnosis import as_lines  # noqa: PLC0415
+
+    with _told():
+        settings, _ = with_found_tables(_load_if_there(context, config))
+        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+        diagnosis = examine_table(settings, table)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(diagnosis), indent=2))
+    else:
+        _say("\n".join(as_lines(diagnosis)))
+    raise typer.Exit(0 if diagnosis.is_followed else 1)
+
+
+@app.command()
+def init(
+    context: typer.Context,
+    places: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH|PATTERN...",
+            help="Delta tables, folders above them, or patterns such as 'lake/*/': paths or URIs.",
+        ),
+    ],
+    config: ConfigPath = None,
+) -> None:
+    """Write a config.yaml for the Delta tables that are there.
+
+    Says of each table whether it can be followed. A file that is there already stays as it is: --config names another.
+    """
+    import_arrow()
+    from daemon.cli.init import write_configuration  # noqa: PLC0415
+
+    with _told():
+        _hide_environment()
+        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+        write_configuration(_path(context, config), places, typer.echo)
+
+
+@app.command()
+def resume(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
+    """Let a parked or paused table go on. A running daemon sees it within seconds."""
+    from daemon.cli.tables import find_tables, resume_table  # noqa: PLC0415
+
+    with _told():
+        settings = _load_for_people(context, config)
+        cleared = resume_table(settings, find_tables(settings, [table])[0])
+    typer.echo(f"{table}: resumed" if cleared else f"{table}: was neither parked nor paused; nothing to do")
+
+
+@app.command()
+def pause(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
+    """Hold a table as it is until `dvsync resume`. A running daemon sees it within seconds."""
+    from daemon.cli.tables import find_tables, pause_table  # noqa: PLC0415
+
+    with _told():
+        settings = _load_for_people(context, config)
+        pause_table(settings, find_tables(settings, [table])[0])
+    typer.echo(f"{table}: paused")
+
+
+@app.command()
+def resync(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
+    """Write a table anew from Delta's whole state. A running daemon begins within seconds."""
+    from daemon.cli.tables import find_tables, want_resync  # noqa: PLC0415
+
+    with _told():
+        settings = _load_for_people(context, config)
+        want_resync(settings, find_tables(settings, [table])[0])
+    typer.echo(f"{table}: is written anew by its next sync")
+
+
+@app.command()
+def forget(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
+    """Drop all that is remembered of a table that is gone. Its files and its Iceberg table stay."""
+    from daemon.cli.tables import forget_table  # noqa: PLC0415
+
+    with _told():
+        forget_table(_load_for_people(context, config), table)
+    typer.echo(f"{table}: forgotten")
+
+
+@app.command()
+def compact(
+    context: typer.Context,
+    tables: TableNames = None,
+    dry_run: DryRun = False,
+    config: ConfigPath = None,
+) -> None:
+    """Rewrite the delete files of data files that have many. Each has one afterwards; no row changes."""
+    from daemon.cli.console import compaction_line  # noqa: PLC0415
+
+    _maintain(
+        context,
+        config,
+        tables,
+        lambda maintainer, stop: maintainer.compact(stop, dry_run=dry_run),
+        lambda name, done: [compaction_line(name, done, dry_run=dry_run)],
+        alone=not dry_run,
+    )
+
+
+@app.command()
+def expire(
+    context: typer.Context,
+    tables: TableNames = None,
+    dry_run: DryRun = False,
+    config: ConfigPath = None,
+) -> None:
+    """Take old and unreadable snapshots out of the Iceberg tables. `cleanup` removes their files later."""
+    from daemon.cli.console import expiry_lines  # noqa: PLC0415
+
+    _maintain(
+        context,
+        config,
+        tables,
+        lambda maintainer, _: maintainer.expire(dry_run=dry_run),
+        lambda name, done: expiry_lines(name, done, dry_run=dry_run),
+        alone=not dry_run,
+    )
+
+
+@app.command()
+def cleanup(
+    context: typer.Context,
+    tables: TableNames = None,
+    *,
+    dry_run: DryRun = False,
+    scan: Annotated[
+        bool, typer.Option("--scan", help="List the tables' folders for files that the state database does not know.")
+    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove what --scan finds, too.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Remove files that dvsync wrote and nothing references. The grace period of each must be over."""
+    from daemon.cli.console import cleanup_lines  # noqa: PLC0415
+
+    if remove and not scan:
+        raise typer.BadParameter("it goes with --scan", param_hint="--remove")
+    _maintain(
+        context,
+        config,
+        tables,
+        lambda maintainer, stop: maintainer.clean_up(stop, dry_run=dry_run, scan=scan, remove_found=remove),
+        lambda name, done: cleanup_lines(name, done, dry_run=dry_run),
+        alone=False,
+    )
+
+
+def _maintain(
+    context: typer.Context,
+    config: Path | None,
+    tables: list[str] | None,
+    verb: Callable[[Maintainer, Event], T],
+    lines: Callable[[str, T], list[str]],
+    *,
+    alone: bool,
+) -> None:
+    """One part of the maintenance of the named tables, told table by table."""
+    import_arrow()
+    from daemon.cli.operations import maintain_tables  # noqa: PLC0415
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+
+    failed = False
+    with _told():
+        settings = _load_for_people(context, config)
+        failed = not tables and PATTERN_FAILED in context.meta
+        for table, done in maintain_tables(settings, find_tables(settings, tables or []), verb, alone=alone):
+            if isinstance(done, SyncError):
+                failed = True
+                _say(f"{table.name}: {done.kind}: {done}\n  {done.hint}")
+            else:
+                _say("\n".join(lines(table.name, done)))
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command(PROBE)
+def healthcheck(
+    context: typer.Context,
+    ready: Annotated[bool, typer.Option("--ready", help="Ask /readyz instead of /livez.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Ask the running daemon whether it is alive. Exit code 0 or 1, for containers."""
+    from daemon.cli.probe import ask  # noqa: PLC0415
+
+    with _told():
+        answer = ask(_load(context, config).health, "readyz" if ready else "livez")
+    typer.echo(answer.text)
+    raise typer.Exit(0 if answer.is_well else 1)
+
+
+@app.command()
+def setup(
+    context: typer.Context,
+    s3: Annotated[bool, typer.Option("--s3", help="The jars that read S3, too.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Check Java and fetch the jars that Spark needs. Those for the configuration; the first start does the same."""
+    from daemon.spark.hadoop import with_stores  # noqa: PLC0415
+    from daemon.spark.jars import with_s3_jars  # noqa: PLC0415
+    from daemon.spark.setup import fetch_jars  # noqa: PLC0415
+
+    with _told():
+        spark = with_stores(_load_if_there(context, config))
+        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+        typer.echo(fetch_jars(with_s3_jars(spark) if s3 else spark))
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option("--folder", help="Where the tables are made.")] = Path("demo"),
+) -> None:
+    """Watch an Iceberg table follow a real Delta table. Spark changes it, and three engines read the result."""
+    import_arrow()
+    from daemon.cli.demo import run_demo  # noqa: PLC0415
+
+    with _told():
+        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+        code = run_demo(folder)
+    raise typer.Exit(code)
+
+
+@config_app.command()
+def keys() -> None:
+    """Explain every key of the configuration. With its values and default."""
+    from daemon.config.keys import render_keys  # noqa: PLC0415
+
+    typer.echo(render_keys(), nl=False)
+
+
+@config_app.command()
+def check(context: typer.Context, config: ConfigPath = None) -> None:
+    """Tell every fault in the configuration, or what it says."""
+    with _told():
+        settings = _load(context, config)
+    typer.echo(f"{_path(context, config)}: all well")
+    typer.echo(f"state: {settings.redacted()['state']['url']}")
+    typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
+    typer.echo(f"tables: {len(settings.tables)}")
+    for table in settings.tables:
+        line = f"  {table.name}: {table.source} -> {table.catalog} {table.target}, every {table.poll_interval_s:g} s"
+        typer.echo(scrub(line))
+
+
+def _path(context: typer.Context, config: Path | None) -> Path:
+    from_environment = os.environ.get(f"{ENV_PREFIX}CONFIG")
+    return config or context.find_root().obj or (Path(from_environment) if from_environment else DEFAULT_CONFIG)
+
+
+def _load(context: typer.Context, config: Path | None) -> Settings:
+    from daemon.config.load import load_settings  # noqa: PLC0415
+
+    settings = load_settings(_path(context, config))
+    hide(settings.secrets())
+    _hide_environment()
+    return settings
+
+
+def _hide_environment() -> None:
+    hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
+
+
+def _load_if_there(context: typer.Context, config: Path | None) -> Settings:
+    """For a command that can do without a configuration, as long as none is named."""
+    named = config or context.find_root().obj or _path(context, config).exists()
+    return _load(context, config) if named else Settings()
+
+
+def _load_for_people(context: typer.Context, config: Path | None) -> Settings:
+    """Settings for a command that prints its result: the log then goes to standard error, warnings and above."""
+    from daemon.cli.tables import with_found_tables  # noqa: PLC0415
+
+    settings = _load(context, config)
+    level = settings.log.level if settings.log.level in ("warning", "error") else "warning"
+    configure_logging(LogSettings(format="console", level=level), sys.stderr)
+    settings, troubles = with_found_tables(settings)
+    for trouble in troubles:
+        typer.echo(f"{trouble}\n{trouble.hint}", err=True)
+        context.meta[PATTERN_FAILED] = True
+    return settings
+
+
+def _say(text: str) -> None:
+    """Print what may hold names and values of a Delta table."""
+    typer.echo(printable(text, keep="\n"))
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """The work of a command, which has imported what it uses: errors that are no bugs become words and an exit code."""
+    if not gc.isenabled():
+        # What has been imported stays for good, and is not looked through any more.
+        gc.freeze()
+        gc.enable()
+    try:
+        yield
+    except SyncError as error:
+        raise _exit_with(error) from None
+
+
+def _exit_with(error: SyncError) -> typer.Exit:
+    """Tell the error on standard error."""
+    typer.echo(f"{error}\n{error.hint}", err=True)
+    return typer.Exit(2 if isinstance(error, ConfigInvalid) else 1)

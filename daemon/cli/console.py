@@ -1,0 +1,225 @@
+"""What commands print: tables and progress bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+from rich.text import Text
+
+from daemon.status.table_status import WORST_FIRST, TableState, TableStatus, count_states, span
+from daemon.texts import printable
+
+if TYPE_CHECKING:
+    from daemon.maintenance.cleanup import Cleanup
+    from daemon.maintenance.compaction import Compaction
+    from daemon.maintenance.expiry import Expiry
+    from daemon.scheduling.cycle import Verdict
+
+_COLOURS = {
+    TableState.SYNCED: "green",
+    TableState.SYNCING: "cyan",
+    TableState.BEHIND: "yellow",
+    TableState.WAITING: "yellow",
+    TableState.RETRYING: "red",
+    TableState.PARKED: "bold red",
+    TableState.PAUSED: "dim",
+    TableState.GONE: "red",
+}
+# Of `dvsync status` on a terminal, with the side that its cells keep to.
+COLUMNS: dict[str, Literal["left", "right"]] = {
+    "table": "left",
+    "state": "left",
+    "version": "right",
+    "lag": "right",
+    "files": "right",
+    "deleted": "right",
+    "orphans": "right",
+}
+# The space between two of them, and what a table's name needs at least; a narrower terminal gets plain lines.
+GAP, NAME_MIN = 2, 16
+
+
+def print_statuses(console: Console, statuses: Sequence[TableStatus]) -> None:
+    """On a terminal how many tables are in which state, then the tables, the worst first; elsewhere a line for each."""
+    if not console.is_terminal:
+        _print_lines(console, statuses)
+        return
+    console.print(count_states(statuses), style="bold", markup=False, highlight=False)
+    # Of those in one state, the one that is furthest behind comes first.
+    worst_first = sorted(statuses, key=lambda each: (WORST_FIRST.index(each.state), -(each.lag_seconds or 0)))
+    rows = [[Text(heading, style="bold") for heading in COLUMNS], *map(_cells, worst_first)]
+    names, *others = (max(cell.cell_len for cell in column) for column in zip(*rows, strict=True))
+    left = console.width - sum(others) - GAP * len(others)
+    if left < min(names, NAME_MIN):
+        _print_lines(console, worst_first)
+        return
+    widths = [min(names, left), *others]
+    for cells, status in zip(rows, (None, *worst_first), strict=True):
+        console.print(_row(cells, widths))
+        if status and status.error:
+            for line in (f"{status.error.kind}: {status.error.message}", status.error.hint):
+                console.print(Padding(Text(printable(line)), (0, 0, 0, GAP)))
+
+
+def _print_lines(console: Console, statuses: Sequence[TableStatus]) -> None:
+    for status in statuses:
+        console.print(printable(_status_line(status)), soft_wrap=True, markup=False, highlight=False)
+
+
+def _cells(status: TableStatus) -> list[Text]:
+    """One for each of COLUMNS."""
+    return [
+        Text(printable(status.name)),
+        Text(status.state.value, style=_COLOURS[status.state]),
+        Text(_or_dash(status.synced_version)),
+        Text(_lag(status, span)),
+        Text(_or_dash(status.live_data_files)),
+        Text(_or_dash(status.deleted_positions)),
+        Text(_or_dash(status.orphans_waiting)),
+    ]
+
+
+def _row(cells: Sequence[Text], widths: Sequence[int]) -> Table:
+    """By itself, so that an error can stand under it. A name that is too long goes on in the next line."""
+    row = Table.grid(padding=(0, GAP, 0, 0))
+    for width, justify in zip(widths, COLUMNS.values(), strict=True):
+        row.add_column(width=width, justify=justify, overflow="fold")
+    row.add_row(*cells)
+    return row
+
+
+def _status_line(status: TableStatus) -> str:
+    line = (
+        f"{status.name} {status.state} synced={_or_dash(status.synced_version)}"
+        f" source={_or_dash(status.source_version)} lag={_lag(status, '{:.0f} s'.format)} orphans={_orphans(status)}"
+    )
+    return f"{line} error={status.error.kind}: {status.error.message} ({status.error.hint})" if status.error else line
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _orphans(status: TableStatus) -> str:
+    if not status.orphans_waiting:
+        return _or_dash(status.orphans_waiting)
+    return f"{status.orphans_waiting} ({decimal(status.orphan_bytes or 0)})"
+
+
+def _lag(status: TableStatus, seconds: Callable[[float], str]) -> str:
+    """Versions, and in brackets for how long, as `seconds` spells it."""
+    if status.lag_versions is None:
+        return "-"
+    if status.lag_versions <= 0:
+        return "0"
+    return f"{status.lag_versions} ({seconds(status.lag_seconds)})" if status.lag_seconds else f"{status.lag_versions}"
+
+
+def verdict_line(name: str, verdict: Verdict) -> str:
+    """One line on one cycle of `dvsync sync`."""
+    if verdict.error is not None:
+        return f"{name}: {verdict.error.kind}: {verdict.error.message}\n  {verdict.error.hint}"
+    if verdict.paused:
+        return f"{name}: paused; `dvsync resume {name}` lets it go on"
+    result = verdict.result
+    if result is None or result.outcome == "waiting":
+        return f"{name}: the Delta table is not there yet"
+    if result.outcome == "unchanged" and result.from_version == result.to_version:
+        return f"{name}: up to date at version {result.to_version}"
+    arrived = f"version {result.to_version}"
+    if result.from_version is not None and result.from_version != result.to_version:
+        arrived = f"version {result.from_version} to {result.to_version}"
+    return (
+        f"{name}: {result.outcome}, {arrived}: snapshots {result.snapshots},"
+        f" data files +{result.data_files_added} -{result.data_files_removed},"
+        f" delete files +{result.delete_files_added} -{result.delete_files_removed},"
+        f" positions +{result.positions_added}"
+    )
+
+
+def compaction_line(name: str, done: Compaction, *, dry_run: bool) -> str:
+    """One line on one table of `dvsync compact`."""
+    if not done.data_files:
+        return f"{name}: nothing to compact"
+    verb = "would compact" if dry_run else "compacted"
+    return (
+        f"{name}: {verb} the delete files of {done.data_files} data files:"
+        f" {done.delete_files_before} into {done.delete_files_after}"
+    )
+
+
+def expiry_lines(name: str, done: Expiry, *, dry_run: bool) -> list[str]:
+    """What `dvsync expire` says of one table."""
+    lines = [f"{name}: {'would expire' if dry_run else 'expired'} {len(done.expired)} snapshots"]
+    if not done.expired:
+        lines = [f"{name}: no snapshot to expire"]
+    if done.unreadable:
+        lines.append(f"  unreadable, their data files are gone: {', '.join(map(str, done.unreadable))}")
+    lines += (f"  unreadable, and kept ({why}): {snapshot_id}" for snapshot_id, why in done.held)
+    return lines
+
+
+def cleanup_lines(name: str, done: Cleanup, *, dry_run: bool) -> list[str]:
+    """What `dvsync cleanup` says of one table."""
+    verb = "would remove" if dry_run else "removed"
+    kinds = Counter(file.kind for file in done.removed)
+    by_kind = f" ({', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))})" if kinds else ""
+    lines = [f"{name}: {verb} {len(done.removed)} files, {decimal(done.removed_bytes)}{by_kind}"]
+    if dry_run:
+        lines += (f"    {file.path} ({file.reason}, {decimal(file.size_bytes or 0)})" for file in done.removed)
+    lines += (f"  left {count}: {reason}" for reason, count in sorted(done.left.items()))
+    lines += (f"  could not be removed: {failure}" for failure in done.failed)
+    lines += (f"  found, unknown to the state database: {file.path}" for file in done.found)
+    return lines
+
+
+class SyncProgress:
+    """Bars for the long steps of `dvsync sync`, shown while there is something to show; nothing off a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def of_table(self, name: str) -> TableProgress:
+        return TableProgress(self._bars, name)
+
+
+class TableProgress:
+    """One table's bar; a new one for each kind of work."""
+
+    def __init__(self, bars: RichProgress, name: str) -> None:
+        self._bars = bars
+        self._name = name
+        self._tasks: dict[str, TaskID] = {}
+
+    def advanced(self, done: int, total: int, what: str) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(f"{self._name}: {what}", total=total)
+        self._bars.update(self._tasks[what], completed=done, total=total)
+        if done >= total:
+            self._bars.remove_task(self._tasks.pop(what))

@@ -1,0 +1,128 @@
+"""What the commands do that work on tables themselves, but for `dvsync run`, which is `service.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from threading import Event
+from typing import TypeVar
+
+from daemon.clock import SystemClock
+from daemon.config.settings import Settings, TableSettings
+from daemon.delta.log import DeltaLog
+from daemon.doctor.diagnosis import Diagnosis, diagnose
+from daemon.errors import ObjectMissing, PipelineAway, SyncError, Unsupported
+from daemon.locations import normalize_location
+from daemon.maintenance.maintainer import Maintainer
+from daemon.scheduling.cycle import Verdict
+from daemon.service.assembly import open_parts
+from daemon.service.lease import hold_lease
+from daemon.service.signals import STOP_GRACE_S, StopSignals
+from daemon.spark.hadoop import with_stores
+from daemon.spark.progress import Progress
+from daemon.spark.session import SparkPipeline
+from daemon.storage import FileIOStorage
+from daemon.sync.memory import find_record, keep_rows
+
+T = TypeVar("T")
+
+
+def sync_tables(
+    settings: Settings, tables: Sequence[TableSettings], progress_of: Callable[[str], Progress], *, full: bool
+) -> Iterator[tuple[TableSettings, Verdict]]:
+    """Bring each of `tables` up to date, one after the other, and tell each cycle's verdict.
+
+    `full` writes the tables anew from Delta's whole state. A table's error ends that table's turn only; after a
+    signal the rest is left. Raises StateStoreAway.
+    """
+    stop = Event()
+    # A cycle only ever looks at the event, so setting it inside a signal handler cannot block.
+    with (
+        StopSignals(stop.set, grace_s=STOP_GRACE_S),
+        open_parts(settings) as parts,
+        hold_lease(parts.lease_keeper(), stop),
+    ):
+        board = parts.board()
+        keep_rows(parts.store, tables, {table.name for table in settings.tables})
+        for table in tables:
+            board.add(table)
+            cycle = parts.cycle(parts.context(table, progress_of(table.name)), board)
+            if cycle.is_paused:
+                yield table, Verdict(paused=True)
+                continue
+            more = True
+            while more and not stop.is_set():
+                verdict = cycle.sync(stop, full=full)
+                yield table, verdict
+                more = verdict.result is not None and verdict.result.more
+
+
+def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
+    """What following a table would be like: one of the configuration by its name, or any Delta table by path or URI.
+
+    Raises ObjectMissing where there is no table, or no file that Delta needs, and what is away.
+    """
+    known = {table.name: table for table in settings.tables}
+    table = known.get(name_or_path) or TableSettings(
+        source=normalize_location(name_or_path),
+        target="doctor.table",
+        **settings.defaults.model_dump(exclude={"poll_interval_s"}),
+    )
+    storage = FileIOStorage(settings.file_properties(table.catalog))
+    if not DeltaLog(storage, table.source, SystemClock()).is_there():
+        hint = f"Give the path of a Delta table, or one of the names {', '.join(known) or 'of a configuration'}."
+        raise ObjectMissing("there is no Delta table", path=table.source, hint=hint)
+    ((_, examined),) = examine_tables(settings, [table])
+    if isinstance(examined, SyncError):
+        raise examined
+    return examined
+
+
+def examine_tables(
+    settings: Settings, tables: Sequence[TableSettings]
+) -> Iterator[tuple[TableSettings, Diagnosis | SyncError]]:
+    """What following each of these Delta tables would be like, or why nobody can tell, with one Spark for all of them.
+
+    Where Spark cannot be started, that is the answer for the rest as well.
+    """
+    clock = SystemClock()
+    spark = SparkPipeline(with_stores(settings, *(table.source for table in tables)), clock)
+    away: PipelineAway | None = None
+    try:
+        for table in tables:
+            properties = settings.file_properties(table.catalog)
+            log = DeltaLog(FileIOStorage(properties), table.source, clock)
+            try:
+                yield table, away or diagnose(table, log, spark, properties)
+            except SyncError as error:
+                away = error if isinstance(error, PipelineAway) and not spark.is_running else None
+                yield table, error
+    finally:
+        spark.close()
+
+
+def maintain_tables(
+    settings: Settings, tables: Sequence[TableSettings], verb: Callable[[Maintainer, Event], T], *, alone: bool
+) -> Iterator[tuple[TableSettings, T | SyncError]]:
+    """Do one part of the maintenance of each of `tables`, one after the other, and tell what it did or why it failed.
+
+    `alone` is for what commits: no daemon may work on the same state. After a signal the rest is left. Raises
+    StateStoreAway.
+    """
+    stop = Event()
+    with ExitStack() as opened:
+        opened.enter_context(StopSignals(stop.set, grace_s=STOP_GRACE_S))
+        parts = opened.enter_context(open_parts(settings))
+        if alone:
+            opened.enter_context(hold_lease(parts.lease_keeper(), stop))
+        for table in tables:
+            if stop.is_set():
+                return
+            record = find_record(parts.store.list_tables(), table)
+            if alone and record is not None and record.paused:
+                yield table, Unsupported("it is paused", hint=f"`dvsync resume {table.name}` lets it go on.")
+                continue
+            try:
+                yield table, verb(Maintainer(parts.context(table)), stop)
+            except SyncError as error:
+                yield table, error

@@ -1,0 +1,142 @@
+"""The configured tables: which there are, how far each is, what people say of them. Needs no PyIceberg."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from daemon import log as events
+from daemon.clock import SystemClock
+from daemon.config.settings import Settings, TableSettings
+from daemon.delta.log import DeltaLog
+from daemon.errors import ConfigInvalid, ObjectStoreAway, SyncError
+from daemon.service.discovery import discover
+from daemon.status.table_status import Observation, TableStatus, gone_status, table_status
+from daemon.storage import FileIOStorage
+from daemon.sync.memory import find_record, open_store
+from state import StateStore, TableRecord
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+def find_tables(settings: Settings, names: Sequence[str]) -> list[TableSettings]:
+    """The tables of these names, all when there are none. Raises ConfigInvalid, naming every unknown one."""
+    known = {table.name: table for table in settings.tables}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ConfigInvalid(
+            "\n".join(f"{name}: no such table" for name in unknown),
+            hint=f"The configuration names {', '.join(known) or 'no tables'}.",
+        )
+    return [known[name] for name in names] if names else list(settings.tables)
+
+
+def with_found_tables(settings: Settings) -> tuple[Settings, list[SyncError]]:
+    """The settings with what their patterns find now, and what is wrong with patterns whose folders cannot be listed.
+
+    The tables that such a pattern found before are among the settings'. A folder that is no table for a reason is told
+    in the log. Raises StateStoreAway.
+    """
+    patterns = {table.source for table in settings.tables if table.is_pattern}
+    if not patterns:
+        return settings, []
+    with open_store(settings) as store:
+        owners = {record.name: record.source for record in store.list_tables()}
+    found = discover(settings, SystemClock(), owners)
+    hint = "Check the folder and the store, or take the pattern out of the configuration."
+    troubles: list[SyncError] = []
+    for about, reason in found.troubles.items():
+        if about in patterns:
+            troubles.append(ObjectStoreAway(reason, hint=hint))
+        else:
+            _log.warning(events.PATTERN_REFUSED, source=about, reason=reason)
+    return settings.model_copy(update={"tables": tuple(found.tables)}), troubles
+
+
+def read_statuses(settings: Settings) -> list[TableStatus]:
+    """Each table's status from the state store and a look at its source. Works beside a running daemon.
+
+    A source that cannot be looked at leaves its fields null. Raises ConfigInvalid, StateStoreAway.
+    """
+    clock = SystemClock()
+    with open_store(settings) as store:
+        records = store.list_tables()
+        statuses = []
+        for table in settings.tables:
+            record = find_record(records, table)
+            seen = Observation(record=record, counts=store.count(record.id) if record else None)
+            log = DeltaLog(FileIOStorage(settings.file_properties(table.catalog)), table.source, clock)
+            synced = record.synced_version if record else None
+            try:
+                source_version = log.find_newest(synced)
+                behind_since_ms = None if synced is None else log.find_written_ms(synced + 1)
+                seen = Observation(seen.record, seen.counts, source_version, behind_since_ms)
+            except SyncError as error:
+                _log.warning(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
+            statuses.append(table_status(table, seen, clock.now_ms()))
+        followed = {table.name for table in settings.tables}
+        gone = (record for record in records if record.name not in followed)
+        statuses += (gone_status(record, store.count(record.id), clock.now_ms()) for record in gone)
+        return statuses
+
+
+def resume_table(settings: Settings, table: TableSettings) -> bool:
+    """Clear a table's error and parking, and take back its pause; a running daemon sees it within seconds.
+
+    False when there was neither. Raises StateStoreAway.
+    """
+    with open_store(settings) as store:
+        record = find_record(store.list_tables(), table)
+        if record is None or (record.error is None and not record.paused):
+            return False
+        store.record_paused(record.id, False)
+        store.record_resumed(record.id)
+        return True
+
+
+def forget_table(settings: Settings, name: str) -> None:
+    """Remove all that the state database knows of a table that is gone; no file is touched.
+
+    Raises StateStoreAway, and ConfigInvalid for a table that is followed or not known.
+    """
+    if any(table.name == name for table in settings.tables):
+        hint = "Take it out of the configuration first, or out of the folders that a pattern finds."
+        raise ConfigInvalid(f"{name}: it is followed", hint=hint)
+    with open_store(settings) as store:
+        record = next((record for record in store.list_tables() if record.name == name), None)
+        if record is None:
+            raise ConfigInvalid(f"{name}: no such table", hint="`dvsync status` lists those that are gone.")
+        store.forget_table(record.id)
+
+
+def pause_table(settings: Settings, table: TableSettings) -> None:
+    """Hold a table until it is resumed, over restarts, too; a running daemon sees it within seconds.
+
+    Raises StateStoreAway, ConfigInvalid.
+    """
+    with open_store(settings) as store:
+        store.record_paused(_known_or_new(store, table).id, True)
+
+
+def want_resync(settings: Settings, table: TableSettings) -> None:
+    """Have the next sync write the table anew from Delta's state, parked or not; a running daemon begins at once.
+
+    Raises StateStoreAway, ConfigInvalid.
+    """
+    with open_store(settings) as store:
+        record = _known_or_new(store, table)
+        store.record_resync_wanted(record.id, True)
+        store.record_resumed(record.id)
+
+
+def _known_or_new(store: StateStore, table: TableSettings) -> TableRecord:
+    """The table's row. Raises ConfigInvalid when its name stands for another source or target in the state database."""
+    records = store.list_tables()
+    other = next((record for record in records if record.name == table.name), None)
+    if other and find_record(records, table) is None:
+        raise ConfigInvalid(
+            f"{table.name}: the state database knows it as {other.source} -> {other.target}",
+            hint="Start dvsync with the changed configuration first, which forgets the old table, or change it back.",
+        )
+    return store.load_table(table.name, table.source, table.target)

@@ -1,0 +1,1 @@
+"""The configuration: the file and the environment, read, checked and resolved."""

@@ -1,0 +1,111 @@
+"""Every key of the configuration in words, from the settings' own descriptions.
+
+`dvsync config keys` prints it, and docs/configuration.md holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Le
+from pydantic import BaseModel, ByteSize
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from daemon.config.settings import DefaultsSettings, Settings, TableSettings
+from daemon.config.value_types import Duration
+
+TIME_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+SIZE_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def render_keys() -> str:
+    """Markdown: a table a section, with each key's values, default and meaning."""
+    parts = [_section(name, field) for name, field in Settings.model_fields.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(name: str, field: FieldInfo) -> str:
+    if name == "tables":
+        keys = [key for key in TableSettings.model_fields if key not in DefaultsSettings.model_fields]
+        intro = "A list; each table has these keys, and those of `defaults`."
+        return f"### `tables`\n\n{intro}\n\n" + _table(TableSettings, keys)
+    model = field.annotation
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return f"### `{name}`\n\n" + _table(model, list(model.model_fields))
+    return f"### `{name}`\n\n{field.description}"
+
+
+def _table(model: type[BaseModel], keys: list[str]) -> str:
+    rows = [_row(model.model_fields[key], key) for key in keys]
+    return "\n".join(["| key | values | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _row(field: FieldInfo, name: str) -> str:
+    cells = (f"`{field.alias or name}`", _values(field), _default(field), field.description or "")
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _values(field: FieldInfo) -> str:
+    """What may be written, and its bounds."""
+    kinds = [kind for kind in _kinds(field.annotation) if kind is not type(None)]
+    literals = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    if literals:
+        return ", ".join(f"`{value}`" for value in literals)
+    (kind,) = kinds
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "a mapping of its keys"
+    if get_origin(kind) is dict:
+        return "properties"
+    if kind is bool:
+        return "`true`, `false`"
+    if kind is str:
+        return "text"
+    (low,) = (bound.ge for bound in _metadata(field) if isinstance(bound, Ge))
+    (high,) = (bound.le for bound in _metadata(field) if isinstance(bound, Le))
+    return f"{_spelled(field, low)} to {_spelled(field, high)}"
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """The alternatives of a type, without what annotates them."""
+    if get_origin(annotation) in (Literal, dict):
+        yield annotation
+    elif arguments := get_args(annotation):
+        wrapped = arguments[:1] if hasattr(annotation, "__metadata__") else arguments
+        for argument in wrapped:
+            yield from _kinds(argument)
+    else:
+        yield annotation
+
+
+def _metadata(field: FieldInfo) -> Iterator[Any]:
+    yield from field.metadata
+    for argument in get_args(field.annotation):
+        yield from getattr(argument, "__metadata__", ())
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "required" if field.default_factory is None else "unset"
+    if field.default in (None, ""):
+        return "unset"
+    return f"`{_spelled(field, field.default)}`"
+
+
+def _spelled(field: FieldInfo, value: Any) -> str:
+    """A value as people write it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if Duration in _metadata(field):
+        return _with_unit(value, TIME_UNITS, 1000, "ms")
+    if ByteSize in _kinds(field.annotation):
+        return _with_unit(value, SIZE_UNITS, 1, "B")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _with_unit(value: float, units: tuple[tuple[int, str], ...], smallest: int, unit: str) -> str:
+    for size, word in units:
+        if value >= size and value % size == 0:
+            return f"{value / size:g}{word}"
+    return f"{value * smallest:g}{unit}"

@@ -1,0 +1,314 @@
+"""`config.yaml` and `DVSYNC_…` variables are read, resolved and checked here; nothing else reads either.
+
+Defaults are applied to each table and relative paths are taken from the file's folder. Every fault is told at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from pydantic_settings import SettingsError
+
+from daemon.config.document import read_document
+from daemon.config.settings import DefaultsSettings, Settings, StateSettings, TableSettings
+from daemon.config.value_types import ENV_PREFIX, SQLITE_FILE, URL, Reference, Secret
+from daemon.errors import ConfigInvalid
+from daemon.locations import normalize_location, vacuum_cleans
+
+Section = TypeVar("Section", bound=BaseModel)
+
+
+def load_settings(path: Path, text: str | None = None) -> Settings:
+    """Read the file and the environment. `text` is what the file is going to hold, where it is not there yet.
+
+    Raises ConfigInvalid with the faults, one a line, each with its place (`tables[2].poll_interval: …`).
+    """
+    document, faults = read_document(path, text)
+    faults += _unknown_variables()
+    readable = _validate(document, faults)
+    if readable is not None:
+        readable = readable.looked_up(path.absolute().parent, faults).resolved(path.absolute().parent)
+        faults += [
+            *_property_faults(readable),
+            *_catalog_faults(readable),
+            *_clashes(readable),
+            *_places_that_vacuum_cleans(readable),
+        ]
+    if faults or readable is None:
+        raise ConfigInvalid("\n".join(faults), hint=f"Correct {path}; `dvsync config check` reads it again.")
+    return readable.settings
+
+
+@dataclass(frozen=True)
+class _Readable:
+    """The part of the configuration that passed its own checks: what the checks between its parts look at."""
+
+    settings: Settings
+    places: tuple[str, ...]  # of each table in `settings`, as in the file
+    left_out: frozenset[str]  # sections with a fault, here replaced by their defaults
+
+    def tables(self) -> Iterator[tuple[str, TableSettings]]:
+        return zip(self.places, self.settings.tables, strict=True)
+
+    def looked_up(self, folder: Path, faults: list[str]) -> _Readable:
+        """What references lead to in their place; where one leads to nothing, the key is left out."""
+        settings, lookup = self.settings, _Lookup(folder, faults)
+        update = {
+            "storage": lookup.properties("storage", settings.storage),
+            "catalogs": {name: lookup.properties(f"catalogs.{name}", each) for name, each in settings.catalogs.items()},
+            "spark": settings.spark.model_copy(update={"conf": lookup.properties("spark.conf", settings.spark.conf)}),
+            "state": StateSettings(),
+        }
+        url = lookup.text("state.url", settings.state.url)
+        if url is not None and not URL.match(url):
+            faults.append(f"state.url: what stands {_where(settings.state.url)} is not an SQLAlchemy URL")
+        elif url is not None:
+            update["state"] = settings.state.model_copy(update={"url": url})
+        return replace(self, settings=settings.model_copy(update=update))
+
+    def resolved(self, folder: Path) -> _Readable:
+        """Defaults applied to each table, and relative paths taken from `folder`."""
+        settings = self.settings
+        catalogs = {name: _anchored_catalog(properties, folder) for name, properties in settings.catalogs.items()}
+        state = settings.state.model_copy(update={"url": _anchored_sqlite(settings.state.url, folder)})
+        tables = tuple(_resolved_table(table, settings, folder) for table in settings.tables)
+        return replace(
+            self, settings=settings.model_copy(update={"state": state, "catalogs": catalogs, "tables": tables})
+        )
+
+
+def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
+    """Validate; after faults once more without the faulty parts, so that the rest can be checked too."""
+    left_out: set[str] = set()
+    tables_out: set[int] = set()
+    try:
+        settings = Settings(**document)
+    except SettingsError as error:
+        faults.append(f"environment: {error}")
+        return None
+    except ValidationError as error:
+        for fault in error.errors(include_url=False):
+            if fault["type"] == "default_factory_not_called":
+                continue  # `name` could not be taken from a faulty `target`: that fault is told already.
+            faults.append(_fault_line(fault))
+            match fault["loc"]:
+                case ("tables", int(index), *_):
+                    tables_out.add(index)
+                case (section, *_):
+                    left_out.add(str(section))
+        remaining = {key: value for key, value in document.items() if key not in left_out}
+        if tables_out:
+            remaining["tables"] = [table for i, table in enumerate(document["tables"]) if i not in tables_out]
+        try:
+            settings = Settings(**remaining)
+        except ValidationError:
+            return None  # The fault comes from the environment, which cannot be left out.
+    indexes = (index for index in range(len(settings.tables) + len(tables_out)) if index not in tables_out)
+    return _Readable(settings, tuple(f"tables[{index}]" for index in indexes), frozenset(left_out))
+
+
+def _fault_line(fault: ErrorDetails) -> str:
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
+    match fault["type"]:
+        case "extra_forbidden":
+            return f"{place}: unknown key"
+        case "missing":
+            return f"{place}: is missing"
+        case "value_error":
+            return f"{place}: {fault['ctx']['error']}"
+        case "byte_size":
+            return f"{place}: is not a size: write a number and its unit, such as 64MiB"
+        case _:
+            # What stands in the four that may hold secrets is not repeated.
+            open_text = fault["loc"][0] not in ("catalogs", "storage", "spark", "state")
+            found = f", not {fault['input']!r}" if open_text and isinstance(fault["input"], str | int | float) else ""
+            return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]}{found}"
+
+
+def _unknown_variables() -> Iterator[str]:
+    for name in sorted(os.environ):
+        section, nested, _ = name.upper().removeprefix(ENV_PREFIX).partition("__")
+        # Without `__` it may be one that Kubernetes made for a service called dvsync: DVSYNC_PORT_8080_TCP.
+        if name.upper().startswith(ENV_PREFIX) and nested and section.lower() not in Settings.model_fields:
+            yield f"{name} (environment): no such setting"
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """Finds what `{file: PATH}` and `{env: NAME}` lead to, and writes down those that lead to nothing."""
+
+    folder: Path
+    faults: list[str]
+
+    def properties(self, place: str, properties: Mapping[str, str]) -> dict[str, str]:
+        found = {key: self.text(f"{place}.{key}", value) for key, value in properties.items()}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def text(self, place: str, value: str) -> str | None:
+        if not isinstance(value, Reference):
+            return value
+        kind, _, name = value.partition(":")
+        try:
+            text = (self.folder / Path(name).expanduser()).read_text("utf-8") if kind == "file" else os.environ[name]
+        except (OSError, KeyError, ValueError, RuntimeError) as error:
+            reason = "is not set" if isinstance(error, KeyError) else "is not a file with a text in UTF-8"
+            if isinstance(error, OSError):
+                reason = (error.strerror or str(error)).lower()
+            self.faults.append(f"{place}: {name} ({_KINDS[kind]}): {reason}")
+            return None
+        text = text.rstrip("\r\n")
+        if not text:
+            self.faults.append(f"{place}: {name} ({_KINDS[kind]}): is empty")
+        return Secret(text) if text else None
+
+
+_KINDS = {"file": "file", "env": "environment"}
+
+
+def _where(reference: str) -> str:
+    kind, _, name = reference.partition(":")
+    return f"in {name} ({_KINDS[kind]})"
+
+
+def _resolved_table(table: TableSettings, settings: Settings, folder: Path) -> TableSettings:
+    inherited = {
+        field: getattr(settings.defaults, field)
+        for field in DefaultsSettings.model_fields
+        if field not in table.model_fields_set
+    }
+    resolved = table.model_copy(
+        update={
+            **inherited,
+            "pipeline": _overridden(settings.pipeline, table.pipeline),
+            "maintenance": _overridden(settings.maintenance, table.maintenance),
+        }
+    )
+    catalog = resolved.catalog or (next(iter(settings.catalogs)) if len(settings.catalogs) == 1 else "")
+    return resolved.model_copy(
+        update={
+            "catalog": catalog,
+            "source": _anchored(table.source, folder),
+            "location": table.location and _anchored(table.location, folder),
+            "delete_files_location": table.delete_files_location and _anchored(table.delete_files_location, folder),
+        }
+    )
+
+
+def _overridden(shared: Section, own: Section) -> Section:
+    return shared.model_copy(update={field: getattr(own, field) for field in own.model_fields_set})
+
+
+def _anchored(location: str, folder: Path) -> str:
+    if "://" not in location:
+        location = os.path.normpath(folder / Path(location.removeprefix("file:")).expanduser())
+    return normalize_location(location)
+
+
+def _anchored_sqlite(url: str, folder: Path) -> str:
+    match = SQLITE_FILE.match(url)
+    if match is None:
+        return url
+    return type(url)(f"{match['scheme']}{os.path.normpath(folder / match['path'])}{match['query']}")
+
+
+def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str]:
+    """A SQL catalog's `uri` and `warehouse` are places; another kind's warehouse may be a mere name."""
+    uri, warehouse = properties.get("uri", ""), properties.get("warehouse")
+    anchored = {"uri": _anchored_sqlite(uri, folder)} if uri else {}
+    if warehouse and (properties.get("type") == "sql" or SQLITE_FILE.match(uri)):
+        anchored["warehouse"] = type(warehouse)(_anchored(warehouse, folder))
+    return {**properties, **anchored}
+
+
+# PyIceberg's, which is not imported for a look at a configuration; a test holds them against its own.
+CATALOG_TYPES = ("rest", "hive", "glue", "dynamodb", "sql", "in-memory", "bigquery")
+
+# The properties without a prefix that most catalogs have; of the many others only PyIceberg knows the names.
+COMMON_PROPERTIES = ("type", "uri", "warehouse", "credential", "token", "py-catalog-impl")
+
+
+def _property_faults(readable: _Readable) -> Iterator[str]:
+    """What of a catalog's properties cannot be right, whoever answers at its address."""
+    for name, properties in readable.settings.catalogs.items():
+        kind = properties.get("type", "").lower()
+        if kind and kind not in CATALOG_TYPES:
+            yield f"catalogs.{name}.type: PyIceberg has no such kind of catalog; it has {', '.join(CATALOG_TYPES)}"
+        for key in properties:
+            meant = get_close_matches(key, COMMON_PROPERTIES, n=1, cutoff=0.8)
+            if meant and meant[0] not in properties:
+                yield f"catalogs.{name}.{key}: unknown property, did you mean {meant[0]}?"
+        if kind != "sql":
+            continue
+        if "uri" not in properties:
+            yield f"catalogs.{name}.uri: is missing, the SQLAlchemy URL of the catalog's database"
+        homeless = next((each for _, each in readable.tables() if each.catalog == name and not each.location), None)
+        if "warehouse" not in properties and homeless is not None:
+            yield f"catalogs.{name}.warehouse: is missing, and {homeless.name} has no location of its own"
+
+
+def _catalog_faults(readable: _Readable) -> Iterator[str]:
+    if readable.left_out & {"catalogs", "defaults"}:
+        return
+    known = readable.settings.catalogs
+    named = ", ".join(sorted(known)) or "none"
+    default = readable.settings.defaults.catalog
+    if default and default not in known:
+        yield f"defaults.catalog: there is no catalog {default!r} under catalogs ({named})"
+    for place, table in readable.tables():
+        if not table.catalog:
+            yield f"{place}.catalog: name one of the catalogs ({named}), here or under defaults"
+        elif table.catalog not in known and table.catalog != default:
+            yield f"{place}.catalog: there is no catalog {table.catalog!r} under catalogs ({named})"
+
+
+def _clashes(readable: _Readable) -> Iterator[str]:
+    names: dict[str, str] = {}
+    targets: dict[tuple[str, str], str] = {}
+    places: list[tuple[str, str]] = []
+    for place, table in readable.tables():
+        if table.is_pattern:
+            continue  # What it finds is checked when it is found.
+        first = targets.setdefault((table.catalog, table.target), place)
+        if first != place:
+            yield f"{place}.target: {table.target} is the target of {first} too"
+        written = [location for location in (table.location, table.delete_files_location) if location]
+        for other, location in places:
+            if any(f"{location}/".startswith(f"{own}/") or f"{own}/".startswith(f"{location}/") for own in written):
+                yield f"{place}: it writes its files to where {other} does, {location}; each needs a place of its own"
+        places += ((place, location) for location in written)
+        first_named = names.setdefault(table.name, place)
+        # Two tables that differ in neither have one fault, not two.
+        if first_named not in (place, first):
+            yield f"{place}.name: {table.name} is the name of {first_named} too; give one of them another name"
+
+
+def faults_of_found(settings: Settings, table: TableSettings) -> list[str]:
+    """What is wrong with a table that one of the patterns of `settings` found."""
+    alone = settings.model_copy(update={"tables": (table,)})
+    return list(_places_that_vacuum_cleans(_Readable(alone, (table.name,), frozenset())))
+
+
+def _places_that_vacuum_cleans(readable: _Readable) -> Iterator[str]:
+    written = [
+        (f"catalogs.{name}.warehouse", properties["warehouse"])
+        for name, properties in readable.settings.catalogs.items()
+        if "warehouse" in properties
+    ]
+    for place, table in readable.tables():
+        written += [(f"{place}.location", table.location or "")]
+        written += [(f"{place}.delete_files_location", table.delete_files_location or "")]
+    sources = sorted({table.source for table in readable.settings.tables})
+    for place, location in written:
+        for source in sources:
+            if vacuum_cleans(location, source):
+                yield (
+                    f"{place}: {location} is inside the Delta table {source}, where VACUUM removes every file that"
+                    " Delta does not know: choose a place outside of it, or one whose name begins with '_' or '.'"
+                )

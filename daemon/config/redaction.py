@@ -1,0 +1,42 @@
+"""What of the settings is secret, and the settings without it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from daemon.config.value_types import USERINFO, Secret
+
+SECRET_KEY = re.compile(r"secret|password|token|key|credential|authorization", re.IGNORECASE)
+_SECRET_PARAMETER = re.compile(
+    r"([?&;][^=&;\s]*(?:secret|password|token|key|credential)[^=&;\s]*=)([^&;\s]+)", re.IGNORECASE
+)
+
+
+def mask_section(key: str, value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: mask_section(str(name), inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [mask_section(key, inner) for inner in value]
+    if isinstance(value, str):
+        if SECRET_KEY.search(key) or isinstance(value, Secret):
+            return "***"
+        return _SECRET_PARAMETER.sub(r"\1***", USERINFO.sub("***@", value))
+    return value
+
+
+def find_secrets(key: str, value: object) -> Iterator[str]:
+    """What `mask_section` would mask."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from find_secrets(str(name), inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from find_secrets(key, inner)
+    elif isinstance(value, str):
+        # A setting whose name only sounds like it has a value that says nothing: true, 8.
+        if isinstance(value, Secret) or (SECRET_KEY.search(key) and value not in ("true", "false")):
+            yield value
+        for found in USERINFO.findall(value):
+            yield from (found.removesuffix("@"), found.removesuffix("@").partition(":")[2])
+        yield from (found[2] for found in _SECRET_PARAMETER.finditer(value))

@@ -1,0 +1,84 @@
+"""The kinds of values that settings have: durations, places, properties, references to secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+from zoneinfo import available_timezones
+
+from pydantic import AfterValidator, BeforeValidator, StringConstraints, ValidatorFunctionWrapHandler, WrapValidator
+from pytimeparse2 import parse as parse_timespan
+
+ENV_PREFIX = "DVSYNC_"
+
+# Three slashes, then the path as it is: `sqlite:///var/x.db` is relative, `sqlite:////var/x.db` is not.
+SQLITE_FILE = re.compile(r"(?P<scheme>sqlite(?:\+\w+)?:///)(?!:memory:|file:)(?P<path>[^?]+)(?P<query>.*)$")
+DAY_S = 86_400
+GIB = 1 << 30
+
+
+def duration_s(value: object) -> float:
+    """`10s`, `1m30s`, `250ms` -> seconds. A bare number is refused: nobody can see which unit it has."""
+    if isinstance(value, str) and re.search(r"[a-z]", value, re.IGNORECASE):
+        try:
+            seconds = parse_timespan(value)
+        except ValueError:
+            seconds = None
+        if isinstance(seconds, int | float):
+            return float(seconds)
+    raise ValueError(f"{value!r} is not a duration: write a number and its unit, such as 500ms, 10s or 5m")
+
+
+def property_text(value: object) -> str:
+    """PyIceberg and Spark take strings; YAML's `true` and `8` are spelled as those two expect."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ValueError("a property is a text, a number, true or false")
+
+
+def identifier(value: str) -> str:
+    if re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", value):
+        return value
+    raise ValueError(f"{value!r} is not an Iceberg identifier: write namespace and name joined by dots: sales.orders")
+
+
+def time_zone_name(value: str) -> str:
+    if value in available_timezones():
+        return value
+    raise ValueError(f"{value!r} is not a time zone: write UTC, or a name like Europe/Paris")
+
+
+class Reference(str):
+    """`file:PATH` or `env:NAME`: stands for the text that `config.py` finds there."""
+
+
+class Secret(str):
+    """A text that a reference led to: it is never shown."""
+
+
+def or_reference(value: object, text: ValidatorFunctionWrapHandler) -> object:
+    if not isinstance(value, Mapping):
+        return text(value)
+    (kind, place), *more = value.items() or [("", "")]
+    if more or kind not in ("file", "env") or not isinstance(place, str) or not place:
+        raise ValueError("write the text itself, {file: PATH} or {env: NAME}")
+    return Reference(f"{kind}:{place}")
+
+
+def location_text(value: str) -> str:
+    """Locations are kept in Iceberg's metadata and in the state database."""
+    if USERINFO.search(value):
+        raise ValueError("a location holds no user or password: put credentials under storage")
+    return value
+
+
+Duration = BeforeValidator(duration_s)
+Location = Annotated[str, StringConstraints(min_length=1), AfterValidator(location_text)]
+Properties = dict[str, Annotated[str, BeforeValidator(property_text), WrapValidator(or_reference)]]
+URL = re.compile(r"^\w[\w+]*://")
+
+# abfss://container@account is a place; elsewhere what stands before the @ is a user, and perhaps a password.
+USERINFO = re.compile(r"(?<=://)(?<!abfss://)(?<!abfs://)(?<!wasbs://)(?<!wasb://)(?:[^/@\s]*:\S*|[^/@\s]*)@")

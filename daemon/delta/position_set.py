@@ -1,0 +1,292 @@
+"""Sets of positions out of the serialized bytes of a deletion vector (DV), and the difference of two.
+
+A set stays in its serialized form; only a bounded run of its containers is decoded at a time, so the memory that a DV
+needs is its own bytes and one chunk. What becomes of the positions is no matter of this module.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from operator import ge
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from daemon.errors import CorruptInput
+
+CHUNK_POSITIONS_MAX: Final = 1 << 20  # 8 MB of int64
+CHUNK_CONTAINERS_MAX: Final = 1 << 10  # bounds what the other side of a difference decodes, 8 kB a container
+
+# Delta PROTOCOL.md, "Deletion Vector Format", knows the portable form alone. The native one is in Delta's source
+# (RoaringBitmapArray.scala, NativeRoaringBitmapArraySerializationFormat), which still reads it, little-endian. The
+# protocol's inline example is the native form in big-endian: Delta refuses that, and so do we.
+MAGIC_PORTABLE: Final = 1681511377
+MAGIC_NATIVE: Final = 1681511376
+UPPER_MAX: Final = (1 << 31) - 1  # "every key in the bitmap has a 0 as its most significant bit"
+
+# RoaringFormatSpec, "General layout"
+COOKIE_NO_RUNS: Final = 12346
+COOKIE_RUNS: Final = 12347
+NO_OFFSET_THRESHOLD: Final = 4
+CONTAINERS_MAX: Final = 1 << 16
+ARRAY_CARDINALITY_MAX: Final = 4096
+BITSET_BYTES: Final = 8192
+BITMAPS_MAX: Final = 1 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class DVPlace:
+    """Where the frame of a DV (size field, bytes, CRC) begins. An inline DV has its unique id for a path, cut."""
+
+    path: str
+    offset: int | None
+
+    def corrupt(self, message: str) -> CorruptInput:
+        hint = "The deletion vector is damaged: restore its file from a copy, or restore the Delta table."
+        return CorruptInput(message, path=self.path, offset=self.offset, hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class PositionSet:
+    """A set of positions: the serialized bytes, and an index of the Roaring containers in them.
+
+    A container holds the positions that differ in their lowest 16 bits only; `keys` are the other bits, ascending.
+    The headers are checked before such a set exists, the contents of a container when it is decoded.
+    """
+
+    data: memoryview
+    place: DVPlace
+    keys: array[int]  # Q
+    cardinalities: array[int]  # I, 1 to 65536
+    starts: array[int]  # Q, in `data`
+    sizes: array[int]  # I, bytes
+    are_runs: bytearray
+    bitmaps: dict[int, tuple[int, int, int]]  # by the first container: number of containers, start and end in `data`
+
+    @property
+    def cardinality(self) -> int:
+        return sum(self.cardinalities)
+
+    def chunk_containers(self) -> Iterator[range]:
+        """Ranges of containers that fit in one chunk and, as a 32-bit bitmap must, share their upper 32 bits."""
+        first, positions = 0, 0
+        for index, (key, cardinality) in enumerate(zip(self.keys, self.cardinalities, strict=True)):
+            full = positions + cardinality > CHUNK_POSITIONS_MAX or index - first == CHUNK_CONTAINERS_MAX
+            if index > first and (full or key >> 16 != self.keys[first] >> 16):
+                yield range(first, index)
+                first, positions = index, 0
+            positions += cardinality
+        if first < len(self.keys):
+            yield range(first, len(self.keys))
+
+    def find_containers(self, keys: Sequence[int]) -> list[int]:
+        """The containers that have one of `keys`, which ascend and are not empty."""
+        wanted = set(keys)
+        near = range(bisect_left(self.keys, keys[0]), bisect_right(self.keys, keys[-1]))
+        return [index for index in near if self.keys[index] in wanted]
+
+    def decode_containers(self, containers: Sequence[int]) -> BitMap:
+        """The lower 32 bits of the positions in `containers`, which ascend and share their upper 32 bits."""
+        count, start, end = self.bitmaps.get(containers[0], (0, 0, 0))
+        whole = len(containers) == count
+        serialized = bytes(self.data[start:end]) if whole else self._frame_containers(containers)
+        span = f"containers {containers[0]} to {containers[-1]}"
+        try:
+            bitmap = BitMap.deserialize(serialized)
+        except ValueError as error:
+            raise self.place.corrupt(f"{span} do not decode: {error}") from error
+        announced = sum(self.cardinalities[index] for index in containers)
+        if len(bitmap) != announced:
+            raise self.place.corrupt(f"{span} hold {len(bitmap)} positions, their header says {announced}")
+        return bitmap
+
+    def _frame_containers(self, containers: Sequence[int]) -> bytes:
+        """A bitmap of its own of some of a bitmap's containers. RoaringFormatSpec, "General layout", little-endian.
+
+        2 B      cookie 12347
+        2 B      number n of containers, less 1
+        (n+7)/8  a bit for each container, lowest first: it is a run container
+        4 B * n  key and cardinality less 1, 2 B each
+        4 B * n  offset of each container from the cookie; only when n >= 4
+        n times  the container, as it was
+        """
+        count = len(containers)
+        flags = sum(self.are_runs[index] << bit for bit, index in enumerate(containers))
+        pairs = chain.from_iterable((self.keys[index] & 0xFFFF, self.cardinalities[index] - 1) for index in containers)
+        header = struct.pack("<HH", COOKIE_RUNS, count - 1) + flags.to_bytes((count + 7) // 8, "little")
+        header += struct.pack(f"<{2 * count}H", *pairs)
+        if count >= NO_OFFSET_THRESHOLD:
+            ends = accumulate((self.sizes[index] for index in containers), initial=len(header) + 4 * count)
+            header += struct.pack(f"<{count}I", *list(ends)[:-1])
+        bodies = (self.data[self.starts[index] : self.starts[index] + self.sizes[index]] for index in containers)
+        return b"".join((header, *bodies))
+
+
+def new_positions(after: PositionSet, before: PositionSet | None = None) -> Iterator[pa.Int64Array]:
+    """`after - before` in chunks, ascending, none empty, of CHUNK_POSITIONS_MAX at most.
+
+    {1, 2, 5} after {2} gives [1, 5]. Raises CorruptInput at the chunk that does not decode.
+    """
+    for containers in after.chunk_containers():
+        bitmap = after.decode_containers(containers)
+        if before is not None and (known := before.find_containers(after.keys[containers.start : containers.stop])):
+            bitmap -= before.decode_containers(known)
+        if bitmap:
+            lower = bitmap.to_array()
+            chunk = pa.Array.from_buffers(pa.uint32(), len(lower), [None, pa.py_buffer(lower)]).cast(pa.int64())
+            upper = after.keys[containers.start] >> 16
+            yield pc.add(chunk, upper << 32) if upper else chunk
+
+
+def is_restored(before: PositionSet, after: PositionSet) -> bool:
+    """Whether `before - after` holds anything, that is, rows are back. {1, 2} before {1, 5} is, {1} is not."""
+    if before.cardinality > after.cardinality:
+        return True
+    for containers in before.chunk_containers():
+        kept = after.find_containers(before.keys[containers.start : containers.stop])
+        if len(kept) < len(containers):
+            return True
+        if not before.decode_containers(containers).issubset(after.decode_containers(kept)):
+            return True
+    return False
+
+
+def decode_positions(data: memoryview, *, cardinality: int, place: DVPlace) -> PositionSet:
+    """Index the bytes of a DV and check every header in them. PROTOCOL.md, "Deletion Vector Format".
+
+    4 B  magic                                int32, little-endian
+    n B  bitmap, in the form of that magic    little-endian
+
+    No bytes with cardinality 0 are Delta's own empty DV (DeletionVectorDescriptor.EMPTY). Raises CorruptInput.
+    """
+    positions = PositionSet(data, place, array("Q"), array("I"), array("Q"), array("I"), bytearray(), {})
+    if data or cardinality:
+        try:
+            end = _index_bitmaps(positions)
+        except struct.error as error:
+            raise place.corrupt(f"the bitmap ends inside a header, after {len(data)} bytes") from error
+        if end != len(data):
+            raise place.corrupt(f"the bitmap needs {end} bytes, the DV has {len(data)}")
+    if positions.cardinality != cardinality:
+        raise place.corrupt(f"the bitmap holds {positions.cardinality} positions, the log says {cardinality}")
+    return positions
+
+
+def _index_bitmaps(positions: PositionSet) -> int:
+    (magic,) = struct.unpack_from("<i", positions.data)
+    if magic == MAGIC_PORTABLE:
+        return _index_portable(positions, 4)
+    if magic == MAGIC_NATIVE:
+        return _index_native(positions, 4)
+    raise positions.place.corrupt(f"the magic is {magic}, {MAGIC_PORTABLE} and {MAGIC_NATIVE} are known")
+
+
+def _index_portable(positions: PositionSet, at: int) -> int:
+    """RoaringFormatSpec, "Extention for 64-bit implementations", all little-endian; returns where it ends.
+
+    8 B  number of bitmaps
+    then for each, by ascending upper bits:
+    4 B  upper 32 bits
+    n B  32-bit bitmap
+    """
+    (count,) = struct.unpack_from("<Q", positions.data, at)
+    _check_bitmaps(positions, count)
+    at += 8
+    above = -1
+    for _ in range(count):
+        (upper,) = struct.unpack_from("<I", positions.data, at)
+        if not above < upper <= UPPER_MAX:
+            raise positions.place.corrupt(f"a bitmap's upper bits are {upper} after {above}, at most {UPPER_MAX}")
+        at = _index_bitmap(positions, at + 4, upper)
+        above = upper
+    return at
+
+
+def _index_native(positions: PositionSet, at: int) -> int:
+    """Delta's RoaringBitmapArray.scala, NativeRoaringBitmapArraySerializationFormat, all little-endian.
+
+    4 B  number of bitmaps, which stand for the upper bits 0, 1, 2, ...
+    then for each:
+    4 B  size of the bitmap
+    n B  32-bit bitmap
+    """
+    (count,) = struct.unpack_from("<I", positions.data, at)
+    _check_bitmaps(positions, count)
+    at += 4
+    for upper in range(count):
+        (size,) = struct.unpack_from("<I", positions.data, at)
+        end = _index_bitmap(positions, at + 4, upper)
+        if end != at + 4 + size:
+            raise positions.place.corrupt(f"bitmap {upper} needs {end - at - 4} bytes, its header says {size}")
+        at = end
+    return at
+
+
+def _check_bitmaps(positions: PositionSet, count: int) -> None:
+    if count > BITMAPS_MAX:
+        raise positions.place.corrupt(f"the DV has {count} bitmaps, at most {BITMAPS_MAX} are read")
+
+
+def _index_bitmap(positions: PositionSet, start: int, upper: int) -> int:
+    """RoaringFormatSpec, "General layout", of the bitmap at `start`; returns where it ends.
+
+    4 B      cookie: 12346, or 12347 in the low and the number n of containers less 1 in the high 2 B
+    4 B      number n of containers; only with 12346
+    (n+7)/8  a bit for each container, lowest first: it is a run container; only with 12347
+    4 B * n  key and cardinality less 1, 2 B each
+    4 B * n  offset of each container from the cookie; not with 12347 and n < 4
+    n times  run: 2 B number of runs, 4 B each; array: 2 B each, up to 4096; else a bitset of 8192 B
+    """
+    data, place = positions.data, positions.place
+    (cookie,) = struct.unpack_from("<I", data, start)
+    if cookie == COOKIE_NO_RUNS:
+        (count,) = struct.unpack_from("<I", data, start + 4)
+        at = start + 8
+    elif cookie & 0xFFFF == COOKIE_RUNS:
+        count = (cookie >> 16) + 1
+        at = start + 4 + (count + 7) // 8
+    else:
+        raise place.corrupt(f"a bitmap's cookie is {cookie}, {COOKIE_NO_RUNS} and {COOKIE_RUNS} are known")
+    if count > CONTAINERS_MAX:
+        raise place.corrupt(f"a bitmap has {count} containers, at most {CONTAINERS_MAX} fit")
+    pairs = struct.unpack_from(f"<{2 * count}H", data, at)
+    are_runs = bytearray(count)
+    if cookie != COOKIE_NO_RUNS:
+        flags = data[start + 4 : at]
+        are_runs = bytearray(flags[index >> 3] >> (index & 7) & 1 for index in range(count))
+    at += 4 * count
+    keys, cardinalities = pairs[0::2], [less_one + 1 for less_one in pairs[1::2]]
+    if any(map(ge, keys, keys[1:])):
+        raise place.corrupt("the keys of a bitmap's containers do not ascend")
+    offsets = None
+    if cookie == COOKIE_NO_RUNS or count >= NO_OFFSET_THRESHOLD:
+        offsets = struct.unpack_from(f"<{count}I", data, at)
+        at += 4 * count
+    starts, sizes = [], []
+    for is_run, cardinality in zip(are_runs, cardinalities, strict=True):
+        if is_run:
+            (runs,) = struct.unpack_from("<H", data, at)
+            size = 2 + 4 * runs
+        else:
+            size = 2 * cardinality if cardinality <= ARRAY_CARDINALITY_MAX else BITSET_BYTES
+        starts.append(at)
+        sizes.append(size)
+        at += size
+    if at > len(data):
+        raise place.corrupt(f"a bitmap's containers end at byte {at}, the DV has {len(data)}")
+    if offsets is not None and list(offsets) != [begin - start for begin in starts]:
+        raise place.corrupt("a bitmap's offset header does not point at its containers")
+    positions.bitmaps[len(positions.keys)] = (count, start, at)
+    positions.keys.extend(upper << 16 | key for key in keys)
+    positions.cardinalities.extend(cardinalities)
+    positions.starts.extend(starts)
+    positions.sizes.extend(sizes)
+    positions.are_runs.extend(are_runs)
+    return int(at)

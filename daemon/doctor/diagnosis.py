@@ -1,0 +1,268 @@
+"""`dvsync doctor`: what following a Delta table will be like, before the first sync. Reads it, writes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterator, Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructType
+
+from daemon.config.settings import TableSettings
+from daemon.delta.actions import Metadata, Protocol
+from daemon.delta.log import DeltaLog
+from daemon.delta.protocol import READER_FEATURES, check_protocol
+from daemon.doctor.examination import Examination, ExaminationTask, examine_files
+from daemon.errors import CorruptInput, SyncError, Unsupported
+from daemon.spark.session import SparkPipeline
+from daemon.spark.table_state import TableState, read_table_state
+from daemon.translate.definition import check_format_version, check_places, shape_for
+from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
+
+# What each table feature comes to. Those that are not here and only in the writers' list do not concern readers.
+FEATURES = {
+    "changeDataFeed": "its cdc files are no data and are passed over",
+    "clustering": "the layout is Delta's; Iceberg shows the files as they are",
+    "columnMapping": "Iceberg's field ids are Delta's, renames and drops are followed",
+    "deletionVectors": "become position-delete files",
+    "icebergCompatV2": "the ids of elements, keys and values are used",
+    "icebergCompatV3": "the ids of elements, keys and values are used",
+    "inCommitTimestamp": "snapshots carry the in-commit time",
+    "rowTracking": "its hidden columns stay hidden",
+    "timestampNtz": "timestamps without a zone",
+    "typeWidening": "int to long, float to double and wider decimals are followed, files of other widenings refused",
+    "v2Checkpoint": "read by Delta itself",
+    "vacuumProtocolCheck": "changes no rows",
+    "variantShredding-preview": "variant columns are refused by name",
+    "variantType": "variant columns are refused by name",
+    "variantType-preview": "variant columns are refused by name",
+}
+FOR_WRITERS = "concerns writers only"
+CHAR_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
+
+
+class Verdict(StrEnum):
+    FOLLOWED = "followed"
+    NOTE = "note"
+    REFUSED = "refused"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing about the table. `hint` is what to do about a refusal."""
+
+    verdict: Verdict
+    subject: str
+    text: str
+    hint: str | None = None
+
+
+class ReaderTrouble(msgspec.Struct, frozen=True):
+    """What a reader of the Iceberg table will not do well, and why."""
+
+    reader: str
+    text: str
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """A table at a version; None of it is known where Delta itself cannot read it."""
+
+    source: str
+    version: int | None
+    findings: tuple[Finding, ...]
+    readers: tuple[ReaderTrouble, ...] = ()
+
+    @property
+    def is_followed(self) -> bool:
+        return all(finding.verdict is not Verdict.REFUSED for finding in self.findings)
+
+
+def diagnose(
+    settings: TableSettings, log: DeltaLog, pipeline: SparkPipeline, properties: Mapping[str, str]
+) -> Diagnosis:
+    """Look at the whole of a Delta table. `properties` are PyIceberg FileIO properties of its store.
+
+    Raises what would be tried again (`Retryable`); what the table itself is at fault for is a finding.
+    """
+    with pipeline.session() as spark:
+        try:
+            state = read_table_state(spark, log)
+        except (CorruptInput, Unsupported) as error:
+            return Diagnosis(settings.source, None, (_refused("table", error),))
+        findings = [*_of_settings(settings), *_of_protocol(state.protocol)]
+        schema, refused, of_columns = _of_columns(state.metadata, settings)
+        findings += of_columns
+        if schema is None:
+            return Diagnosis(settings.source, state.version, tuple(findings))
+        task = ExaminationTask(schema, settings.source, properties, settings.may_overflow)
+        try:
+            files = examine_files(state, task)
+        except (CorruptInput, Unsupported) as error:
+            return Diagnosis(settings.source, state.version, (*findings, _refused("data files", error)))
+    findings += _of_files(files, settings, refused)
+    return Diagnosis(settings.source, state.version, tuple(findings), tuple(_readers(state, schema, files, settings)))
+
+
+def _refused(subject: str, error: SyncError) -> Finding:
+    return Finding(Verdict.REFUSED, subject, str(error), error.hint)
+
+
+def _of_settings(settings: TableSettings) -> Iterator[Finding]:
+    try:
+        check_format_version(settings, None)
+        check_places(settings.location or "", {}, settings.source)
+    except SyncError as error:
+        yield _refused("settings", error)
+
+
+def _of_protocol(protocol: Protocol) -> Iterator[Finding]:
+    try:
+        check_protocol(protocol)
+    except SyncError as error:
+        yield _refused("protocol", error)
+    for feature in sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())}):
+        if feature in READER_FEATURES or feature not in (protocol.reader_features or ()):
+            yield Finding(Verdict.FOLLOWED, f"feature {feature}", FEATURES.get(feature, FOR_WRITERS))
+
+
+def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema | None, set[str], list[Finding]]:
+    """The schema of the columns that can be shown together, the physical names of the others, and what is refused of
+    these, each by itself."""
+    try:
+        struct = parse_struct(metadata.schema_string)
+    except SyncError as error:
+        return None, set(), [_refused("columns", error)]
+    shown, refused, findings = [], set(), []
+    for field in struct["fields"]:
+        alone = msgspec.structs.replace(
+            metadata,
+            schema_string=json.dumps({"type": "struct", "fields": [field]}),
+            partition_columns=[name for name in metadata.partition_columns if name == field["name"]],
+        )
+        try:
+            translate_schema(alone)
+            shown.append(field)
+        except SyncError as error:
+            refused.add(physical_name(field))
+            findings.append(_refused(f"column {field['name']}", error))
+    names = {field["name"] for field in shown}
+    rest = msgspec.structs.replace(
+        metadata,
+        schema_string=json.dumps({"type": "struct", "fields": shown}),
+        partition_columns=[name for name in metadata.partition_columns if name in names],
+    )
+    findings.append(Finding(Verdict.FOLLOWED, "columns", f"{len(shown)} of {len(struct['fields'])}"))
+    try:
+        table = shape_for(rest, None, settings).table
+    except SyncError as error:
+        return None, refused, [*findings, _refused("columns", error)]
+    chars = [field["name"] for field in shown if (field.get("metadata") or {}).get(CHAR_TYPE, "").startswith("char(")]
+    if chars:
+        text = "Spark pads CHAR values with spaces when it reads Delta; Iceberg shows them as they are stored"
+        findings.append(Finding(Verdict.NOTE, f"column {', '.join(chars)}", text))
+    return table, refused, findings
+
+
+def _of_files(files: Examination, settings: TableSettings, refused: Container[str]) -> Iterator[Finding]:
+    followed = files.files - sum(refusal.files for refusal in files.refusals)
+    yield Finding(Verdict.FOLLOWED, "data files", f"{followed} of {files.files}, {files.physical_rows} rows")
+    if files.files_with_deletions:
+        text = f"{files.deleted_rows} rows of {files.files_with_deletions} files"
+        yield Finding(Verdict.FOLLOWED, "deletion vectors", text)
+    for refusal in files.refusals:
+        more = f" and {refusal.files - 1} more" if refusal.files > 1 else ""
+        yield Finding(Verdict.REFUSED, f"file {refusal.path}{more}", refusal.message, refusal.hint)
+    if files.files_without_stats:
+        text = f"{files.files_without_stats} have none: readers cannot pass over these files"
+        yield Finding(Verdict.NOTE, "statistics", text)
+    for column in files.partitions_without_zone:
+        text = f"values without a zone are taken as {settings.partition_time_zone} (partition_time_zone)"
+        yield Finding(Verdict.NOTE, f"partition column {column}", text)
+    hidden = [column for column in files.hidden_columns if column.split(".")[0] not in refused]
+    if hidden:
+        text = f"{', '.join(hidden)}: in files, not in Delta's schema; shown to nobody"
+        yield Finding(Verdict.NOTE, "hidden columns", text)
+
+
+def _readers(
+    state: TableState, schema: TableSchema, files: Examination, settings: TableSettings
+) -> Iterator[ReaderTrouble]:
+    mode = state.metadata.column_mapping_mode
+    if mode == "none":
+        yield ReaderTrouble("Daft", "does not read files without field ids, which these are")
+    if settings.delete_granularity == "partition":
+        yield ReaderTrouble("Polars (native)", "refuses delete files that serve several data files")
+    if files.int96_columns:
+        text = f"{', '.join(files.int96_columns)}: wrong before 1677 and after 2262, as INT96; "
+        text += "shown as they are (int96_overflow)" if settings.may_overflow else "such files are refused"
+        yield ReaderTrouble("PyIceberg, Polars", text)
+    doubles = [
+        field.name for field in schema.spec.fields if isinstance(schema.schema.find_type(field.source_id), DoubleType)
+    ]
+    if doubles:
+        text = f"{', '.join(doubles)}: filters on double partition columns are taken for floats"
+        yield ReaderTrouble("PyIceberg, Polars", text)
+    if schema.spec.fields:
+        text = "filters on partition columns that are not selected find wrong rows in files without these columns"
+        yield ReaderTrouble("PyIceberg", text)
+    dotted = [field.name for field in schema.schema.fields if "." in field.name]
+    if dotted:
+        yield ReaderTrouble("PyIceberg", f"{', '.join(dotted)}: filters on a column with a dot in its name fail")
+    keyed = [field.name for field in schema.schema.fields if _has_struct_keys(field.field_type)]
+    if keyed and mode != "none":
+        yield ReaderTrouble("Polars (native)", f"{', '.join(keyed)}: fails on maps with structs in their keys")
+    emptied = [name for field in schema.schema.fields for name in _emptied(field.field_type, field.name)]
+    if emptied:
+        text = f"{', '.join(emptied)}: a null list of structs, or map to structs, is shown as an empty one"
+        yield ReaderTrouble("PyIceberg, Polars (with PyIceberg)", text)
+
+
+def _emptied(kind: IcebergType, name: str) -> Iterator[str]:
+    """The lists and maps that PyIceberg 0.12 rebuilds without their nulls: those of structs, wherever it goes from
+    field to field. What is in other lists and maps it casts as a whole (ArrowProjectionVisitor)."""
+    match kind:
+        case StructType():
+            for field in kind.fields:
+                yield from _emptied(field.field_type, f"{name}.{field.name}")
+        case ListType(element_type=StructType()):
+            yield name
+            yield from _emptied(kind.element_type, f"{name}.element")
+        case MapType(value_type=StructType()):
+            yield name
+            yield from _emptied(kind.key_type, f"{name}.key")
+            yield from _emptied(kind.value_type, f"{name}.value")
+
+
+def _has_struct_keys(kind: IcebergType) -> bool:
+    return any(
+        isinstance(inner, MapType) and any(isinstance(each, StructType) for each in _flat(inner.key_type))
+        for inner in _flat(kind)
+    )
+
+
+def _flat(kind: IcebergType) -> Iterator[IcebergType]:
+    """The type itself and every type inside of it."""
+    yield kind
+    match kind:
+        case StructType():
+            inner = [field.field_type for field in kind.fields]
+        case ListType():
+            inner = [kind.element_type]
+        case MapType():
+            inner = [kind.key_type, kind.value_type]
+        case _:
+            inner = []
+    for each in inner:
+        yield from _flat(each)
+
+
+def as_lines(diagnosis: Diagnosis) -> Sequence[str]:
+    """The diagnosis for people, one finding a line."""
+    at = "" if diagnosis.version is None else f" at version {diagnosis.version}"
+    lines = [f"{diagnosis.source}{at}: {'can be followed' if diagnosis.is_followed else 'would be refused'}"]
+    for finding in sorted(diagnosis.findings, key=lambda finding: list(Verdict).index(finding.verdict)):
+        lines.append(f"  {finding.verdict:<8}  {finding.subject}: {finding.text}")
+        if finding.hint:
+            lines.append(f"            {finding.hint}")
+    lines += [f"  reader    {trouble.reader}: {trouble.text}" for trouble in diagnosis.readers]
+    return lines

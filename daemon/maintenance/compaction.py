@@ -1,0 +1,355 @@
+"""Compaction of position-delete files: many that serve a data file become one, and no row changes.
+
+What is written comes from Delta's deletion vectors, through the kernel that writes every delete file. It is done beside
+the syncs; only the commit itself excludes them, and leaves out what they changed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from threading import Event
+
+from msgspec.structs import replace as with_fields
+
+from daemon.errors import AccountMismatch, CorruptInput, ObjectMissing, SyncError
+from daemon.iceberg.account import account_of, check_account, find_account
+from daemon.iceberg.marker import shown_by
+from daemon.iceberg.references import live_delete_files
+from daemon.iceberg.row_delta import RowDelta, prepare_snapshot
+from daemon.iceberg.target import view_of
+from daemon.sync.advance import abandon, announce_files, delete_file_namer, new_intent
+from daemon.sync.context import TableContext
+from daemon.sync.memory import find_record
+from daemon.sync.outcomes import placed, remembered_account, unchanged_outcome, written_record
+from daemon.sync.recovery import rebuild
+from daemon.translate.definition import check_places, shape_of
+from daemon.translate.delete_files import UNKNOWN_DV, DeleteFileResult, DeleteFileTask, DvWork, delete_file_record
+from daemon.translate.plan import DATA_FILES_PER_DELETE_FILE_MAX, by_manifest
+from state import DeleteFileRecord, FileKind, Intent, LiveFile, OrphanReason, TableRecord
+
+# Data files that one snapshot compacts, or a few more where delete files tie them together.
+DATA_FILES_AT_ONCE = 1000
+# A sync that is at work for longer is not waited for: the next round tries again.
+COMMIT_WAIT_S = 30.0
+# What the summary of a snapshot says that compacts delete files.
+OPERATION = "compact"
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """What was compacted, or would be: data files, and the delete files that served them before and serve them now."""
+
+    data_files: int = 0
+    delete_files_before: int = 0
+    delete_files_after: int = 0
+    snapshots: int = 0
+
+    def __add__(self, other: Compaction) -> Compaction:
+        return Compaction(
+            self.data_files + other.data_files,
+            self.delete_files_before + other.delete_files_before,
+            self.delete_files_after + other.delete_files_after,
+            self.snapshots + other.snapshots,
+        )
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Data files with every delete file that serves one of them; these serve no other. `works` is what each delete file
+    to be written instead holds."""
+
+    data_files: tuple[LiveFile, ...]
+    delete_files: tuple[DeleteFileRecord, ...]
+    works: tuple[tuple[DvWork, ...], ...]
+
+    @property
+    def is_worth_it(self) -> bool:
+        return len(self.works) < len(self.delete_files)
+
+    @property
+    def outcome(self) -> Compaction:
+        return Compaction(len(self.data_files), len(self.delete_files), len(self.works))
+
+
+class Compactor:
+    """Compacts one table's delete files. Remembers the deletion vectors that cannot be read, and leaves them alone."""
+
+    def __init__(self, context: TableContext) -> None:
+        self._context = context
+        self._unreadable: dict[str, LiveFile] = {}
+
+    def compact(self, stop: Event, *, dry_run: bool = False) -> Compaction:
+        """Compact what `maintenance` calls crowded, in one snapshot or several; `stop` ends it between two of them.
+
+        Raises SyncError, also when only some could not be compacted; what has landed by then stays.
+        """
+        context = self._context
+        record = find_record(context.store.list_tables(), context.settings)
+        table = context.target.find_table()
+        done = Compaction()
+        if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
+            return done
+        check_places(table.metadata.location, table.properties, context.location)
+        shared = shape_of(table, context.settings).granularity == "partition"
+        partitions = live_delete_files(table) if shared else {}
+        seeds = _find_crowded(context, record, partitions)
+        failed: SyncError | None = None
+        while seeds and not stop.is_set():
+            crowds = _gather(context, record, seeds[:DATA_FILES_AT_ONCE], partitions, shared=shared)
+            gathered = {file.path for crowd in crowds for file in crowd.data_files}
+            seeds = [path for path in seeds[DATA_FILES_AT_ONCE:] if path not in gathered]
+            worth = [crowd for crowd in crowds if crowd.is_worth_it and self._is_readable(crowd)]
+            if dry_run:
+                done += _sum(worth)
+                continue
+            # Halved after a failure, until what cannot be read stands alone.
+            parts = [worth] if worth else []
+            while parts and not stop.is_set():
+                part = parts.pop()
+                try:
+                    rewritten = _rewrite(context, record, part)
+                    if rewritten is None:
+                        # What is written for the next ones would be in vain, too.
+                        seeds, parts = [], []
+                    else:
+                        done += rewritten
+                except (CorruptInput, ObjectMissing) as error:
+                    failed = failed or error
+                    if len(part) == 1:
+                        self._unreadable |= {file.path: file for file in part[0].data_files}
+                    else:
+                        parts += [part[: len(part) // 2], part[len(part) // 2 :]]
+        if failed:
+            raise failed
+        return done
+
+    def _is_readable(self, crowd: Crowd) -> bool:
+        """False for what failed before and has the same deletion vectors still."""
+        return not all(
+            file.path in self._unreadable and self._unreadable[file.path].deletion_vector == file.deletion_vector
+            for file in crowd.data_files
+        )
+
+
+def _sum(crowds: Iterable[Crowd], *, snapshots: int = 0) -> Compaction:
+    return sum((crowd.outcome for crowd in crowds), Compaction(snapshots=snapshots))
+
+
+# --- what to compact ---
+
+
+def _find_crowded(context: TableContext, record: TableRecord, partitions: dict[str, tuple[str, int]]) -> list[str]:
+    """Data files whose delete files should be rewritten."""
+    settings, store = context.settings.maintenance, context.store
+    crowded = store.find_crowded(
+        record.id, delete_files_max=settings.delete_files_max, deleted_share=settings.deleted_share
+    )
+    small: dict[str, list[str]] = defaultdict(list)
+    for path, (partition, size_bytes) in partitions.items():
+        if size_bytes <= settings.small_delete_file_max:
+            small[partition].append(path)
+    many = [path for paths in small.values() if len(paths) > settings.partition_delete_files_max for path in paths]
+    served = store.find_serving(record.id, many)
+    return sorted({*crowded, *(data_file for data_files in served.values() for data_file in data_files)})
+
+
+def _gather(
+    context: TableContext,
+    record: TableRecord,
+    seeds: Sequence[str],
+    partitions: dict[str, tuple[str, int]],
+    *,
+    shared: bool,
+) -> list[Crowd]:
+    """The crowds around these data files. One with a deletion vector that is not known for sure is left out."""
+    paths, delete_files = set(seeds), context.store.find_delete_files(record.id, seeds)
+    while True:
+        served = {mapping.data_file for file in delete_files for mapping in file.mappings}
+        if served <= paths:
+            break
+        paths |= served
+        delete_files = context.store.find_delete_files(record.id, sorted(paths))
+    groups = _Groups()
+    for file in delete_files:
+        place = {partitions[file.path][0]} if file.path in partitions else set()
+        groups.join([*(mapping.data_file for mapping in file.mappings), *place])
+    live = context.store.find_live_files(record.id, paths)
+    members: dict[str, list[LiveFile]] = defaultdict(list)
+    for path, data_file in sorted(live.items()):
+        members[groups.find(path)].append(data_file)
+    serving: dict[str, list[DeleteFileRecord]] = defaultdict(list)
+    for file in delete_files:
+        serving[groups.find(file.mappings[0].data_file)].append(file)
+    size = DATA_FILES_PER_DELETE_FILE_MAX if shared else 1
+    return [
+        Crowd(tuple(data_files), tuple(serving[group]), tuple(_works(data_files, size)))
+        for group, data_files in members.items()
+        if all(file.deletion_vector not in (None, UNKNOWN_DV) for file in data_files)
+    ]
+
+
+def _works(data_files: Sequence[LiveFile], size: int) -> Iterator[tuple[DvWork, ...]]:
+    for start in range(0, len(data_files), size):
+        yield tuple(
+            DvWork(file.path, file.record_count, None, file.deletion_vector)
+            for file in data_files[start : start + size]
+            if file.deletion_vector
+        )
+
+
+class _Groups:
+    """Sets that grow together: union-find by name."""
+
+    def __init__(self) -> None:
+        self._parents: dict[str, str] = {}
+
+    def find(self, name: str) -> str:
+        root = name
+        while (parent := self._parents.get(root, root)) != root:
+            root = parent
+        self._parents[name] = root
+        return root
+
+    def join(self, names: Iterable[str]) -> None:
+        roots = [self.find(name) for name in names]
+        for root in roots[1:]:
+            self._parents[self.find(root)] = self.find(roots[0])
+
+
+# --- doing it ---
+
+
+def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]) -> Compaction | None:
+    """Write the new delete files beside the syncs, then commit them; None when a sync was at work for too long."""
+    store, table = context.store, context.target.find_table()
+    version = record.synced_version
+    if table is None or version is None:
+        return Compaction()
+    intent = new_intent(context, record, None, version)
+    name = delete_file_namer(context, view_of(table, shape_of(table, context.settings).definition), intent)
+    numbers = count()
+    tasks = [
+        [DeleteFileTask(name(next(numbers)), crowd.delete_files[0].spec_id, (), works) for works in crowd.works]
+        for crowd in crowds
+    ]
+    every = [task for of_crowd in tasks for task in of_crowd]
+    context.in_work.add(intent.id)
+    try:
+        store.record_intent(intent, {FileKind.DELETE_FILE: [task.output_path for task in every]})
+        try:
+            results = context.runner.write_delete_files(
+                every,
+                table_location=context.location,
+                storage_properties=context.properties,
+                target_properties=context.target_properties(table),
+            )
+            _check_positions(every, results)
+        except (SyncError, OSError) as error:
+            abandon(context, table, intent, error)
+            raise
+        by_path = {result.path: result for result in results}
+        written = [
+            (crowd, [(task, by_path[task.output_path]) for task in of_crowd])
+            for crowd, of_crowd in zip(crowds, tasks, strict=True)
+        ]
+        if not context.committing.acquire(timeout=COMMIT_WAIT_S):
+            store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
+            return None
+        try:
+            return _commit(context, intent, written)
+        finally:
+            context.committing.release()
+    finally:
+        # What is open from here on is decided by the next sync.
+        context.in_work.discard(intent.id)
+
+
+def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFileResult]) -> None:
+    written = {row.data_file: row.positions for result in results for row in result.rows}
+    for work in (work for task in tasks for work in task.works):
+        if written.get(work.data_file, 0) != work.after.cardinality:
+            raise CorruptInput(
+                f"{written.get(work.data_file, 0)} positions were written for a deletion vector of "
+                f"{work.after.cardinality}",
+                path=work.data_file,
+                hint="`dvsync resync` writes the table anew from Delta's state.",
+            )
+
+
+Written = Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, DeleteFileResult]]]]
+
+
+def _commit(context: TableContext, intent: Intent, written: Written) -> Compaction:
+    """One `replace` snapshot for the crowds that are as they were; the others' new files become orphans."""
+    store = context.store
+    record = find_record(store.list_tables(), context.settings)
+    table = context.target.find_table()
+    try:
+        kept = []
+        if record and table and record.snapshot_id == table.metadata.current_snapshot_id:
+            kept = [(now, crowd, files) for crowd, files in written if (now := _unchanged(context, record, crowd))]
+        if not kept or record is None or table is None:
+            store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
+            return Compaction()
+        snapshot, marker = table.current_snapshot(), shown_by(table)
+        assert snapshot is not None and marker is not None, "what is recorded is ours"
+        shape = shape_of(table, context.settings)
+        announce = partial(announce_files, context, intent)
+        delta = RowDelta(
+            snapshot_id=intent.id,
+            removed_delete_files=by_manifest((file.manifest_path, file.path) for now, _, _ in kept for file in now),
+            # All of a crowd's delete files have one partition.
+            replacements=[
+                (now[0].path, delete_file_record((), result)) for now, _, files in kept for _, result in files
+            ],
+            same_rows=True,
+        )
+        prepared = prepare_snapshot(view_of(table, shape.definition), delta, announce)
+        account = find_account(snapshot) or remembered_account(context, record)
+        try:
+            check_account(account, account_of(prepared.manifests, account.size_bytes))
+        except AccountMismatch:
+            # What is remembered of the delete files is wrong. The next round goes by what is read here.
+            rebuild(context, record, table, marker)
+            raise
+        used = {task.output_path for _, _, files in kept for task, _ in files}
+        outcome = placed(
+            with_fields(
+                unchanged_outcome(record),
+                added_delete_files=tuple(written_record(*file) for _, _, files in kept for file in files),
+                removed_delete_files=(
+                    *((file.path, OrphanReason.COMPACTED) for now, _, _ in kept for file in now),
+                    *(
+                        (task.output_path, OrphanReason.COMMIT_FAILED)
+                        for _, files in written
+                        for task, _ in files
+                        if task.output_path not in used
+                    ),
+                ),
+            ),
+            prepared,
+        )
+        store.record_prepared(intent.id, outcome)
+    except (SyncError, OSError):
+        store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
+        raise
+    summary = {**marker.to_summary(operation=OPERATION), **account.to_summary()}
+    table = context.target.commit(table, shape.definition, prepared, summary, announce)
+    outcome = with_fields(outcome, metadata_location=table.metadata_location)
+    store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
+    return _sum((crowd for _, crowd, _ in kept), snapshots=1)
+
+
+def _unchanged(context: TableContext, record: TableRecord, crowd: Crowd) -> list[DeleteFileRecord]:
+    """The crowd's delete files where they are now; none when a sync has changed anything about them."""
+    before = {file.path: file.deletion_vector for file in crowd.data_files}
+    paths = list(before)
+    live = context.store.find_live_files(record.id, paths)
+    if before != {path: file.deletion_vector for path, file in live.items()}:
+        return []
+    now = context.store.find_delete_files(record.id, paths)
+    return now if {file.path for file in now} == {file.path for file in crowd.delete_files} else []

@@ -1,0 +1,204 @@
+"""Snapshot expiry: old snapshots leave the Iceberg table's metadata, and so do those that VACUUM made unreadable.
+
+No file is removed here: those that nothing refers to any more become orphans, for `cleanup.py`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, pairwise
+
+from msgspec.structs import replace as with_fields
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.snapshots import Snapshot
+
+from daemon.config.settings import MaintenanceSettings
+from daemon.delta.vacuum import RETENTIONS_S
+from daemon.errors import ObjectStoreAway
+from daemon.iceberg.manifests import read_manifest_list
+from daemon.iceberg.marker import find_marker
+from daemon.iceberg.properties import int_property
+from daemon.iceberg.references import data_files_let_go
+from daemon.iceberg.retention import RETENTION_MS, Retention, find_expired
+from daemon.maintenance.cleanup import release_files
+from daemon.sync.advance import announce_files, new_intent
+from daemon.sync.context import TableContext
+from daemon.sync.memory import find_record
+from daemon.sync.outcomes import unchanged_outcome
+
+# Of the data files that a snapshot let go, so many are looked for. VACUUM takes all that one version removed, or none;
+# only where a snapshot shows several versions at once may it take some.
+LOOKS = 100
+LOOKS_AT_ONCE = 16
+DAY_MS = 86_400_000
+# Why a snapshot stays that somebody else committed.
+NOT_OURS = "not dvsync's"
+# A sync that is at work for longer is not waited for.
+COMMIT_WAIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Expiry:
+    """The snapshots that were expired, or would be, the oldest first; `unreadable` are those whose data files are gone.
+
+    `held` are unreadable ones that stay: with the name of the branch or tag that keeps them, or `NOT_OURS`.
+    """
+
+    expired: tuple[int, ...] = ()
+    unreadable: tuple[int, ...] = ()
+    held: tuple[tuple[int, str], ...] = ()
+
+
+class Expirer:
+    """Expires one table's snapshots. What a snapshot let go of the one before it is read once."""
+
+    def __init__(self, context: TableContext) -> None:
+        self._context = context
+        self._let_go: dict[tuple[int, int], Sequence[tuple[str, int]]] = {}
+        # Since when the clock has not leapt, and whether that was for a day.
+        self._steady_since_ms, self._steady_since_s = context.clock.now_ms(), context.clock.monotonic_s()
+        self._is_steady = False
+
+    def expire(self, *, dry_run: bool = False, look: bool = True) -> Expiry:
+        """Without `look`, no data file is looked for. Raises SyncError; nothing has changed then, or the next sync sees
+        that it has. Does nothing while a sync takes long, and where the table is not at dvsync's own last snapshot.
+        """
+        context, settings = self._context, self._context.settings.maintenance
+        table = context.target.find_table()
+        if table is None:
+            return Expiry()
+        unreadable = self._find_unreadable(table) if look else set()
+        if not context.committing.acquire(timeout=COMMIT_WAIT_S):
+            return Expiry()
+        try:
+            records = context.store.list_tables()
+            record = find_record(records, context.settings)
+            table = context.target.find_table()
+            if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
+                return Expiry()
+            known_ms = max(table.metadata.last_updated_ms, *(each.last_synced_at_ms or 0 for each in records))
+            now_ms = self._believed_ms(known_ms)
+            retention = _retention(table, settings)
+            found = find_expired(table.metadata, retention, now_ms=now_ms, unreadable=unreadable)
+            expiry = _told(table, found, unreadable)
+            if not found or dry_run:
+                return expiry
+            intent = new_intent(context, record, None, unchanged_outcome(record).to_version)
+            context.store.record_intent(intent, {})
+            table = context.target.expire(table, expiry.expired, partial(announce_files, context, intent))
+            outcome = with_fields(unchanged_outcome(record), metadata_location=table.metadata_location)
+            context.store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
+        finally:
+            context.committing.release()
+        release_files(context, record, dry_run=False)
+        return expiry
+
+    def _believed_ms(self, known_ms: int) -> int:
+        """The time of day as far as it is believed: what a wrong clock expires does not come back.
+
+        A clock that leaps ahead is believed after a day, and so is one that is more than a day ahead of `known_ms`, the
+        newest time that anything of ours was written at, when the process starts.
+        """
+        now_ms, now_s = self._context.clock.now_ms(), self._context.clock.monotonic_s()
+        elapsed_ms = round((now_s - self._steady_since_s) * 1000)
+        if elapsed_ms >= DAY_MS:
+            self._steady_since_ms, self._steady_since_s, self._is_steady = now_ms, now_s, True
+            return now_ms
+        since_ms = self._steady_since_ms
+        return min(now_ms, elapsed_ms + (since_ms if self._is_steady else min(since_ms, known_ms + DAY_MS)))
+
+    def _find_unreadable(self, table: Table) -> set[int]:
+        """Snapshots of which a file is not there any more, as far as the data files tell that the next snapshot let go.
+
+        Raises ObjectStoreAway when the Delta table is not there at all: that is no VACUUM.
+        """
+        snapshots = sorted(table.metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
+        let_go: dict[tuple[int, int], Sequence[tuple[str, int]]] = {}
+        unreadable: set[int] = set()
+        for snapshot, following in _followed(snapshots):
+            pair = (snapshot.snapshot_id, following.snapshot_id)
+            try:
+                known = self._let_go.get(pair)
+                let_go[pair] = _spread(data_files_let_go(table, snapshot, following)) if known is None else known
+            except FileNotFoundError:
+                # Not a data file, but one of the snapshots' own.
+                pair_of = (snapshot, following)
+                unreadable |= {each.snapshot_id for each in pair_of if not self._has_manifests(table, each)}
+        self._let_go = let_go
+        numbers = {snapshot.snapshot_id: snapshot.sequence_number or 0 for snapshot in snapshots}
+        showing: dict[str, set[int]] = defaultdict(set)
+        for (snapshot_id, _), files in let_go.items():
+            for path, added_in in files:
+                last = numbers[snapshot_id]
+                showing[path] |= {other for other, number in numbers.items() if added_in <= number <= last}
+        gone = self._find_gone(list(showing))
+        if gone:
+            self._check_source_is_there()
+        return unreadable | {snapshot_id for path in gone for snapshot_id in showing[path]}
+
+    def _find_gone(self, paths: Sequence[str]) -> list[str]:
+        with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="expiry") as pool:
+            exist = list(pool.map(self._context.storage.exists, paths))
+        return [path for path, exists in zip(paths, exist, strict=True) if not exists]
+
+    def _has_manifests(self, table: Table, snapshot: Snapshot) -> bool:
+        try:
+            manifests = read_manifest_list(table.io, snapshot.manifest_list)
+        except FileNotFoundError:
+            return False
+        return not self._find_gone([manifest.manifest_path for manifest in manifests])
+
+    def _check_source_is_there(self) -> None:
+        """A folder that is not mounted has no files either."""
+        context = self._context
+        record = find_record(context.store.list_tables(), context.settings)
+        some = list(islice(context.store.read_live_files(record.id), LOOKS_AT_ONCE)) if record else []
+        if not context.log.is_there() or (some and len(self._find_gone([file.path for file in some])) == len(some)):
+            raise ObjectStoreAway(
+                "the Delta table is not where it was: neither its log nor its newest files tell what VACUUM removed",
+                path=context.location,
+                hint="Check that the store of the Delta table is mounted and answers; no snapshot was expired.",
+            )
+
+
+def _followed(snapshots: Sequence[Snapshot]) -> Iterator[tuple[Snapshot, Snapshot]]:
+    """Each snapshot with the one that was made from it, or else the next one."""
+    children = {child.parent_snapshot_id: child for child in reversed(snapshots) if child.parent_snapshot_id}
+    for snapshot, following in pairwise(snapshots):
+        yield snapshot, children.get(snapshot.snapshot_id, following)
+
+
+def _spread(files: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
+    """At most LOOKS of them, evenly spaced by name."""
+    return sorted(files)[:: max(1, -(-len(files) // LOOKS))]
+
+
+def _retention(table: Table, settings: MaintenanceSettings) -> Retention:
+    properties = table.properties
+    age_max_ms = int_property(
+        properties, TableProperties.MAX_SNAPSHOT_AGE_MS, TableProperties.MAX_SNAPSHOT_AGE_MS_DEFAULT
+    )
+    count_min = int_property(
+        properties, TableProperties.MIN_SNAPSHOTS_TO_KEEP, TableProperties.MIN_SNAPSHOTS_TO_KEEP_DEFAULT
+    )
+    return Retention(
+        age_max_ms=age_max_ms if settings.snapshot_age_max_s is None else round(settings.snapshot_age_max_s * 1000),
+        age_cap_ms=int_property(properties, RETENTION_MS, round(min(RETENTIONS_S.values()) * 1000)),
+        count_min=settings.snapshots_min or count_min,
+        count_max=settings.snapshots_max,
+    )
+
+
+def _told(table: Table, found: list[Snapshot], unreadable: Container[int]) -> Expiry:
+    ids = tuple(snapshot.snapshot_id for snapshot in found)
+    held = [(ref.snapshot_id, name) for name, ref in sorted(table.metadata.refs.items())]
+    held += [(each.snapshot_id, NOT_OURS) for each in table.metadata.snapshots if find_marker(each) is None]
+    return Expiry(
+        expired=ids,
+        unreadable=tuple(snapshot_id for snapshot_id in ids if snapshot_id in unreadable),
+        held=tuple((snapshot_id, why) for snapshot_id, why in held if snapshot_id in unreadable),
+    )

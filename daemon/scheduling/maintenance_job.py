@@ -1,0 +1,107 @@
+"""One table's maintenance in the daemon: a round now and then, told in the log and counted on the board.
+
+A round that fails changes nothing for the syncs; the next one tries again.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from threading import Event
+
+import structlog
+
+from daemon import log as events
+from daemon.clock import Clock
+from daemon.errors import SyncError
+from daemon.maintenance.maintainer import Maintainer, Round
+from daemon.scheduling.cycle import TableCycle
+from daemon.status.board import Board, UpkeepCounts
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+# A daemon that is started anew each night gets to its weekly maintenance, too.
+FIRST_AFTER_MAX_S = 600.0
+
+
+class TableUpkeep:
+    """Maintains the table of `cycle`, in a thread of its own."""
+
+    def __init__(
+        self, cycle: TableCycle, maintainer: Maintainer, *, board: Board, clock: Clock, random: Random
+    ) -> None:
+        self.name = cycle.name
+        self.interval_s = cycle.table.maintenance.interval_s
+        # Tables that begin together would be maintained together, round by round, and crowd out the syncs.
+        self.first_after_s = random.uniform(0, min(self.interval_s, FIRST_AFTER_MAX_S))
+        self.cycle = cycle
+        self._maintainer = maintainer
+        self._board = board
+        self._clock = clock
+        self._random = random
+
+    def run(self, stop: Event) -> None:
+        """One round, if the table has anything to maintain and no person is waited for."""
+        if not self.cycle.is_followed:
+            return
+        with events.bind_cycle(self.name, f"{self._random.getrandbits(32):08x}"):
+            started_s = self._clock.monotonic_s()
+            try:
+                done = self._maintainer.run(stop)
+            except Exception as error:
+                known = isinstance(error, SyncError)
+                _log.warning(
+                    events.MAINTENANCE_FAILED,
+                    kind=error.kind if isinstance(error, SyncError) else "InternalError",
+                    reason=str(error) if known else f"{type(error).__name__}: {error}",
+                    hint=error.hint if isinstance(error, SyncError) else "This is a bug in dvsync: please report it.",
+                    exc_info=None if known else error,
+                )
+                self._board.count_upkeep(self.name, UpkeepCounts(rounds=1, failures=1))
+                return
+            _log_round(done, round((self._clock.monotonic_s() - started_s) * 1000))
+            self._board.count_upkeep(self.name, _counts(done))
+            self.cycle.recount()
+
+
+def _counts(done: Round) -> UpkeepCounts:
+    return UpkeepCounts(
+        rounds=1,
+        failures=0,
+        compacted_delete_files=done.compaction.delete_files_before,
+        expired_snapshots=len(done.expiry.expired),
+        removed_files=len(done.cleanup.removed),
+        removed_bytes=done.cleanup.removed_bytes,
+    )
+
+
+def _log_round(done: Round, duration_ms: int) -> None:
+    """A line for each part that did something; a round without any has none."""
+    compaction, expiry, cleanup = done.compaction, done.expiry, done.cleanup
+    if compaction.data_files:
+        _log.info(
+            events.MAINTENANCE_COMPACTED,
+            data_files=compaction.data_files,
+            delete_files_before=compaction.delete_files_before,
+            delete_files_after=compaction.delete_files_after,
+            snapshots=compaction.snapshots,
+            round_ms=duration_ms,
+        )
+    if expiry.expired:
+        write = _log.warning if expiry.unreadable or expiry.held else _log.info
+        write(
+            events.MAINTENANCE_EXPIRED,
+            snapshots=len(expiry.expired),
+            unreadable=list(expiry.unreadable),
+            unreadable_but_kept=[f"{why}: {snapshot_id}" for snapshot_id, why in expiry.held],
+            round_ms=duration_ms,
+        )
+    if cleanup.removed or cleanup.failed:
+        write = _log.warning if cleanup.failed else _log.info
+        write(
+            events.MAINTENANCE_CLEANED,
+            files=len(cleanup.removed),
+            size_bytes=cleanup.removed_bytes,
+            failed=len(cleanup.failed),
+            first_failure=next(iter(cleanup.failed), None),
+            round_ms=duration_ms,
+        )

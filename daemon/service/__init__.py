@@ -1,0 +1,1 @@
+"""`dvsync run`: the process, its parts, its tables, its lease, its signals."""

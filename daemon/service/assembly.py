@@ -1,0 +1,91 @@
+"""The composition root: the one place that builds concrete things for a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Self
+
+from daemon.clock import Clock, SystemClock
+from daemon.config.settings import Settings, TableSettings
+from daemon.iceberg.catalogs import Catalogs
+from daemon.scheduling.cycle import TableCycle
+from daemon.service.lease import LeaseKeeper
+from daemon.spark.hadoop import with_stores
+from daemon.spark.progress import Progress
+from daemon.spark.session import SparkPipeline
+from daemon.status.board import Board
+from daemon.sync.context import TableContext, Writer
+from daemon.sync.follower import Follower
+from daemon.sync.memory import open_store
+from state import StateStore
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything concrete for one configuration."""
+
+    settings: Settings
+    store: StateStore
+    spark: SparkPipeline
+    catalogs: Catalogs
+    clock: Clock
+
+    def context(
+        self, table: TableSettings, progress: Progress | None = None, board: Board | None = None
+    ) -> TableContext:
+        return TableContext.make(
+            table,
+            properties=self.settings.file_properties(table.catalog),
+            open_catalog=lambda: self.catalogs.open(table.catalog),
+            store=self.store,
+            spark=self.spark,
+            clock=self.clock,
+            limits=self.settings.limits,
+            writer=Writer(self.settings.state.place, self.settings.state.lease_s),
+            progress=progress,
+            **({"observe_step": board.activity.observe_step} if board else {}),
+        )
+
+    def cycle(self, context: TableContext, board: Board) -> TableCycle:
+        """Raises StateUnavailable."""
+        return TableCycle(
+            context.settings,
+            Follower(context),
+            store=self.store,
+            board=board,
+            clock=self.clock,
+            random=Random(),
+            commit_time_ms=context.log.find_written_ms,
+        )
+
+    def with_settings(self, settings: Settings) -> Self:
+        """The same store, Spark and clock for a changed configuration."""
+        self.catalogs.change(_catalog_properties(settings))
+        return replace(self, settings=settings)
+
+    def board(self) -> Board:
+        """An empty one."""
+        return Board((), self.clock, lag_budget_s=self.settings.health.lag_budget_s)
+
+    def lease_keeper(self) -> LeaseKeeper:
+        state = self.settings.state
+        return LeaseKeeper(self.store, self.clock, sqlite_file=state.sqlite_file, lease_s=state.lease_s)
+
+
+@contextmanager
+def open_parts(settings: Settings) -> Iterator[Parts]:
+    """Open the state store and build the rest; nothing is started. Raises ConfigInvalid, StateStoreAway."""
+    clock = SystemClock()
+    with open_store(settings) as store, ExitStack() as opened:
+        spark = SparkPipeline(with_stores(settings), clock)
+        opened.callback(spark.close)
+        catalogs = Catalogs(_catalog_properties(settings))
+        opened.callback(catalogs.close)
+        yield Parts(settings, store, spark, catalogs, clock)
+
+
+def _catalog_properties(settings: Settings) -> dict[str, dict[str, str]]:
+    return {name: settings.file_properties(name) for name in settings.catalogs}

@@ -1,0 +1,164 @@
+"""Which tables a configuration names: those listed one by one, and those that its source patterns find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from daemon.clock import Clock
+from daemon.config.load import faults_of_found
+from daemon.config.settings import Settings, TableSettings
+from daemon.delta.log import DeltaLog
+from daemon.errors import ObjectMissing, SyncError
+from daemon.storage import FileIOStorage
+
+
+@dataclass
+class Found:
+    """The tables, those that are listed first, then each pattern's by source.
+
+    `patterns` tells by source which pattern found it, `troubles` by pattern or source why something that may be a table
+    is not among them.
+    """
+
+    tables: list[TableSettings] = field(default_factory=list)
+    patterns: dict[str, str] = field(default_factory=dict)
+    troubles: dict[str, str] = field(default_factory=dict)
+
+
+def discover(
+    settings: Settings,
+    clock: Clock,
+    owners: Mapping[str, str],
+    before: Found | None = None,
+    *,
+    keep_vanished: bool = False,
+) -> Found:
+    """Expand the patterns of `settings`. Folders without a Delta table, or listed by themselves, are passed over.
+
+    `owners` are the sources that tables were followed from so far, by name: a pattern never gives a table another one.
+    What a pattern found `before` stays where a folder above it cannot be listed now, and with `keep_vanished` in any
+    case; so does what was followed so far where its folder cannot be looked at.
+    """
+    known = before.patterns if before else {}
+    followed = {*known, *owners.values()}
+    found = Found([table for table in settings.tables if not table.is_pattern])
+    sources = {table.source for table in found.tables}
+    names = {name for table in found.tables for name in _names(table)}
+    for pattern in (table for table in settings.tables if table.is_pattern):
+        storage = FileIOStorage(settings.file_properties(pattern.catalog))
+        fitting = {source for source, by in known.items() if by == pattern.source}
+        followed_here = fitting | {source for source in owners.values() if _fits(source, pattern.source)}
+        try:
+            matched, unlisted = _match(storage, pattern.source)
+        except SyncError as error:
+            found.troubles[pattern.source] = str(error)
+            fitting = followed_here
+        else:
+            folders = set(matched)
+            found.troubles |= unlisted
+            kept = {source for source in followed_here if _is_below(source, unlisted)}
+            kept |= fitting if keep_vanished else set()
+            fitting = kept | _tables_among(folders - kept, storage, clock, followed, found.troubles)
+        for source in sorted(fitting - sources):
+            sources.add(source)
+            try:
+                table = _table_of(settings, pattern, source, names, owners)
+            except ValueError as error:
+                found.troubles[source] = str(error)
+                continue
+            names |= _names(table)
+            found.tables.append(table)
+            found.patterns[source] = pattern.source
+    return found
+
+
+def _tables_among(
+    folders: set[str], storage: FileIOStorage, clock: Clock, followed: set[str], troubles: dict[str, str]
+) -> set[str]:
+    """Those that hold a Delta table; one that cannot be looked at does if it was `followed`, and is in `troubles`."""
+    tables = set()
+    for folder in sorted(folders):
+        try:
+            is_there = DeltaLog(storage, folder, clock).is_there()
+        except SyncError as error:
+            troubles[folder] = str(error)
+            is_there = folder in followed
+        if is_there:
+            tables.add(folder)
+    return tables
+
+
+def _names(table: TableSettings) -> set[str]:
+    """What no other table may be called; a catalog's name has no space in it where a table's could be meant."""
+    return {table.name, f"{table.catalog} {table.target}"}
+
+
+def _table_of(
+    settings: Settings, pattern: TableSettings, source: str, names: set[str], owners: Mapping[str, str]
+) -> TableSettings:
+    """The table that `pattern` makes of `source`. Raises ValueError, saying why, when it makes none."""
+    table = pattern.for_found(source)
+    if not names.isdisjoint(_names(table)):
+        raise ValueError(f"{table.target} is the target or the name of another table already; list it by itself")
+    owner = owners.get(table.name, source)
+    if owner != source:
+        raise ValueError(f"{table.name} was followed from {owner} so far; list it by itself to follow this one instead")
+    faults = faults_of_found(settings, table)
+    if faults:
+        raise ValueError("; ".join(faults))
+    return table
+
+
+def find_pattern(settings: Settings, source: str) -> str | None:
+    """The pattern that would find a table at `source`."""
+    patterns = (table.source for table in settings.tables if table.is_pattern)
+    return next((pattern for pattern in patterns if _fits(source, pattern)), None)
+
+
+def _fits(source: str, pattern: str) -> bool:
+    """Whether `source` is a place that `pattern` finds, if there is a table."""
+    parts, wanted = source.split("/"), pattern.split("/")
+    return len(parts) == len(wanted) and all(
+        fnmatchcase(part, _plain(want)) for part, want in zip(parts, wanted, strict=True)
+    )
+
+
+def _plain(part: str) -> str:
+    """A part of a pattern for `fnmatch`, whose other wildcards are plain characters here."""
+    return part.replace("[", "[[]").replace("?", "[?]")
+
+
+def _is_below(source: str, folders: Iterable[str]) -> bool:
+    return any(source.startswith(f"{folder}/") for folder in folders)
+
+
+def _match(storage: FileIOStorage, pattern: str) -> tuple[list[str], dict[str, str]]:
+    """The folders that fit `pattern`, in which `*` stands for any part of one folder's name; hidden ones are left out.
+
+    Also the folders on the way that cannot be listed, each with the reason; one that is not there is passed over. For
+    the one that the pattern begins at, raises ObjectMissing, ObjectStoreAway.
+    """
+    base = pattern.partition("*")[0].rpartition("/")[0]
+    places, unlisted = [base], {}
+    for part in pattern.removeprefix(f"{base}/").split("/"):
+        if "*" not in part:
+            places = [f"{place}/{part}" for place in places]
+            continue
+        wanted = _plain(part)
+        fitting = []
+        for place in places:
+            try:
+                names = storage.list_folders(place)
+            except SyncError as error:
+                if place == base:
+                    raise
+                if not isinstance(error, ObjectMissing):
+                    unlisted[place] = str(error)
+                continue
+            fitting += [
+                f"{place}/{name}" for name in names if fnmatchcase(name, wanted) and not name.startswith(("_", "."))
+            ]
+        places = fitting
+    return places, unlisted

@@ -1,0 +1,149 @@
+"""The tables that the daemon follows, kept as the configuration and its patterns have them while it runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+from typing import NamedTuple
+
+import structlog
+
+from daemon import log as events
+from daemon.config.settings import LimitsSettings, Settings, TableSettings
+from daemon.maintenance.maintainer import Maintainer
+from daemon.scheduling.maintenance_job import TableUpkeep
+from daemon.scheduling.scheduler import Scheduler
+from daemon.service.assembly import Parts
+from daemon.service.discovery import Found, discover, find_pattern
+from daemon.service.log_progress import LogProgress
+from daemon.status.board import Board, Unready
+from daemon.status.table_status import gone_status
+from daemon.sync.memory import keep_rows
+from state import StateUnavailable
+
+# How often the folders of source patterns are listed.
+DISCOVERY_INTERVAL_S = 30.0
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class _Definition(NamedTuple):
+    """All of the configuration that bears on one table: when it changes, the table is set up anew."""
+
+    table: TableSettings
+    properties: dict[str, str]
+    limits: LimitsSettings
+
+    @property
+    def target(self) -> tuple[str, str]:
+        return self.table.catalog, self.table.target
+
+
+class Fleet:
+    """Brings the scheduler's tables to what is wanted. A table in work is changed once its work has ended."""
+
+    def __init__(self, parts: Parts, board: Board, scheduler: Scheduler) -> None:
+        self._parts = parts
+        self._board = board
+        self._scheduler = scheduler
+        # What is followed, by name; the leaving ones are not begun again and wait for the end of their work.
+        self._running: dict[str, _Definition] = {}
+        self._leaving: set[str] = set()
+        self._gone: set[str] = set()
+        self._found = Found()
+        self._discovery_due_s = parts.clock.monotonic_s()
+        self._is_reloaded = False
+        # Handed over from another thread.
+        self._changed: deque[Settings] = deque(maxlen=1)
+
+    def change(self, settings: Settings) -> None:
+        """Follow other settings from the next look on. Which keys can be changed so is `service.py`'s business."""
+        self._changed.append(settings)
+
+    def look(self) -> None:
+        """Take up changed settings, list the folders of patterns if that is due, and bring the scheduler to both.
+
+        For one thread at a time.
+        """
+        if self._changed:
+            settings = self._changed.pop()
+            self._parts = self._parts.with_settings(settings)
+            self._scheduler.resize(settings.limits.tables_at_once)
+            self._is_reloaded = True
+        try:
+            if self._is_reloaded or self._parts.clock.monotonic_s() >= self._discovery_due_s:
+                # That a table's folder cannot be seen now is no reason to stop watching it.
+                self._discover(keep_vanished=not self._is_reloaded)
+                self._is_reloaded = False
+            self._apply()
+            self._look_for_gone()
+        except StateUnavailable as error:
+            _log.warning(events.STATE_UNREAD, reason=str(error))
+        missing = [table.name for table in self._found.tables if table.name not in self._running]
+        self._board.tell("tables", [Unready(name, "it is not followed yet") for name in missing])
+
+    def _discover(self, *, keep_vanished: bool) -> None:
+        parts, before = self._parts, self._found
+        owners = {record.name: record.source for record in parts.store.list_tables()}
+        self._found = discover(parts.settings, parts.clock, owners, before, keep_vanished=keep_vanished)
+        troubles = self._found.troubles
+        for about, reason in troubles.items():
+            if before.troubles.get(about) != reason:
+                _log.warning(events.PATTERN_REFUSED, source=about, reason=reason)
+        self._board.tell("sources", [Unready(None, f"{about}: {reason}") for about, reason in troubles.items()])
+        self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S
+
+    def _apply(self) -> None:
+        wanted = {table.name: self._definition(table) for table in self._found.tables}
+        changed = {name for name, definition in self._running.items() if wanted.get(name) != definition}
+        for name in changed - self._leaving:
+            self._scheduler.remove(name)
+            self._leaving.add(name)
+        for name in [name for name in self._leaving if not self._scheduler.is_busy(name)]:
+            self._leaving.remove(name)
+            del self._running[name]
+            self._board.remove(name)
+            _log.info(events.TABLE_REMOVED, table=name)
+        # Under another name, the same Iceberg table waits for the end of the work as well.
+        taken = {self._running[name].target for name in self._leaving}
+        added = [each for name, each in wanted.items() if name not in self._running and each.target not in taken]
+        if added:
+            keep_rows(self._parts.store, [definition.table for definition in added], {*wanted, *self._running})
+        for definition in added:
+            self._add(definition)
+        self._board.arrange(list(wanted))
+
+    def _look_for_gone(self) -> None:
+        """Show the tables that were followed once and are not any more, until they are back or forgotten."""
+        parts, now_ms = self._parts, self._parts.clock.now_ms()
+        followed = {*self._running, *(table.name for table in self._found.tables)}
+        gone = [record for record in parts.store.list_tables() if record.name not in followed]
+        for record in gone:
+            if record.name not in self._gone:
+                _log.warning(events.TABLE_GONE, table=record.name, source=record.source, target=record.target)
+        self._gone = {record.name for record in gone}
+        self._board.show_gone([gone_status(record, parts.store.count(record.id), now_ms) for record in gone])
+        # Who takes an entry out of the configuration knows it; that a folder vanishes is news.
+        vanished = [record.name for record in gone if find_pattern(parts.settings, record.source)]
+        reason = "its folder is gone: bring it back, or `dvsync forget` the table"
+        self._board.tell("gone", [Unready(name, reason) for name in vanished])
+
+    def _definition(self, table: TableSettings) -> _Definition:
+        settings = self._parts.settings
+        # How many tables sync at once is no table's own.
+        limits = settings.limits.model_copy(update={"tables_at_once": 1})
+        return _Definition(table, settings.file_properties(table.catalog), limits)
+
+    def _add(self, definition: _Definition) -> None:
+        parts, board, table = self._parts, self._board, definition.table
+        board.add(table)
+        try:
+            context = parts.context(table, LogProgress(parts.clock), board)
+            cycle = parts.cycle(context, board)
+        except StateUnavailable:
+            board.remove(table.name)
+            raise
+        upkeep = TableUpkeep(cycle, Maintainer(context), board=board, clock=parts.clock, random=Random())
+        self._scheduler.add(cycle, upkeep)
+        self._running[table.name] = definition
+        _log.info(events.TABLE_ADDED, table=table.name, source=table.source, target=table.target)

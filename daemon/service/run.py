@@ -1,0 +1,178 @@
+"""`dvsync run`: stands by until it holds the lease, follows every table, takes a new configuration, and stops."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import structlog
+
+from daemon import log as events
+from daemon.config.settings import Settings, SparkSettings
+from daemon.errors import ConfigInvalid, PipelineAway, StateStoreAway
+from daemon.log import configure_logging
+from daemon.scheduling.scheduler import BEAT_INTERVAL_S, Scheduler
+from daemon.service.assembly import open_parts
+from daemon.service.fleet import Fleet
+from daemon.service.lease import UNWRITABLE, LeaseKeeper
+from daemon.service.signals import RELOAD, STOP_GRACE_S, StopSignals
+from daemon.service.systemd import Notifier
+from daemon.spark.hadoop import with_stores
+from daemon.spark.installed import check_jars, check_pipeline
+from daemon.spark.session import SparkPipeline
+from daemon.status.board import Board, Unready
+from daemon.web.endpoints import make_app
+from daemon.web.server import WebServer
+from state import StateUnavailable
+
+# After the work has ended, or was given up: the lease is given back, Spark and the stores are closed.
+CLOSING_MAX_S = 1.5
+# What the process is built on: changing it takes a new process.
+FIXED_SECTIONS = ("state", "spark", "health")
+# So long does a thread that comes back from SQLite or a file wait for a busy one. With Python's own 5 ms that was most
+# of a transaction's time, in which nobody else can write to the state database.
+THREAD_SWITCH_S = 0.001
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the daemon ended. One that is not `finished` has a cycle still at work: only ending the process ends it."""
+
+    finished: bool
+    lost_lease: bool
+
+
+def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
+    """Follow every table until SIGTERM or SIGINT; a second signal ends the process at once. SIGHUP reads anew.
+
+    A lost lease ends it, too: what the process knows of its tables is out of date then. Raises ConfigInvalid when the
+    configuration is wrong or the health address cannot be had, StateStoreAway.
+    """
+    settings = read_settings()
+    configure_logging(settings.log)
+    sys.setswitchinterval(THREAD_SWITCH_S)
+    with ExitStack() as opened:
+        # Whatever hangs, a store that is silent or a database that is locked: the process ends.
+        signals = opened.enter_context(StopSignals(reloads=True, grace_s=STOP_GRACE_S + CLOSING_MAX_S))
+        parts = opened.enter_context(open_parts(settings))
+        board = parts.board()
+        web = WebServer.start(settings.health, make_app(board, is_spark_up=lambda: parts.spark.is_running))
+        opened.callback(web.stop)
+        notifier = Notifier.from_environment()
+
+        def beat() -> None:
+            board.beat()
+            notifier.beat(board.summary())
+
+        def on_lost(reason: str) -> None:
+            _log.error(events.LEASE_LOST, reason=reason, hint="Started again, this process stands by.")
+            signals.say(events.LEASE_LOST)
+
+        def on_unrenewed(reason: str | None) -> None:
+            board.tell("state", [Unready(None, f"the state database cannot be written: {reason}")] if reason else [])
+
+        scheduler = Scheduler(
+            store=parts.store,
+            beat=beat,
+            look_for_tables=lambda: fleet.look(),  # noqa: PLW0108 - the fleet needs the scheduler
+            clock=parts.clock,
+            tables_at_once=settings.limits.tables_at_once,
+            stop_if_idle=lambda: _stop_if_idle(parts.spark),
+        )
+        fleet = Fleet(parts, board, scheduler)
+        _warn_without_pipeline(settings.spark)
+        notifier.ready()
+        _log.info(events.DAEMON_STARTED, version=version, health=web.url, pid=os.getpid())
+        keeper = parts.lease_keeper()
+
+        def reload() -> None:
+            nonlocal settings
+            settings = _reload(read_settings, settings, fleet, board)
+
+        received = _stand_by(keeper, signals, board, beat, reload)
+        is_at_work = received is None
+        if is_at_work:
+            keeper.keep(on_lost, on_unrenewed)
+            opened.callback(keeper.give_back)
+            scheduler.start()
+            while (received := signals.wait()) == RELOAD:
+                reload()
+                scheduler.look_now()
+        notifier.stopping()
+        _log.info(events.DAEMON_STOPPING, reason=received)
+        finished = scheduler.stop(grace_s=STOP_GRACE_S) if is_at_work else True
+        if not finished:
+            # Closing the store and Spark under a running cycle would make it record an error that is none.
+            opened.pop_all()
+        _log.info(events.DAEMON_STOPPED, finished=finished)
+        return Ending(finished, lost_lease=received == events.LEASE_LOST)
+
+
+def _stand_by(
+    keeper: LeaseKeeper, signals: StopSignals, board: Board, beat: Callable[[], None], reload: Callable[[], None]
+) -> str | None:
+    """Wait until the lease is ours; None then, else the signal that ended the wait."""
+    told = None
+    while True:
+        try:
+            holder, hint = keeper.try_take(), None
+            reason = f"standing by: the lease is held by {holder}"
+        except (StateUnavailable, StateStoreAway) as error:
+            holder, hint = "unknown", UNWRITABLE
+            reason = f"the state database cannot be written, so nothing is followed: {error}"
+        board.tell("lease", [Unready(None, reason)] if holder else [])
+        if holder is None:
+            return None
+        if reason != told:
+            told = reason
+            if hint is None:
+                _log.info(events.STANDING_BY, holder=holder, reason=reason)
+            else:
+                _log.error(events.STANDING_BY, holder=holder, reason=reason, hint=hint)
+        beat()
+        received = signals.wait(min(keeper.look_interval_s, BEAT_INTERVAL_S))
+        if received == RELOAD:
+            reload()
+        elif received is not None:
+            return received
+
+
+def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fleet, board: Board) -> Settings:
+    """Read the configuration anew and follow it; a faulty one is refused, and `settings` stay."""
+    try:
+        read = read_settings()
+    except Exception as error:
+        board.tell("configuration", [Unready(None, "the changed configuration is refused; see the log")])
+        is_fault = isinstance(error, ConfigInvalid)
+        hint = error.hint if isinstance(error, ConfigInvalid) else "This is a bug in dvsync: please report it."
+        _log.error(events.CONFIG_REFUSED, reason=str(error), hint=hint, exc_info=None if is_fault else error)
+        return settings
+    kept = [section for section in FIXED_SECTIONS if getattr(read, section) != getattr(settings, section)]
+    if with_stores(read) != with_stores(read.model_copy(update={"storage": settings.storage})):
+        kept.append("storage, for Spark")
+    read = read.model_copy(update={section: getattr(settings, section) for section in FIXED_SECTIONS})
+    configure_logging(read.log)
+    fleet.change(read)
+    board.tell("configuration", [])
+    write = _log.warning if kept else _log.info
+    write(events.CONFIG_RELOADED, need_a_restart=kept)
+    return read
+
+
+def _stop_if_idle(spark: SparkPipeline) -> None:
+    if spark.stop_if_idle():
+        _log.info(events.PIPELINE_IDLED)
+
+
+def _warn_without_pipeline(settings: SparkSettings) -> None:
+    try:
+        check_pipeline(settings)
+        check_jars(settings)
+    except PipelineAway as error:
+        # Following goes on without Spark; first syncs and large changes will not.
+        _log.warning(events.PIPELINE_MISSING, reason=error.message, hint=error.hint)

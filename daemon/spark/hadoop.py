@@ -1,0 +1,157 @@
+"""PyIceberg's FileIO properties as Hadoop settings, so that Spark reads the Delta tables where dvsync does. Pure.
+
+Hadoop documentation, "Hadoop-AWS module" and "Hadoop Azure Support: ABFS"; Google's connector, "Configuration
+properties".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import urlsplit
+
+from daemon.config.settings import Settings, SparkSettings
+from daemon.spark.jars import with_s3_jars
+
+HADOOP = "spark.hadoop."
+S3_SCHEMES = ("s3", "s3a", "s3n")
+S3A_FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+# How each of these is spelled by PyIceberg, and by S3A.
+S3_KEYS = (
+    (("s3.endpoint",), "fs.s3a.endpoint"),
+    (("s3.region", "client.region"), "fs.s3a.endpoint.region"),
+    (("s3.access-key-id", "client.access-key-id"), "fs.s3a.access.key"),
+    (("s3.secret-access-key", "client.secret-access-key"), "fs.s3a.secret.key"),
+    (("s3.session-token", "client.session-token"), "fs.s3a.session.token"),
+    (("s3.role-arn", "client.role-arn"), "fs.s3a.assumed.role.arn"),
+    (("s3.role-session-name", "client.role-session-name"), "fs.s3a.assumed.role.session.name"),
+)
+S3_TIMEOUTS = (
+    ("s3.connect-timeout", "fs.s3a.connection.establish.timeout"),
+    ("s3.request-timeout", "fs.s3a.connection.timeout"),
+)
+S3_DEFAULTS = {
+    **{f"fs.{scheme}.impl": S3A_FILE_SYSTEM for scheme in S3_SCHEMES},
+    **{f"fs.AbstractFileSystem.{scheme}.impl": "org.apache.hadoop.fs.s3a.S3A" for scheme in S3_SCHEMES},
+    # S3A's own try for minutes before they say that a store is away; dvsync tries again by itself.
+    "fs.s3a.attempts.maximum": "3",
+    "fs.s3a.retry.limit": "3",
+}
+PROVIDERS = "org.apache.hadoop.fs.s3a."
+# Environment, web identity, profile, container, instance: what PyArrow looks through, too. S3A's own list is shorter.
+DEFAULT_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+
+
+def with_stores(settings: Settings, *sources: str) -> SparkSettings:
+    """Spark's settings with what the stores of the configuration need, and of further `sources`; `spark.conf` wins."""
+    conf = {f"{HADOOP}{key}": value for key, value in _hadoop_settings(settings, sources).items()}
+    conf |= settings.spark.conf
+    has_jars = any("hadoop-aws" in conf.get(key, "") for key in ("spark.jars", "spark.jars.packages"))
+    if _uses_s3(settings, sources) and not has_jars:
+        return with_s3_jars(settings.spark.model_copy(update={"conf": conf}))
+    return settings.spark.model_copy(update={"conf": conf})
+
+
+def _hadoop_settings(settings: Settings, sources: Iterable[str]) -> dict[str, str]:
+    shared = settings.file_properties()
+    found = {**_azure(shared), **_google(shared)}
+    if not _uses_s3(settings, sources):
+        return found
+    found |= S3_DEFAULTS | s3a_settings(shared)
+    for table in settings.tables:
+        # A catalog's properties hold for its tables' sources alone.
+        own = s3a_settings(settings.file_properties(table.catalog))
+        if _is_on_s3(table.source) and own != s3a_settings(shared):
+            bucket = urlsplit(table.source).netloc
+            found |= {f"fs.s3a.bucket.{bucket}.{key.removeprefix('fs.s3a.')}": value for key, value in own.items()}
+    return found
+
+
+def s3a_settings(properties: Mapping[str, str]) -> dict[str, str]:
+    """S3A's settings (Hadoop's keys) for the S3 properties among `properties`."""
+    found = {}
+    for names, key in S3_KEYS:
+        if value := next((properties[name] for name in names if name in properties), None):
+            found[key] = value
+    if endpoint := found.get("fs.s3a.endpoint"):
+        # A bucket's own host name is there only where somebody put it into the DNS.
+        virtual = properties.get("s3.force-virtual-addressing", "false").lower() == "true"
+        found["fs.s3a.path.style.access"] = "false" if virtual else "true"
+        found["fs.s3a.connection.ssl.enabled"] = "false" if endpoint.startswith("http://") else "true"
+    for name, key in S3_TIMEOUTS:
+        if seconds := properties.get(name):
+            found[key] = f"{round(float(seconds) * 1000)}ms"
+    if proxy := properties.get("s3.proxy-uri"):
+        found |= _proxy(proxy)
+    provider = _provider(properties, found)
+    if "fs.s3a.assumed.role.arn" in found:
+        found["fs.s3a.assumed.role.credentials.provider"] = provider
+        provider = f"{PROVIDERS}auth.AssumedRoleCredentialProvider"
+    return {**found, "fs.s3a.aws.credentials.provider": provider}
+
+
+def _provider(properties: Mapping[str, str], found: Mapping[str, str]) -> str:
+    if properties.get("s3.anonymous", "false").lower() == "true":
+        return f"{PROVIDERS}AnonymousAWSCredentialsProvider"
+    if "fs.s3a.session.token" in found:
+        return f"{PROVIDERS}TemporaryAWSCredentialsProvider"
+    return f"{PROVIDERS}SimpleAWSCredentialsProvider" if "fs.s3a.access.key" in found else DEFAULT_CHAIN
+
+
+def _proxy(uri: str) -> dict[str, str]:
+    parts = urlsplit(uri)
+    told = {"host": parts.hostname, "port": parts.port, "username": parts.username, "password": parts.password}
+    return {f"fs.s3a.proxy.{key}": str(value) for key, value in told.items() if value}
+
+
+def _azure(properties: Mapping[str, str]) -> dict[str, str]:
+    account = properties.get("adls.account-name")
+    host = properties.get("adls.account-host") or f"{account}.dfs.core.windows.net"
+    if account is None and "adls.account-host" not in properties:
+        return {}
+    if key := properties.get("adls.account-key"):
+        return {f"fs.azure.account.key.{host}": key}
+    if token := properties.get("adls.sas-token"):
+        return {f"fs.azure.account.auth.type.{host}": "SAS", f"fs.azure.sas.fixed.token.{host}": token}
+    tenant, client, secret = (properties.get(f"adls.{name}") for name in ("tenant-id", "client-id", "client-secret"))
+    if tenant and client and secret:
+        oauth = "org.apache.hadoop.fs.azurebfs.oauth2.ClientCredsTokenProvider"
+        return {
+            f"fs.azure.account.auth.type.{host}": "OAuth",
+            f"fs.azure.account.oauth.provider.type.{host}": oauth,
+            f"fs.azure.account.oauth2.client.endpoint.{host}": f"https://login.microsoftonline.com/{tenant}/oauth2/token",
+            f"fs.azure.account.oauth2.client.id.{host}": client,
+            f"fs.azure.account.oauth2.client.secret.{host}": secret,
+        }
+    return {}
+
+
+def _google(properties: Mapping[str, str]) -> dict[str, str]:
+    """Credentials are left to Google's application default, which both sides find: a bare token has no setting."""
+    if not any(name.startswith("gcs.") for name in properties):
+        return {}
+    found = {
+        "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
+        "fs.AbstractFileSystem.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFS",
+    }
+    if project := properties.get("gcs.project-id"):
+        found["fs.gs.project.id"] = project
+    if host := properties.get("gcs.service.host"):
+        found["fs.gs.storage.root.url"] = host
+    return found
+
+
+def _uses_s3(settings: Settings, sources: Iterable[str]) -> bool:
+    stores = (settings.storage, *settings.catalogs.values())
+    named = any(name.startswith("s3.") for properties in stores for name in properties)
+    return named or any(_is_on_s3(location) for location in (*sources, *_locations(settings)))
+
+
+def _locations(settings: Settings) -> Iterator[str]:
+    for table in settings.tables:
+        yield from (table.source, table.location or "", table.delete_files_location or "")
+    for properties in settings.catalogs.values():
+        yield properties.get("warehouse", "")
+
+
+def _is_on_s3(location: str) -> bool:
+    return location.partition("://")[0] in S3_SCHEMES and "://" in location

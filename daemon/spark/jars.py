@@ -1,0 +1,54 @@
+"""Spark's jars by Maven coordinates, and `python -m daemon.spark.jars` for the demo and the tests."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from daemon.config.settings import SparkSettings
+
+DELTA_JAR = "io.delta:delta-spark_4.1_2.13:4.4.0"
+
+# Not needed by the daemon: the demo and the tests read the Iceberg tables with it.
+ICEBERG_JAR = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+
+# hadoop-aws asks for `bundle`, every client of AWS in 600 MB. S3A needs three of them: `sts` for assumed roles and web
+# identities, the transfer manager for copies. All of it is 14 MB then.
+AWS_SDK = "2.29.52"  # the version that hadoop-aws 3.4.2 names
+AWS_MODULES = ("s3", "s3-transfer-manager", "sts")
+
+# Netty is Spark's own, in a newer version.
+S3_EXCLUDES = ("software.amazon.awssdk:bundle", "io.netty:*")
+
+
+def s3_jars() -> tuple[str, ...]:
+    """What Spark needs for S3 beside its own jars."""
+    return (
+        f"org.apache.hadoop:hadoop-aws:{hadoop_version()}",
+        *(f"software.amazon.awssdk:{module}:{AWS_SDK}" for module in AWS_MODULES),
+    )
+
+
+def hadoop_version() -> str:
+    """The version of the Hadoop that PySpark ships: its modules go together in one version only."""
+    package = find_spec("pyspark")
+    assert package is not None and package.origin is not None, "PySpark is one of our dependencies"
+    names = [jar.name for jar in (Path(package.origin).parent / "jars").glob("hadoop-client-api-*.jar")]
+    versions = [found[1] for name in names if (found := re.fullmatch(r"hadoop-client-api-([\d.]+)\.jar", name))]
+    assert versions, "PySpark ships Hadoop's client"
+    return versions[0]
+
+
+def joined(given: str | None, *ours: str) -> str:
+    """A list as Spark writes lists, with what of `ours` is not in it yet."""
+    there = [item for item in (given or "").split(",") if item]
+    return ",".join([*there, *(item for item in ours if item not in there)])
+
+
+def with_s3_jars(settings: SparkSettings) -> SparkSettings:
+    """The settings with the packages that read S3, and without what these would bring along in vain."""
+    conf = dict(settings.conf)
+    conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), *s3_jars())
+    conf["spark.jars.excludes"] = joined(conf.get("spark.jars.excludes"), *S3_EXCLUDES)
+    return settings.model_copy(update={"conf": conf})

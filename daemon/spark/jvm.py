@@ -1,0 +1,85 @@
+"""Spark's JVM as a child process: started with what it must know, its output kept, ended for sure."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from subprocess import TimeoutExpired
+from typing import TYPE_CHECKING
+
+import structlog
+
+from daemon import log as events
+
+if TYPE_CHECKING:
+    pass
+
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+JVM_EXIT_MAX_S = 10
+LAST_LINES = 5
+
+# Ivy's report on twenty jars that it did not find.
+LINES_KEPT = 400
+STACK_FRAME = re.compile(r"at [\w.$]+|\.\.\. \d+ more")
+
+
+class JvmOutput:
+    """What Spark's JVM prints: its lines go to our log at debug level, the last ones are kept for an error."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+        # A pipe read from the start: resolving jars can print more than a pipe holds before the JVM is up.
+        read_end, self.write_end = os.pipe()
+        self._thread = threading.Thread(target=self._relay, args=(read_end,), name="spark-output", daemon=True)
+        self._thread.start()
+
+    def read_lines(self) -> list[str]:
+        """The last lines, once the JVM has ended and all that it said has come."""
+        self._thread.join(JVM_EXIT_MAX_S)
+        return list(self._lines)
+
+    def _relay(self, read_end: int) -> None:
+        with os.fdopen(read_end, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if text := line.strip():
+                    self._lines.append(text)
+                    _log.debug(events.PIPELINE_SAID, line=text)
+
+
+def launch_jvm(conf: Mapping[str, str], output: JvmOutput) -> None:
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
+
+    try:
+        spark_conf = SparkConf(loadDefaults=False).setAll(list(conf.items()))
+        streams = {"stdout": output.write_end, "stderr": output.write_end}
+        gateway = launch_gateway(spark_conf, streams)  # type: ignore[no-untyped-call]
+    finally:
+        os.close(output.write_end)
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def end_jvm() -> None:
+    """`SparkSession.stop()` alone leaves the JVM and its memory behind."""
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    with suppress(Exception):
+        gateway.shutdown()
+    jvm = gateway.proc
+    jvm.stdin.close()  # The gateway server ends when its standard input does.
+    try:
+        jvm.wait(JVM_EXIT_MAX_S)
+    except TimeoutExpired:
+        jvm.kill()
+        jvm.wait()
+    SparkContext._gateway = None
+    SparkContext._jvm = None

@@ -1,0 +1,208 @@
+"""The Spark session: started when it is first needed, shared by all tables, ended with its JVM when it is idle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from daemon.clock import Clock, SystemClock
+from daemon.config.redaction import SECRET_KEY
+from daemon.config.settings import SparkSettings
+from daemon.errors import PipelineAway
+from daemon.spark.installed import check_pipeline, check_session
+from daemon.spark.jars import DELTA_JAR, joined
+from daemon.spark.missing_jars import find_missing_jars
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+from daemon.spark.jvm import LAST_LINES, STACK_FRAME, JvmOutput, end_jvm, launch_jvm
+
+DEFAULTS = {
+    "spark.app.name": "dvsync",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    # A table's state in 50 parts, Delta's default, costs a small machine seconds for the smallest table.
+    "spark.databricks.delta.snapshotPartitions": "8",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
+    # A table's state goes through the driver part by part, and is never held there whole.
+    "spark.driver.maxResultSize": "0",
+    # Spark takes the jars of its packages for Python archives, too; workers then read 33 of them before every task.
+    "spark.submit.pyFiles": "",
+    # A second attempt writes the same file as the first, which may be in use by then.
+    "spark.speculation": "false",
+}
+LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
+# What spark-submit reads: the driver's JVM, its jars and the cluster manager's own.
+AT_LAUNCH = (
+    *("spark.master", "spark.app.name", "spark.submit.", "spark.log.level", "spark.driver.", "spark.executor."),
+    *("spark.jars", "spark.files", "spark.archives", "spark.kerberos.", "spark.yarn.", "spark.kubernetes."),
+)
+SETUP_HINT = (
+    "Run `dvsync setup` once with a network, as the same user. A proxy is told to Java by JAVA_TOOL_OPTIONS="
+    "'-Dhttps.proxyHost=… -Dhttps.proxyPort=…', a mirror by spark.jars.repositories in spark.conf."
+)
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+def session_conf(settings: SparkSettings) -> dict[str, str]:
+    """The session's settings: ours, then the user's; lists of packages and extensions are joined, never replaced."""
+    conf = {**DEFAULTS, **(LOCAL_DEFAULTS if settings.master.startswith("local") else {}), **settings.conf}
+    conf.setdefault("spark.sql.catalog.spark_catalog", CATALOG)
+    conf["spark.sql.extensions"] = joined(conf.get("spark.sql.extensions"), EXTENSION)
+    if "delta-spark" not in conf.get("spark.jars", ""):
+        conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), DELTA_JAR)
+    return conf
+
+
+def launch_conf(conf: Mapping[str, str]) -> dict[str, str]:
+    """What the JVM must know when it starts, and nothing that may be secret: every user sees a command line.
+
+    All the rest reaches Spark over the connection to the JVM.
+    """
+    return {key: value for key, value in conf.items() if key.startswith(AT_LAUNCH) and not SECRET_KEY.search(key)}
+
+
+class SparkPipeline:
+    """Holds at most one Spark session. A session that this process had before is used as it is and never ended."""
+
+    def __init__(self, settings: SparkSettings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._lock = threading.RLock()
+        self._session: SparkSession | None = None
+        self._owned = False
+        self._users = 0
+        self._last_used_s = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        return self._session is not None
+
+    @contextmanager
+    def session(self) -> Iterator[SparkSession]:
+        """The session, for as long as the block lasts, from any thread.
+
+        Raises `PipelineAway` when Spark cannot be started, or when it dies while the block runs.
+        """
+        with self._lock:
+            if self._session is not None and _is_stopped(self._session):
+                self._end()
+            spark = self._session or self._start()
+            self._users += 1
+        try:
+            _activate(spark)
+            yield spark
+        except Exception as error:
+            if not _is_stopped(spark):
+                raise
+            with self._lock:
+                # Another thread that met the same death may have started a new session by now.
+                if self._session is spark:
+                    self._end()
+            raise PipelineAway(
+                f"the Spark session died: {error}",
+                hint="A new one is started at the next try. If it died of memory, raise spark.driver.memory.",
+            ) from error
+        finally:
+            with self._lock:
+                self._users -= 1
+                self._last_used_s = self._clock.monotonic_s()
+
+    def _start(self) -> SparkSession:
+        from pyspark.sql import SparkSession  # noqa: PLC0415
+
+        running = SparkSession.getActiveSession()
+        if running is not None:
+            self._session, self._owned = running, False
+            return running
+        check_pipeline(self._settings)
+        # PySpark starts its workers with the first python3 on PATH unless it is told.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+        if self._settings.master.startswith("local"):
+            # Spark looks up the machine's own name otherwise, and does not start where nobody resolves it.
+            os.environ.setdefault("SPARK_LOCAL_IP", LOCAL_DEFAULTS["spark.driver.bindAddress"])
+        builder = SparkSession.builder.master(self._settings.master)
+        conf = session_conf(self._settings)
+        for key, value in conf.items():
+            builder = builder.config(key, value)
+        output = JvmOutput()
+        interrupt = signal.getsignal(signal.SIGINT)
+        try:
+            launch_jvm(launch_conf(conf), output)
+            session = builder.getOrCreate()
+            check_session(session)
+            self._session, self._owned = session, True
+            if threading.current_thread() is threading.main_thread():
+                # PySpark puts its own handler there, which cancels jobs and raises KeyboardInterrupt.
+                signal.signal(signal.SIGINT, interrupt)
+        except PipelineAway:
+            end_jvm()
+            raise
+        except Exception as error:
+            end_jvm()
+            lines = output.read_lines()
+            missing = find_missing_jars(lines)
+            if missing:
+                raise PipelineAway(missing, hint=SETUP_HINT) from error
+            said = [line for line in lines if not STACK_FRAME.match(line)][-LAST_LINES:]
+            raise PipelineAway(
+                f"Spark could not be started: {error}; its last words: {' / '.join(said) or 'none'}",
+                hint="See its last words and its own log; dvsync tries again.",
+            ) from error
+        return self._session
+
+    def stop_if_idle(self) -> bool:
+        """End the session when nobody has used it for the configured time; says whether it did."""
+        with self._lock:
+            idle_s = self._clock.monotonic_s() - self._last_used_s
+            if self._session is None or not self._owned or self._users or idle_s < self._settings.idle_timeout_s:
+                return False
+            self._end()
+            return True
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        session, self._session = self._session, None
+        if session is None or not self._owned:
+            return
+        with suppress(Exception):
+            session.stop()
+        with suppress(Exception):
+            # At a dead JVM the first attempt fails half-way, and the next start would meet what is left of the context.
+            session.sparkContext.stop()
+        end_jvm()
+
+
+def _activate(session: SparkSession) -> None:
+    """Make it the active session of the JVM's thread that serves this one.
+
+    Spark keeps the active session for each thread, and sets it only in the one that made the session. Delta asks for it
+    where it replays a log without a checksum file, and fails with DELTA_SPARK_SESSION_NOT_SET where there is none.
+    """
+    jvm: Any = session._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
+
+
+def _is_stopped(session: SparkSession) -> bool:
+    """Whether its context ended by itself, as when a cluster kills the application: the JVM lives on then."""
+    context: Any = session.sparkContext._jsc
+    try:
+        return context is None or bool(context.sc().isStopped())
+    except Exception:  # Py4J has many ways to say that nobody answers.
+        return True

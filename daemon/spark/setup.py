@@ -1,0 +1,43 @@
+"""`dvsync setup`: have Spark resolve and keep its jars before they are needed."""
+
+from __future__ import annotations
+
+import sys
+
+from daemon.config.settings import LogSettings, SparkSettings
+from daemon.errors import PipelineAway
+from daemon.log import configure_logging
+from daemon.spark.installed import check_pipeline
+from daemon.spark.jars import ICEBERG_JAR, with_s3_jars
+from daemon.spark.session import SparkPipeline, session_conf
+
+
+def fetch_jars(settings: SparkSettings) -> str:
+    """Start Spark once, which keeps its packages in the user's Ivy cache; says what is there. Raises PipelineAway.
+
+    Of `settings` the packages count and where they come from; no cluster is asked.
+    """
+    java = check_pipeline(settings)
+    conf = {key: value for key, value in settings.conf.items() if key.startswith("spark.jars")}
+    pipeline = SparkPipeline(SparkSettings(master="local[1]", conf=conf))
+    try:
+        with pipeline.session() as spark:
+            jars = session_conf(settings).get("spark.jars.packages", "those of spark.jars").replace(",", ", ")
+            return f"Java {java} and Spark {spark.version} are ready: {jars}"
+    finally:
+        pipeline.close()
+
+
+def main() -> int:
+    configure_logging(LogSettings(level="warning"), sys.stderr)
+    try:
+        jars = fetch_jars(with_s3_jars(SparkSettings(conf={"spark.jars.packages": ICEBERG_JAR})))
+        sys.stdout.write(f"{jars}\n")
+    except PipelineAway as error:
+        sys.stderr.write(f"{error}\n{error.hint}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""A Delta table's whole state at one version, from Delta on Spark: any kind of checkpoint, any number of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from daemon.delta.actions import AddFile, DeletionVectorDescriptor, Metadata, Protocol
+from daemon.delta.features import check_features, used_features
+from daemon.delta.log import DeltaLog, log_gone
+from daemon.delta.protocol import check_metadata, check_protocol
+from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
+from daemon.spark.answers import collect
+from daemon.spark.failures import as_known_error
+from daemon.translate.schema import HINT_METADATA, translate_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# The part of AddFile that is needed; the descriptor flat, as Arrow carries it best.
+ADD_COLUMNS = (
+    "path",
+    "partitionValues AS partition_values",
+    "size",
+    "stats",
+    "deletionVector.storageType AS dv_storage_type",
+    "deletionVector.pathOrInlineDv AS dv_path",
+    "deletionVector.offset AS dv_offset",
+    "deletionVector.sizeInBytes AS dv_size",
+    "deletionVector.cardinality AS dv_cardinality",
+)
+# Where the newest protocol and metadata are looked for once Delta has refused a table.
+COMMITS_LOOKED_AT_MAX = 100
+
+
+@dataclass(frozen=True)
+class TableState:
+    """A snapshot of the Delta table. `adds` has one row a live file; see `ADD_COLUMNS`."""
+
+    version: int
+    timestamp_ms: int
+    protocol: Protocol
+    metadata: Metadata
+    files: int
+    adds: DataFrame
+
+
+class _ProtocolLine(msgspec.Struct):
+    protocol: Protocol
+
+
+class _MetadataLine(msgspec.Struct):
+    metadata: Metadata = msgspec.field(name="metaData")
+
+
+def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = None) -> TableState:
+    """The state at `version`, or the newest.
+
+    Raises `Unsupported` when Delta itself refuses the table, `CorruptInput` when its log is broken, `CommitIncomplete`
+    when one of its commits is being written, `ObjectMissing` when it has none, and what is away.
+    """
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+    from pyspark.sql import DataFrame  # noqa: PLC0415
+
+    try:
+        snapshot = _snapshot(spark, log.location, version)
+        if snapshot.version() < 0:
+            raise log_gone(log.location)
+        log.check_written(snapshot.logSegment().checkpointProvider().version())
+        return TableState(
+            version=snapshot.version(),
+            timestamp_ms=snapshot.timestamp(),
+            protocol=msgspec.json.decode(snapshot.protocol().json(), type=_ProtocolLine).protocol,
+            metadata=msgspec.json.decode(snapshot.metadata().json(), type=_MetadataLine).metadata,
+            files=snapshot.numOfFiles(),
+            adds=DataFrame(snapshot.allFiles().toDF(), spark).selectExpr(*ADD_COLUMNS),
+        )
+    except msgspec.ValidationError as error:
+        refused = CorruptInput(f"the metadata is not one of Delta's: {error}", path=log.folder, hint=HINT_METADATA)
+        raise _find_fault(log, refused) or refused from error
+    except (PySparkException, Py4JJavaError) as error:
+        known = as_known_error(error, log.folder, version)
+        if isinstance(known, CorruptInput | Unsupported) and version is None:
+            known = _as_followed(log, known)
+        raise known from error
+
+
+def _as_followed(log: DeltaLog, refused: SyncError) -> SyncError:
+    """What following the log says of the same fault, with Delta's reason; `refused` where it says nothing.
+
+    It names commit, line and column, and tells a commit that is being written from a broken one; Delta does neither.
+    """
+    found = _find_fault(log, refused)
+    if found is None or isinstance(found, CommitIncomplete):
+        return found or refused
+    place: dict[str, Any] = {"version": found.version, "path": found.path, "offset": found.offset}
+    return type(found)(f"{found.message}; {refused.message}", hint=found.hint, **place)
+
+
+def _find_fault(log: DeltaLog, refused: SyncError) -> SyncError | None:
+    try:
+        if refused.version is not None and refused.path == log.commit_path(refused.version):
+            if log.has_version(refused.version):
+                log.read_commit(refused.version)
+        else:
+            log.check_written(-1)
+            _check_newest(log)
+    except (CommitIncomplete, CorruptInput, Unsupported) as found:
+        return found
+    return None
+
+
+def _check_newest(log: DeltaLog) -> None:
+    """Raise what following raises for the newest protocol and metadata, and for the commits after them."""
+    protocol = metadata = following = changed = None
+    for version in log.list_commits()[: -COMMITS_LOOKED_AT_MAX - 1 : -1]:
+        if following is not None and following != version + 1:
+            raise log.gap(following - 1, following)
+        commit, following = log.read_commit(version), version
+        if changed is None and (commit.protocol or commit.metadata):
+            changed = version
+        place = version
+        try:
+            if protocol is None and commit.protocol:
+                protocol = commit.protocol
+                check_protocol(protocol)
+            if metadata is None and commit.metadata:
+                metadata = commit.metadata
+                check_metadata(metadata)
+                translate_schema(metadata)
+            if protocol and metadata:
+                place = changed or version
+                return check_features(protocol, used_features(metadata))
+        except SyncError as error:
+            raise error.located(version=place, path=log.commit_path(place)) from error.__cause__
+    return None
+
+
+def _snapshot(spark: SparkSession, location: str, version: int | None) -> Any:
+    jvm: Any = spark._jvm
+    delta_log = jvm.org.apache.spark.sql.delta.DeltaLog
+    # Delta keeps logs by path for an hour: a table made anew at the same place would be taken for the old one.
+    delta_log.invalidateCache(spark._jsparkSession, jvm.org.apache.hadoop.fs.Path(location))
+    log = delta_log.forTable(spark._jsparkSession, location)
+    if version is None:
+        return log.update(False, _default(log, "update", 2), _default(log, "update", 3))
+    return log.getSnapshotAt(version, *(_default(log, "getSnapshotAt", number) for number in (2, 3, 4)))
+
+
+def _default(owner: Any, method: str, parameter: int) -> Any:
+    """Scala's default argument, as py4j can reach it."""
+    return getattr(owner, f"{method}$default${parameter}")()
+
+
+def adds_from_batch(batch: pa.RecordBatch) -> Iterator[AddFile]:
+    """The rows of `TableState.adds` as actions."""
+    for row in batch.to_pylist(maps_as_pydicts="strict"):
+        descriptor = None
+        if row["dv_storage_type"] is not None:
+            descriptor = DeletionVectorDescriptor(
+                storage_type=row["dv_storage_type"],
+                path_or_inline_dv=row["dv_path"],
+                offset=row["dv_offset"],
+                size_in_bytes=row["dv_size"],
+                cardinality=row["dv_cardinality"],
+            )
+        yield AddFile(
+            path=row["path"],
+            partition_values=row["partition_values"] or {},
+            size=row["size"],
+            data_change=False,
+            stats=row.get("stats"),
+            deletion_vector=descriptor,
+        )
+
+
+def collect_adds(adds: DataFrame) -> Iterator[AddFile]:
+    for batch in collect(adds).to_batches():
+        yield from adds_from_batch(batch)
+
+
+def select_paths(state: TableState, paths: Iterable[str]) -> DataFrame:
+    """The adds of these paths, spelled as in the log."""
+    wanted = state.adds.sparkSession.createDataFrame(pa.table({"path": pa.array(sorted(paths), pa.string())}))
+    return state.adds.join(wanted, "path", "left_semi")

@@ -1,0 +1,190 @@
+"""The board: the newest status of every table, and what keeps the daemon from being ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+
+import msgspec
+
+from daemon.clock import Clock
+from daemon.config.settings import TableSettings
+from daemon.status.activity import Activity
+from daemon.status.table_status import (
+    WORST_FIRST,
+    AccountCounts,
+    Observation,
+    TableState,
+    TableStatus,
+    count_states,
+    table_status,
+)
+from daemon.status.timeline import SAMPLE_INTERVAL_S, Sample, Timeline
+
+
+class UpkeepCounts(msgspec.Struct, frozen=True):
+    """What maintenance did for a table since the process started."""
+
+    rounds: int = 0
+    failures: int = 0
+    compacted_delete_files: int = 0
+    expired_snapshots: int = 0
+    removed_files: int = 0
+    removed_bytes: int = 0
+
+    def __add__(self, other: UpkeepCounts) -> UpkeepCounts:
+        return UpkeepCounts(*(getattr(self, name) + getattr(other, name) for name in UpkeepCounts.__struct_fields__))
+
+
+class Unready(msgspec.Struct, frozen=True):
+    """Why `/readyz` says no. `table` is null when it is about all of them."""
+
+    table: str | None
+    reason: str
+
+
+class Board:
+    """The latest observation of each table, and the scheduler's heartbeat. Safe to use from any thread."""
+
+    def __init__(self, tables: Sequence[TableSettings], clock: Clock, *, lag_budget_s: float) -> None:
+        self._tables: dict[str, TableSettings] = {}
+        self._clock = clock
+        self._lag_budget_s = lag_budget_s
+        self._lock = Lock()
+        self._seen: dict[str, Observation] = {}
+        self.activity = Activity()
+        self._upkeep: dict[str, UpkeepCounts] = {}
+        self._timelines: dict[str, Timeline] = {}
+        self._troubles: dict[str, list[Unready]] = {}
+        self._gone: list[TableStatus] = []
+        for table in tables:
+            self.add(table)
+        self._sampled_at_s = clock.monotonic_s() - SAMPLE_INTERVAL_S
+        self._beaten_at_s = clock.monotonic_s()
+
+    def add(self, table: TableSettings) -> None:
+        self.activity.expect(table.name)
+        with self._lock:
+            self._tables[table.name] = table
+            self._seen[table.name] = Observation()
+            self._upkeep[table.name] = UpkeepCounts()
+            self._timelines[table.name] = Timeline()
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            for places in (self._tables, self._seen, self._upkeep, self._timelines):
+                del places[name]
+        self.activity.forget(name)
+
+    def arrange(self, names: Sequence[str]) -> None:
+        """Show the tables in the order of `names`, where these name them."""
+        places = {name: place for place, name in enumerate(names)}
+        with self._lock:
+            ordered = sorted(self._tables.items(), key=lambda named: places.get(named[0], len(places)))
+            self._tables = dict(ordered)
+
+    def tell(self, about: str, troubles: Sequence[Unready]) -> None:
+        """What keeps the daemon as a whole from being ready, by what it is about; an empty list ends it."""
+        with self._lock:
+            self._troubles[about] = list(troubles)
+
+    def show_gone(self, gone: Sequence[TableStatus]) -> None:
+        """The tables that are not followed any more and were not forgotten either, beside those that are."""
+        with self._lock:
+            self._gone = list(gone)
+
+    def timeline(self, name: str) -> Timeline:
+        """The table's; one of its own for a table that has been removed."""
+        with self._lock:
+            return self._timelines.get(name) or Timeline()
+
+    def show(self, name: str, seen: Observation) -> None:
+        """A table that was removed in the meantime is not shown again."""
+        with self._lock:
+            if name in self._tables:
+                self._seen[name] = seen
+
+    def count_upkeep(self, name: str, counts: UpkeepCounts) -> None:
+        """Add what a round of maintenance did."""
+        with self._lock:
+            if name in self._tables:
+                self._upkeep[name] += counts
+
+    def upkeep(self) -> dict[str, UpkeepCounts]:
+        """What maintenance did for each table, by name."""
+        with self._lock:
+            return dict(self._upkeep)
+
+    def beat(self) -> None:
+        """The scheduler is alive. Once a minute, every table is put on its timeline."""
+        self._beaten_at_s = now_s = self._clock.monotonic_s()
+        if now_s - self._sampled_at_s >= SAMPLE_INTERVAL_S:
+            self._sampled_at_s = now_s
+            for status in self.statuses():
+                sample = Sample(self._clock.now_ms(), status.lag_seconds, status.deleted_positions)
+                self.timeline(status.name).add_sample(sample)
+
+    def silent_s(self) -> float:
+        """Seconds since the scheduler's last sign of life."""
+        return self._clock.monotonic_s() - self._beaten_at_s
+
+    def statuses(self) -> list[TableStatus]:
+        """All tables, in the order of the configuration; those that are gone come last."""
+        now_ms = self._clock.now_ms()
+        followed = [table_status(table, seen, now_ms) for table, seen in self._observed()]
+        with self._lock:
+            return [*followed, *self._gone]
+
+    def summary(self) -> str:
+        """One line on all tables: how many in which state, the worst of them with its error, or why none."""
+        statuses = self.statuses()
+        line = count_states(statuses)
+        if not statuses:
+            with self._lock:
+                return "; ".join([line, *(trouble.reason for told in self._troubles.values() for trouble in told)])
+        worst = min(statuses, key=lambda status: WORST_FIRST.index(status.state))
+        return f"{line}; {worst.name}: {worst.error.kind}: {worst.error.message}" if worst.error else line
+
+    @property
+    def is_standing_by(self) -> bool:
+        """Whether another process holds the lease."""
+        with self._lock:
+            return bool(self._troubles.get("lease"))
+
+    def accounts(self) -> dict[str, AccountCounts]:
+        """The account counts of each table, by name."""
+        return {table.name: seen.accounts for table, seen in self._observed()}
+
+    def find_unready(self) -> list[Unready]:
+        """Why not all is well; empty when it is. A paused table and one whose source is not there yet are no reason."""
+        with self._lock:
+            troubles = [trouble for told in self._troubles.values() for trouble in told]
+        if not self._tables and not troubles:
+            return [Unready(None, "no tables are configured")]
+        now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
+        reasons = ((table.name, self._unready(table, seen, now_ms, now_s)) for table, seen in self._observed())
+        return troubles + [Unready(name, reason) for name, reason in reasons if reason is not None]
+
+    def _observed(self) -> list[tuple[TableSettings, Observation]]:
+        with self._lock:
+            return [(table, self._seen[name]) for name, table in self._tables.items()]
+
+    def _unready(self, table: TableSettings, seen: Observation, now_ms: int, now_s: float) -> str | None:
+        status = table_status(table, seen, now_ms)
+        if status.state is TableState.PAUSED:
+            return None
+        if status.state is TableState.PARKED:
+            return f"parked: {status.error.kind if status.error else 'unknown'}"
+        if seen.looked_at_s is None:
+            return f"not synced yet: {status.error.kind}" if status.error else "not looked at yet"
+        # While the source does not answer nobody knows how far behind the table is.
+        unseen_s = now_s - seen.looked_at_s
+        is_unseen = not seen.syncing and unseen_s > table.poll_interval_s + self._lag_budget_s
+        is_late = status.lag_seconds is not None and status.lag_seconds > self._lag_budget_s
+        if not is_late and not is_unseen:
+            return None
+        late = f"behind for {status.lag_seconds or 0:.0f} s, more than the budget of {self._lag_budget_s:.0f} s"
+        if status.error:
+            failing = f"retrying since {status.error.since}: {status.error.kind}: {status.error.message}"
+            return f"{late}; {failing}" if is_late else failing
+        return late if is_late else f"its source could not be looked at for {unseen_s:.0f} s"

@@ -1,0 +1,212 @@
+"""What operators are told of a table: the record of `status --json` and `/api/tables`, and the board that keeps them.
+
+`table_status` is the one place that names a table's state. The board is memory only, so that a probe costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
+
+from daemon.config.settings import TableSettings
+from daemon.masking import scrub
+from state import TableCounts, TableError, TableRecord, WrittenCount
+
+
+class TableState(StrEnum):
+    WAITING = "waiting"  # the source is not there yet
+    SYNCING = "syncing"
+    SYNCED = "synced"
+    BEHIND = "behind"
+    RETRYING = "retrying"
+    PARKED = "parked"  # a person must act, then `dvsync resume`
+    PAUSED = "paused"
+    GONE = "gone"  # followed once; nothing in the configuration leads to it any more
+
+
+WORST_FIRST = (
+    TableState.PARKED,
+    TableState.RETRYING,
+    TableState.GONE,
+    TableState.BEHIND,
+    TableState.SYNCING,
+    TableState.WAITING,
+    TableState.PAUSED,
+    TableState.SYNCED,
+)
+
+
+class ErrorStatus(msgspec.Struct, frozen=True):
+    """The error that a table stands at. `since` is when the unbroken row of `consecutive` errors began."""
+
+    kind: str
+    message: str
+    hint: str
+    version: int | None
+    since: str
+    consecutive: int
+
+
+class TableStatus(msgspec.Struct, frozen=True):
+    """One table. Versions are Delta's; times are ISO 8601, UTC; what is not known is null.
+
+    `lag_versions` counts the Delta versions not shown yet. `lag_seconds` is the age of the oldest of them.
+    """
+
+    name: str
+    source: str
+    target: str
+    state: TableState
+    synced_version: int | None
+    source_version: int | None
+    lag_versions: int | None
+    lag_seconds: float | None
+    snapshot_id: int | None
+    metadata_location: str | None
+    last_synced_at: str | None
+    error: ErrorStatus | None
+    live_data_files: int | None
+    live_rows: int | None
+    live_delete_files: int | None
+    deleted_positions: int | None
+    orphans_waiting: int | None
+    orphan_bytes: int | None
+    written_files: list[WrittenStatus] | None
+
+
+class AccountCounts(msgspec.Struct, frozen=True):
+    """How often a table's account was held against Delta's since the process started, and did not add up."""
+
+    checked: int = 0
+    mismatches: int = 0
+
+
+class WrittenStatus(msgspec.Struct, frozen=True):
+    """The files that dvsync wrote, of one kind and status. `size_bytes` is the sum of the known ones, `oldest_seconds`
+    how long the first of them has been so."""
+
+    kind: str
+    status: str
+    files: int
+    size_bytes: int
+    oldest_seconds: float
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What is known of a table at a moment. `behind_since_ms` is the time of the oldest version not synced."""
+
+    record: TableRecord | None = None
+    counts: TableCounts | None = None
+    source_version: int | None = None
+    behind_since_ms: int | None = None
+    syncing: bool = False
+    accounts: AccountCounts = AccountCounts()
+    # When source and target were last seen, on the monotonic clock; None before the first look.
+    looked_at_s: float | None = None
+
+
+def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int) -> TableStatus:
+    """A table that the state database knows and that the configuration leads to no more, by an entry or a pattern."""
+    error = TableError(
+        kind="TableGone",
+        message="nothing in the configuration leads to this table any more; its Iceberg table stays as it was, and "
+        "readers of it fail where Delta's files are gone",
+        hint=f"Bring the Delta table or its entry back, or `dvsync forget {record.name}` once you have dropped "
+        f"{record.target} or want to keep it as it is.",
+        version=None,
+        since_ms=record.last_synced_at_ms or now_ms,
+        consecutive=1,
+        parked=False,
+    )
+    seen = Observation(replace(record, error=error), counts)
+    return replace(table_status(record, seen, now_ms), state=TableState.GONE)
+
+
+def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: int) -> TableStatus:
+    record, counts, error = seen.record, seen.counts, seen.record.error if seen.record else None
+    synced = record.synced_version if record else None
+    lag_versions = None if seen.source_version is None else seen.source_version - (-1 if synced is None else synced)
+    lag_seconds = None
+    if lag_versions is not None and lag_versions <= 0:
+        lag_seconds = 0.0
+    elif seen.behind_since_ms is not None:
+        lag_seconds = max(0, now_ms - seen.behind_since_ms) / 1000
+    return TableStatus(
+        name=table.name,
+        source=scrub(table.source),
+        target=table.target,
+        state=_state(seen, lag_versions),
+        synced_version=synced,
+        source_version=seen.source_version,
+        lag_versions=lag_versions,
+        lag_seconds=lag_seconds,
+        snapshot_id=record.snapshot_id if record else None,
+        metadata_location=record.metadata_location if record else None,
+        last_synced_at=_iso(record.last_synced_at_ms) if record and record.last_synced_at_ms is not None else None,
+        error=_error_status(error) if error else None,
+        live_data_files=counts.live_data_files if counts else None,
+        live_rows=counts.live_rows if counts else None,
+        live_delete_files=counts.live_delete_files if counts else None,
+        deleted_positions=counts.deleted_positions if counts else None,
+        orphans_waiting=sum(each.files for each in counts.orphans) if counts else None,
+        orphan_bytes=sum(each.size_bytes for each in counts.orphans) if counts else None,
+        written_files=[_written_status(each, now_ms) for each in counts.written] if counts else None,
+    )
+
+
+def _written_status(count: WrittenCount, now_ms: int) -> WrittenStatus:
+    age_s = max(0, now_ms - count.oldest_since_ms) / 1000
+    return WrittenStatus(count.kind, count.status, count.files, count.size_bytes, age_s)
+
+
+def _error_status(error: TableError) -> ErrorStatus:
+    return ErrorStatus(
+        kind=error.kind,
+        message=error.message,
+        hint=error.hint,
+        version=error.version,
+        since=_iso(error.since_ms),
+        consecutive=error.consecutive,
+    )
+
+
+def _state(seen: Observation, lag_versions: int | None) -> TableState:
+    record = seen.record
+    if record and record.paused:
+        return TableState.PAUSED
+    if record and record.error and record.error.parked:
+        return TableState.PARKED
+    if seen.syncing:
+        return TableState.SYNCING
+    if record and record.error:
+        return TableState.RETRYING
+    if lag_versions is None:
+        # Once synced and its source not looked at: the promise of "synced" is not given blindly.
+        return TableState.WAITING if record is None or record.synced_version is None else TableState.BEHIND
+    return TableState.BEHIND if lag_versions > 0 else TableState.SYNCED
+
+
+def _iso(epoch_ms: int) -> str:
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def count_states(statuses: Sequence[TableStatus]) -> str:
+    """How many tables are in which state, the worst first."""
+    counts = Counter(status.state for status in statuses)
+    if not statuses:
+        return "no tables"
+    noun = "table" if len(statuses) == 1 else "tables"
+    return f"{len(statuses)} {noun}: " + ", ".join(f"{counts[state]} {state}" for state in WORST_FIRST if counts[state])
+
+
+def span(seconds: float) -> str:
+    """A duration for people: in days, hours or minutes, to a tenth, or in whole seconds."""
+    for length_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= length_s:
+            return f"{seconds / length_s:.1f} {unit}"
+    return f"{seconds:.0f} s"

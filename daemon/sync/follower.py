@@ -1,0 +1,374 @@
+"""The main path of one table: `Follower.sync` compares the Iceberg table with what is remembered, then follows Delta.
+
+The Iceberg table is the truth about our progress, the state store is the memory of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from threading import Event
+
+import structlog
+from pyiceberg.table import Table
+
+from daemon import log as events
+from daemon.delta.actions import Commit
+from daemon.delta.checksum import Totals
+from daemon.errors import (
+    AccountMismatch,
+    CommitIncomplete,
+    CorruptInput,
+    ObjectMissing,
+    ReplacementNeeded,
+    ResyncNeeded,
+    StateMismatch,
+    SyncError,
+    TargetChanged,
+    TargetHeld,
+    TargetUnreadable,
+    Unsupported,
+)
+from daemon.iceberg.account import Account, find_account
+from daemon.iceberg.marker import shown_by
+from daemon.spark.table_state import TableState, read_table_state
+from daemon.sync.advance import advance
+from daemon.sync.context import TableContext, told_as_sync_errors
+from daemon.sync.first_sync import first_sync
+from daemon.sync.memory import find_record
+from daemon.sync.outcomes import Shown, SyncResult, remembered_account
+from daemon.sync.proof import Checksums, check_state
+from daemon.sync.recovery import check_ours, check_source, commits_to_state, end_intents, load_shown, rebuild
+from daemon.sync.restore import restore_metadata
+from daemon.translate.definition import check_format_version, check_places
+from state import TableRecord
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+__all__ = ["Follower", "SyncResult"]
+
+# How often a quiet table is synced all the same, which lists its log: to notice what was done to its Iceberg side
+# behind our back, and what log cleanup took. And how often its newest commit is asked for, to notice another one.
+CONTINUITY_INTERVAL_S = 600.0
+NEWEST_COMMIT_INTERVAL_S = 60.0
+# For how long Delta must be at an older version of a table than Iceberg before Iceberg goes back to it.
+OLDER_STATE_MIN_S = 60.0
+
+
+class Follower:
+    """Keeps one Iceberg table in step with one Delta table. Used by one thread at a time."""
+
+    def __init__(self, context: TableContext) -> None:
+        self._context = context
+        self._synced_version: int | None = None
+        self._in_doubt = True
+        self._continuity_due_s = self._newest_commit_due_s = 0.0
+        # Another dvsync's newest metadata file, and since when it could have gone on from it.
+        self._others_location: str | None = None
+        self._others_since_s = 0.0
+        # Up to here its table shows Delta's newest state, by commits that change nothing of it.
+        self._others_version = -1
+        # The Delta table that another dvsync shows, once it was found to be ours.
+        self._others_table_id: str | None = None
+        # Since when Delta has been at an older version than Iceberg.
+        self._older_since_s: float | None = None
+        self._checksums = Checksums(context.log)
+
+    def has_news(self) -> bool:
+        """Whether a sync would find something to do: one or two requests, no listing of a log that is there, no Spark.
+
+        Raises ObjectMissing when the log of a table that was synced is gone.
+        """
+        log, now_s = self._context.log, self._context.clock.monotonic_s()
+        if self._in_doubt:
+            return True
+        if self._synced_version is None:
+            return log.is_there()
+        if now_s >= self._continuity_due_s or log.has_version(self._synced_version + 1):
+            return True
+        if now_s >= self._newest_commit_due_s:
+            # A commit behind a missing one is waited for in vain: two requests tell, and no listing.
+            if not log.is_untouched(self._synced_version) or log.has_version(self._synced_version + 2):
+                with suppress(ResyncNeeded):
+                    log.check_continuity(self._synced_version)
+                return True
+            self._newest_commit_due_s = now_s + NEWEST_COMMIT_INTERVAL_S
+        return False
+
+    def doubt(self) -> None:
+        """There is news, whatever the log says: a person wants the table written anew."""
+        self._in_doubt = True
+
+    def source_version(self) -> int | None:
+        """The newest Delta version, by existence checks only; None when it cannot be told without Spark."""
+        known = self._synced_version
+        if known is None:
+            record = find_record(self._context.store.list_tables(), self._context.settings)
+            known = record.synced_version if record else None
+        return self._context.log.find_newest(known)
+
+    def sync(
+        self, *, stop: Event | None = None, full: bool = False, others_wait: Callable[[], bool] = lambda: False
+    ) -> SyncResult:
+        """One bounded cycle. Raises a `SyncError` that names the table; the cursor is then where the snapshots are.
+
+        `full` writes the Iceberg table anew from Delta's whole newest state instead of following the log. While
+        `others_wait`, the versions that are there may share a snapshot.
+        """
+        is_in_doubt, self._in_doubt = self._in_doubt, True
+        with told_as_sync_errors(self._context.settings.name), self._context.committing:
+            shown, result = self._sync(stop or Event(), full, others_wait, is_in_doubt=is_in_doubt)
+            if shown and shown.record.resync_wanted:
+                self._context.store.record_resync_wanted(shown.record.id, False)
+        self._in_doubt, self._older_since_s = False, None
+        self._synced_version = shown.record.synced_version if shown else None
+        now_s = self._context.clock.monotonic_s()
+        self._continuity_due_s = now_s + CONTINUITY_INTERVAL_S
+        self._newest_commit_due_s = now_s + NEWEST_COMMIT_INTERVAL_S
+        return result
+
+    def _sync(
+        self, stop: Event, full: bool, others_wait: Callable[[], bool], *, is_in_doubt: bool
+    ) -> tuple[Shown | None, SyncResult]:
+        context = self._context
+        settings = context.settings
+        check_format_version(settings, None)
+        record = context.store.load_table(settings.name, settings.source, settings.target)
+        full = full or record.resync_wanted
+        if record.synced_version is None and not context.log.is_there():
+            return None, SyncResult("waiting", None, None)
+        table = self._find_table(record, full)
+        record = end_intents(context, record, table)
+        if table is None:
+            return first_sync(context, record)
+        check_ours(context, record, table)
+        check_format_version(settings, table)
+        check_places(table.metadata.location, table.properties, context.location)
+        if full:
+            return self._replace(record, table, "a resync was asked for")
+        self._give_way(record, table)
+        try:
+            shown, must_compare = load_shown(context, record, table, is_in_doubt=is_in_doubt)
+            return self._follow(record, shown, must_compare, stop, others_wait)
+        except ReplacementNeeded as needed:
+            return self._replace(record, table, str(needed))
+        except TargetChanged as error:
+            if settings.on_foreign_commit != "overwrite":
+                raise
+            return self._replace(record, table, str(error))
+
+    def _follow(
+        self, record: TableRecord, shown: Shown, must_compare: bool, stop: Event, others_wait: Callable[[], bool]
+    ) -> tuple[Shown, SyncResult]:
+        """Show what is new, by the log where that can be followed."""
+        rebuilt = shown.record.snapshot_id != record.snapshot_id
+        start = SyncResult("rebuilt" if rebuilt else "unchanged", None, shown.record.synced_version)
+        try:
+            if must_compare:
+                raise ResyncNeeded("what is remembered is in doubt", hint="Delta's newest state is compared whole.")
+            self._check_continuity(shown)
+            for commits in self._read_news(shown, stop, others_wait):
+                for current, step in self._steps(shown, commits):
+                    shown, start = current, start.then(step)
+        except (ResyncNeeded, AccountMismatch) as needed:
+            shown, step = self._resynchronise(shown, needed)
+            start = start.then(step)
+        assert shown.record.synced_version is not None, "what is shown has a version"
+        return shown, start.with_more(self._context.log.has_version(shown.record.synced_version + 1))
+
+    def _find_table(self, record: TableRecord, full: bool) -> Table | None:
+        try:
+            return self._context.target.find_table()
+        except (TargetUnreadable, ObjectMissing) as error:
+            if not full:
+                raise
+            return restore_metadata(self._context, record, error)
+
+    def _replace(self, record: TableRecord, table: Table, reason: str) -> tuple[Shown, SyncResult]:
+        """Write all of the table anew from Delta's state: nothing of what is there or remembered is relied upon."""
+        _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
+        return first_sync(self._context, record, table)
+
+    def _give_way(self, record: TableRecord, table: Table) -> None:
+        """Raise `TargetHeld` while another dvsync keeps the table in step, `TargetChanged` if it has another source.
+
+        It is presumed dead when Delta has gone on for a whole lease and it has not. A comeback does no harm: its commit
+        needs the snapshot that it knew, and then it gives way itself.
+        """
+        writer, marker, current = self._context.writer, shown_by(table), table.metadata.current_snapshot_id
+        if writer is None or marker is None or marker.writer in (None, writer.name) or current == record.snapshot_id:
+            return
+        if any(intent.id == current for intent, _ in self._context.store.find_open_intents(record.id)):
+            return
+        if marker.delta_table_id not in (record.delta_table_id, self._others_table_id):
+            check_source(self._context, table, marker)
+            self._others_table_id = marker.delta_table_id
+        now_s = self._context.clock.monotonic_s()
+        if self._others_location != table.metadata_location or not self._is_behind(marker.version):
+            self._others_location, self._others_since_s = table.metadata_location, now_s
+        silent_s = now_s - self._others_since_s
+        if silent_s >= writer.lease_s:
+            _log.warning(events.TARGET_TAKEN_OVER, holder=marker.writer, silent_s=round(silent_s))
+            return
+        raise TargetHeld(
+            f"the dvsync with the state {marker.writer} keeps the Iceberg table in step (at version {marker.version})",
+            hint=f"This one takes over when that one leaves a new version lying for {writer.lease_s:g} s. Stop one of "
+            f"the two; `dvsync resync {self._context.settings.name}` takes over at once.",
+        )
+
+    def _is_behind(self, version: int) -> bool:
+        """Whether a commit after `version` changes what is shown: one that does not leaves no trace in Iceberg."""
+        log = self._context.log
+        version = max(version, self._others_version)
+        while log.has_version(version + 1):
+            with suppress(CommitIncomplete, CorruptInput, Unsupported):
+                commit = log.read_commit(version + 1, bytes_max=self._context.limits.commit_bytes_max)
+                if not (any(commit.file_actions) or commit.metadata or commit.protocol):
+                    version = self._others_version = version + 1
+                    continue
+            return True
+        return False
+
+    def _read_news(self, shown: Shown, stop: Event, others_wait: Callable[[], bool]) -> Iterator[list[Commit]]:
+        """Delta's commits after the shown one, grouped as snapshots: one by one, or folded when there is no time.
+
+        While `others_wait`, one group is enough: the table's turn comes again.
+        """
+        limits, log = self._context.limits, self._context.log
+        version = shown.record.synced_version
+        assert version is not None, "what is shown has a version"
+        last = version + limits.commits_max
+        far_behind = log.has_version(version + limits.fold_after_versions + 1)
+        while version < last and not stop.is_set():
+            group: list[Commit] = []
+            size_bytes = 0
+            folds = far_behind or (limits.fold_when_busy and others_wait())
+            while version < last and log.has_version(version + 1) and (folds or not group) and not stop.is_set():
+                if size_bytes > limits.commit_bytes_max:
+                    break  # Actions are held in memory until they are shown.
+                try:
+                    with self._context.step("read"):
+                        commit = log.read_commit(version + 1, bytes_max=limits.commit_bytes_max)
+                except SyncError:
+                    if not group:
+                        raise
+                    break  # It is read again once those before it are shown.
+                version += 1
+                if commit.metadata and commit.metadata.id != shown.record.delta_table_id:
+                    raise ResyncNeeded(
+                        f"version {version} makes another table of it (id {commit.metadata.id})",
+                        version=version,
+                        hint="It is synchronised whole, in one snapshot.",
+                    )
+                group.append(commit)
+                size_bytes += commit.size_bytes
+            if not group:
+                return
+            yield group
+            if others_wait():
+                return
+
+    def _check_continuity(self, shown: Shown) -> None:
+        """Raise `ResyncNeeded` when the log is not the one that was followed so far."""
+        log, record = self._context.log, shown.record
+        version, timestamp_ms = record.synced_version, record.source_timestamp_ms
+        assert version is not None and timestamp_ms is not None, "what is shown has a version and its time"
+        if not log.has_version(version + 1):
+            log.check_continuity(version)
+        log.check_commit(version, timestamp_ms)
+
+    def _resynchronise(self, shown: Shown, needed: ResyncNeeded | AccountMismatch) -> tuple[Shown, SyncResult]:
+        """Compare states, with a memory that is rebuilt first where it may be what is wrong."""
+        _log.warning(events.STATES_COMPARED, reason=str(needed))
+        may_be_wrong = isinstance(needed, StateMismatch | AccountMismatch)
+        if may_be_wrong:
+            marker = shown_by(shown.table)
+            assert marker is not None, "what is shown is ours"
+            shown, _ = rebuild(self._context, shown.record, shown.table, marker)
+        try:
+            return self._compare(shown)
+        except (StateMismatch, AccountMismatch) as mismatch:
+            if may_be_wrong:
+                raise
+            return self._resynchronise(shown, mismatch)
+        except (Unsupported, CorruptInput):
+            if not may_be_wrong or needed.version is None:
+                raise
+            # The versions before the one at fault are shown all the same.
+            return self._compare(shown, needed.version)
+
+    def _compare(self, shown: Shown, version: int | None = None) -> tuple[Shown, SyncResult]:
+        """Show Delta's state at `version`, or its newest, whatever Iceberg shows."""
+        with self._context.spark.session() as spark:
+            state = read_table_state(spark, self._context.log, version)
+            self._check_not_older(shown, state)
+            commits, totals = commits_to_state(self._context, shown, state)
+        shown, result = self._advance(shown, commits, totals)
+        self._checksums.learn(commits[-1].version, totals)
+        return shown, result
+
+    def _check_not_older(self, shown: Shown, newest: TableState) -> None:
+        """Raise `ObjectMissing` while Delta is at an older version of the very table, and has not been so for long.
+
+        A listing that lags would take Iceberg back for a moment.
+        """
+        version, record = newest.version, shown.record
+        is_same_table = newest.metadata.id == record.delta_table_id
+        if not is_same_table or record.synced_version is None or version >= record.synced_version:
+            self._older_since_s = None
+            return
+        now_s = self._context.clock.monotonic_s()
+        self._older_since_s = now_s if self._older_since_s is None else self._older_since_s
+        if now_s - self._older_since_s < OLDER_STATE_MIN_S:
+            raise ObjectMissing(
+                f"the Delta table ends at version {version}, and version {record.synced_version} was synced already",
+                version=record.synced_version,
+                path=self._context.log.commit_path(record.synced_version),
+                hint=f"Restore the log. If it stays so, Iceberg goes back to version {version} after a minute; "
+                f"`dvsync resync {record.name}` goes back at once.",
+            )
+
+    def _steps(self, shown: Shown, commits: list[Commit]) -> Iterator[tuple[Shown, SyncResult]]:
+        """Advance in one step, or in one for each commit where together they are refused.
+
+        So those before the one at fault are shown, and the error names that one.
+        """
+        if len(commits) > 1:
+            with suppress(Unsupported, CorruptInput, ObjectMissing):
+                yield self._advance(shown, commits)
+                return
+        for commit in commits:
+            shown, step = self._show(shown, commit)
+            yield shown, step
+
+    def _show(self, shown: Shown, commit: Commit) -> tuple[Shown, SyncResult]:
+        """Advance by what the log says. Raises `ResyncNeeded` for what is lost where Delta has gone on since."""
+        try:
+            return self._advance(shown, [commit])
+        except ObjectMissing as missing:
+            if not self._context.log.has_version(commit.version + 1):
+                raise
+            raise ResyncNeeded(
+                f"version {commit.version} cannot be read any more ({missing.message}), and newer ones are there",
+                version=commit.version,
+                path=missing.path,
+                hint="VACUUM was faster than dvsync; the states are compared and the difference is committed.",
+            ) from missing
+
+    def _advance(self, shown: Shown, commits: list[Commit], totals: Totals | None = None) -> tuple[Shown, SyncResult]:
+        """Show commits of the log, or what a comparison with a state of these `totals` came to."""
+        context, version = self._context, commits[-1].version
+        check: Callable[[Account], None]
+        if totals is None:
+            before = find_account(shown.table.current_snapshot()) or remembered_account(context, shown.record)
+            check = partial(self._checksums.check, version)
+        else:
+            before = remembered_account(context, shown.record)
+            check = partial(check_state, totals)
+        try:
+            return advance(context, shown, commits, before, check)
+        except SyncError as error:
+            # What is refused and has no file of its own stands in the commit file itself.
+            path = self._context.log.commit_path(version) if isinstance(error, Unsupported | CorruptInput) else None
+            raise error.located(version=version, path=path) from error.__cause__

@@ -1,0 +1,211 @@
+"""What one commit comes to: for the state store, for the log, and the state that follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from msgspec.structs import replace as with_fields
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+
+from daemon.delta.replay import TableChange, join_operations
+from daemon.iceberg.account import Account
+from daemon.iceberg.marker import Marker
+from daemon.iceberg.row_delta import PreparedSnapshot
+from daemon.sync.context import TableContext
+from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, record_of
+from daemon.translate.partition_values import encode_partition
+from daemon.translate.plan import CommitPlan
+from state import DeleteFileRecord, DeletionVectorRecord, DvMapping, LiveFile, Outcome, TableRecord
+
+
+@dataclass(frozen=True)
+class SyncResult:
+    """What one cycle did. `outcome`: waiting, unchanged, advanced, rebuilt. Versions are Delta's, inclusive.
+
+    `more` says that the cycle stopped at a bound and the next one should start at once.
+    """
+
+    outcome: str
+    from_version: int | None
+    to_version: int | None
+    snapshot_id: int | None = None
+    metadata_location: str | None = None
+    source_timestamp_ms: int | None = None
+    operation: str | None = None
+    snapshots: int = 0
+    data_files_added: int = 0
+    data_files_removed: int = 0
+    delete_files_added: int = 0
+    delete_files_removed: int = 0
+    positions_added: int = 0
+    more: bool = False
+
+    def with_more(self, more: bool) -> SyncResult:
+        return replace(self, more=more)
+
+    def then(self, later: SyncResult) -> SyncResult:
+        """Both results as one cycle's."""
+        return replace(
+            later,
+            outcome=later.outcome if later.outcome != "unchanged" else self.outcome,
+            from_version=self.from_version if self.from_version is not None else later.from_version,
+            operation=join_operations((self.operation, later.operation)),
+            snapshot_id=later.snapshot_id or self.snapshot_id,
+            snapshots=self.snapshots + later.snapshots,
+            data_files_added=self.data_files_added + later.data_files_added,
+            data_files_removed=self.data_files_removed + later.data_files_removed,
+            delete_files_added=self.delete_files_added + later.delete_files_added,
+            delete_files_removed=self.delete_files_removed + later.delete_files_removed,
+            positions_added=self.positions_added + later.positions_added,
+        )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The Iceberg table and what the state store remembers of it; the two agree."""
+
+    record: TableRecord
+    table: Table
+
+
+def remembered_account(context: TableContext, record: TableRecord) -> Account:
+    """What is remembered adds up to. Reads every live file's row."""
+    counts = context.store.count(record.id)
+    physical_rows = counts.live_rows + counts.deleted_positions
+    return Account(counts.live_data_files, physical_rows, counts.deleted_positions, counts.live_bytes)
+
+
+def marker_of(outcome: Outcome) -> Marker:
+    return Marker(outcome.delta_table_id, outcome.to_version, outcome.source_timestamp_ms)
+
+
+def outcome_of_change(record: TableRecord, change: TableChange, completed: CommitPlan) -> Outcome:
+    """What will be remembered; the manifests of added files are not known yet."""
+    delta_table_id = change.metadata.id if change.metadata else record.delta_table_id
+    assert delta_table_id is not None, "a table that is followed has been synced"
+    return Outcome(
+        table_id=record.id,
+        delta_table_id=delta_table_id,
+        from_version=record.synced_version,
+        to_version=change.to_version,
+        source_timestamp_ms=change.timestamp_ms,
+        snapshot_id=record.snapshot_id,
+        metadata_location=record.metadata_location,
+        added_files=tuple(
+            live_file(data_file, "", record_of(dv) if dv else None)
+            for data_file in completed.delta.added_data_files
+            for dv in (completed.added_files[data_file.file_path].deletion_vector,)
+        ),
+        changed_dvs=tuple(completed.changed_dvs.items()),
+        removed_files=completed.removed_files,
+        added_delete_files=delete_file_records(completed),
+        removed_delete_files=tuple(completed.removed_delete_files.items()),
+        unwritten_files=completed.unwritten_files,
+    )
+
+
+def live_file(data_file: DataFile, manifest_path: str, deletion_vector: DeletionVectorRecord | None) -> LiveFile:
+    """What is remembered of an entry."""
+    return LiveFile(
+        path=data_file.file_path,
+        record_count=data_file.record_count,
+        size_bytes=data_file.file_size_in_bytes,
+        spec_id=data_file.spec_id,
+        manifest_path=manifest_path,
+        deletion_vector=deletion_vector,
+        partition=encode_partition(data_file.partition),
+    )
+
+
+def delete_file_records(completed: CommitPlan) -> tuple[DeleteFileRecord, ...]:
+    """The written delete files with the deletion vectors that went into them."""
+    records = [written_record(task, result) for task, result in completed.written]
+    for rewrite, result in completed.rewritten:
+        records.append(
+            DeleteFileRecord(
+                path=result.path,
+                size_bytes=result.size_bytes or 0,
+                positions=result.positions,
+                spec_id=rewrite.old.spec_id,
+                manifest_path="",
+                mappings=tuple(mapping for mapping in rewrite.old.mappings if mapping.data_file in rewrite.kept),
+            )
+        )
+    return tuple(records)
+
+
+def written_record(task: DeleteFileTask, result: DeleteFileResult) -> DeleteFileRecord:
+    """One written delete file; its manifest is not known yet."""
+    dv_ids = {work.data_file: work.after.unique_id for work in task.works}
+    return DeleteFileRecord(
+        path=result.path,
+        size_bytes=result.size_bytes or 0,
+        positions=result.positions,
+        spec_id=task.spec_id,
+        manifest_path="",
+        mappings=tuple(
+            DvMapping(row.data_file, dv_ids[row.data_file], row.positions) for row in result.rows if row.positions
+        ),
+    )
+
+
+def unchanged_outcome(record: TableRecord) -> Outcome:
+    """What is remembered already: for a commit that shows no other version."""
+    assert record.delta_table_id is not None, "a table that is followed has been synced"
+    assert record.synced_version is not None and record.source_timestamp_ms is not None, "so has its version"
+    return Outcome(
+        table_id=record.id,
+        delta_table_id=record.delta_table_id,
+        from_version=record.synced_version,
+        to_version=record.synced_version,
+        source_timestamp_ms=record.source_timestamp_ms,
+        snapshot_id=record.snapshot_id,
+        metadata_location=record.metadata_location,
+        must_compare=record.must_compare,
+    )
+
+
+def placed(outcome: Outcome, prepared: PreparedSnapshot) -> Outcome:
+    """The outcome with the manifests that hold each added file."""
+    place = prepared.placements
+    return with_fields(
+        outcome,
+        snapshot_id=prepared.snapshot_id,
+        added_files=tuple(with_fields(file, manifest_path=place[file.path]) for file in outcome.added_files),
+        added_delete_files=tuple(
+            with_fields(file, manifest_path=place[file.path]) for file in outcome.added_delete_files
+        ),
+        moved_manifests=tuple(prepared.moved_manifests.items()),
+    )
+
+
+def remembered(record: TableRecord, outcome: Outcome) -> TableRecord:
+    """The table's row once `outcome` is recorded."""
+    return with_fields(
+        record,
+        delta_table_id=outcome.delta_table_id,
+        synced_version=outcome.to_version,
+        source_timestamp_ms=outcome.source_timestamp_ms,
+        snapshot_id=outcome.snapshot_id,
+        metadata_location=outcome.metadata_location,
+        must_compare=outcome.must_compare,
+    )
+
+
+def result_of_change(change: TableChange, completed: CommitPlan, outcome: Outcome, *, snapshots: int) -> SyncResult:
+    return SyncResult(
+        outcome="advanced",
+        from_version=change.from_version,
+        to_version=change.to_version,
+        snapshot_id=outcome.snapshot_id,
+        metadata_location=outcome.metadata_location,
+        source_timestamp_ms=outcome.source_timestamp_ms,
+        operation=change.operation,
+        snapshots=snapshots,
+        data_files_added=len(change.added),
+        data_files_removed=len(change.removed),
+        delete_files_added=len(completed.written),
+        delete_files_removed=len(completed.removed_delete_files),
+        positions_added=sum(result.positions for _, result in completed.written),
+    )

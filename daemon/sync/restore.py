@@ -1,0 +1,68 @@
+"""The way back when the metadata file that the catalog names is damaged or gone, as an older power cut leaves it.
+
+The catalog's entry stays: what can be read is written to the place that it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import structlog
+from pyiceberg.exceptions import ValidationError
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadataUtil
+
+from daemon import log as events
+from daemon.durable import force_to_disk
+from daemon.errors import SyncError, TargetUnreadable
+from daemon.iceberg.marker import find_marker
+from daemon.sync.context import TableContext
+from state import FileKind, FileStatus, TableRecord
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+SUFFIX = ".metadata.json"
+
+
+def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncError) -> Table | None:
+    """Put the newest metadata of the table that can be read where `damaged` says that none is; the table by it.
+
+    The current snapshot of what is put there is dvsync's own. Raises TargetUnreadable when there is none such.
+    """
+    assert damaged.path is not None, "the catalog names a metadata file"
+    for path in _newest_first(context, record, damaged.path):
+        data = context.storage.read(path)
+        if _is_ours(data):
+            break
+    else:
+        raise TargetUnreadable(
+            f"no metadata file of the Iceberg table can be read: {damaged.message}",
+            path=damaged.path,
+            hint=f"Restore the file, or drop {context.settings.target} from the catalog, its tags and history with it: "
+            "the next sync makes it anew from Delta's state.",
+        ) from damaged
+    with PyArrowFileIO(dict(context.properties)).new_output(damaged.path).create(overwrite=True) as file:
+        file.write(data)
+    force_to_disk([damaged.path])
+    _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; {path} was put in its place")
+    return context.target.find_table()
+
+
+def _newest_first(context: TableContext, record: TableRecord, damaged: str) -> Iterator[str]:
+    """The other metadata files beside the damaged one, those first that the state store knows as the table's."""
+    written = context.store.list_written(record.id, (FileStatus.LIVE,))
+    known = {file.path for file in written if file.kind is FileKind.METADATA}
+    found = context.storage.list_from(damaged.rpartition("/")[0], after="")
+    others = [file for file in found if file.path.endswith(SUFFIX) and file.path != damaged]
+    for file in sorted(others, key=lambda file: (file.path in known, file.modified_ms), reverse=True):
+        yield file.path
+
+
+def _is_ours(data: bytes) -> bool:
+    """Whether this is metadata, with a snapshot of dvsync's as the current one."""
+    try:
+        metadata = TableMetadataUtil.parse_raw(data.decode())
+    except (ValidationError, ValueError):
+        return False
+    return find_marker(metadata.current_snapshot()) is not None

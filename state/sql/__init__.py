@@ -1,0 +1,1 @@
+"""The state store on SQLAlchemy: SQLite or PostgreSQL."""

@@ -1,0 +1,35 @@
+"""The lease in its one row: read, taken, and held against everybody who writes."""
+
+from __future__ import annotations
+
+from msgspec.structs import asdict
+from sqlalchemy import Connection, select, update
+
+from state.records import Lease
+from state.sql.models import LEASE
+from state.store import LeaseLost
+
+# Every write asks it.
+_LEASE = select(*LEASE.c[Lease.__struct_fields__])
+
+
+def read_lease(connection: Connection) -> Lease:
+    return Lease(*connection.execute(_LEASE).one())
+
+
+def check_holder(connection: Connection, token: int) -> None:
+    """Raise LeaseLost unless the lease is still `token`'s; there is one writer at a time."""
+    lease = read_lease(connection)
+    if lease.token != token:
+        raise LeaseLost(f"the state database was taken over by {lease.holder or 'another process, which has ended'}")
+
+
+def replace_lease(connection: Connection, seen: Lease, new: Lease) -> bool:
+    """Write `new` if the lease is as it was `seen`; says whether it was."""
+    as_seen = update(LEASE).where(LEASE.c.token == seen.token, LEASE.c.renewals == seen.renewals)
+    return connection.execute(as_seen.values(asdict(new))).rowcount == 1
+
+
+def update_lease(connection: Connection, **columns: object) -> None:
+    """Change the lease that is held; its renewals grow by one."""
+    connection.execute(update(LEASE).values(renewals=LEASE.c.renewals + 1, **columns))

@@ -1,0 +1,74 @@
+"""From rows to records: how live files and delete files are read, inside the caller's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Row, Select, bindparam, select
+
+from state.records import DeleteFileRecord, DeletionVectorRecord, DvMapping, LiveFile
+from state.sql.bulk import batched
+from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
+
+_decode_partition = msgspec.json.Decoder(tuple[str | None, ...]).decode
+
+
+def select_live_files() -> Select[Any]:
+    """Those of the table with the id that the parameter `table_id` will say."""
+    return (
+        select(DATA_FILES, METADATA_FILES.c.path.label("manifest_path"))
+        .join(METADATA_FILES, METADATA_FILES.c.id == DATA_FILES.c.manifest_id)
+        .where(DATA_FILES.c.table_id == bindparam("table_id"))
+    )
+
+
+def live_file(row: Row[Any]) -> LiveFile:
+    """The record of one row of `select_live_files`."""
+    deletion_vector = None
+    if row.dv_unique_id is not None:
+        deletion_vector = DeletionVectorRecord(
+            unique_id=row.dv_unique_id,
+            storage_type=row.dv_storage_type,
+            path_or_inline_dv=row.dv_path_or_inline_dv,
+            size_in_bytes=row.dv_size_in_bytes,
+            cardinality=row.dv_cardinality,
+            offset=row.dv_offset,
+        )
+    return LiveFile(
+        path=row.path,
+        record_count=row.record_count,
+        size_bytes=row.size_bytes,
+        spec_id=row.spec_id,
+        manifest_path=row.manifest_path,
+        deletion_vector=deletion_vector,
+        partition=_decode_partition(row.partition),
+    )
+
+
+def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) -> list[DeleteFileRecord]:
+    """These live delete files with all their mappings, both sorted by path."""
+    mappings: dict[int, list[DvMapping]] = {delete_file_id: [] for delete_file_id in delete_file_ids}
+    delete_files = []
+    for batch in batched(delete_file_ids):
+        served = (
+            select(DV_MAPPINGS, DATA_FILES.c.path)
+            .join(DATA_FILES, DATA_FILES.c.id == DV_MAPPINGS.c.data_file_id)
+            .where(DV_MAPPINGS.c.delete_file_id.in_(batch))
+            .order_by(DATA_FILES.c.path)
+        )
+        for row in connection.execute(served):
+            mappings[row.delete_file_id].append(DvMapping(row.path, row.dv_unique_id, row.positions))
+        serving = (
+            select(DELETE_FILES, METADATA_FILES.c.path.label("manifest_path"))
+            .join(METADATA_FILES, METADATA_FILES.c.id == DELETE_FILES.c.manifest_id)
+            .where(DELETE_FILES.c.id.in_(batch))
+        )
+        delete_files += [
+            DeleteFileRecord(
+                row.path, row.size_bytes, row.positions, row.spec_id, row.manifest_path, tuple(mappings[row.id])
+            )
+            for row in connection.execute(serving)
+        ]
+    return sorted(delete_files, key=lambda delete_file: delete_file.path)

@@ -1,0 +1,134 @@
+"""Daemons as processes of their own, on handmade tables: started, watched through log and probes, and done harm to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 40.0
+
+
+def until(condition: Callable[[], Any], what: str = "the condition", *, wait_s: float = WAIT_S) -> Any:
+    """What `condition` gives as soon as it is true."""
+    deadline_s = time.monotonic() + wait_s
+    while time.monotonic() < deadline_s:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what} did not come true within {wait_s:.0f} s")
+
+
+@dataclass
+class Daemon:
+    """`dvsync run --config` as a process; `lines` are its log so far."""
+
+    config: Path
+    environment: Mapping[str, str] | None = None
+    module: str = "tests.kit.sparkless_daemon"
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def launch(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", self.module, "run", "--config", str(self.config)],
+            cwd=ROOT,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def started(self) -> None:
+        """Wait until it answers."""
+        self.url = self.told("daemon.started")["health"]
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.append(json.loads(line) if line.startswith("{") else {"event": "output", "line": line})
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+    def told(self, event: str, *, wait_s: float = WAIT_S, **values: object) -> dict[str, Any]:
+        """The first line of this event with these values, which may be still to come."""
+
+        def found() -> dict[str, Any] | None:
+            matching = (line for line in self.lines if line["event"] == event and values.items() <= line.items())
+            return next(matching, None)
+
+        try:
+            return until(found, wait_s=wait_s)
+        except AssertionError:
+            raise AssertionError(f"no {event} {values} among {self.lines[-20:]}") from None
+
+    def get(self, path: str) -> tuple[int, Any]:
+        try:
+            with urlopen(f"{self.url}{path}", timeout=10) as answer:
+                return answer.status, json.load(answer)
+        except HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def fetch(self, path: str) -> str:
+        """The text of a page."""
+        with urlopen(f"{self.url}{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def reasons(self) -> str:
+        """Why it is not ready."""
+        return "; ".join(f"{each['table']}: {each['reason']}" for each in self.get("/readyz")[1]["reasons"])
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        return {status["name"]: status for status in self.get("/api/tables")[1]}
+
+    def synced_to(self, name: str, version: int) -> None:
+        """Wait until the table is in step with this version."""
+        until(lambda: self.tables().get(name, {}).get("synced_version") == version, f"{name} at version {version}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        """The exit code."""
+        return self.process.wait(WAIT_S)
+
+
+def command(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command of `dvsync` as a process of its own, on handmade tables."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.kit.sparkless_daemon", *words, "--config", str(config)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@contextmanager
+def daemon(config: Path) -> Iterator[Daemon]:
+    """A daemon that has told that it started, killed at the end."""
+    running = Daemon(config)
+    try:
+        running.launch()
+        running.started()
+        yield running
+    finally:
+        running.kill()

@@ -1,0 +1,54 @@
+"""Random Delta commits from a seed, for long runs."""
+
+from __future__ import annotations
+
+from random import Random
+
+from tests.kit.handmade import COLUMNS, HandmadeTable
+
+
+class History:
+    """Random Delta commits; `versions` are those with a change of rows, which have one snapshot each."""
+
+    def __init__(self, table: HandmadeTable, random: Random) -> None:
+        self.table = table
+        self.random = random
+        self.versions = [0]
+        self._columns = list(COLUMNS)
+
+    def play(self) -> None:
+        kinds = [self._append, self._delete, self._delete, self._restore, self._remove, self._add_column]
+        self.random.choice(kinds if self.table.live else [self._append])()
+
+    def _append(self) -> None:
+        first = 10 * len(self.table.rows)
+        part = self.random.choice("xy")
+        paths = [self.table.write_file([(first + n, part, f"v{n}") for n in range(6)])]
+        self._commit([self.table.add(path, deleted=self._some(2)) for path in paths])
+
+    def _delete(self) -> None:
+        paths = self.random.sample(sorted(self.table.live), min(2, len(self.table.live)))
+        fresh = {path: set(range(6)) - self.table.deleted[path] for path in paths}
+        picks = {path: {self.random.choice(sorted(left))} for path, left in fresh.items() if left}
+        self._commit(self.table.delete(picks), changes=bool(picks))
+
+    def _restore(self) -> None:
+        path = self.random.choice(sorted(self.table.live))
+        before = self.table.deleted[path]
+        after = self._some(3) if before else {0}
+        self._commit([self.table.remove(path), self.table.add(path, deleted=after)], changes=before != after)
+
+    def _remove(self) -> None:
+        self._commit([self.table.remove(self.random.choice(sorted(self.table.live)))])
+
+    def _add_column(self) -> None:
+        self._columns.append((f"c{len(self._columns)}", "long"))
+        self._commit([{"metaData": self.table.metadata(self._columns)}], changes=False)
+
+    def _some(self, most: int) -> set[int]:
+        return set(self.random.sample(range(6), self.random.randint(0, most)))
+
+    def _commit(self, actions: list[dict[str, object]], *, changes: bool = True) -> None:
+        version = self.table.commit(actions)
+        if changes:
+            self.versions.append(version)

@@ -1,0 +1,298 @@
+"""Processes to kill: imports the product once, then forks one process for each order read from standard input.
+
+An order is one line, `build`, `kill CASE EVENT`, `cut CASE EVENT` or `follow CASE` in JSON, and so is the answer. Run
+as `python -m tests.kit.kill_server FOLDER GRANULARITY`. Every case is played at the one path FOLDER/case, since
+Iceberg metadata holds absolute paths; `build` keeps copies of what it was before each sync, at FOLDER/bases.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import shutil
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.avro.file import AvroOutputFile
+from pyiceberg.catalog import MetastoreCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+
+from daemon.config.settings import LimitsSettings
+from daemon.iceberg import row_delta, target
+from daemon.iceberg.position_deletes import PositionDeleteWriter
+from daemon.iceberg.target import Target
+from daemon.pipeline import data_manifests
+from daemon.pipeline.runner import Runner
+from daemon.storage import FileIOStorage
+from daemon.sync import recovery
+from state.sql.database import Database
+from state.sql.store import SqlStateStore
+from tests.kit import sparkless
+from tests.kit.checks import check, duckdb_rows
+from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
+from tests.kit.power import Disk
+
+# Every step that leaves something behind. A file that is opened and not closed is one: its bytes are lost with us.
+STEPS: tuple[tuple[Any, str], ...] = (
+    *(
+        (SqlStateStore, f"record_{verb}")
+        for verb in (
+            *("intent", "pending", "prepared", "synced", "rebuilt", "abandoned", "orphans"),
+            *("unreferenced", "sizes", "deleted"),
+        )
+    ),
+    (SqlStateStore, "forget_before"),
+    # A verb of several transactions may end between two of them.
+    (Database, "write"),
+    (FileIOStorage, "delete"),
+    (Runner, "write_delete_files"),
+    (PositionDeleteWriter, "__init__"),
+    (PositionDeleteWriter, "finish"),
+    (AvroOutputFile, "__enter__"),
+    (row_delta, "write_manifest"),
+    (data_manifests, "write_manifest"),
+    (target, "write_manifest_list"),
+    (MetastoreCatalog, "_write_metadata"),
+    (SqlCatalog, "commit_table"),
+    (Target, "commit"),
+    (Target, "define"),
+)
+
+
+@dataclass
+class Case:
+    """A table with news for its follower, and the Delta versions whose snapshots are there once it has followed."""
+
+    table: HandmadeTable
+    granularity: str
+    versions: list[int]
+    fold_after_versions: int = 200
+
+    def bench(self) -> Bench:
+        return Bench(
+            self.table.folder.parent / "dvsync",
+            self.table.location,
+            table_options={"delete_granularity": self.granularity},
+            limits=LimitsSettings(fold_after_versions=self.fold_after_versions),
+        )
+
+
+@dataclass
+class Builder:
+    """Plays one history, keeping before each sync a copy of all that is on disk: one case to be killed in."""
+
+    folder: Path
+    granularity: str
+    table: HandmadeTable = field(init=False)
+    trace: Trace = field(init=False)
+    versions: list[int] = field(default_factory=list)
+    traces: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.table = HandmadeTable(self.folder / "case" / "delta", partitioned=True)
+        self.trace = Trace(self.folder / "case" / "dvsync")
+
+    def play(self) -> None:
+        table = self.table
+        table.create()
+        self.follow("empty first sync")
+        a, b = (table.write_file([(10 * n + i, "x", f"v{i}") for i in range(6)]) for n in range(2))
+        c = table.write_file([(30 + i, "y", f"v{i}") for i in range(6)])
+        table.commit([table.add(a), table.add(b, deleted=[5]), table.add(c)])
+        self.follow("append")
+        table.commit(table.delete({a: [0, 1], b: [0], c: [2]}), operation="DELETE")
+        self.follow("dv growth")
+        table.commit(
+            [table.remove(a), table.remove(b), table.add(a, deleted=[1, 4]), table.add(b, deleted=[5])],
+            operation="RESTORE",
+        )
+        self.follow("shrunk dv")
+        table.commit([{"metaData": table.metadata((*COLUMNS, ("extra", "long")))}], operation="ADD COLUMNS")
+        self.follow("schema only", changes_rows=False)
+        d = table.write_file([(40 + i, "x", f"v{i}") for i in range(6)])
+        table.commit([table.remove(b), table.add(d, deleted=[3]), *table.delete({c: [3]})], operation="MERGE")
+        self.follow("removal")
+        self.follow_again("first sync", versions=[table.version])
+        # What was live when the append was synced, with all later versions still to be followed.
+        self.follow_again("several pending", after="dv growth", versions=list(self.versions))
+        self.follow_again("several folded", after="dv growth", versions=[0, 1, table.version], fold_after_versions=1)
+
+    def follow(self, name: str, *, changes_rows: bool = True) -> None:
+        if changes_rows:
+            self.versions.append(self.table.version)
+        self._trace(name, Case(self.table, self.granularity, list(self.versions)))
+
+    def follow_again(self, name: str, *, after: str | None = None, **options: Any) -> None:
+        """The whole history, followed from scratch or from where the case `after` began."""
+        shutil.rmtree(self.folder / "case" / "dvsync")
+        if after:
+            shutil.copytree(self.folder / "bases" / after / "dvsync", self.folder / "case" / "dvsync")
+        self._trace(name, Case(self.table, self.granularity, **options))
+
+    def _trace(self, name: str, case: Case) -> None:
+        shutil.copytree(self.folder / "case", self.folder / "bases" / name)
+        (self.folder / f"{name}.case").write_bytes(pickle.dumps(case))
+        bench = case.bench()
+        self.traces[name] = self.trace.watch(bench.follower.sync)
+        check(bench, case.table, case.versions)
+        bench.close()
+
+
+class Trace:
+    """Sees what happens in `watch`: `before record_intent`, `after record_intent`, …; may end the process at one."""
+
+    def __init__(self, folder: Path, kill_at: int | None = None, last_words: Callable[[], None] = lambda: None) -> None:
+        self._folder = folder
+        self._kill_at = kill_at
+        self._last_words = last_words
+        self._events: list[str] | None = None
+        self._last: object = None
+        for owner, name in STEPS:
+            self._wrap(owner, name)
+
+    def watch(self, work: Callable[[], object]) -> list[str]:
+        """The events while `work` runs, without a name where nothing had changed on disk since the one before.
+
+        Being killed at either of such two is the same thing.
+        """
+        self._events, self._last = [], None
+        work()
+        events, self._events = self._events, None
+        return events
+
+    def _wrap(self, owner: Any, name: str) -> None:
+        inner = getattr(owner, name)
+        word = f"{owner.__name__}.{name}" if name.startswith("__") else name
+
+        def outer(*arguments: Any, **options: Any) -> Any:
+            self._happened(f"before {word}")
+            result = inner(*arguments, **options)
+            self._happened(f"after {word}")
+            return result
+
+        setattr(owner, name, staticmethod(outer) if name == "_write_metadata" else outer)
+
+    def _happened(self, event: str) -> None:
+        if self._events is None:
+            return
+        if self._kill_at is not None:
+            if len(self._events) == self._kill_at:
+                self._last_words()
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._events.append(event)
+            return
+        on_disk = [
+            (str(path), status.st_size, status.st_mtime_ns)
+            for path in sorted(self._folder.rglob("*"))
+            if not path.name.endswith("-shm") and (status := path.stat())
+        ]
+        self._events.append(event if on_disk != self._last else "")
+        self._last = on_disk
+
+
+def build(folder: Path, granularity: str) -> dict[str, list[str]]:
+    builder = Builder(folder, granularity)
+    builder.play()
+    return builder.traces
+
+
+def kill(folder: Path, name: str, event: int) -> None:
+    """Play the case until its nth event, which this process does not survive."""
+    _lay_out(folder, name)
+    _play_until(folder, name, Trace(folder / "case" / "dvsync", event))
+
+
+def cut(folder: Path, name: str, event: int, *, keeps_names: bool, deaf_to: str | None) -> None:
+    """The same, and the power is cut at that moment."""
+    _lay_out(folder, name)
+    disk = Disk(folder / "case" / "dvsync", deaf_to)
+    _play_until(folder, name, Trace(folder / "case" / "dvsync", event, lambda: disk.cut(keeps_names=keeps_names)))
+
+
+def _lay_out(folder: Path, name: str) -> None:
+    shutil.rmtree(folder / "case")
+    shutil.copytree(folder / "bases" / name, folder / "case")
+
+
+def _play_until(folder: Path, name: str, trace: Trace) -> None:
+    bench = _load(folder, name).bench()
+    trace.watch(bench.follower.sync)
+    raise AssertionError(f"survived {name}")
+
+
+def follow(folder: Path, name: str, *, ask_duckdb: bool) -> None:
+    """A new start after the kill: all is well after one sync, and the next one has nothing to do.
+
+    A commit that landed is known from what was written down before it: only a first sync's needs Delta on Spark again.
+    """
+    if "first sync" not in name:
+        recovery.read_table_state = _no_spark
+    case = _load(folder, name)
+    bench = case.bench()
+    bench.follower.sync()
+    check(bench, case.table, case.versions)
+    if ask_duckdb:
+        assert duckdb_rows(bench.iceberg()) == case.table.live_rows()
+    shown = bench.iceberg().metadata_location
+    assert bench.follower.sync().outcome == "unchanged"
+    assert bench.iceberg().metadata_location == shown
+    bench.close()
+
+
+def _no_spark(*arguments: object) -> Any:
+    raise AssertionError("the state was rebuilt with Spark")
+
+
+def _load(folder: Path, name: str) -> Case:
+    case: Case = pickle.loads((folder / f"{name}.case").read_bytes())
+    return case
+
+
+def in_a_process(work: Callable[[], object]) -> object:
+    """The result of `work` in a forked process, or its traceback; the number of the signal that ended it."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        os.close(reading)
+        try:
+            answer = json.dumps({"result": work()})
+        except BaseException:
+            answer = json.dumps({"error": traceback.format_exc()})
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write(answer)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(process, 0)
+    return {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else json.loads(told)
+
+
+def main() -> None:
+    folder, granularity = Path(sys.argv[1]), sys.argv[2]
+    warnings.simplefilter("error")
+    sparkless.install()
+    orders: dict[str, Callable[..., object]] = {
+        "build": lambda: build(folder, granularity),
+        "kill": lambda name, event: kill(folder, name, event),
+        "cut": lambda name, event, keeps_names, deaf_to: cut(
+            folder, name, event, keeps_names=keeps_names, deaf_to=deaf_to
+        ),
+        "follow": lambda name, ask_duckdb: follow(folder, name, ask_duckdb=ask_duckdb),
+    }
+    gc.freeze()  # What is here already is never looked at again, and so not copied into each process.
+    for line in sys.stdin:
+        order, *arguments = json.loads(line)
+        print(json.dumps(in_a_process(lambda: orders[order](*arguments))), flush=True)  # noqa: B023
+
+
+if __name__ == "__main__":
+    main()

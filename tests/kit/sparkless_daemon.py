@@ -1,0 +1,55 @@
+"""`dvsync` on handmade tables, without a JVM: `python -m tests.kit.sparkless_daemon run --config PATH`.
+
+`FAULTS=SEED` makes one call in five fail of what dvsync stands on; `CLOCK_FILE` names a file with the seconds that the
+wall clock is ahead of the machine's, which may change while the daemon runs.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
+from random import Random
+
+import pytest
+from apscheduler.schedulers import base
+
+from daemon.cli.commands import main
+from daemon.clock import SystemClock
+from daemon.scheduling import scheduler
+from daemon.service import fleet
+from tests.kit import sparkless
+from tests.kit.faults import TARGETS, Faults
+
+FAULT_SHARE = 0.2
+
+
+def jump_with(clock_file: Path) -> None:
+    """Have every part that asks for the time of day ask this clock."""
+    true_ms = SystemClock.now_ms
+
+    def ahead_s() -> float:
+        return float(clock_file.read_text() or 0)
+
+    class JumpingDatetime(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:
+            return datetime.now(tz) + timedelta(seconds=ahead_s())
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(SystemClock, "now_ms", lambda self: true_ms(self) + round(ahead_s() * 1000))
+    patch.setattr(base, "datetime", JumpingDatetime)
+    patch.setattr(scheduler, "datetime", JumpingDatetime)
+
+
+if __name__ == "__main__":
+    sparkless.install()
+    # A test has no thirty seconds for a new folder to be seen.
+    fleet.DISCOVERY_INTERVAL_S = 0.5
+    if seed := os.environ.get("FAULTS"):
+        faults = Faults(pytest.MonkeyPatch(), Random(seed), probability=FAULT_SHARE, kinds=list(TARGETS))
+        with faults.on():
+            main()
+    if clock_file := os.environ.get("CLOCK_FILE"):
+        jump_with(Path(clock_file))
+    main()

@@ -1,0 +1,590 @@
+"""Commands, what they print and their exit codes. None of these needs a JVM."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import pty
+import re
+import signal
+import socket
+import sqlite3
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from threading import Event
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+import structlog
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from daemon.cli.commands import app
+from daemon.clock import SystemClock
+from daemon.service.lease import LeaseKeeper, hold_lease
+from daemon.service.signals import SAME_REQUEST_S, STOP_GRACE_S
+from state import TableError
+from state.sql.store import SqlStateStore
+from tests.kit.handmade import Bench, HandmadeTable
+
+CATALOGS = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
+EMPTY = CATALOGS + "health: {port: 0}\nlog: {format: json}\n"
+TWO_TABLES = EMPTY + "tables:\n- {source: data/a, target: db.a}\n- {source: data/b, target: db.b, format_version: 3}\n"
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture
+def dvsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVSYNC_CONFIG", raising=False)
+
+    def run(*arguments: str, config: str | None = None):
+        if config is not None:
+            (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
+        return CliRunner().invoke(app, arguments)
+
+    return run
+
+
+@contextmanager
+def state_held(sqlite_file: Path) -> Iterator[None]:
+    """As a `dvsync run` holds it; here, by the tests' own process."""
+    with (
+        closing(SqlStateStore.open(f"sqlite:///{sqlite_file}")) as store,
+        hold_lease(LeaseKeeper(store, SystemClock(), sqlite_file=sqlite_file, lease_s=30), Event()),
+    ):
+        yield
+
+
+def test_version_needs_no_configuration(dvsync):
+    """It prints the name and the version of the package."""
+    result = dvsync("--version")
+    assert (result.exit_code, result.stdout.split()[0]) == (0, "dvsync")
+
+
+def groups(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Each command that has others below it, by what people type for it, with these."""
+    if hasattr(command, "commands"):
+        yield names, command.commands
+        for name, inner in command.commands.items():
+            yield from groups(inner, *names, name)
+
+
+@pytest.mark.parametrize(
+    ("names", "commands"), [pytest.param(*each, id=" ".join(each[0])) for each in groups(get_command(app))]
+)
+def test_help_shows_whole_sentences(names: tuple[str, ...], commands: dict[str, Any]):
+    """At 80 columns each command's line is the first sentence of its help, and nothing is cut."""
+    output = CliRunner().invoke(app, [*names, "--help"], env={"COLUMNS": "80"}).output
+    shown = dict(line.split(maxsplit=1) for line in output.partition("Commands:\n")[2].splitlines())
+    assert "..." not in output.partition("Options:")[2]
+    assert len(shown) > 1
+    assert shown == {name: re.split(r"(?<=\.)\s", command.help)[0] for name, command in commands.items()}
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Iterator[Bench]:
+    """A handmade Delta table with five deletions, followed into the places that `config.yaml` names."""
+    table = HandmadeTable(tmp_path / "data" / "t")
+    table.create()
+    bench = Bench(tmp_path, table.location)
+    bench.first_sync_empty(table)
+    path = table.write_file([(number, "x", "v") for number in range(9)])
+    table.commit([table.add(path)])
+    for number in range(5):
+        table.commit(table.delete({path: [number]}))
+    bench.follower.sync()
+    yield bench
+    bench.close()
+
+
+FOLLOWED = """
+state: {url: "sqlite:///state.db"}
+catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
+maintenance: {delete_files_max: 3, snapshots_max: 2, orphan_grace: 1min}
+tables:
+- {source: data/t, target: lake.t, name: t}
+"""
+
+
+def test_maintenance_by_hand(dvsync, followed: Bench):
+    """Each command says what it would do, does it, and then has nothing left to do."""
+    for arguments, said in (
+        (["compact", "--dry-run"], "t: would compact the delete files of 1 data files: 5 into 1"),
+        (["compact"], "t: compacted the delete files of 1 data files: 5 into 1"),
+        (["compact", "t"], "t: nothing to compact"),
+        (["expire", "--dry-run"], "t: would expire 6 snapshots"),
+        (["expire"], "t: expired 6 snapshots"),
+        (["expire"], "t: no snapshot to expire"),
+    ):
+        result = dvsync(*arguments, config=FOLLOWED)
+        assert (result.exit_code, result.output) == (0, said + "\n"), result.output
+    assert "  left 6: its grace period is not over\n" in dvsync("cleanup").output
+    with closing(sqlite3.connect(followed.state_file)) as database, database:
+        database.execute("update metadata_files set since_ms = 0 where status = 'orphaned'")
+    for command in (["cleanup", "--dry-run"], ["cleanup"]):
+        result = dvsync(*command)
+        verb = "would remove" if "--dry-run" in command else "removed"
+        assert result.output.startswith(f"t: {verb} 6 files, "), result.output
+        assert "(manifest-list 6)" in result.output
+        assert "  left 5: a snapshot still uses it\n" in result.output
+    assert dvsync("cleanup").output.startswith("t: removed 0 files, 0 bytes\n")
+    lost = Path(followed.iceberg().location().removeprefix("file://")) / "data" / "7-000000-deletes.parquet"
+    lost.write_bytes(b"x")
+    os.utime(lost, (0, 0))
+    assert f"  found, unknown to the state database: file://{lost}\n" in dvsync("cleanup", "--scan").output
+    assert "removed 1 files, 1 byte (delete-file 1)" in dvsync("cleanup", "--scan", "--remove").output
+    assert dvsync("cleanup", "--remove").exit_code == 2
+    assert len(followed.iceberg().scan().to_arrow()) == 4
+
+
+def test_names_move_no_cursor(dvsync, followed: Bench):
+    """Names of tables and files may hold what a terminal obeys: it is spelled out."""
+    folder = Path(followed.iceberg().location().removeprefix("file://")) / "data" / "\x1b[2J"
+    folder.mkdir()
+    (folder / "7-000000-deletes.parquet").write_bytes(b"x")
+    os.utime(folder / "7-000000-deletes.parquet", (0, 0))
+    assert "/data/\\x1b[2J/7-000000-deletes.parquet\n" in dvsync("cleanup", "--scan", config=FOLLOWED).output
+    named = TWO_TABLES.replace("target: db.a", 'target: db.a, name: "a\\e[2J"')
+    for command in ("sync", "status"):
+        result = dvsync(command, config=named)
+        assert "a\\x1b[2J" in result.output
+        assert all(line.isprintable() for line in result.output.splitlines())
+
+
+def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
+    """A paused table is skipped and says so; a resync writes the table anew at the next sync, once."""
+    assert dvsync("pause", "t", config=FOLLOWED).output == "t: paused\n"
+    result = dvsync("sync")
+    assert (result.exit_code, result.output) == (0, "t: paused; `dvsync resume t` lets it go on\n")
+    assert json.loads(dvsync("status", "--json").output)[0]["state"] == "paused"
+    assert dvsync("resume", "t").output == "t: resumed\n"
+    assert dvsync("resume", "t").output == "t: was neither parked nor paused; nothing to do\n"
+    assert dvsync("sync").output.startswith("t: unchanged, version 6")
+    assert dvsync("resync", "t").output == "t: is written anew by its next sync\n"
+    assert followed.store.list_tables()[0].resync_wanted
+    for command in ("pause", "resync"):
+        assert dvsync(command, "nobody").exit_code == 2
+    dvsync("pause", "t")
+    for command in ("compact", "expire"):
+        result = dvsync(command)
+        assert (result.exit_code, "it is paused" in result.output) == (1, True)
+
+
+def test_a_changed_configuration_forgets_nothing_by_a_pause(dvsync, followed: Bench):
+    """The name stands for another table in the state database: told, and the old one's memory stays."""
+    before = followed.store.list_tables()
+    for command in ("pause", "resync"):
+        result = dvsync(command, "t", config=FOLLOWED.replace("lake.t", "lake.t_v2"))
+        assert result.exit_code == 2
+        assert f"the state database knows it as {followed.source} -> lake.t" in result.output
+    assert followed.store.list_tables() == before
+
+
+def test_what_commits_does_not_work_beside_a_daemon(dvsync, followed: Bench):
+    """`compact` and `expire` are refused with who holds the state; `cleanup` and the dry runs are not."""
+    with state_held(followed.state_file):
+        for command in ("compact", "expire"):
+            result = dvsync(command, config=FOLLOWED)
+            assert result.exit_code == 1
+            assert f"in use by process {os.getpid()}" in result.output
+            assert dvsync(command, "--dry-run").exit_code == 0
+        assert dvsync("cleanup").exit_code == 0
+
+
+def test_a_table_that_cannot_be_maintained_fails_the_command(dvsync, followed: Bench):
+    """The error is told with its hint, and the exit code is 1."""
+    Path(followed.iceberg().metadata_location.removeprefix("file://")).unlink()
+    for command in ("compact", "expire", "cleanup"):
+        result = dvsync(command, config=FOLLOWED)
+        assert result.exit_code == 1
+        assert result.output.startswith("t: ObjectMissing: the metadata file that the catalog names is not there")
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["sync", "--nonsense"], ["resume"]])
+def test_wrong_usage_is_exit_code_2(dvsync, arguments):
+    """As for every command line."""
+    assert dvsync(*arguments, config=EMPTY).exit_code == 2
+
+
+def test_config_check_tells_every_fault_on_its_own_line(dvsync):
+    """On standard error, exit code 2."""
+    result = dvsync("config", "check", config=CATALOGS + "health: {port: -1}\nlog: {level: loud}\nbogus: 1\n")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()][:3] == ["health.port", "log.level", "bogus"]
+
+
+def test_config_check_says_what_it_found(dvsync):
+    """The tables with source, target and interval."""
+    result = dvsync("config", "check", config=TWO_TABLES)
+    assert result.exit_code == 0
+    assert "tables: 2" in result.stdout
+    assert "/data/a -> local db.a, every 10 s" in result.stdout
+
+
+def test_config_may_stand_before_or_after_the_command_or_in_the_environment(dvsync, tmp_path, monkeypatch):
+    """The nearer to the command wins over the environment."""
+    (tmp_path / "mine.yaml").write_text(EMPTY, encoding="utf-8")
+    assert "mine.yaml: all well" in dvsync("--config", "mine.yaml", "config", "check").stdout
+    assert "mine.yaml: all well" in dvsync("config", "check", "--config", "mine.yaml").stdout
+    assert "no such file" in dvsync("config", "check").stderr
+    monkeypatch.setenv("DVSYNC_CONFIG", "mine.yaml")
+    assert "mine.yaml: all well" in dvsync("config", "check").stdout
+    assert dvsync("config", "check", "--config", "absent.yaml").exit_code == 2
+
+
+def test_a_folder_that_cannot_be_made_is_a_fault_of_the_configuration(dvsync, tmp_path):
+    """Named with its key, as any other."""
+    (tmp_path / "file").touch()
+    result = dvsync("status", config=TWO_TABLES.replace("var/catalog.db", "file/x/catalog.db"))
+    assert result.exit_code == 2
+    assert f"catalogs.local.uri: the folder {tmp_path}/file/x cannot be made: Not a directory" in result.stderr
+
+
+def test_sync_status_and_resume_of_tables_that_cannot_sync(dvsync):
+    """A missing source is no failure; format version 3 parks its table: exit code 1 until someone resumes it."""
+    result = dvsync("sync", config=TWO_TABLES)
+    assert result.exit_code == 1
+    assert "db.a: the Delta table is not there yet" in result.stdout
+    assert "db.b: Unsupported: " in result.stdout
+    assert dvsync("sync", "db.a").exit_code == 0
+
+    result = dvsync("status")
+    assert result.exit_code == 1
+    assert [line.split()[:2] for line in result.stdout.splitlines()] == [["db.a", "waiting"], ["db.b", "parked"]]
+    assert "format_version: 2" in result.stdout
+
+    statuses = json.loads(dvsync("status", "--json").stdout)
+    assert [status["state"] for status in statuses] == ["waiting", "parked"]
+    assert statuses[1]["error"]["kind"] == "Unsupported"
+
+    assert "db.b: resumed" in dvsync("resume", "db.b").stdout
+    assert "nothing to do" in dvsync("resume", "db.b").stdout
+    assert dvsync("status").exit_code == 0
+
+
+def test_unknown_tables_are_told_all_at_once(dvsync):
+    """With the names that there are; exit code 2."""
+    result = dvsync("sync", "db.a", "db.x", "db.y", config=TWO_TABLES)
+    assert result.exit_code == 2
+    assert "db.x: no such table\ndb.y: no such table\n" in result.stderr
+    assert "db.a, db.b" in result.stderr
+
+
+def test_a_state_database_that_cannot_be_opened_is_exit_code_1(dvsync, tmp_path):
+    """In words, without a traceback."""
+    (tmp_path / "state.db").write_bytes(b"this is no database, as anyone can see" * 100)
+    result = dvsync("status", config=EMPTY + "state: {url: 'sqlite:///state.db'}\n")
+    assert result.exit_code == 1
+    assert "state.db" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_sync_is_refused_while_another_process_holds_the_state(dvsync, tmp_path):
+    """It says who does; status works beside it."""
+    (tmp_path / "config.yaml").write_text(TWO_TABLES, encoding="utf-8")
+    with state_held(tmp_path / "var" / "dvsync.db"):
+        result = dvsync("sync")
+        assert result.exit_code == 1
+        assert f"in use by process {os.getpid()} " in result.stderr
+        assert dvsync("status").exit_code == 0
+    assert dvsync("sync", "db.a").exit_code == 0
+
+
+# --- status, on a terminal and elsewhere ---
+
+LONG = "sales.a_table_whose_name_is_longer_than_most_names_and_leaves_no_room_for_numbers_where_they_are_wanted_most"
+STATUSES = (
+    FOLLOWED
+    + f"""- {{source: data/later, target: lake.later}}
+- {{source: data/away, target: {LONG}}}
+- {{source: data/bad, target: lake.bad}}
+"""
+)
+PATH = "file:///data/lake/a_folder_with_a_long_name/and_one_more_of_that_kind/_delta_log/00000000000000000012.json"
+HINT = "Ask the writer of this commit; dvsync commits nothing of it."
+
+
+@pytest.fixture
+def four_states(followed: Bench, tmp_path: Path) -> Path:
+    """A folder with a configuration of four tables: synced, waiting, retrying and parked."""
+    (tmp_path / "config.yaml").write_text(STATUSES, encoding="utf-8")
+    for name, folder, parked in ((LONG, "away", False), ("lake.bad", "bad", True)):
+        record = followed.store.load_table(name, f"file://{tmp_path}/data/{folder}", name)
+        error = TableError("CorruptInput", f"line 1 is not JSON [file {PATH}]", HINT, 12, 1_700_000_000_000, 3, parked)
+        followed.store.record_failure(record.id, error)
+    return tmp_path
+
+
+def on_terminal(folder: Path, columns: int, *arguments: str) -> str:
+    """What a command writes to a terminal of that width, with what colours it."""
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    plain = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
+    command = [sys.executable, "-m", "daemon", *arguments]
+    process = subprocess.Popen(command, cwd=folder, env={**plain, "TERM": "xterm-256color"}, stdout=end)
+    os.close(end)
+    output = b""
+    # When the last writer has gone, reading a terminal fails.
+    with open(terminal, "rb", buffering=0) as reader, suppress(OSError):
+        while piece := reader.read(4096):
+            output += piece
+    process.wait(timeout=60)
+    return output.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_status_on_a_terminal(four_states: Path, columns: int):
+    """A summary, then the worst table first, its error under it; nothing is cut, and states have their colours."""
+    output = on_terminal(four_states, columns, "status")
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", output).splitlines()]
+    assert lines[0] == "4 tables: 1 parked, 1 retrying, 1 waiting, 1 synced"
+    assert max(map(len, lines)) <= columns
+    assert "…" not in output and "..." not in output
+    assert lines[1].split() == ["table", "state", "version", "lag", "files", "deleted", "orphans"]
+    state = lines[1].index("state")
+    rows = [line for line in lines[2:] if line[state - 1 :].startswith((" parked", " retrying", " waiting", " synced"))]
+    assert [row[state:].split() for row in rows] == [
+        ["parked", "-", "-", "0", "0", "0"],
+        ["retrying", "-", "-", "0", "0", "0"],
+        ["waiting", "-", "-", "-", "-", "-"],
+        ["synced", "6", "0", "1", "5", "0"],
+    ]
+    of_bad, of_long = (lines.index(row) for row in rows[:2])
+    bad, long = lines[of_bad + 1 : of_long], lines[of_long : lines.index(rows[2])]
+    # A path goes on in the next line where it has to, and words stay whole.
+    assert "".join(line.strip() for line in bad).startswith(f"CorruptInput: line 1 is not JSON [file{PATH}]")
+    assert " ".join(line.strip() for line in bad).endswith(f"{PATH[-9:]}] {HINT}")
+    assert all(line.startswith("  ") for line in bad)
+    assert "".join(line[:state].strip() for line in long).startswith(LONG)
+    assert len(of := [line for line in long if line.startswith("  CorruptInput")]) == 1, of
+    for coloured in ("\x1b[1;31mparked", "\x1b[31mretrying", "\x1b[33mwaiting", "\x1b[32msynced"):
+        assert coloured in output
+
+
+def test_status_on_a_narrow_terminal(four_states: Path):
+    """Where the columns have no room, the tables have lines."""
+    lines = on_terminal(four_states, 40, "status").splitlines()
+    assert "lake.bad parked synced=- source=- lag=- orphans=0 error=CorruptInput: " in lines[2]
+
+
+def test_status_elsewhere(four_states: Path, dvsync):
+    """Each table is one line, in the order of the configuration."""
+    error = f"orphans=0 error=CorruptInput: line 1 is not JSON [file {PATH}] ({HINT})"
+    assert dvsync("status").output.splitlines() == [
+        "t synced synced=6 source=6 lag=0 orphans=0",
+        "lake.later waiting synced=- source=- lag=- orphans=-",
+        f"{LONG} retrying synced=- source=- lag=- {error}",
+        f"lake.bad parked synced=- source=- lag=- {error}",
+    ]
+
+
+# --- what a command imports ---
+
+# Each takes a tenth of a second or more to import, together with what it imports itself.
+HEAVY = {
+    "alembic",
+    "apscheduler",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "pyiceberg",
+    "pyspark",
+    "sqlalchemy.orm",
+    "starlette",
+    "uvicorn",
+}
+PATTERN = FOLLOWED.replace("data/t, target: lake.t, name: t", "'data/*/', target: 'lake.{name}', name: '{name}'")
+
+
+def imported_by(folder: Path, *arguments: str) -> set[str]:
+    """The modules in the process of a command that succeeds, as it ends."""
+    script = (
+        "import atexit, sys\n"
+        "from daemon.cli.commands import main\n"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", script, *arguments]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    return set(ended.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("sync", "--help"),
+        ("config", "check"),
+        ("status",),
+        ("pause", "t"),
+        ("resume", "t"),
+        ("resync", "t"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("config", [FOLLOWED, PATTERN], ids=["listed", "found"])
+def test_what_a_light_command_leaves_alone(followed: Bench, tmp_path: Path, arguments: tuple[str, ...], config: str):
+    """It asks the state and the sources' logs, with no library for tables, pipelines, schemas or the daemon."""
+    (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
+    assert imported_by(tmp_path, *arguments) & HEAVY == set()
+
+
+def test_what_a_sync_leaves_alone(followed: Bench, tmp_path: Path):
+    """Nothing of Spark, of the daemon, and of catalogs that are not the configuration's. PyIceberg's takes the ORM."""
+    (tmp_path / "config.yaml").write_text(FOLLOWED, encoding="utf-8")
+    modules = imported_by(tmp_path, "sync")
+    assert "pyiceberg.catalog.sql" in modules
+    assert modules & HEAVY == {"numpy", "pyarrow", "pyiceberg", "sqlalchemy.orm"}
+    assert "pyiceberg.catalog.rest" not in modules
+
+
+# --- the daemon, as a process of its own ---
+
+
+@contextmanager
+def running_daemon(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, object]]]:
+    """`dvsync run` in `folder`, once it has told that it started, with that line."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "daemon", "run"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert process.stdout
+        for line in process.stdout:
+            if line.startswith("{") and (told := json.loads(line))["event"] == "daemon.started":
+                yield process, told
+                return
+        raise AssertionError("the daemon ended before it started")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_run_answers_probes_and_stops_on_sigterm(dvsync, tmp_path):
+    """Alive, not ready without tables, a second one refused, and exit code 0 after one SIGTERM."""
+    (tmp_path / "config.yaml").write_text(EMPTY, encoding="utf-8")
+    with running_daemon(tmp_path) as (process, told):
+        with urlopen(f"{told['health']}/livez", timeout=10) as response:
+            assert json.load(response)["alive"]
+        with pytest.raises(HTTPError) as unready:
+            urlopen(f"{told['health']}/readyz", timeout=10)
+        with unready.value as answer:
+            assert json.load(answer)["reasons"] == [{"table": None, "reason": "no tables are configured"}]
+        second = dvsync("sync")
+        assert second.exit_code == 1
+        assert f"process {process.pid} " in second.stderr
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=15)
+        assert process.returncode == 0
+    events = [json.loads(line)["event"] for line in output.splitlines()]
+    assert events == ["daemon.stopping", "daemon.stopped"]
+
+
+def test_the_second_signal_ends_the_process_at_once():
+    """The first only asks; a later one does not wait for anything."""
+    script = (
+        "from daemon.service.signals import StopSignals\n"
+        "with StopSignals() as signals:\n"
+        "    print('ready', flush=True)\n"
+        "    print(signals.wait(), flush=True)\n"
+        "    while True: pass\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "SIGTERM\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=2 * SAME_REQUEST_S)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 1
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("options", ["", "grace_s=5"])
+def test_a_signal_that_another_thread_receives_wakes_the_main_one(options):
+    """The kernel chooses among the threads; the main one sleeps on in its system call when it is not chosen."""
+    script = (
+        "import signal, threading\n"
+        "from daemon.service.signals import StopSignals\n"
+        "def receive():\n"
+        "    while signals.asleep.wait():\n"
+        "        signal.pthread_kill(threading.get_ident(), signal.SIGHUP)\n"
+        "        signals.asleep.clear()\n"
+        f"with StopSignals(reloads=True, {options}) as signals:\n"
+        "    signals.asleep = threading.Event()\n"
+        "    threading.Thread(target=receive, daemon=True).start()\n"
+        "    for _ in range(100):\n"
+        "        threading.Timer(0.002, signals.asleep.set).start()\n"
+        "        assert signals.wait(10) == 'SIGHUP'\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("work", ["while True: pass", "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"])
+def test_work_that_does_not_stop_is_cut_off_after_the_grace(work):
+    """Also where it hangs in native code, so that no handler of Python's runs."""
+    script = (
+        "import hashlib\n"
+        "from daemon.service.signals import StopSignals\n"
+        "with StopSignals(grace_s=0.3):\n"
+        "    print('ready', flush=True)\n"
+        f"    {work}\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=10)
+        assert (process.returncode, told.splitlines()[0][:7]) == (1, "cut off")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_sync_is_cut_off_when_it_hangs(tmp_path):
+    """A catalog that takes the connection and never answers: SIGTERM ends the command after the grace."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(30)
+        catalog = f"{{type: rest, uri: 'http://127.0.0.1:{silent.getsockname()[1]}'}}"
+        log = tmp_path / "data" / "a" / "_delta_log"
+        log.mkdir(parents=True)
+        (log / f"{0:020}.json").touch()
+        config = f"catalogs: {{away: {catalog}}}\ntables: [{{source: data/a, target: db.a}}]\n"
+        (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
+        process = subprocess.Popen([sys.executable, "-m", "daemon", "sync"], cwd=tmp_path, stderr=subprocess.PIPE)
+        try:
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGTERM)
+                _, told = process.communicate(timeout=STOP_GRACE_S + 5)
+            assert (process.returncode, told[:7]) == (1, b"cut off")
+        finally:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyiceberg.catalog import CatalogType
+
+from daemon.config.load import CATALOG_TYPES, load_settings
+from daemon.config.settings import (
+    DefaultsSettings,
+    HealthSettings,
+    LimitsSettings,
+    PipelineSettings,
+    Settings,
+    TableSettings,
+)
+from daemon.errors import ConfigInvalid
+
+ONE_CATALOG = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
+SHIPPED = Path(__file__).parents[3] / "config.yaml"
+
+
+@pytest.fixture
+def load(tmp_path: Path):
+    def load_text(text: str) -> Settings:
+        path = tmp_path / "config.yaml"
+        path.write_text(text, encoding="utf-8")
+        return load_settings(path)
+
+    return load_text
+
+
+def faults_of(load, text: str) -> list[str]:
+    with pytest.raises(ConfigInvalid) as raised:
+        load(text)
+    return str(raised.value).splitlines()
+
+
+def test_the_shipped_file_is_valid_and_says_the_defaults():
+    """config.yaml as it comes is read without a fault, and what it writes out is what holds without it."""
+    settings = load_settings(SHIPPED)
+    assert [table.name for table in settings.tables] == ["sales.orders"]
+    assert settings.pipeline == PipelineSettings()
+    assert settings.limits == LimitsSettings()
+    assert settings.health == HealthSettings()
+    assert settings.defaults == DefaultsSettings(catalog="local")
+
+
+def test_paths_are_relative_to_the_file(load, tmp_path):
+    """State, catalog, warehouse, source and locations become absolute, wherever the process was started."""
+    settings = load(
+        ONE_CATALOG
+        + "tables: [{source: data/../data/orders/, target: a.b, location: ice, delete_files_location: /del}]"
+    )
+    assert settings.state.url == f"sqlite:///{tmp_path}/var/dvsync.db"
+    assert settings.state.sqlite_file == tmp_path / "var/dvsync.db"
+    assert settings.catalogs["local"]["uri"] == f"sqlite:///{tmp_path}/var/catalog.db"
+    assert settings.catalogs["local"]["warehouse"] == f"file://{tmp_path}/var/warehouse"
+    assert settings.tables[0].source == f"file://{tmp_path}/data/orders"
+    assert settings.tables[0].location == f"file://{tmp_path}/ice"
+    assert settings.tables[0].delete_files_location == "file:///del"
+
+
+def test_remote_places_stay_as_they_are(load):
+    """URIs, a REST catalog's warehouse name, other databases and SQLite in memory are nobody's relative paths."""
+    settings = load(
+        "state: {url: 'sqlite:///:memory:'}\n"
+        "catalogs: {rest: {uri: 'https://host/x', warehouse: prod}, pg: {type: sql, uri: 'postgresql://h/d'}}\n"
+        "tables: [{source: 's3://bucket/orders/', target: a.b, catalog: rest}]"
+    )
+    assert settings.state.sqlite_file is None
+    assert settings.catalogs["rest"]["warehouse"] == "prod"
+    assert settings.catalogs["pg"]["uri"] == "postgresql://h/d"
+    assert settings.tables[0].source == "s3://bucket/orders"
+
+
+def test_a_table_overrides_defaults_key_by_key(load):
+    """What a table writes holds for it, the rest comes from `defaults` and `pipeline`; the name is the target."""
+    settings = load(
+        ONE_CATALOG + "pipeline: {local_bytes_max: 1MiB}\n"
+        "defaults: {poll_interval: 2s, delete_granularity: partition}\n"
+        "tables:\n"
+        "- {source: x, target: a.b, name: orders, poll_interval: 1m30s, pipeline: {engine: spark}}\n"
+        "- {source: y, target: a.c}\n"
+    )
+    first, second = settings.tables
+    assert (first.name, first.poll_interval_s, first.delete_granularity) == ("orders", 90.0, "partition")
+    assert (first.pipeline.engine, first.pipeline.local_bytes_max) == ("spark", 1 << 20)
+    assert (second.name, second.poll_interval_s, second.pipeline.engine) == ("a.c", 2.0, "auto")
+    assert first.catalog == second.catalog == "local"
+
+
+def test_the_environment_overrides_the_file(load, monkeypatch):
+    """DVSYNC_… with __ between the levels; JSON where a key cannot be a variable's name."""
+    monkeypatch.setenv("DVSYNC_HEALTH__PORT", "9000")
+    monkeypatch.setenv("DVSYNC_DEFAULTS__POLL_INTERVAL", "3s")
+    monkeypatch.setenv("DVSYNC_STORAGE", '{"s3.endpoint": "http://s3"}')
+    settings = load(ONE_CATALOG + "health: {port: 8000, host: '::1'}\ntables: [{source: x, target: a.b}]")
+    assert (settings.health.port, settings.health.host) == (9000, "::1")
+    assert settings.tables[0].poll_interval_s == 3.0
+    assert settings.storage == {"s3.endpoint": "http://s3"}
+
+
+def test_a_misspelt_variable_is_a_fault_but_not_what_kubernetes_makes(load, monkeypatch):
+    """A service called dvsync puts DVSYNC_PORT and its like into every pod."""
+    monkeypatch.setenv("DVSYNC_PORT", "tcp://10.0.0.1:8080")
+    monkeypatch.setenv("DVSYNC_SERVICE_HOST", "10.0.0.1")
+    load(ONE_CATALOG)
+    monkeypatch.setenv("DVSYNC_HELTH__PORT", "9000")
+    assert faults_of(load, ONE_CATALOG) == ["DVSYNC_HELTH__PORT (environment): no such setting"]
+
+
+def test_a_faulty_variable_is_told_with_its_place(load, monkeypatch):
+    """What the environment says is checked like the file."""
+    monkeypatch.setenv("DVSYNC_HEALTH__PORT", "70000")
+    assert faults_of(load, ONE_CATALOG)[0].startswith("health.port: ")
+    monkeypatch.setenv("DVSYNC_TABLES", "[{")
+    assert "tables" in faults_of(load, ONE_CATALOG)[0]
+
+
+def test_every_fault_is_told_at_once(load):
+    """One line for each fault, with its place; faults of one part do not hide those between the others."""
+    text = """
+_env_file: x
+catalogs:
+  local: {type: sql, uri: "sqlite:///var/catalog.db"}
+health: {port: 99999, bogus: 1}
+health: {port: 99999, bogus: 1}
+defaults: {catalog: nowhere}
+tables:
+- {source: data/orders, target: sales.orders, catalog: local, delete_files_location: data/orders/x}
+- {source: data/orders, target: sales.orders, catalog: local, location: data/orders/_x/y}
+- {source: s3://b/x/, target: sales, poll_interval: soon, delete_granularity: row, format_version: 4}
+- {target: a.b, pipeline: {local_bytes_max: -1}}
+- {source: x, target: a.b2, name: sales.orders, catalog: elsewhere}
+"""
+    faults = faults_of(load, text)
+    places = [fault.partition(": ")[0] for fault in faults]
+    assert places == [
+        "line 6",
+        "_env_file",
+        "tables[2].poll_interval",
+        "tables[2].format_version",
+        "tables[2].delete_granularity",
+        "tables[2].target",
+        "tables[3].source",
+        "tables[3].pipeline.local_bytes_max",
+        "health.port",
+        "health.bogus",
+        "catalogs.local.warehouse",
+        "defaults.catalog",
+        "tables[4].catalog",
+        "tables[1].target",
+        "tables[4].name",
+        "tables[0].delete_files_location",
+    ]
+
+
+@pytest.mark.parametrize("duration", ["10", "10.5", "soon", "''", "-5s", "0s", "2d", "null"])
+def test_a_duration_needs_a_unit_and_sane_bounds(load, duration):
+    """A bare number is refused, since nobody can see its unit."""
+    faults = faults_of(load, f"{ONE_CATALOG}defaults: {{poll_interval: {duration}}}")
+    assert [fault.partition(": ")[0] for fault in faults] == ["defaults.poll_interval"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("- a\n- b\n", "must be a mapping"),
+        ("a: [1, 2\nb: 3\n", "line 2, column 2"),
+        ("a: !!python/object/apply:os.system ['true']\n", "line 1, column 4"),
+        ("a: \x00", "not a text"),
+    ],
+)
+def test_a_document_that_is_none_is_told_apart(load, text, words):
+    """Empty, not a mapping, or not YAML: the line and column where there is one."""
+    assert words in "\n".join(faults_of(load, text))
+
+
+def test_a_catalog_that_cannot_be_is_told(load):
+    """Without asking anybody: a kind that PyIceberg does not have, a misspelt property, no place for an SQL catalog."""
+    text = "catalogs: {local: %s}\ntables: [{source: x, target: a.b}]"
+    assert faults_of(load, text % '{type: sqll, uri: "sqlite:///c.db", warehose: wh}') == [
+        "catalogs.local.type: PyIceberg has no such kind of catalog; it has "
+        "rest, hive, glue, dynamodb, sql, in-memory, bigquery",
+        "catalogs.local.warehose: unknown property, did you mean warehouse?",
+    ]
+    assert faults_of(load, text % "{type: sql}") == [
+        "catalogs.local.uri: is missing, the SQLAlchemy URL of the catalog's database",
+        "catalogs.local.warehouse: is missing, and a.b has no location of its own",
+    ]
+    placed = "catalogs: {local: {type: SQL, uri: 'sqlite:///c.db'}}\ntables: [{source: x, target: a.b, location: y}]"
+    assert load(placed).tables[0].catalog == "local"
+    assert set(CATALOG_TYPES) == {kind.value for kind in CatalogType}
+
+
+def test_a_missing_file_is_told_with_the_way_out(tmp_path):
+    """The hint says how to name another file."""
+    with pytest.raises(ConfigInvalid, match="no such file") as raised:
+        load_settings(tmp_path / "absent.yaml")
+    assert "--config" in raised.value.hint
+
+
+def test_a_catalog_must_be_named_where_there_are_several(load):
+    """With two catalogs and no default, a table has to choose."""
+    faults = faults_of(load, "catalogs: {a: {}, b: {}}\ntables: [{source: x, target: a.b}]")
+    assert faults == ["tables[0].catalog: name one of the catalogs (a, b), here or under defaults"]
+
+
+@pytest.mark.parametrize(
+    ("place", "is_cleaned"),
+    [
+        ("data/orders", True),
+        ("data/orders/ice", True),
+        ("data/orders/_delta_log/ice", True),
+        ("data/orders/_change_data/ice", True),
+        ("data/orders/_p=1/ice", True),
+        ("data/orders/_ice", False),
+        ("data/orders/ice/.hidden/x", False),
+        ("data/orders_ice", False),
+    ],
+)
+def test_places_that_vacuum_cleans_are_refused(load, place, is_cleaned):
+    """A location, a delete files location or a warehouse inside a Delta table is refused unless VACUUM hides it."""
+    tables = "tables: [{source: data/orders, target: a.b}, {source: other, target: a.c, location: %s}]"
+    warehouse = 'catalogs: {local: {type: sql, uri: "sqlite:///c.db", warehouse: %s}}\n'
+    for text, fault_place in (
+        (ONE_CATALOG + tables % place, "tables[1].location"),
+        (warehouse % place + tables % "elsewhere", "catalogs.local.warehouse"),
+    ):
+        if is_cleaned:
+            assert [fault.partition(": ")[0] for fault in faults_of(load, text)] == [fault_place]
+        else:
+            load(text)
+
+
+def test_format_version_3_is_no_fault_of_the_file(load):
+    """It parks its table when that syncs; the other tables go on."""
+    assert load(ONE_CATALOG + "tables: [{source: x, target: a.b, format_version: 3}]").tables[0].format_version == 3
+
+
+def test_properties_are_texts(load):
+    """YAML's true, 8 and 1.5 are spelled as PyIceberg and Spark expect; anything else is a fault."""
+    settings = load("spark: {conf: {a: true, b: 8, c: 1.5, d: x}}")
+    assert settings.spark.conf == {"a": "true", "b": "8", "c": "1.5", "d": "x"}
+    assert faults_of(load, "storage: {a: [1], b: null}")[0].startswith("storage.a: a property is")
+
+
+def test_no_secret_is_printed(load):
+    """Keys that name secrets, users in URLs and secret parameters are masked; Azure's containers are not."""
+    settings = load(
+        "state: {url: 'postgresql://me:pa/ss@host/db?sslpassword=hidden'}\n"
+        "catalogs: {c: {uri: 'https://tok@host/x', credential: hidden, s3.secret-access-key: hidden}}\n"
+        "storage: {adls.account-key: hidden, warehouse: 'abfss://container@account/x'}\n"
+        "spark: {conf: {spark.hadoop.fs.s3a.secret.key: hidden}}\n"
+        "tables: [{source: x, target: a.b}]"
+    )
+    redacted = settings.redacted()
+    text = str(redacted)
+    assert "hidden" not in text
+    assert "pa/ss" not in text
+    assert "tok@" not in text
+    assert redacted["state"]["url"] == "postgresql://***@host/db?sslpassword=***"
+    assert redacted["storage"]["warehouse"] == "abfss://container@account/x"
+    assert redacted["tables"][0]["poll_interval"] == 10.0
+
+
+def test_a_fault_does_not_repeat_what_may_be_secret(load):
+    """Sections that hold credentials are not quoted."""
+    faults = faults_of(load, "catalogs: {c: s3cr3t}\nstorage: s3cr3t\nstate: {url: 'me:s3cr3t@host'}")
+    assert len(faults) == 3
+    assert "s3cr3t" not in "\n".join(faults)
+
+
+REFERRING = """
+state: {url: {file: secrets/url}}
+catalogs: {c: {type: sql, uri: {env: CATALOG_URI}, warehouse: {file: secrets/warehouse}}}
+storage: {s3.secret-access-key: {file: secrets/key}, s3.region: {env: REGION}}
+spark: {conf: {spark.hadoop.x: {file: secrets/key}}}
+tables: [{source: x, target: a.b}]
+"""
+
+
+def test_values_come_from_files_and_variables(load, tmp_path, monkeypatch):
+    """`{file: …}` and `{env: …}` stand for a text wherever secrets go; the text is like one that was written there."""
+    (tmp_path / "secrets").mkdir()
+    for name, text in {"url": "sqlite:///own.db\n", "key": "s3cr3t\r\n", "warehouse": "lake"}.items():
+        (tmp_path / "secrets" / name).write_bytes(text.encode())
+    monkeypatch.setenv("CATALOG_URI", "sqlite:///catalog.db")
+    monkeypatch.setenv("REGION", "eu-north-7")
+    settings = load(REFERRING)
+    assert settings.state.url == f"sqlite:///{tmp_path}/own.db"
+    assert settings.catalogs["c"]["uri"] == f"sqlite:///{tmp_path}/catalog.db"
+    assert settings.catalogs["c"]["warehouse"] == f"file://{tmp_path}/lake"
+    assert settings.storage == {"s3.secret-access-key": "s3cr3t", "s3.region": "eu-north-7"}
+    assert settings.spark.conf == {"spark.hadoop.x": "s3cr3t"}
+    redacted = settings.redacted()
+    shown = [redacted["state"]["url"], redacted["storage"], redacted["spark"]["conf"], redacted["catalogs"]["c"]]
+    assert shown[:3] == ["***", {"s3.secret-access-key": "***", "s3.region": "***"}, {"spark.hadoop.x": "***"}]
+    assert shown[3] == {"type": "sql", "uri": "***", "warehouse": "***"}
+
+
+def test_references_that_lead_nowhere_are_faults(load, tmp_path):
+    """Each is told with its place, and the other faults with them; what was found is not."""
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "no-url").write_text("s3cr3t")
+    faults = faults_of(
+        load,
+        "state: {url: {file: no-url}}\n"
+        "catalogs: {c: {uri: {file: missing}, warehouse: {env: UNSET_HERE}, token: {file: empty}}}\n"
+        "storage: {a: {file: x, env: y}, b: {path: x}, c: {file: [x]}, d: {}}\n"
+        "tables: [{source: x, target: a.b, catalog: other}]",
+    )
+    assert [fault for fault in faults if not fault.startswith("storage")] == [
+        "catalogs.c.uri: missing (file): no such file or directory",
+        "catalogs.c.warehouse: UNSET_HERE (environment): is not set",
+        "catalogs.c.token: empty (file): is empty",
+        "state.url: what stands in no-url (file) is not an SQLAlchemy URL",
+        "tables[0].catalog: there is no catalog 'other' under catalogs (c)",
+    ]
+    wrong = "write the text itself, {file: PATH} or {env: NAME}"
+    assert faults[:4] == [f"storage.{key}: {wrong}" for key in "abcd"]
+
+
+def test_variables_of_properties_can_be_set_in_a_shell(load, tmp_path, monkeypatch):
+    """Their dots are `__` and their dashes `_`; they go before the file, and values are taken as they are."""
+    (tmp_path / "secret").write_text("s3cr3t\n")
+    monkeypatch.setenv("DVSYNC_STORAGE__S3__ACCESS_KEY_ID", "1.50")
+    monkeypatch.setenv("DVSYNC_STORAGE__S3__SECRET_ACCESS_KEY__FILE", "secret")
+    monkeypatch.setenv("DVSYNC_CATALOGS__LOCAL__S3__SESSION_TOKEN", "{}")
+    monkeypatch.setenv("DVSYNC_CATALOGS__LOCAL__INIT_CATALOG_TABLES", "false")
+    monkeypatch.setenv("DVSYNC_STATE__URL__FILE", str(tmp_path / "url"))
+    (tmp_path / "url").write_text("sqlite:////elsewhere.db")
+    settings = load(ONE_CATALOG + "storage: {s3.access-key-id: other, s3.region: r}")
+    assert settings.storage == {"s3.access-key-id": "1.50", "s3.secret-access-key": "s3cr3t", "s3.region": "r"}
+    assert settings.catalogs["local"]["s3.session-token"] == "{}"
+    assert settings.catalogs["local"]["init_catalog_tables"] == "false"
+    assert settings.catalogs["local"]["type"] == "sql"
+    assert settings.state.url == "sqlite:////elsewhere.db"
+
+
+def test_a_region_is_known_without_asking_aws(load, monkeypatch):
+    """PyIceberg would ask AWS for that of each bucket, even of one that is elsewhere."""
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    assert load("storage: {s3.endpoint: http://x}").file_properties() == {
+        "s3.endpoint": "http://x",
+        "s3.region": "us-east-1",
+    }
+    assert load("storage: {s3.anonymous: true}").file_properties() == {"s3.anonymous": "true"}
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-north-7")
+    assert load("storage: {s3.endpoint: http://x}").file_properties()["s3.region"] == "eu-north-7"
+    assert load("storage: {client.region: r}").file_properties() == {"client.region": "r"}
+
+
+def test_settings_are_frozen(load):
+    """Nothing changes them after they were read."""
+    settings = load(ONE_CATALOG + "tables: [{source: x, target: a.b}]")
+    with pytest.raises(ValueError, match="frozen"):
+        settings.health = HealthSettings(port=1)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.tables[0].source = "y"
+    assert isinstance(settings.tables[0], TableSettings)
+
+
+def test_a_location_holds_no_credentials(load):
+    """Locations are remembered and written into metadata: one with a user in it is refused, and not repeated."""
+    faults = faults_of(load, "tables: [{source: 's3://me:hunter2@b/t', target: a.b, location: 's3://hunter2@b/t'}]\n")
+    assert [fault.partition(":")[0] for fault in faults] == ["tables[0].source", "tables[0].location"]
+    assert "hunter2" not in "".join(faults)
+
+
+@pytest.mark.parametrize("text", ["*hunter2secret", "!hunter2secret x", "&hunter2secret", "2026-13-45"])
+def test_a_text_that_yaml_cannot_read_is_not_repeated(load, text):
+    """It may be a secret that was written without quotes, or a date that is none: told, and never a traceback."""
+    with pytest.raises(ConfigInvalid) as raised:
+        load(f"storage: {{s3.secret-access-key: {text}}}\n")
+    assert "hunter2" not in f"{raised.value} {raised.value.hint}"
+
+
+@pytest.mark.parametrize("path", ["~nobody-by-this-name/x", "a\\0b", "."])
+def test_a_reference_to_no_file_is_a_fault(load, path):
+    """Whatever the path is."""
+    (fault,) = faults_of(load, f'storage: {{s3.secret-access-key: {{file: "{path}"}}}}\n')
+    assert fault.startswith("storage.s3.secret-access-key: ")

@@ -1,0 +1,22 @@
+"""What the doctor says of metadata that is none. The whole of it, on Spark, is in integration/test_doctor.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from daemon.config.settings import TableSettings
+from daemon.delta.actions import Metadata
+from daemon.doctor import diagnosis
+
+
+@pytest.mark.parametrize(
+    ("schema_string", "says"),
+    [("[" * 100_000, "not JSON"), ("[]", "not a struct"), ("x" * (5 << 20), "at most 4194304 are read")],
+)
+def test_a_schema_that_cannot_be_read_is_a_finding(schema_string: str, says: str) -> None:
+    """It is told like anything else that would be refused."""
+    settings = TableSettings(source="/t", target="db.t")
+    schema, _, (finding,) = diagnosis._of_columns(Metadata("t", schema_string, [], {}), settings)
+    assert schema is None
+    assert (finding.verdict, finding.subject) == (diagnosis.Verdict.REFUSED, "columns")
+    assert says in finding.text

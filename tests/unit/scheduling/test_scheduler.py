@@ -1,0 +1,868 @@
+"""One table's cycle on a clock that the test moves, and the scheduler with real threads and short intervals."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from random import Random
+from threading import Event
+from unittest import mock
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from daemon.clock import SystemClock
+from daemon.config.settings import MaintenanceSettings, TableSettings
+from daemon.errors import (
+    AccountMismatch,
+    CommitOutcomeUnknown,
+    ConfigInvalid,
+    CorruptInput,
+    ObjectStoreAway,
+    ResyncNeeded,
+    SyncError,
+    TargetChanged,
+    Unsupported,
+)
+from daemon.maintenance.cleanup import Cleanup
+from daemon.maintenance.compaction import Compaction
+from daemon.maintenance.expiry import Expiry
+from daemon.maintenance.maintainer import Round
+from daemon.scheduling.cycle import TableCycle
+from daemon.scheduling.failures import BACKOFF_MAX_S
+from daemon.scheduling.maintenance_job import TableUpkeep
+from daemon.scheduling.scheduler import Scheduler
+from daemon.scheduling.slots import Slots
+from daemon.status.board import Board, UpkeepCounts
+from daemon.status.table_status import AccountCounts, TableState, TableStatus
+from daemon.sync.outcomes import SyncResult
+from state import FileKind, FileStatus, Outcome, StateUnavailable, SyncRun, TableError, WrittenFile
+from tests.kit.memory_store import MemoryStateStore
+
+WAIT_S = 10.0
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.time_s = 1_000.0
+
+    def now_ms(self) -> int:
+        return 1_700_000_000_000 + int(self.time_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return self.time_s
+
+
+class FlakyStore(MemoryStateStore):
+    """The store of the tests; `is_away` makes its writes fail."""
+
+    is_away = False
+
+    def record_failure(self, table_id: int, error: TableError) -> None:
+        if self.is_away:
+            raise StateUnavailable("disk full")
+        super().record_failure(table_id, error)
+
+    def record_run(self, run: SyncRun) -> None:
+        if self.is_away:
+            raise StateUnavailable("disk full")
+        super().record_run(run)
+
+
+class FakeFollower:
+    """Follows a source that is a number: `newest`. Raises `fails` when set, and stops in `gate` when given one."""
+
+    def __init__(self, table: TableSettings, store: MemoryStateStore) -> None:
+        self.table = table
+        self.store = store
+        self.newest: int | None = 0
+        self.fails: Exception | None = None
+        self.poll_fails: Exception | None = None
+        self.versions_per_sync = 1
+        self.gate: Event | None = None
+        self.entered = Event()
+        self.polls = 0
+        self.syncs = 0
+        self.in_doubt = False
+        self.others_waited = False
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    @property
+    def synced(self) -> int | None:
+        return self.store.load_table(self.table.name, self.table.source, self.table.target).synced_version
+
+    def has_news(self) -> bool:
+        self.polls += 1
+        if self.poll_fails:
+            raise self.poll_fails
+        behind = self.newest is None or self.synced is None or self.synced < self.newest
+        return behind or self.fails is not None or self.in_doubt
+
+    def doubt(self) -> None:
+        self.in_doubt = True
+
+    def source_version(self) -> int | None:
+        return self.newest
+
+    def commit_time_ms(self, version: int) -> int | None:
+        return 1_700_000_000_000 if self.newest is not None and version <= self.newest else None
+
+    def sync(self, *, stop: Event, full: bool = False, others_wait: Callable[[], bool] = bool) -> SyncResult:
+        self.others_waited = others_wait()
+        self.meanwhile()
+        self.syncs += 1
+        self.entered.set()
+        if self.gate:
+            while not (self.gate.wait(0.01) or stop.is_set()):
+                pass
+        if self.fails:
+            raise self.fails
+        if self.in_doubt:
+            self.in_doubt = False
+            self.store.record_resync_wanted(1, False)
+        record = self.store.load_table(self.table.name, self.table.source, self.table.target)
+        start = -1 if record.synced_version is None else record.synced_version
+        if self.newest is None:
+            return SyncResult("waiting", None, None)
+        if start == self.newest:
+            return SyncResult("unchanged", None, start)
+        end = min(self.newest, start + self.versions_per_sync)
+        outcome = Outcome(record.id, "delta-id", record.synced_version, end, 1_700_000_000_000, snapshot_id=end + 100)
+        self.store.record_synced(None, outcome, at_ms=1_700_000_000_000)
+        return SyncResult("advanced", start + 1, end, snapshot_id=end + 100, snapshots=1, more=end < self.newest)
+
+
+def settings_of(name: str, poll_interval: str = "10s") -> TableSettings:
+    return TableSettings(
+        source=f"file:///data/{name}",
+        target=f"db.{name}",
+        name=name,
+        poll_interval=poll_interval,
+        maintenance=MaintenanceSettings(interval="1s"),
+    )
+
+
+class Bench:
+    """One table on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = FlakyStore()
+        self.table = settings_of("orders")
+        self.follower = FakeFollower(self.table, self.store)
+        self.board = Board([self.table], self.clock, lag_budget_s=300)
+        self.slots = Slots(1)
+        self.start()
+
+    def start(self) -> None:
+        """What a new process does."""
+        self.cycle = TableCycle(
+            self.table,
+            self.follower,
+            store=self.store,
+            board=self.board,
+            clock=self.clock,
+            random=Random(1),
+            commit_time_ms=self.follower.commit_time_ms,
+        )
+
+    def poll(self, after_s: float = 0.0):
+        self.clock.time_s += after_s
+        return self.cycle.poll(self.slots, Event(), lambda _: None)
+
+    @property
+    def status(self) -> TableStatus:
+        return self.board.statuses()[0]
+
+    @property
+    def runs(self) -> list[SyncRun]:
+        return self.store.list_runs(1, runs_max=100)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def away() -> SyncError:
+    return ObjectStoreAway("no answer", hint="Check the network.", path="s3://b/x")
+
+
+# --- one cycle ---
+
+
+def test_news_is_synced_once_and_shown(bench):
+    """A sync moves the board and leaves one run; polls without news after it leave none."""
+    assert bench.status.state is TableState.WAITING
+    assert [unready.reason for unready in bench.board.find_unready()] == ["not looked at yet"]
+    verdict = bench.poll()
+    assert (verdict.result.to_version, verdict.delay_s) == (0, None)
+    for _ in range(3):
+        bench.poll(after_s=10)
+    assert (bench.follower.syncs, bench.follower.polls) == (1, 4)
+    assert [(run.outcome, run.to_version) for run in bench.runs] == [("advanced", 0)]
+    status = bench.status
+    assert (status.state, status.synced_version, status.lag_versions, status.lag_seconds) == ("synced", 0, 0, 0.0)
+    assert (status.snapshot_id, status.live_data_files) == (100, 0)
+    assert bench.board.find_unready() == []
+
+
+def test_a_cycle_that_stopped_at_a_bound_comes_again_at_once(bench):
+    """`more` asks for the next cycle without waiting for the poll interval, and the table is behind until then."""
+    bench.follower.newest = 2
+    assert bench.poll().delay_s == 0.0
+    assert (bench.status.state, bench.status.lag_versions) == ("behind", 1)
+    assert bench.status.lag_seconds == pytest.approx(1_000)
+    assert bench.poll().delay_s == 0.0
+    assert bench.poll().delay_s is None
+    assert bench.status.state is TableState.SYNCED
+
+
+def test_a_source_that_is_not_there_yet_is_waited_for(bench):
+    """No error, no run, ready; picked up when it appears."""
+    bench.follower.newest = None
+    bench.poll()
+    assert bench.status.state is TableState.WAITING
+    assert (bench.runs, bench.board.find_unready()) == ([], [])
+    bench.follower.newest = 0
+    bench.poll(after_s=10)
+    assert bench.status.state is TableState.SYNCED
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        away(),
+        CommitOutcomeUnknown("perhaps landed", hint="dvsync looks for its marker."),
+        ResyncNeeded("a gap", hint="States are compared."),
+        StateUnavailable("locked"),
+        ZeroDivisionError("a bug"),
+    ],
+)
+def test_a_passing_error_is_retried_with_growing_waits(bench, error):
+    """The wait doubles from seconds to the cap, with jitter; one run for the whole row of equal errors."""
+    bench.follower.fails = error
+    verdicts = [bench.poll() for _ in range(12)]
+    waits = [verdict.delay_s for verdict in verdicts]
+    assert 4 <= waits[0] <= 6
+    assert waits[3] > 4 * waits[0]
+    assert 0.8 * BACKOFF_MAX_S <= waits[-1] <= 1.2 * BACKOFF_MAX_S
+    assert waits[-1] != waits[-2]
+    assert bench.status.state is TableState.RETRYING
+    assert bench.status.error.consecutive == 12
+    assert len(bench.runs) == 1
+    assert bench.store.list_tables()[0].error.consecutive == 12
+
+
+def test_kinds_are_told_by_their_name(bench):
+    """A bug is an InternalError with its traceback in the log; the state store's absence has a kind of its own."""
+    bench.follower.fails = ZeroDivisionError("oh")
+    with capture_logs() as logs:
+        bench.poll()
+    assert bench.status.error.kind == "InternalError"
+    assert "ZeroDivisionError: oh" in bench.status.error.message
+    failed = next(line for line in logs if line["event"] == "sync.failed")
+    assert (failed["log_level"], failed["exc_info"]) == ("error", bench.follower.fails)
+    bench.follower.fails = StateUnavailable("locked")
+    bench.poll()
+    assert bench.status.error.kind == "StateStoreAway"
+    assert [run.outcome for run in bench.runs] == ["StateStoreAway", "InternalError"]
+
+
+def test_a_repeated_error_is_logged_at_growing_intervals_and_its_end_once(bench):
+    """The 1st, 2nd, 4th, 8th, 16th time, then one line for the recovery; a restart does not begin anew."""
+    bench.follower.fails = away()
+    with capture_logs() as logs:
+        for _ in range(16):
+            bench.poll(after_s=10)
+        bench.start()
+        bench.follower.fails = None
+        bench.poll(after_s=10)
+    told = [line["consecutive_errors"] for line in logs if line["event"] == "sync.failed"]
+    assert told == [1, 2, 4, 8, 16]
+    first = next(line for line in logs if line["event"] == "sync.failed")
+    assert (first["log_level"], first["kind"], first["hint"]) == ("warning", "ObjectStoreAway", "Check the network.")
+    assert first["reason"] == "no answer [file s3://b/x]"
+    recovered = [line for line in logs if line["event"] == "sync.recovered"]
+    assert [(line["consecutive_errors"], line["failed_for_s"]) for line in recovered] == [(16, 160)]
+    assert bench.status.error is None
+    assert bench.store.list_tables()[0].error is None
+
+
+def test_a_long_error_is_logged_at_least_every_hour(bench):
+    """Powers of two grow too far apart for a table that is retried every five minutes."""
+    bench.follower.fails = away()
+    with capture_logs() as logs:
+        for _ in range(80):
+            bench.poll(after_s=300)
+    told = [line["consecutive_errors"] for line in logs if line["event"] == "sync.failed"]
+    assert told == [1, 2, 4, 8, 16, 28, 32, 44, 56, 64, 76]
+
+
+def test_a_failed_poll_is_an_error_that_the_next_good_poll_ends(bench):
+    """A source that does not answer is not synced; when it answers again without news the error is over."""
+    bench.poll()
+    bench.follower.poll_fails = away()
+    assert bench.poll().delay_s is not None
+    assert (bench.status.state, bench.follower.syncs) == ("retrying", 1)
+    bench.clock.time_s += 311
+    (unready,) = bench.board.find_unready()
+    assert unready.reason == f"retrying since {bench.status.error.since}: ObjectStoreAway: no answer [file s3://b/x]"
+    bench.follower.poll_fails = None
+    bench.poll()
+    assert (bench.status.state, bench.status.error, bench.follower.syncs) == ("synced", None, 1)
+    assert bench.store.list_tables()[0].error is None
+
+
+@pytest.mark.parametrize("kind", [AccountMismatch, Unsupported, CorruptInput, TargetChanged, ConfigInvalid])
+def test_what_a_person_must_mend_parks_the_table(bench, kind):
+    """Parked: not synced again, not ready, one line at error; set free by `resume` only."""
+    bench.follower.fails = kind("cannot", hint="Mend it.", version=7)
+    with capture_logs() as logs:
+        for _ in range(5):
+            assert bench.poll(after_s=10).delay_s is None
+    assert bench.follower.syncs == 1
+    assert [(line["event"], line["log_level"]) for line in logs if line["log_level"] == "error"] == [
+        ("table.parked", "error")
+    ]
+    status = bench.status
+    assert (status.state, status.error.kind, status.error.version) == ("parked", kind.__name__, 7)
+    assert (status.source_version, status.lag_versions) == (0, 1)
+    assert [unready.reason for unready in bench.board.find_unready()] == [f"parked: {kind.__name__}"]
+    assert not bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+
+    bench.follower.fails = None
+    bench.store.record_resumed(1)
+    assert bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    bench.cycle.take_up(bench.store.list_tables()[0])
+    bench.poll()
+    assert (bench.status.state, bench.status.error) == ("synced", None)
+
+
+def test_a_resume_begins_the_time_without_a_look_anew(bench):
+    """While a table is paused nobody looks, and an error of a few seconds does not make that a reason."""
+    bench.poll()
+    bench.store.record_paused(1, True)
+    bench.cycle.take_up(bench.store.list_tables()[0])
+    bench.poll(after_s=400)
+    bench.store.record_paused(1, False)
+    bench.cycle.take_up(bench.store.list_tables()[0])
+    bench.follower.poll_fails = away()
+    bench.poll(after_s=17)
+    assert bench.board.find_unready() == []
+    bench.clock.time_s += 300
+    (unready,) = bench.board.find_unready()
+    assert unready.reason.startswith("retrying since ") and "ObjectStoreAway: no answer" in unready.reason
+
+
+def test_a_person_may_have_a_failing_table_tried_at_once(bench):
+    """`dvsync resume` on a table that is retrying: its error is answered, and its row of errors begins anew."""
+    bench.follower.fails = ObjectStoreAway("no answer:\n  timed out", hint="Check the network.")
+    for _ in range(9):
+        bench.poll(after_s=300)
+    assert (bench.status.state, bench.status.error.message) == (TableState.RETRYING, "no answer: timed out")
+    assert [unready.reason for unready in bench.board.find_unready()] == ["not synced yet: ObjectStoreAway"]
+    assert not bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    bench.store.record_resumed(1)
+    assert bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    with capture_logs() as logs:
+        bench.cycle.take_up(bench.store.list_tables()[0])
+        bench.poll()
+    assert [line["event"] for line in logs if line["event"].startswith("table.")] == ["table.resumed"]
+    assert bench.status.error.consecutive == 1
+
+
+def test_accounts_and_mismatches_are_counted(bench):
+    """Each snapshot is one check; one that did not add up is a mismatch, and was a check, too."""
+    bench.poll()
+    assert bench.board.accounts()[bench.cycle.name] == AccountCounts(1, 0)
+    bench.follower.fails = AccountMismatch("3 is not 4", hint="Compare whole states.")
+    bench.poll(after_s=10)
+    assert bench.board.accounts()[bench.cycle.name] == AccountCounts(2, 1)
+
+
+def test_a_restart_tries_a_parked_table_once_more(bench):
+    """The error stays in sight until the new try has its own outcome, and its row of errors goes on."""
+    bench.follower.fails = Unsupported("cannot", hint="Mend it.")
+    bench.poll()
+    since = bench.status.error.since
+    bench.start()
+    assert (bench.status.state, bench.status.error.kind) == ("retrying", "Unsupported")
+    bench.poll(after_s=100)
+    assert (bench.status.state, bench.status.error.consecutive, bench.status.error.since) == ("parked", 2, since)
+    assert bench.follower.syncs == 2
+
+
+def test_parking_that_could_not_be_recorded_is_not_taken_for_a_resume(bench):
+    """While the store does not know of the parking, its silence means nothing; it is told as soon as it answers."""
+    bench.follower.fails = CorruptInput("bad CRC", hint="Restore the file.")
+    bench.store.is_away = True
+    bench.poll()
+    assert bench.store.list_tables()[0].error is None
+    assert not bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    bench.store.is_away = False
+    bench.poll(after_s=10)
+    assert bench.store.list_tables()[0].error.parked
+    assert bench.follower.syncs == 1
+
+
+def test_a_store_that_is_away_hides_no_error(bench):
+    """The board and the log still tell what could not be written down."""
+    bench.follower.fails = away()
+    bench.store.is_away = True
+    with capture_logs() as logs:
+        bench.poll()
+    assert bench.status.error.kind == "ObjectStoreAway"
+    assert {"sync.failed", "state.unrecorded"} <= {line["event"] for line in logs}
+
+
+def test_the_lag_is_the_age_of_the_oldest_version_not_shown(bench):
+    """It grows while the table fails, counts against the budget, and is zero again afterwards."""
+    bench.poll()
+    bench.follower.newest = 3
+    bench.follower.fails = away()
+    bench.poll()
+    assert (bench.status.lag_versions, bench.status.lag_seconds) == (3, 1_000.0)
+    (unready,) = bench.board.find_unready()
+    late, _, failing = unready.reason.partition("; ")
+    assert late == "behind for 1000 s, more than the budget of 300 s"
+    assert failing == f"retrying since {bench.status.error.since}: ObjectStoreAway: no answer [file s3://b/x]"
+    bench.follower.fails = None
+    bench.follower.versions_per_sync = 10
+    bench.poll()
+    assert (bench.status.lag_versions, bench.status.lag_seconds) == (0, 0.0)
+
+
+def test_the_canonical_line_tells_the_cycle(bench):
+    """Versions, counts and duration as values, with the table and the cycle bound; no line at info without progress."""
+    bound: list[dict[str, object]] = []
+    structlog.configure(
+        processors=[structlog.contextvars.merge_contextvars, lambda _1, _2, line: bound.append(line) or ""]
+    )
+    try:
+        bench.poll()
+    finally:
+        structlog.reset_defaults()
+    line = next(line for line in bound if line["event"] == "sync.advanced")
+    assert (line["table"], line["from_version"], line["to_version"], line["snapshots"]) == ("orders", 0, 0, 1)
+    assert len(line["cycle_id"]) == 8
+    assert "duration_ms" in line
+
+
+def test_without_a_free_slot_a_table_goes_away_and_is_called(bench):
+    """The queue is first come first served, and a table in it twice is called once."""
+    assert bench.slots.try_take("other")
+    assert bench.poll().result is None
+    assert bench.poll().result is None
+    assert not bench.slots.try_take("third")
+    assert bench.status.state is TableState.BEHIND
+    assert bench.slots.give_back() == "orders"
+    assert bench.poll().result.to_version == 0
+    assert bench.slots.give_back() is None
+
+
+def test_a_table_is_told_whether_others_wait(bench):
+    """Only while somebody stands in the queue for whom there is no slot."""
+    assert bench.slots.try_take("other")
+    assert not bench.slots.try_take("third")
+    assert not bench.slots.try_take("fourth")
+    assert bench.slots.resize(2) == ["third"]
+    assert bench.poll().result.to_version == 0
+    assert bench.follower.others_waited
+    # The slot that "orders" gave back is the third table's, whether it has come for it or not.
+    assert bench.slots.resize(3) == ["fourth"]
+    bench.follower.newest = 1
+    assert bench.poll().result.to_version == 1
+    assert not bench.follower.others_waited
+    assert bench.slots.try_take("third")
+
+
+@pytest.mark.parametrize("why", ["paused", "without news", "its source is away"])
+def test_a_slot_that_is_not_wanted_any_more_goes_to_the_next(bench, why):
+    """A table that was called and has nothing to sync hands the call on."""
+    woken: list[str] = []
+    bench.poll()
+    bench.follower.newest = 1
+    assert bench.slots.try_take("other")
+    bench.cycle.poll(bench.slots, Event(), woken.append)
+    assert not bench.slots.try_take("third")
+    assert bench.slots.give_back() == "orders"
+    if why == "paused":
+        bench.store.record_paused(1, True)
+        bench.cycle.take_up(bench.store.list_tables()[0])
+    elif why == "without news":
+        bench.follower.newest = 0
+    else:
+        bench.follower.poll_fails = away()
+    bench.cycle.poll(bench.slots, Event(), woken.append)
+    assert woken == ["third"]
+    assert bench.slots.try_take("third")
+
+
+def test_two_free_slots_call_two_tables():
+    """One who was called is not called again for the next slot, and keeps its place if someone was faster."""
+    slots = Slots(2)
+    assert slots.try_take("a") and slots.try_take("b")
+    for name in ("c", "d", "e"):
+        assert not slots.try_take(name)
+    assert (slots.give_back(), slots.give_back()) == ("c", "d")
+    assert slots.try_take("f")
+    assert slots.try_take("c")
+    assert not slots.try_take("d")
+    assert slots.leave("e") is None
+    assert slots.give_back() == "d"
+
+
+def test_what_is_said_during_a_sync_is_logged(bench):
+    """A pause and a resync that come while the table syncs are taken up at its end."""
+
+    def meanwhile() -> None:
+        bench.store.record_paused(1, True)
+        bench.store.record_resync_wanted(1, True)
+
+    bench.follower.meanwhile = meanwhile
+    with structlog.testing.capture_logs() as lines:
+        bench.poll()
+    assert [line["event"] for line in lines] == ["sync.advanced", "table.paused", "table.resync_wanted"]
+    assert bench.follower.in_doubt and bench.status.state is TableState.PAUSED
+
+
+# --- the scheduler, with its threads ---
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        threading.Event().wait(0.005)
+
+
+class Running:
+    """A scheduler over fake followers that polls every 100 ms."""
+
+    def __init__(self, *names: str, tables_at_once: int = 4, poll_interval: str = "100ms") -> None:
+        clock = SystemClock()
+        self.store = MemoryStateStore()
+        tables = [settings_of(name, poll_interval) for name in names]
+        self.followers = {table.name: FakeFollower(table, self.store) for table in tables}
+        self.board = Board(tables, clock, lag_budget_s=300)
+        self.maintainers = {table.name: FakeMaintainer() for table in tables}
+        self.maintainers[names[0]].gate = Event()
+        cycles = [
+            TableCycle(
+                table,
+                self.followers[table.name],
+                store=self.store,
+                board=self.board,
+                clock=clock,
+                random=Random(1),
+                commit_time_ms=self.followers[table.name].commit_time_ms,
+            )
+            for table in tables
+        ]
+        self.looks = 0
+        self.scheduler = Scheduler(
+            store=self.store,
+            beat=self.board.beat,
+            look_for_tables=self.look,
+            clock=clock,
+            tables_at_once=tables_at_once,
+            stop_if_idle=lambda: None,
+        )
+        for cycle in cycles:
+            maintainer, random = self.maintainers[cycle.name], Random(cycle.name)
+            upkeep = TableUpkeep(cycle, maintainer, board=self.board, clock=clock, random=random)
+            self.scheduler.add(cycle, upkeep)
+
+    def look(self) -> None:
+        self.looks += 1
+
+    def __enter__(self) -> Running:
+        self.scheduler.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for follower in self.followers.values():
+            if follower.gate:
+                follower.gate.set()
+        assert self.scheduler.stop(grace_s=WAIT_S)
+
+    def states(self) -> dict[str, TableState]:
+        return {status.name: status.state for status in self.board.statuses()}
+
+
+def test_tables_are_polled_at_their_interval_and_synced():
+    """Every table comes in step, and later versions are picked up."""
+    with Running("a", "b", "c") as running:
+        until(lambda: set(running.states().values()) == {TableState.SYNCED})
+        running.followers["b"].newest = 4
+        until(lambda: running.followers["b"].synced == 4)
+        until(lambda: running.followers["a"].polls >= 4)
+        assert running.followers["a"].syncs == 1
+
+
+def test_cycles_with_more_to_do_follow_each_other_without_waiting():
+    """With a poll interval of an hour, fifty bounded cycles still run one after the other."""
+    running = Running("a", poll_interval="1h")
+    running.followers["a"].newest = 49
+    with running:
+        until(lambda: running.followers["a"].synced == 49)
+    assert running.followers["a"].syncs == 50
+
+
+def test_a_resume_ends_the_wait_for_the_next_try():
+    """The table fails, and would be tried again in an hour or so."""
+    running = Running("a", poll_interval="1h")
+    follower = running.followers["a"]
+    follower.fails = away()
+    with running:
+        until(lambda: running.states()["a"] is TableState.RETRYING)
+        follower.fails = None
+        running.store.record_resumed(running.store.list_tables()[0].id)
+        until(lambda: running.states()["a"] is TableState.SYNCED)
+
+
+def test_a_stale_look_at_the_store_is_no_resume():
+    """The table failed after its record was read: that the record knows of no error means nothing."""
+    running = Running("a", poll_interval="1h")
+    running.followers["a"].fails = away()
+    before = running.store.list_tables()
+    with running:
+        until(lambda: running.states()["a"] is TableState.RETRYING)
+        with (
+            mock.patch.object(running.store, "list_tables", lambda: before),
+            mock.patch.object(running.scheduler, "_wake") as wake,
+        ):
+            running.scheduler._look_at_wishes()
+        assert not wake.called
+
+
+def test_a_source_that_is_not_there_is_told_once(bench):
+    """At info: a name that was spelled wrong looks the same as one that is still to come."""
+    bench.follower.sync = lambda **_: SyncResult("waiting", None, None)
+    with capture_logs() as logs:
+        bench.poll()
+    assert [(line["event"], line["log_level"]) for line in logs] == [("sync.waiting", "info")]
+
+
+def test_a_long_sync_holds_up_nobody_else():
+    """While one table syncs for long it is not polled a second time, and the others go on."""
+    running = Running("slow", "fast")
+    running.followers["slow"].gate = Event()
+    with running:
+        assert running.followers["slow"].entered.wait(WAIT_S)
+        running.followers["fast"].newest = 5
+        until(lambda: running.followers["fast"].synced == 5)
+        assert running.states()["slow"] is TableState.SYNCING
+        assert (running.followers["slow"].syncs, running.followers["slow"].polls) == (1, 1)
+
+
+def test_no_more_than_so_many_tables_sync_at_once_and_each_gets_its_turn():
+    """Those that found no slot are called when one is free, though their next poll is an hour away."""
+    names = [f"t{number}" for number in range(6)]
+    running = Running(*names, tables_at_once=2, poll_interval="1h")
+    gate = Event()
+    for follower in running.followers.values():
+        follower.gate = gate
+    with running:
+        until(lambda: sum(follower.syncs for follower in running.followers.values()) == 2)
+        until(lambda: sum(follower.polls for follower in running.followers.values()) == 6)
+        assert sum(follower.syncs for follower in running.followers.values()) == 2
+        gate.set()
+        until(lambda: set(running.states().values()) == {TableState.SYNCED})
+
+
+def test_one_table_that_fails_stops_no_other():
+    """The others are synced, the failing one is retried and recovers by itself."""
+    running = Running("good", "bad")
+    running.followers["bad"].fails = ZeroDivisionError("bug")
+    with running:
+        until(lambda: running.states() == {"good": TableState.SYNCED, "bad": TableState.RETRYING})
+        running.followers["bad"].fails = None
+        until(lambda: running.states()["bad"] is TableState.SYNCED)
+
+
+def test_a_resume_that_is_seen_during_a_good_try():
+    """What was read of the table then is older than what the try has come to, and is not taken for it."""
+    running = Running("a", poll_interval="1h")
+    follower = running.followers["a"]
+    follower.fails = away()
+
+    def resume() -> None:
+        running.store.record_resumed(1)
+        running.scheduler._look_at_wishes()
+
+    with running:
+        until(lambda: running.states()["a"] is TableState.RETRYING)
+        follower.fails, follower.meanwhile = None, resume
+        tries, polls = follower.syncs, follower.polls
+        running.scheduler._wake("a")
+        until(lambda: follower.polls == polls + 2)
+        until(lambda: running.states()["a"] is TableState.SYNCED)
+        assert follower.syncs == tries + 1
+
+
+def test_resume_in_another_terminal_sets_a_parked_table_free(monkeypatch):
+    """The store is looked at even if the table's own poll is an hour away."""
+    monkeypatch.setattr("daemon.scheduling.scheduler.WISHES_LOOK_INTERVAL_S", 0.05)
+    running = Running("a", poll_interval="1h")
+    running.followers["a"].fails = Unsupported("cannot", hint="Mend it.")
+    with running:
+        until(lambda: running.states()["a"] is TableState.PARKED)
+        running.followers["a"].fails = None
+        running.store.record_resumed(1)
+        until(lambda: running.states()["a"] is TableState.SYNCED)
+
+
+def test_pause_and_resync_in_another_terminal_reach_the_daemon(monkeypatch):
+    """A paused table is not synced until it is resumed; a resync is one sync, news or not."""
+    monkeypatch.setattr("daemon.scheduling.scheduler.WISHES_LOOK_INTERVAL_S", 0.05)
+    with Running("a", poll_interval="1h") as running:
+        follower = running.followers["a"]
+        until(lambda: running.states()["a"] is TableState.SYNCED)
+        running.store.record_resync_wanted(1, True)
+        until(lambda: follower.syncs == 2)
+        until(lambda: not running.store.list_tables()[0].resync_wanted)
+        running.store.record_paused(1, True)
+        until(lambda: running.states()["a"] is TableState.PAUSED)
+        follower.newest = 3
+        running.store.record_paused(1, False)
+        until(lambda: follower.synced == 3)
+    assert follower.syncs == 5, "one for each version"
+
+
+def test_a_pause_outlives_the_process(bench):
+    """A new start finds the table paused and leaves it alone; so does one round by hand."""
+    bench.poll()
+    bench.store.record_paused(1, True)
+    bench.follower.newest = 5
+    bench.start()
+    bench.poll(after_s=100)
+    assert (bench.status.state, bench.follower.syncs, bench.cycle.is_paused) == (TableState.PAUSED, 1, True)
+
+
+def test_stop_tells_running_cycles():
+    """The running cycle sees the event, ends at its step, and what it did is shown."""
+    running = Running("a", "b")
+    running.followers["a"].gate = Event()  # never set: only `stop` ends that sync
+    running.scheduler.start()
+    assert running.followers["a"].entered.wait(WAIT_S)
+    assert running.scheduler.stop(grace_s=WAIT_S)
+    assert running.followers["a"].syncs == 1
+    assert running.states()["a"] is TableState.SYNCED
+
+
+def test_stop_gives_up_on_a_cycle_that_hangs():
+    """After the grace it says so, and leaves the end to the process."""
+    running = Running("a")
+    release = Event()
+    running.followers["a"].commit_time_ms = lambda _: None
+    running.followers["a"].sync = lambda **_: release.wait(WAIT_S) and SyncResult("waiting", None, None)  # type: ignore[assignment]
+    running.scheduler.start()
+    until(lambda: running.states()["a"] is TableState.SYNCING)
+    assert not running.scheduler.stop(grace_s=0.05)
+    release.set()
+    until(lambda: running.states()["a"] is not TableState.SYNCING)
+
+
+# --- maintenance ---
+
+
+class FakeMaintainer:
+    """Counts its rounds; raises `fails` when set, and stops in `gate` when given one."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.fails: Exception | None = None
+        self.gate: Event | None = None
+        self.entered = Event()
+
+    def run(self, stop: Event) -> Round:
+        self.rounds += 1
+        self.entered.set()
+        if self.gate:
+            while not (self.gate.wait(0.01) or stop.is_set()):
+                pass
+        if self.fails:
+            raise self.fails
+        cleanup = Cleanup(removed=[WrittenFile("m", FileKind.MANIFEST, FileStatus.ORPHANED, 1, size_bytes=70)])
+        return Round(Compaction(2, 9, 2, 1), Expiry(expired=(1, 2, 3)), cleanup)
+
+
+def upkeep_of(bench: Bench) -> tuple[TableUpkeep, FakeMaintainer]:
+    maintainer = FakeMaintainer()
+    return TableUpkeep(bench.cycle, maintainer, board=bench.board, clock=bench.clock, random=Random(1)), maintainer
+
+
+def test_a_round_of_maintenance_is_counted_and_told(bench):
+    """One line for each part that did something, and the sums on the board."""
+    upkeep, maintainer = upkeep_of(bench)
+    upkeep.run(Event())
+    assert maintainer.rounds == 0, "a table that was never synced has nothing to maintain"
+    bench.poll()
+    with capture_logs() as told:
+        upkeep.run(Event())
+        upkeep.run(Event())
+    counts = UpkeepCounts(2, 0, compacted_delete_files=18, expired_snapshots=6, removed_files=2, removed_bytes=140)
+    assert bench.board.upkeep() == {"orders": counts}
+    parts = ["maintenance.compacted", "maintenance.expired", "maintenance.cleaned"]
+    assert [line["event"] for line in told] == 2 * parts
+
+
+@pytest.mark.parametrize(
+    ("fails", "kind"), [(away(), "ObjectStoreAway"), (ValueError("a bug"), "InternalError")], ids=["known", "bug"]
+)
+def test_a_failed_round_leaves_the_table_in_step(bench, fails, kind):
+    """It is told and counted; the table's state and error are the syncs' alone."""
+    upkeep, maintainer = upkeep_of(bench)
+    bench.poll()
+    maintainer.fails = fails
+    with capture_logs() as told:
+        upkeep.run(Event())
+    assert bench.board.upkeep() == {"orders": UpkeepCounts(rounds=1, failures=1)}
+    assert (bench.status.state, bench.status.error) == (TableState.SYNCED, None)
+    (line,) = told
+    assert (line["event"], line["kind"], bool(line["hint"])) == ("maintenance.failed", kind, True)
+
+
+def test_a_parked_table_is_not_maintained(bench):
+    """Its Iceberg side stays exactly as it is until a person has looked at it."""
+    upkeep, maintainer = upkeep_of(bench)
+    bench.poll()
+    bench.follower.fails = CorruptInput("bad CRC", hint="Restore it.")
+    bench.poll()
+    upkeep.run(Event())
+    assert maintainer.rounds == 0
+
+
+def test_tables_that_begin_together_are_not_maintained_together():
+    """Their rounds are spread over the interval, here a second."""
+    running = Running(*(f"t{number}" for number in range(20)))
+    maintainers = running.maintainers.values()
+    running.maintainers["t0"].gate = None
+    with running:
+        until(lambda: any(maintainer.rounds for maintainer in maintainers))
+        first_s = time.monotonic()
+        until(lambda: all(maintainer.rounds for maintainer in maintainers))
+        assert time.monotonic() - first_s > 0.5
+
+
+def test_a_long_interval_of_maintenance_outlives_restarts(bench):
+    """The first round comes soon, however long it is until the next."""
+    weekly = MaintenanceSettings(interval="7d")
+    bench.cycle.table = bench.cycle.table.model_copy(update={"maintenance": weekly})
+    assert upkeep_of(bench)[0].first_after_s <= 600
+
+
+def test_maintenance_runs_beside_the_polls_and_ends_with_them():
+    """A round that takes long holds up no poll; the scheduler's stop tells it to end and waits for that."""
+    with Running("a", "b", poll_interval="100ms") as running:
+        until(lambda: set(running.states().values()) == {TableState.SYNCED})
+        maintainer = running.maintainers["a"]
+        until(maintainer.entered.is_set)
+        polls = running.followers["a"].polls
+        until(lambda: running.followers["a"].polls > polls + 2)
+        assert not running.board.upkeep()["a"].rounds
+    assert running.board.upkeep()["a"].rounds == 1

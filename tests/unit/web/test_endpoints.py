@@ -1,0 +1,408 @@
+"""The health server as a client sees it, over a real socket."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
+
+from daemon.config.settings import HealthSettings, TableSettings
+from daemon.errors import ConfigInvalid
+from daemon.status.board import Board
+from daemon.status.table_status import AccountCounts, Observation
+from daemon.status.timeline import Sample
+from daemon.sync.outcomes import SyncResult
+from daemon.web.endpoints import SILENT_MAX_S, make_app
+from daemon.web.server import CONNECTIONS_MAX, WebServer
+from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+
+NOW_MS = 1_700_000_000_000
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.time_s = 0.0
+
+    def now_ms(self) -> int:
+        return NOW_MS + int(self.time_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return self.time_s
+
+
+def table(name: str) -> TableSettings:
+    return TableSettings(source=f"file:///data/{name}", target=f"db.{name}", name=name)
+
+
+RECORD = TableRecord(
+    id=1,
+    name="orders",
+    source="file:///data/orders",
+    target="db.orders",
+    synced_version=7,
+    snapshot_id=123,
+    metadata_location="file:///wh/m.json",
+    last_synced_at_ms=NOW_MS,
+)
+COUNTS = TableCounts(
+    live_data_files=3,
+    live_rows=90,
+    deleted_positions=10,
+    live_bytes=9_000,
+    written=(
+        WrittenCount(FileKind.DELETE_FILE, FileStatus.LIVE, 2, 700, NOW_MS - 5_000),
+        WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 40, NOW_MS - 60_000),
+    ),
+)
+IN_STEP = Observation(record=RECORD, counts=COUNTS, source_version=7, behind_since_ms=None, looked_at_s=0.0)
+ERROR = TableError("CorruptInput", "bad CRC", "Restore it.", version=8, since_ms=NOW_MS, consecutive=2, parked=True)
+
+
+class Server:
+    def __init__(self, *names: str) -> None:
+        self.clock = FakeClock()
+        self.board = Board([table(name) for name in names], self.clock, lag_budget_s=60)
+        self.web = WebServer.start(HealthSettings(port=0), make_app(self.board))
+
+    def ask(self, path: str):
+        try:
+            with urlopen(self.web.url + path, timeout=10) as response:
+                return response.status, json.load(response)
+        except HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server("orders")
+    yield server
+    server.web.stop()
+
+
+def reasons(server: Server) -> list[str]:
+    status, body = server.ask("/readyz")
+    assert (status == 200) == body["ready"] == (not body["reasons"])
+    return [reason["reason"] for reason in body["reasons"]]
+
+
+def test_tables_are_the_list_of_status_json(server):
+    """Every key that design.md names, with times in ISO 8601 and what is unknown as null."""
+    server.board.show("orders", IN_STEP)
+    assert server.ask("/api/tables") == (
+        200,
+        [
+            {
+                "name": "orders",
+                "source": "file:///data/orders",
+                "target": "db.orders",
+                "state": "synced",
+                "synced_version": 7,
+                "source_version": 7,
+                "lag_versions": 0,
+                "lag_seconds": 0.0,
+                "snapshot_id": 123,
+                "metadata_location": "file:///wh/m.json",
+                "last_synced_at": "2023-11-14T22:13:20.000Z",
+                "error": None,
+                "live_data_files": 3,
+                "live_rows": 90,
+                "live_delete_files": 2,
+                "deleted_positions": 10,
+                "orphans_waiting": 1,
+                "orphan_bytes": 40,
+                "written_files": [
+                    {
+                        "kind": "delete-file",
+                        "status": "live",
+                        "files": 2,
+                        "size_bytes": 700,
+                        "oldest_seconds": 5.0,
+                    },
+                    {
+                        "kind": "manifest",
+                        "status": "orphaned",
+                        "files": 1,
+                        "size_bytes": 40,
+                        "oldest_seconds": 60.0,
+                    },
+                ],
+            }
+        ],
+    )
+
+
+def read_metrics(server):
+    """The samples by name and labels, parsed by Prometheus' own library."""
+    with urlopen(server.web.url + "/metrics", timeout=10) as response:
+        assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = text_string_to_metric_families(response.read().decode())
+        return {
+            (sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples
+        }
+
+
+def test_metrics_are_the_boards(server):
+    """What is not known has no series; accounts and their mismatches are counted from nought on."""
+    samples = read_metrics(server)
+    assert samples["dvsync_account_mismatches_total", "orders"] == 0
+    assert ("dvsync_live_rows", "orders") not in samples
+    server.board.show("orders", replace(IN_STEP, accounts=AccountCounts(5, 1)))
+    samples = read_metrics(server)
+    assert samples["dvsync_accounts_checked_total", "orders"] == 5
+    assert samples["dvsync_account_mismatches_total", "orders"] == 1
+    assert samples["dvsync_live_rows", "orders"] == 90
+    assert samples["dvsync_lag_versions", "orders"] == 0
+    assert samples["dvsync_table_state", "synced", "orders"] == 1
+    assert samples["dvsync_table_state", "parked", "orders"] == 0
+
+
+def test_a_table_in_step_is_ready(server):
+    """Before the first look it is not."""
+    assert reasons(server) == ["not looked at yet"]
+    server.board.show("orders", IN_STEP)
+    assert reasons(server) == []
+
+
+def test_a_table_beyond_its_lag_budget_is_not_ready(server):
+    """Behind within the budget is ready; the lag grows by itself as time goes on."""
+    behind = replace(IN_STEP, source_version=9, behind_since_ms=NOW_MS)
+    server.board.show("orders", behind)
+    assert reasons(server) == []
+    server.clock.time_s = 61
+    server.board.show("orders", replace(behind, looked_at_s=61.0))
+    assert reasons(server) == ["behind for 61 s, more than the budget of 60 s"]
+    body = server.ask("/api/tables")[1][0]
+    assert (body["state"], body["lag_versions"], body["lag_seconds"]) == ("behind", 2, 61.0)
+
+
+def test_a_parked_table_is_not_ready_and_says_why(server):
+    """Kind, message, hint, version and since when."""
+    server.board.show("orders", replace(IN_STEP, record=replace(RECORD, error=ERROR)))
+    assert reasons(server) == ["parked: CorruptInput"]
+    body = server.ask("/api/tables")[1][0]
+    assert body["state"] == "parked"
+    assert body["error"] == {
+        "kind": "CorruptInput",
+        "message": "bad CRC",
+        "hint": "Restore it.",
+        "version": 8,
+        "since": "2023-11-14T22:13:20.000Z",
+        "consecutive": 2,
+    }
+
+
+def test_a_table_whose_source_does_not_answer_is_not_ready_in_the_end(server):
+    """Nobody knows how far behind it is; the budget counts from the last good look."""
+    server.board.show("orders", IN_STEP)
+    server.clock.time_s = 60 + 10
+    assert reasons(server) == []
+    server.clock.time_s = 60 + 11
+    assert reasons(server) == ["its source could not be looked at for 71 s"]
+
+
+def test_a_paused_table_and_a_missing_source_are_no_reason(server):
+    """Both are what somebody wants."""
+    server.board.show("orders", replace(IN_STEP, record=replace(RECORD, paused=True, error=ERROR)))
+    assert (reasons(server), server.ask("/api/tables")[1][0]["state"]) == ([], "paused")
+    server.board.show("orders", Observation(looked_at_s=0.0))
+    assert (reasons(server), server.ask("/api/tables")[1][0]["state"]) == ([], "waiting")
+
+
+def test_no_tables_is_not_ready():
+    """A daemon that follows nothing is misconfigured."""
+    server = Server()
+    try:
+        assert reasons(server) == ["no tables are configured"]
+        assert server.ask("/api/tables") == (200, [])
+    finally:
+        server.web.stop()
+
+
+def test_livez_fails_when_the_scheduler_is_silent_for_three_intervals(server):
+    """Measured on the monotonic clock; a beat makes it well again."""
+    server.clock.time_s = SILENT_MAX_S
+    assert server.ask("/livez") == (200, {"alive": True, "silent_s": 15.0})
+    server.clock.time_s += 0.5
+    assert server.ask("/livez") == (503, {"alive": False, "silent_s": 15.5})
+    server.board.beat()
+    assert server.ask("/livez")[0] == 200
+
+
+def test_a_port_in_use_is_told_at_the_start(server):
+    """As a fault of the configuration, with the address and the way out."""
+    port = int(server.web.url.rpartition(":")[2])
+    with pytest.raises(ConfigInvalid, match=rf"cannot listen on 127\.0\.0\.1:{port}: address already in use") as raised:
+        WebServer.start(HealthSettings(port=port), make_app(server.board))
+    assert "health.port" in raised.value.hint
+
+
+def test_after_stop_the_port_is_free_again(server):
+    """A daemon that is started again at once gets its port."""
+    port = int(server.web.url.rpartition(":")[2])
+    server.web.stop()
+    second = WebServer.start(HealthSettings(port=port), make_app(server.board))
+    second.stop()
+
+
+# --- one table, and the page ---
+
+
+def page_of(server: Server, path: str) -> tuple[int, str]:
+    try:
+        with urlopen(server.web.url + path, timeout=10) as response:
+            return response.status, response.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_one_table_has_its_last_syncs_and_its_day(server):
+    """The newest sync first, one sample a minute, and 404 for a table that nobody knows."""
+    server.board.show("orders", IN_STEP)
+    timeline = server.board.timeline("orders")
+    timeline.add_runs(SyncRun(1, NOW_MS + number, 40, "advanced", to_version=number) for number in range(60))
+    for _ in range(5):
+        server.board.beat()
+        server.clock.time_s += 45
+    status, body = server.ask("/api/tables/orders")
+    assert (status, body["status"]["name"]) == (200, "orders")
+    assert [run["to_version"] for run in body["runs"]] == list(range(59, 9, -1))
+    assert [(sample["lag_seconds"], sample["deleted_positions"]) for sample in body["day"]] == 3 * [(0.0, 10)]
+    assert server.ask("/api/tables/nobody") == (404, {"error": "no such table"})
+
+
+def test_the_page_tells_state_error_and_hint(server):
+    """Without a script, with everything escaped, and with nothing from another host."""
+    evil = replace(ERROR, message="<script>alert(1)</script>", kind="CorruptInput")
+    server.board.show("orders", replace(IN_STEP, record=replace(RECORD, error=evil)))
+    for path in ("/", "/tables/orders"):
+        status, text = page_of(server, path)
+        assert status == 200
+        for told in ("orders", "parked", "CorruptInput", "Restore it.", "&lt;script&gt;"):
+            assert told in text, (path, told)
+        assert "<script" not in text
+        assert not re.search(r"(src|href)=\"?(https?:)?//", text)
+    assert "not ready" in page_of(server, "/")[1]
+    assert page_of(server, "/tables/%3Cnobody%3E")[0] == 404
+
+
+def test_a_tables_page_draws_its_day_and_lists_its_files(server):
+    """Two charts once there are two points, the syncs with their counts, files by kind with bytes and age."""
+    server.board.show("orders", IN_STEP)
+    assert "Nothing to draw yet" in page_of(server, "/tables/orders")[1]
+    server.board.timeline("orders").add_runs(
+        [SyncRun(1, NOW_MS, 1234, "advanced", 6, 7, data_files_added=2, delete_files_added=3, positions_added=4567)]
+    )
+    for _ in range(3):
+        server.board.beat()
+        server.clock.time_s += 60
+    text = page_of(server, "/tables/orders")[1]
+    assert text.count("<polyline") == 2
+    for told in ("6 to 7", "1,234 ms", "+4,567", "delete-file", "700 B", "manifest", "orphaned", "4.0 min"):
+        assert told in text, told
+
+
+def test_the_page_loads_nothing(server):
+    """Its policy forbids what it does not need."""
+    with urlopen(server.web.url + "/", timeout=10) as response:
+        assert response.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_metrics_tell_what_the_syncs_did(server):
+    """Syncs by outcome, failures by kind, amounts by table, durations by step, and whether Spark is up."""
+    activity = server.board.activity
+    activity.count_sync("orders", SyncResult("advanced", 1, 2, snapshots=2, positions_added=30))
+    activity.count_sync("orders", SyncResult("rebuilt", 2, 2))
+    activity.count_failure("orders", "CatalogAway")
+    for seconds in (0.004, 0.03, 4000.0):
+        activity.observe_step("commit", seconds)
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(page_of(server, "/metrics")[1])
+        for sample in family.samples
+    }
+    assert found["dvsync_syncs_total", "advanced", "orders"] == 1
+    assert found["dvsync_syncs_total", "orders", "rebuilt"] == 1
+    assert found["dvsync_sync_failures_total", "CatalogAway", "orders"] == 1
+    assert (found["dvsync_snapshots_total", "orders"], found["dvsync_positions_added_total", "orders"]) == (2, 30)
+    buckets = [
+        found["dvsync_step_seconds_bucket", *sorted(("commit", bound))] for bound in ("0.005", "0.05", "1800", "+Inf")
+    ]
+    assert buckets == [1, 2, 2, 3]
+    assert found["dvsync_step_seconds_sum", "commit"] == pytest.approx(4000.034)
+    assert found["dvsync_spark_session_up",] == 0
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def is_cut(connection: socket.socket) -> bool:
+    """Whether the other end closes it, within a while and after whatever it sends."""
+    connection.settimeout(10)
+    try:
+        while connection.recv(10_000):
+            pass
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_request_that_does_not_end_is_cut(server, monkeypatch):
+    """A client that says nothing, one that begins a request, and one that begins a second: each is given up."""
+    monkeypatch.setattr("daemon.web.server.EXCHANGE_MAX_S", 0.5)
+    place = server.web._listener.getsockname()
+    for begun in (b"", b"GET /livez HTTP/1.1\r\nX: ", b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\n"):
+        with socket.create_connection(place) as connection:
+            connection.sendall(begun)
+            assert is_cut(connection)
+    assert server.ask("/livez")[0] == 200
+
+
+def test_connections_are_bounded(server):
+    """However many come: those beyond the bound are closed at once, and one that ends makes room for the next."""
+    place, before = server.web._listener.getsockname(), open_files()
+    with ExitStack() as opened:
+        kept = []
+        for _ in range(CONNECTIONS_MAX):
+            kept.append(opened.enter_context(socket.create_connection(place)))
+            kept[-1].sendall(b"GET /livez HTTP/1.1\r\nX: ")
+        for _ in range(3 * CONNECTIONS_MAX):
+            with socket.create_connection(place) as more:
+                assert is_cut(more)
+        # Both ends are this process's.
+        assert open_files() - before <= 2 * CONNECTIONS_MAX + 20
+        kept[0].close()
+        deadline_s = time.monotonic() + 10
+        while True:
+            try:
+                assert server.ask("/livez")[0] == 200
+                break
+            except OSError:
+                assert time.monotonic() < deadline_s
+
+
+def test_the_page_of_a_day_is_no_longer_than_that_of_an_hour(server):
+    """A line in the list has a point for each half hour, whose worst minute it shows; the table's own page has all."""
+    for minute in range(24 * 60):
+        lag_s = 500.0 if minute == 700 else 1.0
+        server.board.timeline("orders").add_sample(Sample(NOW_MS + minute * 60_000, lag_s, 10))
+    with urlopen(server.web.url + "/", timeout=10) as answer:
+        page = answer.read().decode()
+    (points,) = re.findall(r'<polyline points="([^"]*)"', page)
+    assert 47 <= len(points.split()) <= 49
+    assert 'aria-label="at most 8.3 min"' in page
+    assert len(server.ask("/api/tables/orders")[1]["day"]) == 24 * 60
