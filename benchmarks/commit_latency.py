@@ -18,7 +18,7 @@ from benchmarks.stopwatch import REST, Steps, Stopwatch
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
-from daemon.sync import advance
+from daemon.sync import advance, transaction
 from state.sql.store import SqlStateStore
 from tests.kit.handmade import Bench, HandmadeTable
 
@@ -33,11 +33,12 @@ STEPS: Steps = {
         (Target, ("find_table",)),
     ],
     "plan": [
-        (advance, ("fold_commits", "shape_of", "view_of", "plan_sync", "complete_plan")),
+        (advance, ("fold_commits", "shape_of", "plan_sync", "complete_plan")),
+        (transaction, ("view_of",)),
         (SqlStateStore, ("load_table", "find_open_intents", "find_live_files", "find_delete_files", "find_serving")),
     ],
     "translate": [(Runner, ("write_delete_files",))],
-    "prepare": [(advance, ("prepare_snapshot",))],
+    "prepare": [(transaction, ("prepare_snapshot",))],
     "commit": [(Target, ("commit",))],
     "record": [(SqlStateStore, ("record_intent", "record_pending", "record_prepared", "record_synced"))],
 }

@@ -31,7 +31,7 @@ from daemon.config.settings import PipelineSettings, SparkSettings
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
-from daemon.sync import first_sync
+from daemon.sync import first_sync, transaction
 from state.sql.store import SqlStateStore
 from tests.kit.handmade import Bench
 
@@ -44,7 +44,7 @@ STEPS: Steps = {
     "DVs read": [(first_sync, ("collect_adds",))],
     "plan": [(first_sync, ("plan_sync", "complete_plan"))],
     "DV kernel": [(Runner, ("write_delete_files",))],
-    "commit": [(first_sync, ("prepare_snapshot",)), (Target, ("find_table", "stage", "commit"))],
+    "commit": [(transaction, ("prepare_snapshot",)), (Target, ("find_table", "stage", "commit"))],
     "state store": [
         (SqlStateStore, ("load_table", "find_open_intents", "record_intent", "record_pending", "record_rebuilt"))
     ],

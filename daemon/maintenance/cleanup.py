@@ -26,9 +26,9 @@ from daemon.iceberg.pyiceberg_ext.commits import writes_metadata_files
 from daemon.iceberg.references import referenced_files
 from daemon.locations import canonical, parts_below, real
 from daemon.storage import FileIOStorage, FileMeta
-from daemon.sync.advance import metadata_kind
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record
+from daemon.sync.transaction import kind_of
 from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 
 # Requests that remove files wait on the store, not on the processor.
@@ -297,9 +297,7 @@ def _table_uuid(data: bytes) -> UUID | None:
 
 def _kind_by_name(meta: FileMeta) -> FileKind | None:
     name = name_of(meta.path)
-    if DELETE_FILE_NAME.fullmatch(name):
-        return FileKind.DELETE_FILE
-    return metadata_kind(meta.path) if METADATA_NAME.fullmatch(name) else None
+    return kind_of(name) if DELETE_FILE_NAME.fullmatch(name) or METADATA_NAME.fullmatch(name) else None
 
 
 def _is_inside(path: str, place: str) -> bool:

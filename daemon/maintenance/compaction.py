@@ -9,27 +9,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from threading import Event
 
 from msgspec.structs import replace as with_fields
 
 from daemon.errors import AccountMismatch, CorruptInput, ObjectMissing, SyncError
-from daemon.iceberg.account import account_of, check_account, find_account
+from daemon.iceberg.account import find_account
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.references import live_delete_files
-from daemon.iceberg.row_delta import RowDelta, prepare_snapshot
-from daemon.iceberg.target import view_of
-from daemon.sync.advance import abandon, announce_files, delete_file_namer, new_intent
+from daemon.iceberg.row_delta import RowDelta
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record
-from daemon.sync.outcomes import placed, remembered_account, unchanged_outcome, written_record
+from daemon.sync.outcomes import remembered_account, unchanged_outcome, written_record
 from daemon.sync.recovery import rebuild
+from daemon.sync.transaction import Transaction
 from daemon.translate.definition import check_places, shape_of
 from daemon.translate.delete_files import UNKNOWN_DV, DeleteFileResult, DeleteFileTask, DvWork, delete_file_record
 from daemon.translate.plan import DATA_FILES_PER_DELETE_FILE_MAX, by_manifest
-from state import DeleteFileRecord, FileKind, Intent, LiveFile, OrphanReason, TableRecord
+from state import DeleteFileRecord, FileKind, LiveFile, OrphanReason, TableRecord
 
 # Data files that one snapshot compacts, or a few more where delete files tie them together.
 DATA_FILES_AT_ONCE = 1000
@@ -225,47 +223,42 @@ class _Groups:
 
 def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]) -> Compaction | None:
     """Write the new delete files beside the syncs, then commit them; None when a sync was at work for too long."""
-    store, table = context.store, context.target.find_table()
+    table = context.target.find_table()
     version = record.synced_version
     if table is None or version is None:
         return Compaction()
-    intent = new_intent(context, record, None, version)
-    name = delete_file_namer(context, view_of(table, shape_of(table, context.settings).definition), intent)
+    definition = shape_of(table, context.settings).definition
+    transaction = Transaction(context, record, table, definition, to_version=version)
     numbers = count()
     tasks = [
-        [DeleteFileTask(name(next(numbers)), crowd.delete_files[0].spec_id, (), works) for works in crowd.works]
+        [
+            DeleteFileTask(transaction.name_delete_file(next(numbers)), crowd.delete_files[0].spec_id, (), works)
+            for works in crowd.works
+        ]
         for crowd in crowds
     ]
     every = [task for of_crowd in tasks for task in of_crowd]
-    context.in_work.add(intent.id)
+    context.in_work.add(transaction.id)
     try:
-        store.record_intent(intent, {FileKind.DELETE_FILE: [task.output_path for task in every]})
-        try:
-            results = context.runner.write_delete_files(
-                every,
-                table_location=context.location,
-                storage_properties=context.properties,
-                target_properties=context.target_properties(table),
-            )
+        with transaction:
+            transaction.begin({FileKind.DELETE_FILE: [task.output_path for task in every]})
+            results = transaction.write_delete_files(every)
             _check_positions(every, results)
-        except (SyncError, OSError) as error:
-            abandon(context, table, intent, error)
-            raise
-        by_path = {result.path: result for result in results}
-        written = [
-            (crowd, [(task, by_path[task.output_path]) for task in of_crowd])
-            for crowd, of_crowd in zip(crowds, tasks, strict=True)
-        ]
-        if not context.committing.acquire(timeout=COMMIT_WAIT_S):
-            store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
-            return None
-        try:
-            return _commit(context, intent, written)
-        finally:
-            context.committing.release()
+            by_path = {result.path: result for result in results}
+            written = [
+                (crowd, [(task, by_path[task.output_path]) for task in of_crowd])
+                for crowd, of_crowd in zip(crowds, tasks, strict=True)
+            ]
+            if not context.committing.acquire(timeout=COMMIT_WAIT_S):
+                transaction.abandon()
+                return None
+            try:
+                return _commit(context, transaction, written)
+            finally:
+                context.committing.release()
     finally:
         # What is open from here on is decided by the next sync.
-        context.in_work.discard(intent.id)
+        context.in_work.discard(transaction.id)
 
 
 def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFileResult]) -> None:
@@ -283,64 +276,49 @@ def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFi
 Written = Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, DeleteFileResult]]]]
 
 
-def _commit(context: TableContext, intent: Intent, written: Written) -> Compaction:
+def _commit(context: TableContext, transaction: Transaction, written: Written) -> Compaction:
     """One `replace` snapshot for the crowds that are as they were; the others' new files become orphans."""
-    store = context.store
-    record = find_record(store.list_tables(), context.settings)
+    record = find_record(context.store.list_tables(), context.settings)
     table = context.target.find_table()
+    kept = []
+    if record and table and record.snapshot_id == table.metadata.current_snapshot_id:
+        kept = [(now, crowd, files) for crowd, files in written if (now := _unchanged(context, record, crowd))]
+    if not kept or record is None or table is None:
+        transaction.abandon()
+        return Compaction()
+    snapshot, marker = table.current_snapshot(), shown_by(table)
+    assert snapshot is not None and marker is not None, "what is recorded is ours"
+    definition = shape_of(table, context.settings).definition
+    transaction.move_to(record, table, definition)
+    delta = RowDelta(
+        snapshot_id=transaction.id,
+        removed_delete_files=by_manifest((file.manifest_path, file.path) for now, _, _ in kept for file in now),
+        # All of a crowd's delete files have one partition.
+        replacements=[(now[0].path, delete_file_record((), result)) for now, _, files in kept for _, result in files],
+        same_rows=True,
+    )
+    account = find_account(snapshot) or remembered_account(context, record)
     try:
-        kept = []
-        if record and table and record.snapshot_id == table.metadata.current_snapshot_id:
-            kept = [(now, crowd, files) for crowd, files in written if (now := _unchanged(context, record, crowd))]
-        if not kept or record is None or table is None:
-            store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
-            return Compaction()
-        snapshot, marker = table.current_snapshot(), shown_by(table)
-        assert snapshot is not None and marker is not None, "what is recorded is ours"
-        shape = shape_of(table, context.settings)
-        announce = partial(announce_files, context, intent)
-        delta = RowDelta(
-            snapshot_id=intent.id,
-            removed_delete_files=by_manifest((file.manifest_path, file.path) for now, _, _ in kept for file in now),
-            # All of a crowd's delete files have one partition.
-            replacements=[
-                (now[0].path, delete_file_record((), result)) for now, _, files in kept for _, result in files
-            ],
-            same_rows=True,
-        )
-        prepared = prepare_snapshot(view_of(table, shape.definition), delta, announce)
-        account = find_account(snapshot) or remembered_account(context, record)
-        try:
-            check_account(account, account_of(prepared.manifests, account.size_bytes))
-        except AccountMismatch:
-            # What is remembered of the delete files is wrong. The next round goes by what is read here.
-            rebuild(context, record, table, marker)
-            raise
-        used = {task.output_path for _, _, files in kept for task, _ in files}
-        outcome = placed(
-            with_fields(
-                unchanged_outcome(record),
-                added_delete_files=tuple(written_record(*file) for _, _, files in kept for file in files),
-                removed_delete_files=(
-                    *((file.path, OrphanReason.COMPACTED) for now, _, _ in kept for file in now),
-                    *(
-                        (task.output_path, OrphanReason.COMMIT_FAILED)
-                        for _, files in written
-                        for task, _ in files
-                        if task.output_path not in used
-                    ),
-                ),
-            ),
-            prepared,
-        )
-        store.record_prepared(intent.id, outcome)
-    except (SyncError, OSError):
-        store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=context.clock.now_ms())
+        prepared = transaction.prepare(delta, account)
+    except AccountMismatch:
+        # What is remembered of the delete files is wrong. The next round goes by what is read here.
+        rebuild(context, record, table, marker)
         raise
-    summary = {**marker.to_summary(operation=OPERATION), **account.to_summary()}
-    table = context.target.commit(table, shape.definition, prepared, summary, announce)
-    outcome = with_fields(outcome, metadata_location=table.metadata_location)
-    store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
+    used = {task.output_path for _, _, files in kept for task, _ in files}
+    outcome = with_fields(
+        unchanged_outcome(record),
+        added_delete_files=tuple(written_record(*file) for _, _, files in kept for file in files),
+        removed_delete_files=(
+            *((file.path, OrphanReason.COMPACTED) for now, _, _ in kept for file in now),
+            *(
+                (task.output_path, OrphanReason.COMMIT_FAILED)
+                for _, files in written
+                for task, _ in files
+                if task.output_path not in used
+            ),
+        ),
+    )
+    transaction.show(definition, prepared, outcome, account, operation=OPERATION)
     return _sum((crowd for _, crowd, _ in kept), snapshots=1)
 
 

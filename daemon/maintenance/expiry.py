@@ -9,10 +9,8 @@ from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice, pairwise
 
-from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Snapshot
 
@@ -25,10 +23,10 @@ from daemon.iceberg.properties import int_property
 from daemon.iceberg.references import data_files_let_go
 from daemon.iceberg.retention import RETENTION_MS, Retention, find_expired
 from daemon.maintenance.cleanup import release_files
-from daemon.sync.advance import announce_files, new_intent
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record
 from daemon.sync.outcomes import unchanged_outcome
+from daemon.sync.transaction import Transaction
 
 # Of the data files that a snapshot let go, so many are looked for. VACUUM takes all that one version removed, or none;
 # only where a snapshot shows several versions at once may it take some.
@@ -87,11 +85,10 @@ class Expirer:
             expiry = _told(table, found, unreadable)
             if not found or dry_run:
                 return expiry
-            intent = new_intent(context, record, None, unchanged_outcome(record).to_version)
-            context.store.record_intent(intent, {})
-            table = context.target.expire(table, expiry.expired, partial(announce_files, context, intent))
-            outcome = with_fields(unchanged_outcome(record), metadata_location=table.metadata_location)
-            context.store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
+            outcome = unchanged_outcome(record)
+            with Transaction(context, record, table, to_version=outcome.to_version) as transaction:
+                transaction.begin({})
+                transaction.expire(expiry.expired, outcome)
         finally:
             context.committing.release()
         release_files(context, record, dry_run=False)

@@ -1,17 +1,11 @@
-"""One snapshot's work: `advance` folds commits, plans, translates, commits and records, in the order that makes every
-crash repairable. `sync.py` decides what to advance by."""
+"""One snapshot's work: `advance` folds commits, plans, translates and shows them in one transaction.
+
+`follower.py` decides what to advance by.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
-from uuid import uuid4
-
-from msgspec.structs import replace as with_fields
-from pyiceberg.table import Table
 
 from daemon.delta.actions import Commit
 from daemon.delta.deletion_vector import read_position_sets
@@ -19,21 +13,24 @@ from daemon.delta.position_set import new_positions
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
 from daemon.durable import force_to_disk
-from daemon.errors import CorruptInput, ObjectMissing, PipelineAway, SyncError, Unsupported
-from daemon.iceberg.account import Account, account_of, check_account
-from daemon.iceberg.row_delta import TableView, prepare_snapshot
-from daemon.iceberg.target import view_of
+from daemon.errors import CorruptInput, ObjectMissing, Unsupported
+from daemon.iceberg.account import Account, check_account
 from daemon.pipeline.rewrite import rewrite_delete_file
-from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
-from daemon.sync.outcomes import Shown, SyncResult, marker_of, outcome_of_change, placed, remembered, result_of_change
+from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
+from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape, check_references, remembering, shape_for, shape_of
-from daemon.translate.delete_files import DeleteFileResult, Rewrite, descriptor_of
-from daemon.translate.plan import SyncPlan, account_change, complete_plan, files_to_leave, plan_rewrites, plan_sync
-from state import DeletionVectorRecord, FileKind, FileStatus, Intent, OrphanReason, TableRecord
-
-# Looks at whether a file is there wait on the store, not on the processor.
-LOOKS_AT_ONCE = 16
+from daemon.translate.delete_files import DeleteFileResult, descriptor_of
+from daemon.translate.plan import (
+    CommitPlan,
+    SyncPlan,
+    account_change,
+    complete_plan,
+    files_to_leave,
+    plan_rewrites,
+    plan_sync,
+)
+from state import DeletionVectorRecord, FileKind
 
 
 def advance(
@@ -62,63 +59,38 @@ def advance(
     account = before + account_change(change, live, inspection.metrics)
     check(account)
     shape = shape.with_hidden(inspection.hidden)
-    view = view_of(shown.table, shape.definition)
-    intent = new_intent(context, record, change.from_version, change.to_version)
-    name = delete_file_namer(context, view, intent)
-    plan = plan_sync(
-        change,
-        live,
-        shape.table,
-        inspection.metrics,
-        granularity=shape.granularity,
-        name_delete_file=name,
+    transaction = Transaction(
+        context, record, shown.table, shape.definition, from_version=change.from_version, to_version=change.to_version
     )
-    announce = partial(announce_files, context, intent)
-    store.record_intent(intent, {FileKind.DELETE_FILE: [task.output_path for task in plan.tasks]})
-    try:
-        with context.step("translate"):
-            plan, results = _translate(context, shown.table, plan)
-        leaving = files_to_leave(plan, results)
-        serving = store.find_delete_files(record.id, leaving)
-        still_serving = store.find_serving(record.id, [file.path for file in serving])
-        rewrites = plan_rewrites(serving, still_serving, leaving, lambda number: name(len(plan.tasks) + number))
-        completed = complete_plan(
-            plan,
-            results,
-            snapshot_id=intent.id,
-            serving=serving,
-            still_serving=still_serving,
-            rewritten=_rewrite_shared(context, shown.table, intent, rewrites),
+    with transaction:
+        plan = plan_sync(
+            change,
+            live,
+            shape.table,
+            inspection.metrics,
+            granularity=shape.granularity,
+            name_delete_file=transaction.name_delete_file,
         )
+        transaction.begin({FileKind.DELETE_FILE: [task.output_path for task in plan.tasks]})
+        with context.step("translate"):
+            plan, results = _translate(context, transaction, plan)
+        completed = _complete(context, shown, transaction, plan, results)
         outcome = outcome_of_change(record, change, completed)
-        prepared = None
         # A newest snapshot that the new name mapping makes wrong needs a successor.
         if completed.is_empty and record.snapshot_id not in shape.definition.misread.snapshot_ids:
             check_account(account, before)
-        else:
-            with context.step("prepare"):
-                prepared = prepare_snapshot(view, completed.delta, announce)
-            check_account(account, account_of(prepared.manifests, account.size_bytes))
-            outcome = placed(outcome, prepared)
-            store.record_prepared(intent.id, outcome)
-    except (SyncError, OSError) as error:
-        abandon(context, shown.table, intent, error)
-        raise
-    # The intent of a commit that fails stays open: `end_intents` tells from the table what became of it.
-    if prepared is None:
-        stamp = marker_of(outcome).to_properties(shown.table.metadata.current_snapshot_id)
-        table = context.target.define(shown.table, shape.definition, announce, stamp)
-    else:
-        marker = marker_of(outcome).to_summary(from_version=change.from_version, operation=change.operation)
-        summary = {**marker, **account.to_summary()}
-        with context.step("commit"):
-            table = context.target.commit(shown.table, shape.definition, prepared, summary, announce)
-    outcome = with_fields(outcome, metadata_location=table.metadata_location)
-    with context.step("record"):
-        store.record_synced(intent.id, outcome, at_ms=context.clock.now_ms())
-    return Shown(remembered(record, outcome), table), result_of_change(
-        change, completed, outcome, snapshots=1 if prepared else 0
-    )
+            shown = transaction.define(shape.definition, outcome)
+            return shown, result_of_change(change, completed, shown.record, snapshots=0)
+        prepared = transaction.prepare(completed.delta, account)
+        shown = transaction.show(
+            shape.definition,
+            prepared,
+            outcome,
+            account,
+            from_version=change.from_version,
+            operation=change.operation,
+        )
+    return shown, result_of_change(change, completed, shown.record, snapshots=1)
 
 
 def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Shape:
@@ -149,35 +121,50 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
     return shape
 
 
-def _translate(context: TableContext, table: Table, plan: SyncPlan) -> tuple[SyncPlan, list[DeleteFileResult]]:
+def _translate(
+    context: TableContext, transaction: Transaction, plan: SyncPlan
+) -> tuple[SyncPlan, list[DeleteFileResult]]:
     """Write the delete files. Where an older deletion vector is gone or damaged, its file's deletions are written anew:
     Delta needs it no more, and VACUUM takes it."""
-    write = partial(
-        context.runner.write_delete_files,
-        table_location=context.location,
-        storage_properties=context.properties,
-        target_properties=context.target_properties(table),
-    )
     try:
-        return plan, write(plan.tasks)
+        return plan, transaction.write_delete_files(plan.tasks)
     except (ObjectMissing, CorruptInput):
         works = [work for task in plan.tasks for work in task.works]
         lost = {work.data_file for work in works if work.before and not _is_readable(context, work.before)}
         if not lost:
             raise
         plan = plan.without_before(lost)
-        return plan, write(plan.tasks)
+        return plan, transaction.write_delete_files(plan.tasks)
 
 
-def _rewrite_shared(
-    context: TableContext, table: Table, intent: Intent, rewrites: Sequence[Rewrite]
-) -> list[tuple[Rewrite, DeleteFileResult]]:
+def _complete(
+    context: TableContext,
+    shown: Shown,
+    transaction: Transaction,
+    plan: SyncPlan,
+    results: Sequence[DeleteFileResult],
+) -> CommitPlan:
+    """The plan with what was written, and what becomes of older delete files that serve files of it."""
+    store = context.store
+    leaving = files_to_leave(plan, results)
+    serving = store.find_delete_files(shown.record.id, leaving)
+    still_serving = store.find_serving(shown.record.id, [file.path for file in serving])
+    rewrites = plan_rewrites(
+        serving, still_serving, leaving, lambda number: transaction.name_delete_file(len(plan.tasks) + number)
+    )
     if rewrites:
-        context.store.record_pending(intent.id, {FileKind.DELETE_FILE: [rewrite.output_path for rewrite in rewrites]})
-    properties = context.target_properties(table)
+        transaction.announce([rewrite.output_path for rewrite in rewrites])
+    properties = context.target_properties(shown.table)
     rewritten = [(rewrite, rewrite_delete_file(rewrite, properties)) for rewrite in rewrites]
     force_to_disk([result.path for _, result in rewritten])
-    return rewritten
+    return complete_plan(
+        plan,
+        results,
+        snapshot_id=transaction.id,
+        serving=serving,
+        still_serving=still_serving,
+        rewritten=rewritten,
+    )
 
 
 def _is_readable(context: TableContext, record: DeletionVectorRecord) -> bool:
@@ -188,58 +175,3 @@ def _is_readable(context: TableContext, record: DeletionVectorRecord) -> bool:
     except (ObjectMissing, CorruptInput):
         return False
     return True
-
-
-def new_intent(context: TableContext, record: TableRecord, from_version: int | None, to_version: int) -> Intent:
-    """An intent with a fresh snapshot id: positive, 63 bits, as the Iceberg spec asks."""
-    return Intent(
-        id=uuid4().int >> 65,
-        table_id=record.id,
-        from_version=from_version,
-        to_version=to_version,
-        created_at_ms=context.clock.now_ms(),
-    )
-
-
-def abandon(context: TableContext, table: Table, intent: Intent, error: Exception) -> None:
-    """The intent came to nothing by `error`: the files that it has written become orphans, those that it has not are
-    forgotten. A table that cannot go on for days would fill the state database with them.
-    """
-    unwritten: list[str] = []
-    # Tasks of a Spark job that failed may be at work still.
-    if not isinstance(error, PipelineAway):
-        storage = FileIOStorage(context.target_properties(table))
-        pending = context.store.list_written(intent.table_id, (FileStatus.PENDING,))
-        paths = [file.path for file in pending if str(intent.id) in file.path]
-        with suppress(SyncError), ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="abandon") as pool:
-            exist = list(pool.map(storage.exists, paths))
-            unwritten = [path for path, exists in zip(paths, exist, strict=True) if not exists]
-    at_ms = context.clock.now_ms()
-    context.store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, unwritten=unwritten)
-
-
-def delete_file_namer(context: TableContext, view: TableView, intent: Intent) -> Callable[[int], str]:
-    """Names for the intent's delete files: unique, sortable, and known before anything is written."""
-    folder = context.settings.delete_files_location
-
-    def name(number: int) -> str:
-        file_name = f"{intent.id}-{number:06d}-deletes.parquet"
-        return f"{folder}/{file_name}" if folder else view.locations.new_data_location(file_name)
-
-    return name
-
-
-def announce_files(context: TableContext, intent: Intent, paths: Sequence[str]) -> None:
-    """Write down the names of manifests, manifest lists and metadata files before the files exist."""
-    by_kind: dict[FileKind, list[str]] = defaultdict(list)
-    for path in paths:
-        by_kind[metadata_kind(path)].append(path)
-    context.store.record_pending(intent.id, by_kind)
-
-
-def metadata_kind(path: str) -> FileKind:
-    """The kind of a file of the metadata folder, by its name."""
-    name = path.rsplit("/", 1)[1]
-    if name.endswith(".metadata.json"):
-        return FileKind.METADATA
-    return FileKind.MANIFEST_LIST if name.startswith("snap-") else FileKind.MANIFEST

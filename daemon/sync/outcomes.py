@@ -30,8 +30,6 @@ class SyncResult:
     from_version: int | None
     to_version: int | None
     snapshot_id: int | None = None
-    metadata_location: str | None = None
-    source_timestamp_ms: int | None = None
     operation: str | None = None
     snapshots: int = 0
     data_files_added: int = 0
@@ -193,14 +191,13 @@ def remembered(record: TableRecord, outcome: Outcome) -> TableRecord:
     )
 
 
-def result_of_change(change: TableChange, completed: CommitPlan, outcome: Outcome, *, snapshots: int) -> SyncResult:
+def result_of_change(change: TableChange, completed: CommitPlan, record: TableRecord, *, snapshots: int) -> SyncResult:
+    """What `change` came to, `record` being what is remembered since."""
     return SyncResult(
         outcome="advanced",
         from_version=change.from_version,
         to_version=change.to_version,
-        snapshot_id=outcome.snapshot_id,
-        metadata_location=outcome.metadata_location,
-        source_timestamp_ms=outcome.source_timestamp_ms,
+        snapshot_id=record.snapshot_id,
         operation=change.operation,
         snapshots=snapshots,
         data_files_added=len(change.added),

@@ -19,7 +19,7 @@ from daemon.config.settings import LimitsSettings, MaintenanceSettings, Pipeline
 from daemon.errors import TargetChanged
 from daemon.maintenance.expiry import Expiry
 from daemon.maintenance.maintainer import Maintainer
-from daemon.sync import advance
+from daemon.sync import advance, transaction
 from daemon.translate.plan import CommitPlan
 from tests.kit.follow import Followed, check_change
 from tests.kit.handmade import HandmadeTable
@@ -208,7 +208,7 @@ def test_a_delete_file_that_dangles_is_noticed(
     table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="delete")
     served = {entry.referenced: path for path, entry in table.image.delete_files.items()}
     monkeypatch.setattr(advance, "complete_plan", complete_badly)
-    monkeypatch.setattr(advance, "check_account", lambda *_: None)  # which would refuse it before
+    monkeypatch.setattr(transaction, "check_account", lambda *_: None)  # which would refuse it before
     table.sql("OPTIMIZE {t}")
     table.bench.sync()
     with pytest.raises(AssertionError, match="dangles") as raised:

@@ -24,7 +24,7 @@ from daemon.iceberg.references import referenced_files
 from daemon.maintenance.cleanup import clean_up
 from daemon.maintenance.maintainer import Maintainer
 from daemon.storage import FileIOStorage, Span
-from daemon.sync import advance
+from daemon.sync import transaction
 from daemon.sync.outcomes import SyncResult
 from tests.integration.conftest import CONF
 from tests.kit.handmade import Bench
@@ -187,14 +187,14 @@ def test_a_store_that_goes_away_midway(s3_spark, store, tmp_path, monkeypatch):
     lake.step("INSERT INTO {t} SELECT id FROM range(0, 10, 1, 1)")
     before = lake.bench.iceberg().metadata.current_snapshot_id
     lake.sql("DELETE FROM {t} WHERE id < 3")
-    inner = advance.prepare_snapshot
+    inner = transaction.prepare_snapshot
 
     def prepare(*args: Any, **options: Any) -> Any:
         store.stop()
         return inner(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(advance, "prepare_snapshot", prepare)
+        patch.setattr(transaction, "prepare_snapshot", prepare)
         try:
             with pytest.raises(SyncError) as raised:
                 lake.bench.follower.sync()

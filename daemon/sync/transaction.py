@@ -1,0 +1,218 @@
+"""One change of the Iceberg table, in the order that makes a crash at any point repairable:
+
+1. the intent: what is meant, under the id that the snapshot will have;
+2. the name of every file, before the file exists;
+3. the files: delete files, manifests, the manifest list;
+4. the account: what the new manifests show adds up to what Delta says;
+5. what will be remembered, written down beside the intent;
+6. the commit: one compare-and-swap at the catalog;
+7. the record: what was written down is what is remembered.
+
+A failure before the commit abandons the intent, and its files are orphans. After a crash, or a commit whose outcome
+nobody knows, the intent is open: `end_intents` (recovery.py) looks for a snapshot with its id, and records or abandons.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from msgspec.structs import replace as with_fields
+from pyiceberg.table import Table
+
+from daemon.errors import PipelineAway, SyncError
+from daemon.iceberg.account import Account, account_of, check_account
+from daemon.iceberg.row_delta import PreparedSnapshot, RowDelta, TableView, prepare_snapshot
+from daemon.iceberg.target import Definition, view_of
+from daemon.storage import FileIOStorage
+from daemon.sync.context import TableContext
+from daemon.sync.outcomes import Shown, marker_of, placed, remembered
+from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask
+from state import FileKind, FileStatus, Intent, LiveFile, OrphanReason, Outcome, TableRecord
+
+# Asking a store whether a file is there is waiting for the store, and no work for the processor.
+EXISTENCE_CHECKS_AT_ONCE = 16
+
+
+class Transaction:
+    """One change of a table that `record` remembers. As a block, it is abandoned by a failure.
+
+    `definition` is what the table shall be, for whoever writes files. `id` is the intent's and the snapshot's. `begin`
+    comes first; `show`, `show_whole`, `define` or `expire` comes last, once, and gives what is shown then.
+    """
+
+    def __init__(
+        self,
+        context: TableContext,
+        record: TableRecord,
+        table: Table,
+        definition: Definition | None = None,
+        *,
+        from_version: int | None = None,
+        to_version: int,
+    ) -> None:
+        self._context = context
+        self._is_open = False
+        self._intent = Intent(
+            id=uuid4().int >> 65,  # positive, 63 bits. Iceberg spec, "Snapshots"
+            table_id=record.id,
+            from_version=from_version,
+            to_version=to_version,
+            created_at_ms=context.clock.now_ms(),
+        )
+        self.move_to(record, table, definition)
+
+    @property
+    def id(self) -> int:
+        return self._intent.id
+
+    def move_to(self, record: TableRecord, table: Table, definition: Definition | None) -> None:
+        """The change is one of `table` as it is now: others may have committed since the names were given."""
+        self._record, self._table = record, table
+        self._view_to_be = view_of(table, definition) if definition else None
+
+    @property
+    def _view(self) -> TableView:
+        assert self._view_to_be is not None, "who writes files says what the table shall be"
+        return self._view_to_be
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._is_open and isinstance(error, SyncError | OSError):
+            # The tasks of a Spark job that failed may still be writing.
+            self.abandon(may_be_writing=isinstance(error, PipelineAway))
+
+    def begin(self, names: Mapping[FileKind, Sequence[str]]) -> None:
+        """Write down the intent, and the names of the files that are written first."""
+        self._context.store.record_intent(self._intent, names)
+        self._is_open = True
+
+    def name_delete_file(self, number: int) -> str:
+        """The path of a delete file: unique, sortable, and known before anything is written."""
+        folder, name = self._context.settings.delete_files_location, f"{self.id}-{number:06d}-deletes.parquet"
+        return f"{folder}/{name}" if folder else self._view.locations.new_data_location(name)
+
+    def name_manifests(self, count: int) -> tuple[str, ...]:
+        """The paths of `count` manifests that Spark's tasks write."""
+        names = (f"{uuid4()}-{self.id}-m{number}.avro" for number in range(count))
+        return tuple(self._view.locations.new_metadata_location(name) for name in names)
+
+    def announce(self, paths: Sequence[str]) -> None:
+        """Write down the names of delete files, manifests, manifest lists and metadata files before they exist."""
+        by_kind: dict[FileKind, list[str]] = defaultdict(list)
+        for path in paths:
+            by_kind[kind_of(path)].append(path)
+        self._context.store.record_pending(self.id, by_kind)
+
+    def write_delete_files(self, tasks: Sequence[DeleteFileTask]) -> list[DeleteFileResult]:
+        """Write delete files whose names are announced; they are complete, and on the disk, when this returns."""
+        context = self._context
+        return context.runner.write_delete_files(
+            tasks,
+            table_location=context.location,
+            storage_properties=context.properties,
+            target_properties=context.target_properties(self._table),
+        )
+
+    def prepare(self, delta: RowDelta, account: Account) -> PreparedSnapshot:
+        """Write the manifests and their list. Raises AccountMismatch when what they show is not `account`."""
+        with self._context.step("prepare"):
+            prepared = prepare_snapshot(self._view, delta, self.announce)
+        check_account(account, account_of(prepared.manifests, account.size_bytes))
+        return prepared
+
+    def show(
+        self,
+        definition: Definition,
+        prepared: PreparedSnapshot,
+        outcome: Outcome,
+        account: Account,
+        *,
+        from_version: int | None = None,
+        operation: str | None = None,
+    ) -> Shown:
+        """Commit the prepared snapshot and remember `outcome`. The last three go into the snapshot's summary."""
+        outcome = placed(outcome, prepared)
+        self._context.store.record_prepared(self.id, outcome)
+        summary = marker_of(outcome).to_summary(from_version=from_version, operation=operation)
+        return self._recorded(outcome, self._commit(definition, prepared, {**summary, **account.to_summary()}))
+
+    def show_whole(
+        self,
+        definition: Definition,
+        prepared: PreparedSnapshot,
+        outcome: Outcome,
+        account: Account,
+        live_files: Iterable[LiveFile],
+        *,
+        operation: str | None,
+    ) -> Shown:
+        """Like `show`, for a snapshot with all that the table shows, too much to be written down twice.
+
+        If it lands without being recorded, what is remembered is rebuilt from the table.
+        """
+        outcome = placed(outcome, prepared)
+        summary = {**marker_of(outcome).to_summary(operation=operation), **account.to_summary()}
+        table = self._commit(definition, prepared, summary)
+        outcome = with_fields(outcome, metadata_location=table.metadata_location)
+        store, at_ms = self._context.store, self._context.clock.now_ms()
+        delete_files = outcome.added_delete_files
+        store.record_rebuilt(with_fields(outcome, added_delete_files=()), live_files, delete_files, at_ms=at_ms)
+        return Shown(remembered(self._record, outcome), table)
+
+    def define(self, definition: Definition, outcome: Outcome) -> Shown:
+        """Bring the table to `definition` and remember `outcome`, without a snapshot."""
+        self._is_open = False
+        stamp = marker_of(outcome).to_properties(self._table.metadata.current_snapshot_id)
+        return self._recorded(outcome, self._context.target.define(self._table, definition, self.announce, stamp))
+
+    def expire(self, snapshot_ids: Sequence[int], outcome: Outcome) -> Shown:
+        """Take old snapshots out of the table's metadata."""
+        self._is_open = False
+        return self._recorded(outcome, self._context.target.expire(self._table, snapshot_ids, self.announce))
+
+    def abandon(self, *, may_be_writing: bool = False) -> None:
+        """The change came to nothing: files that were written become orphans, those that were not are forgotten.
+
+        A table that cannot go on for days would fill the state database with their names otherwise.
+        """
+        self._is_open = False
+        context, unwritten = self._context, list[str]()
+        if not may_be_writing:
+            storage = FileIOStorage(context.target_properties(self._table))
+            pending = context.store.list_written(self._intent.table_id, (FileStatus.PENDING,))
+            paths = [file.path for file in pending if str(self.id) in file.path]
+            with suppress(SyncError), ThreadPoolExecutor(EXISTENCE_CHECKS_AT_ONCE, "abandon") as pool:
+                exist = list(pool.map(storage.exists, paths))
+                unwritten = [path for path, exists in zip(paths, exist, strict=True) if not exists]
+        at_ms = context.clock.now_ms()
+        context.store.record_abandoned(self.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, unwritten=unwritten)
+
+    def _commit(self, definition: Definition, prepared: PreparedSnapshot, summary: Mapping[str, str]) -> Table:
+        # From here on the table says what became of the intent, and nobody else.
+        self._is_open = False
+        with self._context.step("commit"):
+            return self._context.target.commit(self._table, definition, prepared, dict(summary), self.announce)
+
+    def _recorded(self, outcome: Outcome, table: Table) -> Shown:
+        outcome = with_fields(outcome, metadata_location=table.metadata_location)
+        with self._context.step("record"):
+            self._context.store.record_synced(self.id, outcome, at_ms=self._context.clock.now_ms())
+        return Shown(remembered(self._record, outcome), table)
+
+
+def kind_of(path: str) -> FileKind:
+    """The kind of a file that dvsync writes, by its name."""
+    name = path.rpartition("/")[2]
+    if name.endswith(".parquet"):
+        return FileKind.DELETE_FILE
+    if name.endswith(".metadata.json"):
+        return FileKind.METADATA
+    return FileKind.MANIFEST_LIST if name.startswith("snap-") else FileKind.MANIFEST
