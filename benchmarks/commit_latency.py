@@ -35,7 +35,7 @@ STEPS: Steps = {
     "plan": [
         (advance, ("fold_commits", "shape_of", "plan_sync", "complete_plan")),
         (transaction, ("view_of",)),
-        (SqlStateStore, ("load_table", "find_open_intents", "find_live_files", "find_delete_files", "find_serving")),
+        (SqlStateStore, ("open_table", "find_open_intents", "find_live_files", "find_delete_files", "find_served")),
     ],
     "translate": [(Runner, ("write_delete_files",))],
     "prepare": [(transaction, ("prepare_snapshot",))],

@@ -46,7 +46,7 @@ STEPS: Steps = {
     "DV kernel": [(Runner, ("write_delete_files",))],
     "commit": [(transaction, ("prepare_snapshot",)), (Target, ("find_table", "stage", "commit"))],
     "state store": [
-        (SqlStateStore, ("load_table", "find_open_intents", "record_intent", "record_pending", "record_rebuilt"))
+        (SqlStateStore, ("open_table", "find_open_intents", "record_intent", "record_pending", "record_rebuilt"))
     ],
 }
 

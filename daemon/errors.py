@@ -1,7 +1,7 @@
 """The error kinds of dvsync: each kind is one thing that the daemon or the operator does about it.
 
 Every error names what happened and where (table, Delta version, file, byte offset) and carries a hint of one
-sentence. Rooms raise these; only `scheduler.py` and `cli.py` decide on them.
+sentence. All packages raise them; `scheduling` and `cli` decide what follows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class SyncError(Exception):
     """Base of all kinds; never raised itself. `kind` is the word that users see."""
 
     characters_max: ClassVar[int] = TEXT_CHARACTERS_MAX
+    # Trying again changes nothing until a person has acted.
+    parks: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -124,25 +126,36 @@ class ReplacementNeeded(ResyncNeeded):
 class TargetChanged(SyncError):
     """Someone else committed to the Iceberg table, or rolled it back: the table is parked."""
 
+    parks = True
+
 
 class TargetUnreadable(SyncError):
     """A metadata file, manifest or manifest list of the Iceberg table is not what was written: the table is parked."""
+
+    parks = True
 
 
 class CorruptInput(SyncError):
     """A length, checksum, cardinality or action does not hold: the table is parked."""
 
+    parks = True
+
 
 class AccountMismatch(SyncError):
     """What a snapshot would show does not add up to what Delta says: nothing is committed, the table is parked."""
+
+    parks = True
 
 
 class Unsupported(SyncError):
     """A Delta feature or an Iceberg format version that is not handled: the table is parked."""
 
+    parks = True
+
 
 class ConfigInvalid(SyncError):
     """`config.yaml` or the environment is wrong: refuse to start."""
 
+    parks = True
     # A line a fault, each of which the operator must see.
     characters_max = 1_000_000

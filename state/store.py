@@ -34,8 +34,9 @@ class LeaseLost(StateUnavailable):
 
 
 class StateStore(Protocol):
-    """Safe to use from many threads. Every verb but `load_table` takes ids that the store gave or was given: for a
-    table that it does not know it raises LookupError, and so do `record_pending` and `record_prepared` for an intent.
+    """Safe to use from many threads. Every verb but `open_table` and `find_table` takes ids that the store gave or was
+    given: for a table that it does not know it raises LookupError, and so do `record_pending` and `record_prepared` for
+    an intent.
     """
 
     def read_lease(self) -> Lease: ...
@@ -60,8 +61,12 @@ class StateStore(Protocol):
         """Let the next one take the lease at once. Raises LeaseLost."""
         ...
 
-    def load_table(self, name: str, source: str, target: str) -> TableRecord:
+    def open_table(self, name: str, source: str, target: str) -> TableRecord:
         """The table's row, made when it is new. A changed source or target of a known name starts it afresh."""
+        ...
+
+    def find_table(self, name: str, source: str, target: str) -> TableRecord | None:
+        """The table's row; None where there is none of this name, or one of another source or target."""
         ...
 
     def list_tables(self) -> list[TableRecord]: ...
@@ -86,7 +91,7 @@ class StateStore(Protocol):
         """Every live delete file that holds positions of one of `data_files`, with all its mappings, once each."""
         ...
 
-    def find_serving(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
+    def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
         """For each of these delete files, the *live* data files whose positions it holds."""
         ...
 

@@ -22,7 +22,7 @@ from daemon.spark.hadoop import with_stores
 from daemon.spark.progress import Progress
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
-from daemon.sync.memory import find_record, keep_rows
+from daemon.sync.memory import keep_rows
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ def maintain_tables(
         for table in tables:
             if stop.is_set():
                 return
-            record = find_record(parts.store.list_tables(), table)
+            record = parts.store.find_table(table.name, table.source, table.target)
             if alone and record is not None and record.paused:
                 yield table, Unsupported("it is paused", hint=f"`dvsync resume {table.name}` lets it go on.")
                 continue

@@ -87,7 +87,7 @@ def resume_table(settings: Settings, table: TableSettings) -> bool:
     False when there was neither. Raises StateStoreAway.
     """
     with open_store(settings) as store:
-        record = find_record(store.list_tables(), table)
+        record = store.find_table(table.name, table.source, table.target)
         if record is None or (record.error is None and not record.paused):
             return False
         store.record_paused(record.id, False)
@@ -139,4 +139,4 @@ def _known_or_new(store: StateStore, table: TableSettings) -> TableRecord:
             f"{table.name}: the state database knows it as {other.source} -> {other.target}",
             hint="Start dvsync with the changed configuration first, which forgets the old table, or change it back.",
         )
-    return store.load_table(table.name, table.source, table.target)
+    return store.open_table(table.name, table.source, table.target)

@@ -10,6 +10,7 @@ from pyiceberg.exceptions import NotInstalledError
 
 from daemon.errors import ConfigInvalid
 from daemon.iceberg.pyiceberg_ext.commits import announce_metadata_files, complete_rest_requests, writes_metadata_files
+from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
 
 
 class Catalogs:
@@ -26,6 +27,7 @@ class Catalogs:
     def open(self, name: str) -> Catalog:
         with self._lock:
             if name not in self._catalogs:
+                remember_metadata()
                 catalog = _load(name, self._properties[name])
                 announce_metadata_files(catalog)
                 if not writes_metadata_files(catalog):

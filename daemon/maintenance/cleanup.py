@@ -27,7 +27,6 @@ from daemon.iceberg.references import referenced_files
 from daemon.locations import canonical, parts_below, real
 from daemon.storage import FileIOStorage, FileMeta
 from daemon.sync.context import TableContext
-from daemon.sync.memory import find_record
 from daemon.sync.transaction import kind_of
 from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 
@@ -69,7 +68,7 @@ def clean_up(
     """
     store, settings = context.store, context.settings.maintenance
     done = Cleanup()
-    record = find_record(store.list_tables(), context.settings)
+    record = context.find_record()
     table = _find_own_table(context, record) if record else None
     if record is None or table is None:
         orphans = store.list_written(record.id, (FileStatus.ORPHANED,)) if record else []
@@ -118,7 +117,7 @@ def clean_up(
 
 def has_due_orphans(context: TableContext) -> bool:
     """Whether the grace period of a file is over that no snapshot needs, as far as the state store tells."""
-    record = find_record(context.store.list_tables(), context.settings)
+    record = context.find_record()
     before_ms = context.clock.now_ms() - round(context.settings.maintenance.orphan_grace_s * 1000)
     reasons = [
         reason for reason in OrphanReason if not reason.shown_by_older and reason is not OrphanReason.TABLE_REPLACED

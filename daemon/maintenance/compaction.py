@@ -20,7 +20,6 @@ from daemon.iceberg.marker import shown_by
 from daemon.iceberg.references import live_delete_files
 from daemon.iceberg.row_delta import RowDelta
 from daemon.sync.context import TableContext
-from daemon.sync.memory import find_record
 from daemon.sync.outcomes import remembered_account, unchanged_outcome, written_record
 from daemon.sync.recovery import rebuild
 from daemon.sync.transaction import Transaction
@@ -86,7 +85,7 @@ class Compactor:
         Raises SyncError, also when only some could not be compacted; what has landed by then stays.
         """
         context = self._context
-        record = find_record(context.store.list_tables(), context.settings)
+        record = context.find_record()
         table = context.target.find_table()
         done = Compaction()
         if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
@@ -151,7 +150,7 @@ def _find_crowded(context: TableContext, record: TableRecord, partitions: dict[s
         if size_bytes <= settings.small_delete_file_max:
             small[partition].append(path)
     many = [path for paths in small.values() if len(paths) > settings.partition_delete_files_max for path in paths]
-    served = store.find_serving(record.id, many)
+    served = store.find_served(record.id, many)
     return sorted({*crowded, *(data_file for data_files in served.values() for data_file in data_files)})
 
 
@@ -278,7 +277,7 @@ Written = Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, DeleteFileResult]
 
 def _commit(context: TableContext, transaction: Transaction, written: Written) -> Compaction:
     """One `replace` snapshot for the crowds that are as they were; the others' new files become orphans."""
-    record = find_record(context.store.list_tables(), context.settings)
+    record = context.find_record()
     table = context.target.find_table()
     kept = []
     if record and table and record.snapshot_id == table.metadata.current_snapshot_id:

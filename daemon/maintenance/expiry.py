@@ -152,7 +152,7 @@ class Expirer:
     def _check_source_is_there(self) -> None:
         """A folder that is not mounted has no files either."""
         context = self._context
-        record = find_record(context.store.list_tables(), context.settings)
+        record = context.find_record()
         some = list(islice(context.store.read_live_files(record.id), LOOKS_AT_ONCE)) if record else []
         if not context.log.is_there() or (some and len(self._find_gone([file.path for file in some])) == len(some)):
             raise ObjectStoreAway(

@@ -12,7 +12,6 @@ from daemon.maintenance.cleanup import Cleanup, clean_up, has_due_orphans
 from daemon.maintenance.compaction import Compaction, Compactor
 from daemon.maintenance.expiry import Expirer, Expiry
 from daemon.sync.context import TableContext, told_as_sync_errors
-from daemon.sync.memory import find_record
 
 # How often VACUUM is looked for where nothing else happens.
 LOOK_INTERVAL_S = 3600.0
@@ -73,7 +72,7 @@ class Maintainer:
 
     def _metadata_location(self) -> str | None:
         with self._told():
-            record = find_record(self._context.store.list_tables(), self._context.settings)
+            record = self._context.find_record()
             return record.metadata_location if record else None
 
     def _has_due_orphans(self) -> bool:
@@ -84,7 +83,7 @@ class Maintainer:
         """What cleanup does besides: where it is turned off, the rows of orphans have an end, too."""
         context = self._context
         with self._told():
-            record = find_record(context.store.list_tables(), context.settings)
+            record = context.find_record()
             if record is not None:
                 before_ms = context.clock.now_ms() - round(self._settings.history_s * 1000)
                 context.store.forget_before(record.id, before_ms, orphans=True)

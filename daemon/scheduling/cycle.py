@@ -99,7 +99,7 @@ class TableCycle:
         self._clock = clock
         self._random = random
         self._commit_time_ms = commit_time_ms
-        record = store.load_table(table.name, table.source, table.target)
+        record = store.open_table(table.name, table.source, table.target)
         board.timeline(table.name).add_runs(reversed(store.list_runs(record.id, runs_max=RUNS_MAX)))
         self._failures = Failures(
             table.name, poll_interval_s=table.poll_interval_s, last=record.error, clock=clock, random=random
@@ -142,7 +142,7 @@ class TableCycle:
 
     def read_wish(self) -> TableRecord | None:
         """The table as the store has it now, if a person has said something of it. Raises StateUnavailable."""
-        record = self._store.load_table(self.name, self.table.source, self.table.target)
+        record = self._store.open_table(self.name, self.table.source, self.table.target)
         return record if self.is_told_otherwise(record) else None
 
     def take_up_wish(self) -> None:
@@ -230,7 +230,7 @@ class TableCycle:
         if progressed:
             self._record_run(_run_of(self._record.id, result, started_ms, duration_ms))
         try:
-            record = self._store.load_table(self.name, self.table.source, self.table.target)
+            record = self._store.open_table(self.name, self.table.source, self.table.target)
             # What was said while this sync was at work; a resync once more, perhaps.
             if self.is_told_otherwise(record):
                 self.take_up(record)

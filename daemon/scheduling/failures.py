@@ -11,21 +11,12 @@ import structlog
 from daemon import log as events
 from daemon.clock import Clock
 from daemon.errors import (
-    AccountMismatch,
-    ConfigInvalid,
-    CorruptInput,
     StateStoreAway,
     SyncError,
-    TargetChanged,
     TargetHeld,
-    TargetUnreadable,
-    Unsupported,
     as_told,
 )
 from state import StateUnavailable, TableError
-
-# Trying these again changes nothing until a person has acted. Every other kind is tried again.
-PARKING = (AccountMismatch, Unsupported, CorruptInput, TargetChanged, TargetUnreadable, ConfigInvalid)
 
 BACKOFF_FIRST_MAX_S = 5.0
 BACKOFF_MAX_S = 300.0
@@ -123,7 +114,7 @@ class Failures:
             version=version,
             since_ms=self._last.since_ms if self._last else now_ms,
             consecutive=self._last.consecutive + 1 if self._last else 1,
-            parked=isinstance(known, PARKING),
+            parked=known is not None and known.parks,
         )
 
     def _backoff_s(self, consecutive: int) -> float:

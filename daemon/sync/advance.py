@@ -148,7 +148,7 @@ def _complete(
     store = context.store
     leaving = files_to_leave(plan, results)
     serving = store.find_delete_files(shown.record.id, leaving)
-    still_serving = store.find_serving(shown.record.id, [file.path for file in serving])
+    still_serving = store.find_served(shown.record.id, [file.path for file in serving])
     rewrites = plan_rewrites(
         serving, still_serving, leaving, lambda number: transaction.name_delete_file(len(plan.tasks) + number)
     )

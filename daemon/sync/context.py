@@ -20,7 +20,7 @@ from daemon.pipeline.runner import Runner
 from daemon.spark.progress import Progress
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
-from state import StateStore, StateUnavailable
+from state import StateStore, StateUnavailable, TableRecord
 
 
 @contextmanager
@@ -138,6 +138,10 @@ class TableContext:
         # Among them is a REST catalog's client, which is nothing for a file and cannot be sent to Spark's workers.
         own = {key: value for key, value in table.io.properties.items() if isinstance(value, str)}
         return {**self.properties, **own}
+
+    def find_record(self) -> TableRecord | None:
+        """What is remembered of the table; None before its first sync. Raises StateUnavailable."""
+        return self.store.find_table(self.settings.name, self.settings.source, self.settings.target)
 
     @property
     def location(self) -> str:

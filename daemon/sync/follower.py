@@ -36,7 +36,6 @@ from daemon.spark.table_state import TableState, read_table_state
 from daemon.sync.advance import advance
 from daemon.sync.context import TableContext, told_as_sync_errors
 from daemon.sync.first_sync import first_sync
-from daemon.sync.memory import find_record
 from daemon.sync.outcomes import Shown, SyncResult, remembered_account
 from daemon.sync.proof import Checksums, check_state
 from daemon.sync.recovery import check_ours, check_source, commits_to_state, end_intents, load_shown, rebuild
@@ -104,7 +103,7 @@ class Follower:
         """The newest Delta version, by existence checks only; None when it cannot be told without Spark."""
         known = self._synced_version
         if known is None:
-            record = find_record(self._context.store.list_tables(), self._context.settings)
+            record = self._context.find_record()
             known = record.synced_version if record else None
         return self._context.log.find_newest(known)
 
@@ -134,7 +133,7 @@ class Follower:
         context = self._context
         settings = context.settings
         check_format_version(settings, None)
-        record = context.store.load_table(settings.name, settings.source, settings.target)
+        record = context.store.open_table(settings.name, settings.source, settings.target)
         full = full or record.resync_wanted
         if record.synced_version is None and not context.log.is_there():
             return None, SyncResult("waiting", None, None)
@@ -149,8 +148,8 @@ class Follower:
             return self._replace(record, table, "a resync was asked for")
         self._give_way(record, table)
         try:
-            shown, must_compare = load_shown(context, record, table, is_in_doubt=is_in_doubt)
-            return self._follow(record, shown, must_compare, stop, others_wait)
+            shown = load_shown(context, record, table, is_in_doubt=is_in_doubt)
+            return self._follow(record, shown, stop, others_wait)
         except ReplacementNeeded as needed:
             return self._replace(record, table, str(needed))
         except TargetChanged as error:
@@ -159,23 +158,28 @@ class Follower:
             return self._replace(record, table, str(error))
 
     def _follow(
-        self, record: TableRecord, shown: Shown, must_compare: bool, stop: Event, others_wait: Callable[[], bool]
+        self, record: TableRecord, shown: Shown, stop: Event, others_wait: Callable[[], bool]
     ) -> tuple[Shown, SyncResult]:
         """Show what is new, by the log where that can be followed."""
         rebuilt = shown.record.snapshot_id != record.snapshot_id
-        start = SyncResult("rebuilt" if rebuilt else "unchanged", None, shown.record.synced_version)
-        try:
-            if must_compare:
-                raise ResyncNeeded("what is remembered is in doubt", hint="Delta's newest state is compared whole.")
-            self._check_continuity(shown)
-            for commits in self._read_news(shown, stop, others_wait):
-                for current, step in self._steps(shown, commits):
-                    shown, start = current, start.then(step)
-        except (ResyncNeeded, AccountMismatch) as needed:
-            shown, step = self._resynchronise(shown, needed)
-            start = start.then(step)
+        result = SyncResult("rebuilt" if rebuilt else "unchanged", None, shown.record.synced_version)
+        if shown.record.must_compare:
+            shown, step = self._compare(shown, "what is remembered is in doubt")
+            result = result.then(step)
+        else:
+            try:
+                self._check_continuity(shown)
+                for commits in self._read_news(shown, stop, others_wait):
+                    for current, step in self._steps(shown, commits):
+                        shown, result = current, result.then(step)
+            except (StateMismatch, AccountMismatch) as mismatch:
+                shown, step = self._compare_rebuilt(shown, mismatch)
+                result = result.then(step)
+            except ResyncNeeded as needed:
+                shown, step = self._compare(shown, str(needed))
+                result = result.then(step)
         assert shown.record.synced_version is not None, "what is shown has a version"
-        return shown, start.with_more(self._context.log.has_version(shown.record.synced_version + 1))
+        return shown, result.with_more(self._context.log.has_version(shown.record.synced_version + 1))
 
     def _find_table(self, record: TableRecord, full: bool) -> Table | None:
         try:
@@ -278,27 +282,29 @@ class Follower:
             log.check_continuity(version)
         log.check_commit(version, timestamp_ms)
 
-    def _resynchronise(self, shown: Shown, needed: ResyncNeeded | AccountMismatch) -> tuple[Shown, SyncResult]:
-        """Compare states, with a memory that is rebuilt first where it may be what is wrong."""
-        _log.warning(events.STATES_COMPARED, reason=str(needed))
-        may_be_wrong = isinstance(needed, StateMismatch | AccountMismatch)
-        if may_be_wrong:
-            marker = shown_by(shown.table)
-            assert marker is not None, "what is shown is ours"
-            shown, _ = rebuild(self._context, shown.record, shown.table, marker)
+    def _compare(self, shown: Shown, reason: str) -> tuple[Shown, SyncResult]:
+        """Show Delta's newest state by its difference to what is remembered, which is rebuilt if it is wrong."""
+        _log.warning(events.STATES_COMPARED, reason=reason)
         try:
-            return self._compare(shown)
+            return self._show_state(shown)
         except (StateMismatch, AccountMismatch) as mismatch:
-            if may_be_wrong:
-                raise
-            return self._resynchronise(shown, mismatch)
+            return self._compare_rebuilt(shown, mismatch)
+
+    def _compare_rebuilt(self, shown: Shown, mismatch: StateMismatch | AccountMismatch) -> tuple[Shown, SyncResult]:
+        """Do so with what is remembered read from the Iceberg table first."""
+        _log.warning(events.STATES_COMPARED, reason=str(mismatch))
+        marker = shown_by(shown.table)
+        assert marker is not None, "what is shown is ours"
+        shown = rebuild(self._context, shown.record, shown.table, marker)
+        try:
+            return self._show_state(shown)
         except (Unsupported, CorruptInput):
-            if not may_be_wrong or needed.version is None:
+            if mismatch.version is None:
                 raise
             # The versions before the one at fault are shown all the same.
-            return self._compare(shown, needed.version)
+            return self._show_state(shown, mismatch.version)
 
-    def _compare(self, shown: Shown, version: int | None = None) -> tuple[Shown, SyncResult]:
+    def _show_state(self, shown: Shown, version: int | None = None) -> tuple[Shown, SyncResult]:
         """Show Delta's state at `version`, or its newest, whatever Iceberg shows."""
         with self._context.spark.session() as spark:
             state = read_table_state(spark, self._context.log, version)

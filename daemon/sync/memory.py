@@ -23,7 +23,7 @@ def open_store(settings: Settings) -> Iterator[StateStore]:
 
 
 def find_record(records: Iterable[TableRecord], table: TableSettings) -> TableRecord | None:
-    """What is remembered of a table, without making a row for it as `StateStore.load_table` does."""
+    """What is remembered of a table, without making a row for it as `StateStore.open_table` does."""
     key = (table.name, table.source, table.target)
     return next((record for record in records if (record.name, record.source, record.target) == key), None)
 

@@ -106,12 +106,12 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
     )
 
 
-def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_in_doubt: bool) -> tuple[Shown, bool]:
+def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_in_doubt: bool) -> Shown:
     """The table with a memory that agrees with it, rebuilt if need be. What `is_in_doubt` is added up first.
 
-    The flag says that Delta's state must be compared with it as well. Raises `TargetChanged` when the current snapshot
-    is someone else's, or one of ours that someone rolled the table back to, and when the table's shape is not ours, and
-    `ReplacementNeeded` as `rebuild` does.
+    Where its record says `must_compare`, Delta's state must be compared with it as well. Raises `TargetChanged` when
+    the current snapshot is someone else's, or one of ours that someone rolled the table back to, and when the table's
+    shape is not ours, and `ReplacementNeeded` as `rebuild` does.
     """
     current = table.current_snapshot()
     marker = shown_by(table)
@@ -125,7 +125,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
             context.store.record_synced(None, same, at_ms=context.clock.now_ms())
             record = remembered(record, same)
         if not is_in_doubt or record.must_compare or _adds_up(context, record, table):
-            return Shown(record, table), record.must_compare
+            return Shown(record, table)
         return rebuild(context, record, table, marker)
     if _is_rolled_back(record, table, marker):
         raise _target_changed(
@@ -186,10 +186,10 @@ def _target_changed(context: TableContext, table: Table, what: str) -> TargetCha
     )
 
 
-def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Marker) -> tuple[Shown, bool]:
+def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Marker) -> Shown:
     """Rebuild what is remembered from Iceberg's manifests and Delta's state at the version that they show.
 
-    The flag says that the two differ, and that states must be compared. A deletion vector that cannot be told for sure
+    Where the two differ, the record says that states must be compared. A deletion vector that cannot be told for sure
     is remembered as unknown, and the comparison then writes that file's deletions anew: neither lost nor doubled.
     Raises `ReplacementNeeded` when Iceberg shows a file twice, or deletes rows of one that it does not show.
 
@@ -235,7 +235,7 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         for path, (data_file, manifest_path) in delete_files.items()
     ]
     context.store.record_rebuilt(outcome, live, deletes, at_ms=context.clock.now_ms())
-    return Shown(remembered(record, outcome), table), not known
+    return Shown(remembered(record, outcome), table)
 
 
 @dataclass

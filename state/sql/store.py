@@ -115,12 +115,11 @@ class SqlStateStore:
         with self._database.write() as connection:
             sql_lease.update_lease(connection, holder=None)
 
-    def load_table(self, name: str, source: str, target: str) -> TableRecord:
+    def open_table(self, name: str, source: str, target: str) -> TableRecord:
         # Nearly always it is there, and nobody has to queue behind the writers for it.
-        with self._database.read() as connection:
-            found = connection.execute(_TABLE_BY_NAME, {"name": name}).one_or_none()
-        if found is not None and (found.source, found.target) == (source, target):
-            return _table_record(found)
+        known = self.find_table(name, source, target)
+        if known is not None:
+            return known
         with self._database.write() as connection:
             found = connection.execute(_TABLE_BY_NAME, {"name": name}).one_or_none()
             if found is None or (found.source, found.target) != (source, target):
@@ -132,6 +131,13 @@ class SqlStateStore:
                 )
                 connection.execute(new)
             return _table_record(connection.execute(_TABLE_BY_NAME, {"name": name}).one())
+
+    def find_table(self, name: str, source: str, target: str) -> TableRecord | None:
+        with self._database.read() as connection:
+            found = connection.execute(_TABLE_BY_NAME, {"name": name}).one_or_none()
+        if found is None or (found.source, found.target) != (source, target):
+            return None
+        return _table_record(found)
 
     def list_tables(self) -> list[TableRecord]:
         with self._database.read() as connection:
@@ -181,7 +187,7 @@ class SqlStateStore:
             }
             return read_delete_files(connection, delete_file_ids)
 
-    def find_serving(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
+    def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
         serving: dict[str, set[str]] = {path: set() for path in delete_files}
         with self._database.read() as connection:
             _check_table(connection, table_id)

@@ -107,7 +107,7 @@ def sql_store(database_path: Path) -> Iterator[SqlStateStore]:
 
 @pytest.fixture
 def table_id(store: StateStore) -> int:
-    return store.load_table("orders", "s3://delta/orders", "sales.orders").id
+    return store.open_table("orders", "s3://delta/orders", "sales.orders").id
 
 
 def deletion_vector(name: str, cardinality: int = 2) -> DeletionVectorRecord:
@@ -156,7 +156,7 @@ def observe(store: StateStore, table_id: int, paths: list[str]) -> dict[str, Any
         "live": list(store.read_live_files(table_id)),
         "found": store.find_live_files(table_id, paths),
         "delete files": store.find_delete_files(table_id, paths),
-        "serving": store.find_serving(table_id, paths),
+        "serving": store.find_served(table_id, paths),
         "intents": store.find_open_intents(table_id),
         "counts": store.count(table_id),
         "written": store.list_written(table_id, FileStatus),
@@ -187,17 +187,28 @@ def find_written(store: StateStore, table_id: int, path: str) -> WrittenFile | N
 # --- tables ---
 
 
-def test_load_table_is_stable(store: StateStore) -> None:
+def test_open_table_is_stable(store: StateStore) -> None:
     """A table is made once and found again under the same id, with an empty cursor."""
-    made = store.load_table("orders", "s3://delta/orders", "sales.orders")
+    made = store.open_table("orders", "s3://delta/orders", "sales.orders")
     assert (made.name, made.source, made.target) == ("orders", "s3://delta/orders", "sales.orders")
     assert (made.synced_version, made.snapshot_id, made.error, made.paused) == (None, None, None, False)
-    assert store.load_table("orders", "s3://delta/orders", "sales.orders") == made
+    assert store.open_table("orders", "s3://delta/orders", "sales.orders") == made
+
+
+def test_find_table_makes_and_takes_nothing(store: StateStore) -> None:
+    """Neither a row for a name that is not known, nor the one of another source or target away."""
+    assert store.find_table("orders", "s3://delta/orders", "sales.orders") is None
+    assert store.list_tables() == []
+    made = store.open_table("orders", "s3://delta/orders", "sales.orders")
+    assert store.find_table("orders", "s3://delta/orders", "sales.orders") == made
+    assert store.find_table("orders", "s3://delta/other", "sales.orders") is None
+    assert store.find_table("orders", "s3://delta/orders", "x.orders") is None
+    assert store.list_tables() == [made]
 
 
 def test_list_tables_by_name(store: StateStore) -> None:
     """Tables are listed by name."""
-    made = [store.load_table(name, f"s3://delta/{name}", name) for name in ("b", "c", "a")]
+    made = [store.open_table(name, f"s3://delta/{name}", name) for name in ("b", "c", "a")]
     assert store.list_tables() == sorted(made, key=lambda table: table.name)
 
 
@@ -207,7 +218,7 @@ def test_a_renamed_table_keeps_all_that_is_known_of_it(store: StateStore, table_
     before = store.list_tables()[0]
     store.rename_table(table_id, "other")
     assert store.list_tables() == [replace(before, name="other")]
-    assert store.load_table("other", before.source, before.target).id == table_id
+    assert store.open_table("other", before.source, before.target).id == table_id
     assert [file.path for file in store.list_written(table_id, (FileStatus.ORPHANED,))] == ["m"]
 
 
@@ -218,7 +229,7 @@ def test_a_forgotten_table_leaves_nothing(store: StateStore, table_id: int) -> N
     before = store.list_tables()[0]
     store.forget_table(table_id)
     assert store.list_tables() == []
-    afresh = store.load_table(before.name, before.source, before.target)
+    afresh = store.open_table(before.name, before.source, before.target)
     assert afresh.id != table_id
     assert (store.list_written(afresh.id, FileStatus), store.find_open_intents(afresh.id)) == ([], [])
 
@@ -235,7 +246,7 @@ def test_changed_source_or_target_starts_afresh(store: StateStore, table_id: int
     store.record_synced(None, files, at_ms=1)
     store.record_run(SyncRun(table_id, 1, 1, "advanced"))
 
-    afresh = store.load_table("orders", source, target)
+    afresh = store.open_table("orders", source, target)
 
     assert afresh.id != table_id
     assert (afresh.synced_version, afresh.last_synced_at_ms) == (None, None)
@@ -250,7 +261,7 @@ def test_changed_source_or_target_starts_afresh(store: StateStore, table_id: int
 
 def test_tables_do_not_share_files(store: StateStore, table_id: int) -> None:
     """The same path in two tables is two files, and a manifest moves in its own table only."""
-    other = store.load_table("other", "s3://delta/other", "sales.other").id
+    other = store.open_table("other", "s3://delta/other", "sales.other").id
     for each in (table_id, other):
         files = outcome(each, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d", "a"),))
         store.record_synced(None, files, at_ms=1)
@@ -274,7 +285,7 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: list(store.read_live_files(UNKNOWN)),
     lambda store: store.find_live_files(UNKNOWN, ["a"]),
     lambda store: store.find_delete_files(UNKNOWN, ["a"]),
-    lambda store: store.find_serving(UNKNOWN, ["d"]),
+    lambda store: store.find_served(UNKNOWN, ["d"]),
     lambda store: store.find_open_intents(UNKNOWN),
     lambda store: store.record_intent(Intent(1, UNKNOWN, None, 1, 1), {}),
     lambda store: store.record_pending(UNKNOWN, {FileKind.MANIFEST: ["m"]}),
@@ -333,7 +344,7 @@ def test_added_file_replaces_its_row(store: StateStore, table_id: int) -> None:
     again = LiveFile("a", 7, 8, 1, "m1", deletion_vector("y", 3))
     store.record_synced(None, outcome(table_id, 2, added_files=(again,)), at_ms=2)
     assert store.find_live_files(table_id, ["a"]) == {"a": again}
-    assert store.find_serving(table_id, ["d1"]) == {"d1": {"a"}}
+    assert store.find_served(table_id, ["d1"]) == {"d1": {"a"}}
     assert totals(store, table_id) == (1, 4, 1, 3, 0)
 
 
@@ -365,10 +376,10 @@ def test_removed_file_takes_its_mappings(store: StateStore, table_id: int) -> No
     )
     store.record_synced(None, outcome(table_id, 2, removed_files=("a",)), at_ms=2)
     assert store.find_delete_files(table_id, ["a"]) == []
-    assert store.find_serving(table_id, ["d1", "unknown"]) == {"d1": {"b"}, "unknown": set()}
+    assert store.find_served(table_id, ["d1", "unknown"]) == {"d1": {"b"}, "unknown": set()}
     assert totals(store, table_id) == (1, 100, 1, 0, 0)
     store.record_synced(None, outcome(table_id, 3, removed_files=("b",)), at_ms=3)
-    assert store.find_serving(table_id, ["d1"]) == {"d1": set()}
+    assert store.find_served(table_id, ["d1"]) == {"d1": set()}
     assert (store.count(table_id).live_delete_files, orphans(store, table_id)) == (1, [])
 
 
@@ -426,7 +437,7 @@ def test_removed_delete_files_become_orphans(store: StateStore, table_id: int) -
         ("d1", FileKind.DELETE_FILE, OrphanReason.DV_SHRUNK),
     ]
     assert store.find_delete_files(table_id, ["a"]) == []
-    assert store.find_serving(table_id, ["d1"]) == {"d1": set()}
+    assert store.find_served(table_id, ["d1"]) == {"d1": set()}
     assert totals(store, table_id) == (1, 100, 0, 0, 2)
 
 
@@ -471,10 +482,10 @@ def test_long_lists(store: StateStore, table_id: int) -> None:
     assert [file.path for file in store.read_live_files(table_id)] == paths
     assert list(store.find_live_files(table_id, many)) == many
     assert store.find_delete_files(table_id, many) == [delete_file("d", *many)]
-    assert store.find_serving(table_id, ["d", *many])["d"] == set(many)
+    assert store.find_served(table_id, ["d", *many])["d"] == set(many)
     store.record_synced(None, outcome(table_id, 2, removed_files=tuple(many)), at_ms=2)
     assert store.count(table_id).live_data_files == len(paths) - len(many)
-    assert store.find_serving(table_id, ["d"]) == {"d": set()}
+    assert store.find_served(table_id, ["d"]) == {"d": set()}
 
 
 # --- intents ---
@@ -790,7 +801,7 @@ def test_rebuild_that_fails_half_way(store: StateStore, table_id: int) -> None:
 
 def test_others_write_during_a_rebuild(store: StateStore, table_id: int) -> None:
     """While files are read for a rebuild, all verbs of other tables go on, and what people say of this one is kept."""
-    other = store.load_table("t0", "s3://delta/t0", "sales.t0").id
+    other = store.open_table("t0", "s3://delta/t0", "sales.t0").id
 
     def files() -> Iterator[LiveFile]:
         yield live_file("a")
@@ -840,7 +851,7 @@ def test_failure_and_resume(store: StateStore, table_id: int) -> None:
     store.record_failure(table_id, parked)
     assert store.list_tables()[0].error == parked
     store.record_resumed(table_id)
-    assert store.load_table("orders", "s3://delta/orders", "sales.orders").error is None
+    assert store.open_table("orders", "s3://delta/orders", "sales.orders").error is None
 
 
 def test_runs_newest_first(store: StateStore, table_id: int) -> None:
@@ -978,7 +989,7 @@ def test_replaced_table_begins_from_nothing(store: StateStore, table_id: int) ->
     }
     assert list(store.read_live_files(table_id)) == []
     assert store.find_delete_files(table_id, ["a"]) == []
-    assert store.find_serving(table_id, ["d"]) == {"d": set()}
+    assert store.find_served(table_id, ["d"]) == {"d": set()}
     assert totals(store, table_id) == (0, 0, 0, 0, 7)
     assert store.find_open_intents(table_id) == opened
     (before_it,) = table
@@ -1174,7 +1185,7 @@ def test_threads_do_not_lose_each_others_work(store: StateStore, table_id: int) 
     threads, rounds = 6, 8
 
     def work(number: int) -> list[int]:
-        own = store.load_table(f"t{number % 2}", "s3://delta/t", "t").id
+        own = store.open_table(f"t{number % 2}", "s3://delta/t", "t").id
         seen = []
         for turn in range(rounds):
             pair = (live_file(f"{number}-{turn}-x"), live_file(f"{number}-{turn}-y"))
@@ -1215,7 +1226,7 @@ def test_reopened_database_remembers(database_path: Path) -> None:
     """What was recorded is there when the file is opened again, and the folder of the file is made."""
     paths = ["a", "b", "d1", "d2"]
     with closing(SqlStateStore.open(f"sqlite:///{database_path}")) as store:
-        table_id = store.load_table("orders", "s3://delta/orders", "sales.orders").id
+        table_id = store.open_table("orders", "s3://delta/orders", "sales.orders").id
         files = (live_file("a", dv=deletion_vector("x")), live_file("b"))
         store.record_synced(
             None, outcome(table_id, 1, added_files=files, added_delete_files=(delete_file("d1", "a"),)), at_ms=1
@@ -1290,7 +1301,7 @@ def test_first_schema_is_upgraded(tmp_path: Path) -> None:
 
     opened_at_ms = time.time_ns() // 1_000_000
     with closing(SqlStateStore.open(url)) as store:
-        table_id = store.load_table("orders", "source", "target").id
+        table_id = store.open_table("orders", "source", "target").id
         written = store.list_written(table_id, FileStatus)
         (live_manifest,) = (file for file in written if file.path == "m-live")
         assert written == [
@@ -1422,7 +1433,7 @@ def write_verbs(store: StateStore, table_id: int) -> list[Callable[[], object]]:
     """Every verb that writes; intent 1 of the table is open."""
     failed = OrphanReason.COMMIT_FAILED
     return [
-        lambda: store.load_table("orders", "elsewhere", "sales.orders"),
+        lambda: store.open_table("orders", "elsewhere", "sales.orders"),
         lambda: open_intent(store, table_id, 2),
         lambda: store.record_pending(1, {FileKind.MANIFEST: ["m9"]}),
         lambda: store.record_prepared(1, outcome(table_id, 2)),
@@ -1443,7 +1454,7 @@ def write_verbs(store: StateStore, table_id: int) -> list[Callable[[], object]]:
 
 
 def fill(store: StateStore) -> int:
-    table_id = store.load_table("orders", "s3://delta/orders", "sales.orders").id
+    table_id = store.open_table("orders", "s3://delta/orders", "sales.orders").id
     files = outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d", "a"),))
     store.record_synced(None, files, at_ms=1)
     store.record_orphans(table_id, FileKind.MANIFEST, ["orphaned"], OrphanReason.FOUND, at_ms=1)
@@ -1529,7 +1540,7 @@ def endless():
 
 store = SqlStateStore.open(sys.argv[1])
 steps = [
-    lambda: store.load_table("orders", "source", "target"),
+    lambda: store.open_table("orders", "source", "target"),
     lambda: store.record_intent(Intent(9, 1, None, 1, 1), {}),
     lambda: store.record_pending(9, {FileKind.DELETE_FILE: ["d"]}),
     lambda: store.record_prepared(9, outcome(1)),
@@ -1657,7 +1668,7 @@ class BothStores(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def load_table(self) -> None:
-        ids = {store.load_table("t", self.sources[-1], "target").id for store in self.stores}
+        ids = {store.open_table("t", self.sources[-1], "target").id for store in self.stores}
         (self.table_id,) = ids
 
     def tick(self) -> int:
@@ -1863,7 +1874,7 @@ def test_who_has_lost_the_lease_writes_nothing_any_more(
 
 
 def lose_the_lease(sql_store: SqlStateStore, url: str) -> None:
-    record = sql_store.load_table("t", "file:///d/t", "lake.t")
+    record = sql_store.open_table("t", "file:///d/t", "lake.t")
     assert sql_store.take_lease(sql_store.read_lease(), "one", has_lock=False)
     intent = Intent(id=7, table_id=record.id, from_version=None, to_version=0, created_at_ms=1)
     sql_store.record_intent(intent, {})
@@ -1873,7 +1884,7 @@ def lose_the_lease(sql_store: SqlStateStore, url: str) -> None:
             lambda: sql_store.record_pending(7, {FileKind.DELETE_FILE: ["s3://x/d"]}),
             lambda: sql_store.record_abandoned(7, OrphanReason.COMMIT_FAILED, at_ms=1),
             lambda: sql_store.record_paused(record.id, True),
-            lambda: sql_store.load_table("t", "file:///d/other", "lake.t"),
+            lambda: sql_store.open_table("t", "file:///d/other", "lake.t"),
             sql_store.check_lease,
             sql_store.give_back_lease,
             lambda: sql_store.renew_lease(has_lock=False),

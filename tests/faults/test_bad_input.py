@@ -90,7 +90,7 @@ class Pair:
         check(self.bench, self.table, [*versions, self.table.version])
 
     def synced_version(self) -> int | None:
-        return self.bench.store.load_table("t", self.bench.source, self.bench.target).synced_version
+        return self.bench.store.open_table("t", self.bench.source, self.bench.target).synced_version
 
 
 @pytest.fixture(autouse=True)

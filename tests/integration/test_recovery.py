@@ -295,7 +295,7 @@ def test_a_missing_file_among_versions_that_share_a_snapshot(handmade: HandmadeT
 
 
 def synced_version(bench: Bench) -> int | None:
-    return bench.store.load_table("t", bench.source, bench.target).synced_version
+    return bench.store.open_table("t", bench.source, bench.target).synced_version
 
 
 def assert_refused(bench: Bench, kind: type[SyncError], message: str) -> None:

@@ -85,7 +85,7 @@ def metadata_files(iceberg: Table) -> set[str]:
 
 
 def table_id(bench: Bench) -> int:
-    return bench.store.load_table(bench.name, bench.source, bench.target).id
+    return bench.store.open_table(bench.name, bench.source, bench.target).id
 
 
 def live_entries(iceberg: Table, entries: Entries) -> tuple[Live, Live]:
@@ -103,7 +103,7 @@ def live_entries(iceberg: Table, entries: Entries) -> tuple[Live, Live]:
 
 def check_memory(bench: Bench, iceberg: Table, entries: Entries, table: HandmadeTable) -> None:
     """The state store's cursor, files, deletion vectors and manifests are Iceberg's and Delta's; no work is open."""
-    record = bench.store.load_table(bench.name, bench.source, bench.target)
+    record = bench.store.open_table(bench.name, bench.source, bench.target)
     snapshot = iceberg.current_snapshot()
     assert snapshot is not None
     assert (record.synced_version, record.snapshot_id) == (table.version, snapshot.snapshot_id)

@@ -218,7 +218,7 @@ class Followed:
 
     def _check_memory(self, image: Image, truth: DeltaTruth) -> None:
         store = self.bench.store
-        record = store.load_table(self.bench.name, self.bench.source, self.bench.target)
+        record = store.open_table(self.bench.name, self.bench.source, self.bench.target)
         counts = store.count(record.id)
         assert (record.synced_version, record.delta_table_id) == (truth.version, truth.table_id)
         assert record.snapshot_id == image.snapshot_id
@@ -254,7 +254,7 @@ class Followed:
             for manifest in snapshot.manifests(table.io):
                 known.add(manifest.manifest_path)
                 known |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
-        record = self.bench.store.load_table(self.bench.name, self.bench.source, self.bench.target)
+        record = self.bench.store.open_table(self.bench.name, self.bench.source, self.bench.target)
         known |= {file.path for file in self.bench.store.list_written(record.id, (FileStatus.ORPHANED,))}
         folder = Path(table.metadata.location.removeprefix("file://"))
         # Hadoop puts a checksum beside each file, where Spark committed.

@@ -283,7 +283,7 @@ class Bench:
     def first_sync_empty(self, table: HandmadeTable) -> None:
         """The first sync of a table that has no files at its version 0."""
         context = self.context
-        record = self.store.load_table(self.name, self.source, self.target)
+        record = self.store.open_table(self.name, self.source, self.target)
         commit = context.log.read_commit(0)
         state = TableState(
             version=0,

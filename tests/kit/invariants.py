@@ -40,7 +40,7 @@ class Watch:
     def check(self, *, folded: bool) -> None:
         """All of it, for the version that dvsync says is synced."""
         table = self.bench.iceberg()
-        record = self.bench.store.load_table("t", self.bench.source, self.bench.target)
+        record = self.bench.store.open_table("t", self.bench.source, self.bench.target)
         assert record.synced_version is not None
         new = sorted(
             (snapshot for snapshot in table.snapshots() if snapshot.snapshot_id not in self.seen),

@@ -186,7 +186,7 @@ class MemoryStateStore:
         with self._lock:
             self._lease = replace(self._lease, renewals=self._lease.renewals + 1, holder=None)
 
-    def load_table(self, name: str, source: str, target: str) -> TableRecord:
+    def open_table(self, name: str, source: str, target: str) -> TableRecord:
         with self._lock:
             for table in self._tables.values():
                 if table.record.name == name:
@@ -197,6 +197,11 @@ class MemoryStateStore:
             record = TableRecord(next(self._ids), name, source, target)
             self._tables[record.id] = _Table(record)
             return record
+
+    def find_table(self, name: str, source: str, target: str) -> TableRecord | None:
+        with self._lock:
+            found = [table.record for table in self._tables.values() if table.record.name == name]
+            return next((record for record in found if (record.source, record.target) == (source, target)), None)
 
     def list_tables(self) -> list[TableRecord]:
         with self._lock:
@@ -237,7 +242,7 @@ class MemoryStateStore:
             ]
         return sorted(found, key=lambda delete_file: delete_file.path)
 
-    def find_serving(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
+    def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
         with self._lock:
             known = self._tables[table_id].delete_files
             return {

@@ -11,10 +11,8 @@ from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.io import FileIO
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry
 from pyiceberg.table.update import AddSchemaUpdate, TableRequirement, TableUpdate
 
 from daemon.durable import force_to_disk, make_folder_of
@@ -79,15 +77,6 @@ def announce_metadata_files(catalog: Catalog) -> None:
 
     # The name is made inside of the commit, and this is the first step that sees it.
     catalog._write_metadata = write_metadata  # type: ignore[method-assign]
-
-
-# All catalogs whose client reads metadata files do it by this.
-FromInputFile.table_metadata = staticmethod(metadata_cache.find_or_read_metadata)  # type: ignore[method-assign]
-
-# Each change of a table ends with a deep copy of its metadata: of every snapshot ever, none of which ever changes. Nor
-# does a schema, but for what it finds out of itself when asked: while another thread asks, it cannot be copied.
-for _constant in (Snapshot, SnapshotLogEntry, MetadataLogEntry, Schema):
-    _constant.__deepcopy__ = lambda self, memo=None: self  # type: ignore[method-assign]
 
 
 class _AddSchemaUpdate(AddSchemaUpdate):

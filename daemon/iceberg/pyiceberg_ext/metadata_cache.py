@@ -7,8 +7,10 @@ from threading import Lock
 from uuid import UUID
 
 from pyiceberg.io import InputFile
+from pyiceberg.schema import Schema
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry
 from pyiceberg.typedef import UTF8
 
 from daemon.errors import ObjectMissing
@@ -77,3 +79,13 @@ def find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableM
         if isinstance(error, OSError) and not isinstance(error, BadGzipFile):
             raise
         raise unreadable(f"it cannot be decoded ({type(error).__name__})", input_file.location, hint) from error
+
+
+def remember_metadata() -> None:
+    """From now on this process remembers the metadata that it commits, whatever catalog a table is in."""
+    # All catalogs whose client reads metadata files do it by this.
+    FromInputFile.table_metadata = staticmethod(find_or_read_metadata)  # type: ignore[method-assign]
+    # Each change of a table ends with a deep copy of its metadata: of every snapshot ever, none of which ever changes.
+    # Nor does a schema, but for what it finds out of itself when asked: while another thread asks, it cannot be copied.
+    for constant in (Snapshot, SnapshotLogEntry, MetadataLogEntry, Schema):
+        constant.__deepcopy__ = lambda self, memo=None: self  # type: ignore[method-assign]

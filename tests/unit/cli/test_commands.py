@@ -330,7 +330,7 @@ def four_states(followed: Bench, tmp_path: Path) -> Path:
     """A folder with a configuration of four tables: synced, waiting, retrying and parked."""
     (tmp_path / "config.yaml").write_text(STATUSES, encoding="utf-8")
     for name, folder, parked in ((LONG, "away", False), ("lake.bad", "bad", True)):
-        record = followed.store.load_table(name, f"file://{tmp_path}/data/{folder}", name)
+        record = followed.store.open_table(name, f"file://{tmp_path}/data/{folder}", name)
         error = TableError("CorruptInput", f"line 1 is not JSON [file {PATH}]", HINT, 12, 1_700_000_000_000, 3, parked)
         followed.store.record_failure(record.id, error)
     return tmp_path

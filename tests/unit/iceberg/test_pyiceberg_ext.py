@@ -79,6 +79,7 @@ def test_what_others_commit_is_seen(tmp_path: Path, bench: Bench, reads: list[st
 def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
     catalog = SqlCatalog("c", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
     announce_metadata_files(catalog)
+    metadata_cache.remember_metadata()
     catalog.create_namespace("n")
     yield catalog
     catalog.close()

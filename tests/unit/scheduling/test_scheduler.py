@@ -91,7 +91,7 @@ class FakeFollower:
 
     @property
     def synced(self) -> int | None:
-        return self.store.load_table(self.table.name, self.table.source, self.table.target).synced_version
+        return self.store.open_table(self.table.name, self.table.source, self.table.target).synced_version
 
     def has_news(self) -> bool:
         self.polls += 1
@@ -122,7 +122,7 @@ class FakeFollower:
         if self.in_doubt:
             self.in_doubt = False
             self.store.record_resync_wanted(1, False)
-        record = self.store.load_table(self.table.name, self.table.source, self.table.target)
+        record = self.store.open_table(self.table.name, self.table.source, self.table.target)
         start = -1 if record.synced_version is None else record.synced_version
         if self.newest is None:
             return SyncResult("waiting", None, None)
