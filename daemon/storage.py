@@ -111,7 +111,7 @@ class FileIOStorage:
             raise Unsupported(
                 f"PyIceberg reads and writes no files at {scheme}://",
                 path=path,
-                hint="Name the table by a scheme that it knows, such as file, s3, gs or abfss.",
+                hint="Use a scheme that PyIceberg knows, such as file, s3, gs or abfss.",
             ) from error
 
     def exists(self, path: str) -> bool:

@@ -47,7 +47,7 @@ def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[st
         advice = "A text that begins with one of *&!%@` needs quotes. " + hint
         raise ConfigInvalid(f"{where}{problem}", path=str(path), hint=advice) from None
     except (ValueError, RecursionError) as error:
-        reason = "a date or a number in it is none" if isinstance(error, ValueError) else "it is nested too deeply"
+        reason = "it contains an invalid date or number" if isinstance(error, ValueError) else "it is nested too deeply"
         raise ConfigInvalid(f"{path}: {reason}", hint=hint) from None
     finally:
         loader.dispose()

@@ -55,7 +55,7 @@ class StateSettings(_Frozen):
         alias="lease",
         ge=1,
         le=3600,
-        description="A daemon that gives no sign of life for this long is replaced by one that stands by.",
+        description="A standby daemon takes over from one that shows no sign of life for this long.",
     )
 
     @property
@@ -130,24 +130,24 @@ class MaintenanceSettings(_Frozen):
     expire: bool = Field(True, description="Whether the daemon expires snapshots.")
     cleanup: bool = Field(True, description="Whether the daemon removes files that nothing references any more.")
     delete_files_max: int = Field(
-        10, ge=1, le=100_000, description="A data file that more delete files serve than this is compacted."
+        10, ge=1, le=100_000, description="Compact a data file once more than this many delete files apply to it."
     )
     deleted_share: float = Field(
         0.3,
         ge=0,
         le=1,
-        description="A data file of which this share of the rows is deleted is compacted from two delete files on.",
+        description="Compact a data file with two or more delete files once this share of its rows is deleted.",
     )
     partition_delete_files_max: int = Field(
         100,
         ge=1,
         le=1_000_000,
         description=(
-            "With delete_granularity partition, a partition with more small delete files than this is compacted."
+            "With delete_granularity partition, compact a partition once it has more small delete files than this."
         ),
     )
     small_delete_file_max: ByteSize = Field(
-        ByteSize(1 << 20), ge=0, le=GIB, description="Delete files up to this size are small."
+        ByteSize(1 << 20), ge=0, le=GIB, description="A delete file of at most this size counts as small."
     )
     snapshot_age_max_s: Annotated[float, Duration] | None = Field(
         None,
@@ -195,7 +195,7 @@ class LimitsSettings(_Frozen):
         200,
         ge=1,
         le=1_000_000,
-        description="A table further behind than this is brought up in folded snapshots of several versions.",
+        description="A table that is more versions behind than this catches up in snapshots of several versions each.",
     )
     fold_when_busy: bool = Field(
         True,
@@ -225,7 +225,7 @@ class _TableOptions(_Frozen):
         alias="poll_interval",
         ge=0.1,
         le=DAY_S,
-        description="Time between two looks for the next Delta commit file.",
+        description="Time between two polls for the next Delta commit file.",
     )
     format_version: int = Field(
         2, ge=2, le=3, description="Format version of the Iceberg table. 3 is not supported yet and parks the table."
@@ -282,13 +282,13 @@ class TableSettings(_TableOptions):
     name: str = Field(
         default_factory=lambda data: data.get("target", "unnamed"),
         pattern=r"^[^\s/]+$",
-        description="What commands, logs and status call the table; the target when left out.",
+        description="The table's name in commands, logs and status; defaults to the target.",
     )
     location: Location | None = Field(
-        None, description="Location of the Iceberg table; the catalog's choice when left out."
+        None, description="Location of the Iceberg table; defaults to the catalog's choice."
     )
     delete_files_location: Location | None = Field(
-        None, description="Folder for delete files; below the Iceberg table when left out."
+        None, description="Folder for delete files; defaults to one below the Iceberg table."
     )
     pipeline: PipelineSettings = Field(
         default_factory=PipelineSettings, description="Overrides of `pipeline` for this table."
@@ -334,9 +334,7 @@ class TableSettings(_TableOptions):
 
 
 class HealthSettings(_Frozen):
-    host: str = Field(
-        "127.0.0.1", min_length=1, description="Address of the health server; loopback unless said otherwise."
-    )
+    host: str = Field("127.0.0.1", min_length=1, description="Address of the health server; defaults to loopback.")
     port: int = Field(8080, ge=0, le=65_535, description="Port of the health server; 0 takes any free one.")
     lag_budget_s: Annotated[float, Duration] = Field(
         300.0,
@@ -351,7 +349,9 @@ class LogSettings(_Frozen):
     format: Literal["auto", "json", "console"] = Field(
         "auto", description="JSON lines, lines for people, or the latter on a terminal only (auto)."
     )
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Events below this are not logged.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The lowest level of events that are logged."
+    )
 
 
 class _Variables(EnvSettingsSource):
@@ -396,7 +396,7 @@ class Settings(BaseSettings):
     storage: Properties = Field(
         default_factory=dict,
         description=(
-            "PyIceberg FileIO properties for the files of both sides: s3.endpoint and the like. Spark is told of them."
+            "PyIceberg FileIO properties for the files of both sides: s3.endpoint and the like. Spark gets them, too."
         ),
     )
     pipeline: PipelineSettings = PipelineSettings()

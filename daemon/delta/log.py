@@ -205,7 +205,8 @@ class DeltaLog:
                 f"commit {version} is not the one that was synced: its {'content' if known else 'timestamp'} differs",
                 version=version,
                 path=self.commit_path(version),
-                hint="The table was made anew or its log was copied; the states are compared.",
+                hint="The table was recreated, or its log was copied. dvsync compares both states and commits the "
+                "difference.",
             )
         self._known = replace(found, timestamp_ms=timestamp_ms)
 
@@ -282,7 +283,8 @@ class DeltaLog:
                 f"commit {after + 1} is gone from the log, the oldest one left is {beyond[0]}",
                 version=after + 1,
                 path=self.commit_path(after + 1),
-                hint="Log cleanup was faster than dvsync; the states are compared and the difference is committed.",
+                hint="The log was cleaned up before dvsync read it. dvsync compares both states and commits the "
+                "difference.",
             )
         if commits or self.has_version(after):
             return
@@ -292,7 +294,7 @@ class DeltaLog:
             f"the log ends before version {after}, which is already synced",
             version=after,
             path=self.commit_path(after),
-            hint="The table was created anew at the same place; it is synchronised whole.",
+            hint="The table was recreated at the same place. dvsync shows the whole new table in one snapshot.",
         )
 
     def gap(self, missing: int, following: int) -> CorruptInput:
@@ -439,5 +441,8 @@ def _incomplete(what: str, version: int, path: str, offset: int) -> CommitIncomp
 
 def _corrupt(what: str, version: int, path: str) -> CorruptInput:
     return CorruptInput(
-        what, version=version, path=path, hint="Ask the writer of this commit; dvsync commits nothing of it."
+        what,
+        version=version,
+        path=path,
+        hint="The commit is invalid, and none of it is shown in Iceberg. Fix the program that wrote it.",
     )

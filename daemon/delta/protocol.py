@@ -63,4 +63,6 @@ def check_metadata(metadata: Metadata) -> None:
     """Raise `Unsupported` for a configuration whose files we would misread."""
     mode = metadata.column_mapping_mode
     if mode not in {"none", "name", "id"}:
-        raise Unsupported(f"column mapping mode {mode} is not known", hint="Delta knows none, name and id.")
+        raise Unsupported(
+            f"column mapping mode {mode} is not known", hint="Set it to none, name or id: Delta knows no other."
+        )

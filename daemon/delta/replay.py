@@ -78,7 +78,7 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], tabl
                     "not what is remembered as live",
                     version=commit.version,
                     path=path,
-                    hint="What is remembered is rebuilt, and compared with Delta's newest state.",
+                    hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
                 )
             after[path] = None
             if path not in adds:

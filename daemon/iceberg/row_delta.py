@@ -298,7 +298,7 @@ def _misplaced(file_path: str, manifest_path: str) -> StateMismatch:
     return StateMismatch(
         f"the state store places {file_path} in a manifest that does not hold it",
         path=manifest_path,
-        hint="The state is rebuilt from Iceberg's manifests and the Delta log.",
+        hint="dvsync rebuilds its state from Iceberg's manifests and the Delta log.",
     )
 
 

@@ -240,7 +240,7 @@ class Target:
     def _conflict(self, error: Exception) -> CommitConflict:
         return CommitConflict(
             f"another writer committed to {self.identifier} first: {error}",
-            hint="The table is looked at again; if that writer is not dvsync, the table will be parked.",
+            hint="dvsync reads the table again and parks it if the other writer is not dvsync.",
         )
 
     def _unknown(self, error: Exception) -> CommitOutcomeUnknown:

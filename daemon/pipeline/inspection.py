@@ -116,7 +116,7 @@ class Inspector:
                 for batch in parquet.iter_batches(columns=[column]):
                     yield batch.column(0)
         except pa.ArrowException as error:
-            hint = "Restore the file on the Delta side."
+            hint = "Restore the file in the Delta table."
             raise CorruptInput(f"column {column} of the file cannot be read: {error}", path=path, hint=hint) from error
         except OSError as error:
             raise store_away(path, error) from error
@@ -227,7 +227,7 @@ def _no_footer(path: str, error: Exception) -> CorruptInput:
     return CorruptInput(
         f"the file has no Parquet footer that can be read: {error}",
         path=path,
-        hint="Restore the file on the Delta side.",
+        hint="Restore the file in the Delta table.",
     )
 
 

@@ -100,7 +100,7 @@ class Failures:
         now_ms = self._clock.now_ms()
         if known is None:
             kind, message, version = "InternalError", f"{type(raised).__name__}: {raised}", synced_version
-            hint = "This is a bug in dvsync: report it with the traceback from the log. The table is tried again."
+            hint = "This is a bug in dvsync: report it with the traceback from the log. dvsync tries the table again."
         else:
             # Table and version have fields of their own.
             places = (("file", known.path), ("offset", known.offset))

@@ -159,7 +159,8 @@ def hold_lease(keeper: LeaseKeeper, stop: Event) -> Iterator[None]:
     if holder is not None:
         raise StateStoreAway(
             f"the state database is in use by {holder}",
-            hint="Let that one work or stop it first; status, pause, resume, resync and cleanup work beside it.",
+            hint="Stop that process first, or leave the work to it. The commands status, pause, resume, resync and "
+            "cleanup work beside it.",
         )
     keeper.keep(lambda _: stop.set())
     try:

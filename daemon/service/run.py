@@ -70,7 +70,9 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             notifier.beat(board.summary())
 
         def on_lost(reason: str) -> None:
-            _log.error(events.LEASE_LOST, reason=reason, hint="Started again, this process stands by.")
+            _log.error(
+                events.LEASE_LOST, reason=reason, hint="Start the process again: it stands by until it gets the lease."
+            )
             signals.say(events.LEASE_LOST)
 
         def on_unrenewed(reason: str | None) -> None:

@@ -89,5 +89,5 @@ def check_session(spark: SparkSession) -> None:
     if not spark.version.startswith(f"{SPARK_LINE}.") or delta != DELTA_VERSION:
         raise PipelineAway(
             f"Spark {spark.version} with Delta {delta} was started, dvsync needs {SPARK_LINE} and {DELTA_VERSION}",
-            hint="Look for another delta-spark in spark.jars or among Spark's own jars.",
+            hint="Remove the other delta-spark from spark.jars, or from Spark's own jars.",
         )

@@ -113,7 +113,7 @@ class SparkPipeline:
                     self._end()
             raise PipelineAway(
                 f"the Spark session died: {error}",
-                hint="A new one is started at the next try. If it died of memory, raise spark.driver.memory.",
+                hint="dvsync starts a new one at the next try. If it ran out of memory, raise spark.driver.memory.",
             ) from error
         finally:
             with self._lock:
@@ -160,7 +160,7 @@ class SparkPipeline:
             said = [line for line in lines if not STACK_FRAME.match(line)][-LAST_LINES:]
             raise PipelineAway(
                 f"Spark could not be started: {error}; its last words: {' / '.join(said) or 'none'}",
-                hint="See its last words and its own log; dvsync tries again.",
+                hint="See the last lines of its output and Spark's log. dvsync tries again.",
             ) from error
         return self._session
 

@@ -217,8 +217,8 @@ class Follower:
             return
         raise TargetHeld(
             f"the dvsync with the state {marker.writer} keeps the Iceberg table in step (at version {marker.version})",
-            hint=f"This one takes over when that one leaves a new version lying for {writer.lease_s:g} s. Stop one of "
-            f"the two; `dvsync resync {self._context.settings.name}` takes over at once.",
+            hint=f"This process takes over if the other has not synced a new version for {writer.lease_s:g} s. Stop "
+            f"one of the two; `dvsync resync {self._context.settings.name}` takes over at once.",
         )
 
     def _is_behind(self, version: int) -> bool:
@@ -263,7 +263,7 @@ class Follower:
                     raise ResyncNeeded(
                         f"version {version} makes another table of it (id {commit.metadata.id})",
                         version=version,
-                        hint="It is synchronised whole, in one snapshot.",
+                        hint="dvsync shows the whole new table in one snapshot.",
                     )
                 group.append(commit)
                 size_bytes += commit.size_bytes
@@ -359,7 +359,8 @@ class Follower:
                 f"version {commit.version} cannot be read any more ({missing.message}), and newer ones are there",
                 version=commit.version,
                 path=missing.path,
-                hint="VACUUM was faster than dvsync; the states are compared and the difference is committed.",
+                hint="VACUUM removed files before dvsync read them. dvsync compares both states and commits the "
+                "difference.",
             ) from missing
 
     def _advance(self, shown: Shown, commits: list[Commit], totals: Totals | None = None) -> tuple[Shown, SyncResult]:

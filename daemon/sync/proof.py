@@ -45,7 +45,7 @@ class Checksums:
         raise StateMismatch(
             f"the checksum file of version {version} has {_text(checksum)}, and the log comes to {account}",
             version=version,
-            hint="What is remembered is rebuilt, and compared with Delta's newest state.",
+            hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
         )
 
     def learn(self, version: int, state: Totals) -> None:

@@ -43,7 +43,7 @@ WHO = ("engine-name", "engine-version", "app-id", "spark.app.id", "flink.job-id"
 FOREIGN_TOLD_MAX = 3
 # Files that differ are held in memory with their statistics, some kilobytes each; the whole table never is.
 DIFFERENCES_MAX = 100_000
-REPLACED = "All of the table is written anew from Delta's state, in one snapshot."
+REPLACED = "dvsync writes the whole table anew from Delta's state, in one snapshot."
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

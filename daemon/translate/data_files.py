@@ -20,7 +20,7 @@ def metrics_of(add: AddFile, path: str, table: TableSchema, record_count: int) -
         raise CorruptInput(
             f"the deletion vector has {add.deletion_vector.cardinality} positions, the file {record_count} rows",
             path=path,
-            hint="The log names another file, or another deletion vector, than it means: restore the Delta table.",
+            hint="The log and this file do not belong together: restore the Delta table.",
         )
     try:
         return parse_stats(add.stats, table.leaves, record_count, has_dv=add.deletion_vector is not None)

@@ -75,7 +75,7 @@ def parse_stats(
         return Metrics(record_count, {}, {}, {}, {})
     if len(stats) > STATS_CHARACTERS_MAX:
         what = f"the statistics have {len(stats)} characters, at most {STATS_CHARACTERS_MAX} are read"
-        raise CorruptInput(what, hint="Recompute them on the Delta table.")
+        raise CorruptInput(what, hint="Have Delta compute the statistics of this file again.")
     try:
         parsed = json.loads(stats, parse_float=Decimal)
         counted = parsed.get("numRecords") == record_count
@@ -85,7 +85,7 @@ def parse_stats(
     except (ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         # A number may have more digits than Python takes, or a larger exponent.
         raise CorruptInput(
-            f"the statistics are not JSON: {error}", hint="Recompute them on the Delta table."
+            f"the statistics are not JSON: {error}", hint="Have Delta compute the statistics of this file again."
         ) from error
     null_counts = {
         leaves[path].field_id: count

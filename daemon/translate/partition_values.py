@@ -50,7 +50,8 @@ def parse_partition_value(text: str | None, field_type: IcebergType, column: str
     except (ValueError, ArithmeticError) as error:
         raise CorruptInput(
             f"partition value {text!r} of column {column} is not a {field_type}",
-            hint="The writer of this file broke Delta's partition value rules.",
+            hint="The partition value breaks Delta's rules: fix the program that wrote this file, and have Delta "
+            "write it anew.",
         ) from error
 
 

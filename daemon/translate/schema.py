@@ -86,7 +86,9 @@ RESERVED_NAMES = frozenset(
 
 # Spark's reader adds this one wherever rows are deleted, and its filters then take `_POS` for the same name.
 POSITION_NAME = "_pos"
-HINT_METADATA = "Ask the writer of this metaData action; nothing of the commit is shown."
+HINT_METADATA = (
+    "The metaData action is invalid, and none of the commit is shown in Iceberg. Fix the program that wrote it."
+)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class WebServer:
             reason = getattr(error, "strerror", None) or str(error)
             raise ConfigInvalid(
                 f"health: cannot listen on {settings.host}:{settings.port}: {reason.lower()}",
-                hint="Another dvsync or another program may have the port: stop it, or set health.port.",
+                hint="Another dvsync or another program uses the port: stop it, or set health.port.",
             ) from error
         server = cls(listener, app)
         server._thread.start()

@@ -322,7 +322,7 @@ STATUSES = (
 """
 )
 PATH = "file:///data/lake/a_folder_with_a_long_name/and_one_more_of_that_kind/_delta_log/00000000000000000012.json"
-HINT = "Ask the writer of this commit; dvsync commits nothing of it."
+HINT = "The commit is invalid, and none of it is shown in Iceberg. Fix the program that wrote it."
 
 
 @pytest.fixture
