@@ -49,7 +49,7 @@ class SyncError(Exception):
         return type(self).__name__
 
     def located(self, *, table: str | None = None, version: int | None = None, path: str | None = None) -> Self:
-        """Fill in the places that an inner room could not know; what it did say stays."""
+        """Fill in the places that an inner package could not know; what it did say stays."""
         self.table = self.table or table
         self.version = self.version if self.version is not None else version
         self.path = self.path or path

@@ -1,4 +1,4 @@
-"""What the commands do that work on tables themselves, but for `dvsync run`, which is `service.py`."""
+"""What the commands do that work on tables themselves, but for `dvsync run`, which is `service/run.py`."""
 
 from __future__ import annotations
 

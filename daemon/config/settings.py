@@ -1,7 +1,7 @@
 """The shape of the configuration: frozen, bounded settings, each key with its unit, bounds, default and meaning.
 
 Attributes carry their unit (`poll_interval_s`); the keys that people write do not (`poll_interval: 10s`).
-How they are read from the file and the environment is `config.py`'s business.
+How they are read from the file and the environment is `load.py`'s business.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def time_zone_name(value: str) -> str:
 
 
 class Reference(str):
-    """`file:PATH` or `env:NAME`: stands for the text that `config.py` finds there."""
+    """`file:PATH` or `env:NAME`: stands for the text that `load.py` finds there."""
 
 
 class Secret(str):

@@ -252,11 +252,14 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
                 transaction.abandon()
                 return None
             try:
-                return _commit(context, transaction, written)
+                done = _commit(context, transaction, written)
             finally:
                 context.committing.release()
+            if done is None:
+                transaction.abandon()
+            return done or Compaction()
     finally:
-        # What is open from here on is decided by the next sync.
+        # After the transaction was abandoned, if it was. What is open from here on is decided by the next sync.
         context.in_work.discard(transaction.id)
 
 
@@ -275,16 +278,18 @@ def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFi
 Written = Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, DeleteFileResult]]]]
 
 
-def _commit(context: TableContext, transaction: Transaction, written: Written) -> Compaction:
-    """One `replace` snapshot for the crowds that are as they were; the others' new files become orphans."""
+def _commit(context: TableContext, transaction: Transaction, written: Written) -> Compaction | None:
+    """One `replace` snapshot for the crowds that are as they were; None where there is none.
+
+    The new files of the others become orphans.
+    """
     record = context.find_record()
     table = context.target.find_table()
     kept = []
     if record and table and record.snapshot_id == table.metadata.current_snapshot_id:
         kept = [(now, crowd, files) for crowd, files in written if (now := _unchanged(context, record, crowd))]
     if not kept or record is None or table is None:
-        transaction.abandon()
-        return Compaction()
+        return None
     snapshot, marker = table.current_snapshot(), shown_by(table)
     assert snapshot is not None and marker is not None, "what is recorded is ours"
     definition = shape_of(table, context.settings).definition

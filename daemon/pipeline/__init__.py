@@ -1,1 +1,1 @@
-"""The data pipeline: the Arrow kernel from DVs to delete files, and Spark that runs it for many files."""
+"""The work on many files: deletion vectors into delete files, footers inspected, data manifests written."""

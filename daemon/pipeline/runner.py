@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,14 +14,11 @@ from daemon.delta.actions import AddFile
 from daemon.pipeline.inspection import INSPECTED, Inspection, InspectionTask, Inspector, adds_table, gathered
 from daemon.pipeline.kernel import DELETE_FILES, DESCRIPTORS, translate
 from daemon.spark.session import SparkPipeline
+from daemon.spark.tasks import run_on_spark
 from daemon.storage import FileIOStorage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, WrittenPositions
 from daemon.translate.schema import TableSchema
 from state import DeletionVectorRecord
-
-if TYPE_CHECKING:
-    pass
-from daemon.spark.tasks import run_on_spark
 
 # Rows of descriptors that one Spark task takes; a task of this size runs for seconds, not minutes.
 DESCRIPTORS_PER_TASK = 500

@@ -57,7 +57,7 @@ class Fleet:
         self._changed: deque[Settings] = deque(maxlen=1)
 
     def change(self, settings: Settings) -> None:
-        """Follow other settings from the next look on. Which keys can be changed so is `service.py`'s business."""
+        """Follow other settings from the next round on. Which keys can be changed so is `run.py`'s business."""
         self._changed.append(settings)
 
     def look(self) -> None:

@@ -1,4 +1,4 @@
-"""Spark's jars by Maven coordinates, and `python -m daemon.spark.jars` for the demo and the tests."""
+"""Spark's jars by Maven coordinates."""
 
 from __future__ import annotations
 

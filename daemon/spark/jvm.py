@@ -9,15 +9,10 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from subprocess import TimeoutExpired
-from typing import TYPE_CHECKING
 
 import structlog
 
 from daemon import log as events
-
-if TYPE_CHECKING:
-    pass
-
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -18,11 +18,11 @@ from daemon.config.settings import SparkSettings
 from daemon.errors import PipelineAway
 from daemon.spark.installed import check_pipeline, check_session
 from daemon.spark.jars import DELTA_JAR, joined
+from daemon.spark.jvm import LAST_LINES, STACK_FRAME, JvmOutput, end_jvm, launch_jvm
 from daemon.spark.missing_jars import find_missing_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-from daemon.spark.jvm import LAST_LINES, STACK_FRAME, JvmOutput, end_jvm, launch_jvm
 
 DEFAULTS = {
     "spark.app.name": "dvsync",

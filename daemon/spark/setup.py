@@ -1,4 +1,7 @@
-"""`dvsync setup`: have Spark resolve and keep its jars before they are needed."""
+"""`dvsync setup`: have Spark resolve and keep its jars before they are needed.
+
+`python -m daemon.spark.setup` does it for the demo and the tests.
+"""
 
 from __future__ import annotations
 

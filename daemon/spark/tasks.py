@@ -26,7 +26,7 @@ ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 def run_on_spark(frame: DataFrame, function: ArrowFunction, schema: pa.Schema) -> list[pa.RecordBatch]:
     """`function` over the frame's batches in Spark's tasks. A `SyncError` raised there is raised here again.
 
-    Also raises what reading the frame comes to (`spark_errors.py`).
+    Also raises what reading the frame comes to (`failures.py`).
     """
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 

@@ -1,4 +1,7 @@
-"""The board: the newest status of every table, and what keeps the daemon from being ready."""
+"""The board: the newest status of every table, and what keeps the daemon from being ready.
+
+It is memory only, so that a probe costs nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What operators are told of a table: the record of `status --json` and `/api/tables`, and the board that keeps them.
+"""What operators see of a table: the record of `status --json` and `/api/tables`.
 
-`table_status` is the one place that names a table's state. The board is memory only, so that a probe costs nothing.
+`table_status` is the one place that names a table's state.
 """
 
 from __future__ import annotations

@@ -60,7 +60,13 @@ def advance(
     check(account)
     shape = shape.with_hidden(inspection.hidden)
     transaction = Transaction(
-        context, record, shown.table, shape.definition, from_version=change.from_version, to_version=change.to_version
+        context,
+        record,
+        shown.table,
+        shape.definition,
+        from_version=change.from_version,
+        to_version=change.to_version,
+        step=context.step,
     )
     with transaction:
         plan = plan_sync(

@@ -2,22 +2,23 @@
 
 1. the intent: what is meant, under the id that the snapshot will have;
 2. the name of every file, before the file exists;
-3. the files: delete files, manifests, the manifest list;
+3. the files: delete files and manifests;
 4. the account: what the new manifests show adds up to what Delta says;
-5. what will be remembered, written down beside the intent;
-6. the commit: one compare-and-swap at the catalog;
+5. what will be remembered, written down beside the intent (but by `show_whole`);
+6. the commit: the manifest list, and one compare-and-swap at the catalog;
 7. the record: what was written down is what is remembered.
 
-A failure before the commit abandons the intent, and its files are orphans. After a crash, or a commit whose outcome
-nobody knows, the intent is open: `end_intents` (recovery.py) looks for a snapshot with its id, and records or abandons.
+A `SyncError` or `OSError` in 3 or 4 abandons the intent, and its files are orphans. After a crash, without a state
+store, and from 5 on, the intent stays open: `end_intents` (recovery.py) looks for a snapshot with its id then, and
+records or abandons it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
@@ -42,8 +43,9 @@ EXISTENCE_CHECKS_AT_ONCE = 16
 class Transaction:
     """One change of a table that `record` remembers. As a block, it is abandoned by a failure.
 
-    `definition` is what the table shall be, for whoever writes files. `id` is the intent's and the snapshot's. `begin`
-    comes first; `show`, `show_whole`, `define` or `expire` comes last, once, and gives what is shown then.
+    `definition` is what the table shall be, for whoever writes files; `step` times a step by its name. `id` is the
+    intent's and the snapshot's. `begin` comes first; `show`, `show_whole`, `define` or `expire` comes last, once, and
+    gives what is shown then.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Transaction:
         *,
         from_version: int | None = None,
         to_version: int,
+        step: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._context = context
+        self._step = step
         self._is_open = False
         self._intent = Intent(
             id=uuid4().int >> 65,  # positive, 63 bits. Iceberg spec, "Snapshots"
@@ -122,8 +126,8 @@ class Transaction:
         )
 
     def prepare(self, delta: RowDelta, account: Account) -> PreparedSnapshot:
-        """Write the manifests and their list. Raises AccountMismatch when what they show is not `account`."""
-        with self._context.step("prepare"):
+        """Write the manifests. Raises AccountMismatch when what they show is not `account`."""
+        with self._step("prepare"):
             prepared = prepare_snapshot(self._view, delta, self.announce)
         check_account(account, account_of(prepared.manifests, account.size_bytes))
         return prepared
@@ -185,11 +189,12 @@ class Transaction:
         """
         self._is_open = False
         context, unwritten = self._context, list[str]()
-        if not may_be_writing:
-            storage = FileIOStorage(context.target_properties(self._table))
-            pending = context.store.list_written(self._intent.table_id, (FileStatus.PENDING,))
-            paths = [file.path for file in pending if str(self.id) in file.path]
-            with suppress(SyncError), ThreadPoolExecutor(EXISTENCE_CHECKS_AT_ONCE, "abandon") as pool:
+        # LookupError: the table was forgotten meanwhile, and its intents with it.
+        with suppress(SyncError, LookupError), ThreadPoolExecutor(EXISTENCE_CHECKS_AT_ONCE, "abandon") as pool:
+            if not may_be_writing:
+                storage = FileIOStorage(context.target_properties(self._table))
+                pending = context.store.list_written(self._intent.table_id, (FileStatus.PENDING,))
+                paths = [file.path for file in pending if str(self.id) in file.path]
                 exist = list(pool.map(storage.exists, paths))
                 unwritten = [path for path, exists in zip(paths, exist, strict=True) if not exists]
         at_ms = context.clock.now_ms()
@@ -198,12 +203,12 @@ class Transaction:
     def _commit(self, definition: Definition, prepared: PreparedSnapshot, summary: Mapping[str, str]) -> Table:
         # From here on the table says what became of the intent, and nobody else.
         self._is_open = False
-        with self._context.step("commit"):
+        with self._step("commit"):
             return self._context.target.commit(self._table, definition, prepared, dict(summary), self.announce)
 
     def _recorded(self, outcome: Outcome, table: Table) -> Shown:
         outcome = with_fields(outcome, metadata_location=table.metadata_location)
-        with self._context.step("record"):
+        with self._step("record"):
             self._context.store.record_synced(self.id, outcome, at_ms=self._context.clock.now_ms())
         return Shown(remembered(self._record, outcome), table)
 

@@ -1,6 +1,6 @@
 """What a verb does to the rows of files: each function is one step inside the caller's transaction.
 
-The verbs in `sql_store.py` put the steps in order. Lists may be of any length.
+The verbs in `store.py` put the steps in order. Lists may be of any length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The state store on any database that SQLAlchemy knows; SQLite is the one we test and ship with.
+"""The state store on any database that SQLAlchemy knows; SQLite is the default, PostgreSQL is tested as well.
 
-Every verb but `record_rebuilt` is one transaction here; the steps inside it are in `sql_files.py`.
+Every verb but `record_rebuilt` is one transaction here; the steps inside it are in `files.py`.
 """
 
 from __future__ import annotations

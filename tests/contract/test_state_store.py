@@ -1661,13 +1661,13 @@ class BothStores(RuleBasedStateMachine):
         self.sources = ["source"]
         self.intents = [0]
         self.now = 0
-        self.load_table()
+        self.open_table()
 
     def teardown(self) -> None:
         self.sql.close()
         self.folder.cleanup()
 
-    def load_table(self) -> None:
+    def open_table(self) -> None:
         ids = {store.open_table("t", self.sources[-1], "target").id for store in self.stores}
         (self.table_id,) = ids
 
@@ -1793,7 +1793,7 @@ class BothStores(RuleBasedStateMachine):
     def start_afresh(self) -> None:
         self.sources.append(f"source-{self.now}")
         self.intents = self.intents[-1:]
-        self.load_table()
+        self.open_table()
 
     @invariant()
     def tell_the_same(self) -> None:

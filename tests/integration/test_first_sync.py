@@ -287,9 +287,9 @@ def test_spark_tasks_force_what_they_write_to_the_disk(
 ) -> None:
     """Only they can: the manifests and delete files of a first sync are on the disk of the worker that wrote them."""
     log = tmp_path / "forced"
-    for room in ("runner", "data_manifests"):
+    for module in ("runner", "data_manifests"):
         monkeypatch.setattr(
-            f"daemon.pipeline.{room}.run_on_spark",
+            f"daemon.pipeline.{module}.run_on_spark",
             lambda frame, function, schema: run_on_spark(frame, partial(logging_fsync, function, log), schema),
         )
     table = Followed(InProcess(spark, pipeline=PipelineSettings(engine="spark")), tmp_path)

@@ -13,6 +13,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
+from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
 from daemon.iceberg.pyiceberg_ext.records import data_file_record
 from daemon.iceberg.row_delta import PreparedSnapshot, RowDelta, prepare_snapshot
 from daemon.iceberg.target import Definition, Target, view_of
@@ -92,6 +93,7 @@ class MadeTable:
     def __init__(self, folder: Path, spec: PartitionSpec = UNPARTITIONED) -> None:
         self.folder = folder
         self.catalog = StumblingCatalog("memory", uri="sqlite:///:memory:", warehouse=f"file://{folder}")
+        remember_metadata()
         self.target = Target(lambda: self.catalog, "lake.t", None, FixedClock())
         self.definition = Definition(SCHEMA, spec, {"gc.enabled": "false"})
         self.announced: list[str] = []

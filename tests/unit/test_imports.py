@@ -47,7 +47,7 @@ EXCLUSIVE = {
 PYICEBERG_PRIVATE = "daemon/iceberg/pyiceberg_ext/"
 
 FILES = sorted(
-    path.relative_to(ROOT).as_posix() for room in ("daemon", "state") for path in (ROOT / room).rglob("*.py")
+    path.relative_to(ROOT).as_posix() for package in ("daemon", "state") for path in (ROOT / package).rglob("*.py")
 )
 
 

@@ -18,6 +18,7 @@ from pyiceberg.table import Table
 
 from daemon.config.settings import MaintenanceSettings
 from daemon.errors import CatalogAway, CorruptInput, ObjectStoreAway, TargetChanged
+from daemon.iceberg.marker import shown_by
 from daemon.maintenance.compaction import Compaction
 from daemon.maintenance.maintainer import Maintainer
 from daemon.pipeline.runner import Runner
@@ -183,6 +184,33 @@ def test_what_a_sync_changed_meanwhile_is_left_out(make: Callable[..., World], m
     world.check()
     (useless,) = [file for file in world.written(FileStatus.ORPHANED).values() if file.reason != "compacted"]
     assert useless.reason is OrphanReason.COMMIT_FAILED
+
+
+def test_a_table_that_is_forgotten_meanwhile(make: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dvsync forget` comes between writing and committing: nothing is committed, and that is no error."""
+    world = make()
+    world.delete(4)
+    inner = Runner.write_delete_files
+
+    def write(runner: Runner, tasks: Any, **options: Any) -> Any:
+        world.bench.store.forget_table(table_id(world.bench))
+        return inner(runner, tasks, **options)
+
+    shown = world.bench.iceberg().metadata_location
+    monkeypatch.setattr(Runner, "write_delete_files", write)
+    assert world.compact() == Compaction()
+    assert world.bench.iceberg().metadata_location == shown
+
+
+def test_a_compaction_names_the_version_that_is_shown(make: Callable[..., World]) -> None:
+    """Also where the newest versions changed no row, and have no snapshot of their own."""
+    world = make()
+    world.delete(4)
+    world.commit([{"txn": {"appId": "a", "version": 1}}])
+    assert world.compact().snapshots == 1
+    marker = shown_by(world.check())
+    assert marker is not None
+    assert marker.version == world.table.version
 
 
 def test_a_failed_compaction_leaves_the_table_as_it_is(
