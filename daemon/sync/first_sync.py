@@ -126,7 +126,8 @@ def _write_deletions(
     written: Sequence[WrittenManifest],
 ) -> tuple[dict[str, DeletionVectorRecord], CommitPlan]:
     """Write the delete files of all deletion vectors; gives these by the paths of their data files."""
-    found = collect_adds(state.adds.where("dv_storage_type IS NOT NULL")) if state.files else ()
+    # Statistics are the most of an action, and in the manifests already.
+    found = collect_adds(state.adds.where("dv_storage_type IS NOT NULL").drop("stats")) if state.files else ()
     with_dv = {resolve_path(context.location, add.path): add for add in found}
     dvs = {path: record_of(add.deletion_vector) for path, add in with_dv.items() if add.deletion_vector}
     plan = plan_sync(
