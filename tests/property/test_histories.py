@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from daemon.config.settings import LimitsSettings
-from daemon.delta import deletion_vector
+from daemon.delta import position_set
 from tests.kit.handmade import Bench
 from tests.kit.histories import (
     Append,
@@ -72,7 +72,7 @@ FOLDED = [step for number, step in enumerate(TOUR) if number in (1, 15) or not i
 def small_chunks() -> Iterator[None]:
     """Chunks of positions end with each Roaring container, so that files of two containers cross a border."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deletion_vector, "CHUNK_CONTAINERS_MAX", 1)
+        patch.setattr(position_set, "CHUNK_CONTAINERS_MAX", 1)
         yield
 
 
