@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -25,38 +25,46 @@ def collect(frame: DataFrame) -> pa.Table:
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
     schema = to_arrow_schema(frame.schema, error_on_duplicated_field_names_in_struct=True)
-    try:
-        with tempfile.NamedTemporaryFile(prefix="dvsync-") as file:
-            order = _write(frame, file.name)
-            if not order:
-                return schema.empty_table()
-            batches = pa.ipc.open_file(pa.memory_map(file.name))
-            return pa.Table.from_batches([batches.get_batch(number) for number in order]).cast(schema)
-    except ConnectionError:
-        raise  # It is the driver's, whose session says what became of it.
-    except OSError as error:
-        raise PipelineAway(
-            f"Spark's answer cannot be kept in {tempfile.gettempdir()}: {error.strerror or error}",
-            path=tempfile.gettempdir(),
-            hint="About 0.3 kB a data file are needed there, for as long as a first sync, a resync or a comparison "
-            "takes. Make room, or give the daemon another folder by the environment variable TMPDIR.",
-        ) from error
+    with _disk_errors():
+        file = tempfile.NamedTemporaryFile(prefix="dvsync-")  # noqa: SIM115 - closed by the next block
+    with file:
+        order = _write(frame, file.name)
+        if not order:
+            return schema.empty_table()
+        batches = pa.ipc.open_file(pa.memory_map(file.name))
+        return pa.Table.from_batches([batches.get_batch(number) for number in order]).cast(schema)
 
 
 def _write(frame: DataFrame, path: str) -> list[int]:
     """Write the rows as an Arrow file; gives the numbers of its batches in the order of the rows."""
     order: list[int] = []
-    with ExitStack() as opened:
-        stream = opened.enter_context(_served(frame))
-        writer = None
+    writer = None
+    with _served(frame) as stream:
         for each in stream:
             if isinstance(each, list):
                 order = each
                 continue
-            if writer is None:
-                writer = opened.enter_context(pa.ipc.new_file(opened.enter_context(pa.OSFile(path, "wb")), each.schema))
-            writer.write_batch(each)
+            with _disk_errors():
+                writer = writer or pa.ipc.new_file(path, each.schema)
+                writer.write_batch(each)
+    if writer is not None:
+        with _disk_errors():
+            writer.close()
     return order
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        folder = tempfile.gettempdir()
+        raise PipelineAway(
+            f"Spark's answer cannot be kept in {folder}: {error.strerror or error}",
+            path=folder,
+            hint="About 0.3 kB a data file are needed there, for as long as a first sync, a resync or a comparison "
+            "takes. Make room, or give the daemon another folder by the environment variable TMPDIR.",
+        ) from error
 
 
 @contextmanager
@@ -64,17 +72,29 @@ def _served(frame: DataFrame) -> Iterator[Iterator[pa.RecordBatch | list[int]]]:
     """The batches as Spark's driver sends them, and last their order: what `DataFrame.toArrow` makes a list of."""
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
-    from pyspark.errors.exceptions.captured import unwrap_spark_exception  # noqa: PLC0415
     from pyspark.sql.pandas.serializers import ArrowCollectSerializer  # noqa: PLC0415
     from pyspark.util import _load_from_socket  # noqa: PLC0415
 
     try:
         port, secret, server = frame._jdf.collectAsArrowToPython()
+        stream: Any = _load_from_socket((port, secret), ArrowCollectSerializer())  # type: ignore[no-untyped-call]
         try:
-            yield _load_from_socket((port, secret), ArrowCollectSerializer())  # type: ignore[no-untyped-call]
-        finally:
-            with unwrap_spark_exception():
-                # Waits for the driver's thread, and raises what the query came to.
-                server.getResult()
+            yield stream
+        except PipelineAway:
+            # The driver's thread waits for a reader as long as the connection is open: nobody waits for it here.
+            stream.close()
+            raise
+        except Exception:
+            _wait_for(server)
+            raise
+        _wait_for(server)
     except (PySparkException, Py4JJavaError) as error:
         raise as_known_error(error) from error
+
+
+def _wait_for(server: Any) -> None:
+    """Wait for the driver's thread, and raise what the query came to."""
+    from pyspark.errors.exceptions.captured import unwrap_spark_exception  # noqa: PLC0415
+
+    with unwrap_spark_exception():
+        server.getResult()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,21 @@ def test_no_room_for_an_answer(spark: SparkSession, tmp_path: Path, monkeypatch)
     with pytest.raises(PipelineAway, match=r"Spark's answer cannot be kept in .*gone: No such file") as raised:
         collect(spark.range(3))
     assert "TMPDIR" in (raised.value.hint or "")
+
+
+def test_a_disk_that_is_full_in_the_middle_of_an_answer(spark: SparkSession) -> None:
+    """It ends at once, though the driver has more to send; and the next query is answered."""
+    frame = spark.range(3 * ROWS).selectExpr(LONG_PATHS)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    pool = ThreadPoolExecutor(1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(PipelineAway, match=r"Spark's answer cannot be kept in .*: "):
+            pool.submit(collect, frame).result(timeout=60)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        pool.shutdown(wait=False)
+    assert collect(spark.range(3)).num_rows == 3
 
 
 def test_a_query_that_fails(spark: SparkSession) -> None:
