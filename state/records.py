@@ -76,6 +76,10 @@ class LiveFile(msgspec.Struct, frozen=True):
     deletion_vector: DeletionVectorRecord | None = None
     partition: tuple[str | None, ...] = ()
 
+    @property
+    def dv_unique_id(self) -> str | None:
+        return self.deletion_vector.unique_id if self.deletion_vector else None
+
 
 class DvMapping(msgspec.Struct, frozen=True):
     """`positions` of the data file's deletion vector went into a delete file."""

@@ -26,9 +26,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from daemon.config.redaction import find_secrets, mask_section
 from daemon.config.value_types import (
-    DAY_S,
     ENV_PREFIX,
-    GIB,
     SQLITE_FILE,
     URL,
     USERINFO,
@@ -39,6 +37,9 @@ from daemon.config.value_types import (
     or_reference,
     time_zone_name,
 )
+
+DAY_S = 86_400
+GIB = 1 << 30
 
 
 class _Frozen(BaseModel):

@@ -14,8 +14,6 @@ ENV_PREFIX = "DVSYNC_"
 
 # Three slashes, then the path as it is: `sqlite:///var/x.db` is relative, `sqlite:////var/x.db` is not.
 SQLITE_FILE = re.compile(r"(?P<scheme>sqlite(?:\+\w+)?:///)(?!:memory:|file:)(?P<path>[^?]+)(?P<query>.*)$")
-DAY_S = 86_400
-GIB = 1 << 30
 
 
 def duration_s(value: object) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
@@ -31,7 +30,8 @@ from daemon.sync.transaction import Transaction
 # Of the data files that a snapshot let go, so many are looked for. VACUUM takes all that one version removed, or none;
 # only where a snapshot shows several versions at once may it take some.
 LOOKS = 100
-LOOKS_AT_ONCE = 16
+# So many live files tell whether the store of the Delta table is there at all.
+SOURCE_FILES = 16
 DAY_MS = 86_400_000
 # Why a snapshot stays that somebody else committed.
 NOT_OURS = "not dvsync's"
@@ -132,29 +132,26 @@ class Expirer:
             for path, added_in in files:
                 last = numbers[snapshot_id]
                 showing[path] |= {other for other, number in numbers.items() if added_in <= number <= last}
-        gone = self._find_gone(list(showing))
+        gone = self._context.storage.find_missing(list(showing))
         if gone:
             self._check_source_is_there()
         return unreadable | {snapshot_id for path in gone for snapshot_id in showing[path]}
-
-    def _find_gone(self, paths: Sequence[str]) -> list[str]:
-        with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="expiry") as pool:
-            exist = list(pool.map(self._context.storage.exists, paths))
-        return [path for path, exists in zip(paths, exist, strict=True) if not exists]
 
     def _has_manifests(self, table: Table, snapshot: Snapshot) -> bool:
         try:
             manifests = read_manifest_list(table.io, snapshot.manifest_list)
         except FileNotFoundError:
             return False
-        return not self._find_gone([manifest.manifest_path for manifest in manifests])
+        return not self._context.storage.find_missing([manifest.manifest_path for manifest in manifests])
 
     def _check_source_is_there(self) -> None:
         """A folder that is not mounted has no files either."""
         context = self._context
         record = context.find_record()
-        some = list(islice(context.store.read_live_files(record.id), LOOKS_AT_ONCE)) if record else []
-        if not context.log.is_there() or (some and len(self._find_gone([file.path for file in some])) == len(some)):
+        some = list(islice(context.store.read_live_files(record.id), SOURCE_FILES)) if record else []
+        if not context.log.is_there() or (
+            some and len(context.storage.find_missing([file.path for file in some])) == len(some)
+        ):
             raise ObjectStoreAway(
                 "the Delta table is not where it was: neither its log nor its newest files tell what VACUUM removed",
                 path=context.location,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -17,11 +16,9 @@ from daemon import log as events
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 JVM_EXIT_MAX_S = 10
-LAST_LINES = 5
 
 # Ivy's report on twenty jars that it did not find.
 LINES_KEPT = 400
-STACK_FRAME = re.compile(r"at [\w.$]+|\.\.\. \d+ more")
 
 
 class JvmOutput:

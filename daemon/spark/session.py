@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ from daemon.config.settings import SparkSettings
 from daemon.errors import PipelineAway
 from daemon.spark.installed import check_pipeline, check_session
 from daemon.spark.jars import DELTA_JAR, joined
-from daemon.spark.jvm import LAST_LINES, STACK_FRAME, JvmOutput, end_jvm, launch_jvm
+from daemon.spark.jvm import JvmOutput, end_jvm, launch_jvm
 from daemon.spark.missing_jars import find_missing_jars
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ AT_LAUNCH = (
     *("spark.master", "spark.app.name", "spark.submit.", "spark.log.level", "spark.driver.", "spark.executor."),
     *("spark.jars", "spark.files", "spark.archives", "spark.kerberos.", "spark.yarn.", "spark.kubernetes."),
 )
+LAST_LINES = 5
+STACK_FRAME = re.compile(r"at [\w.$]+|\.\.\. \d+ more")
 SETUP_HINT = (
     "Run `dvsync setup` once with a network, as the same user. A proxy is told to Java by JAVA_TOOL_OPTIONS="
     "'-Dhttps.proxyHost=… -Dhttps.proxyPort=…', a mirror by spark.jars.repositories in spark.conf."

@@ -50,7 +50,7 @@ def advance(
     """
     store, record = context.store, shown.record
     live = store.find_live_files(record.id, touched_paths(commits, context.location))
-    dv_ids = {path: file.deletion_vector.unique_id if file.deletion_vector else None for path, file in live.items()}
+    dv_ids = {path: file.dv_unique_id for path, file in live.items()}
     change = fold_commits(commits, dv_ids, context.location)
 
     shape = _shape_after(context, shown, change)
@@ -158,8 +158,7 @@ def _complete(
     rewrites = plan_rewrites(
         serving, still_serving, leaving, lambda number: transaction.name_delete_file(len(plan.tasks) + number)
     )
-    if rewrites:
-        transaction.announce([rewrite.output_path for rewrite in rewrites])
+    transaction.announce([rewrite.output_path for rewrite in rewrites])
     properties = context.target_properties(shown.table)
     rewritten = [(rewrite, rewrite_delete_file(rewrite, properties)) for rewrite in rewrites]
     force_to_disk([result.path for _, result in rewritten])

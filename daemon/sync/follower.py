@@ -45,8 +45,6 @@ from state import TableRecord
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-__all__ = ["Follower", "SyncResult"]
-
 # How often a quiet table is synced all the same, which lists its log: to notice what was done to its Iceberg side
 # behind our back, and what log cleanup took. And how often its newest commit is asked for, to notice another one.
 CONTINUITY_INTERVAL_S = 600.0

@@ -324,7 +324,7 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
     # Another table may have files by the very names and sizes of the old one's.
     same_table = state.metadata.id == shown.record.delta_table_id
     live = partial(context.store.read_live_files, shown.record.id)
-    in_iceberg = _int64s(hash((file.path, file.size_bytes, _dv_id(file))) for file in live())
+    in_iceberg = _int64s(hash((file.path, file.size_bytes, file.dv_unique_id)) for file in live())
     in_delta = _int64s(
         hash((path, add.size, add.dv_unique_id if same_table else state.metadata.id))
         for path, add in _by_path(context, found)
@@ -364,10 +364,6 @@ def _by_path(context: TableContext, found: pa.Table) -> Iterator[tuple[str, AddF
     for batch in found.to_batches():
         for add in adds_from_batch(batch):
             yield resolve_path(context.location, add.path), add
-
-
-def _dv_id(file: LiveFile) -> str | None:
-    return file.deletion_vector.unique_id if file.deletion_vector else None
 
 
 def _tombstone(file: LiveFile) -> RemoveFile:

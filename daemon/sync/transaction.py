@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import Self
@@ -35,9 +34,6 @@ from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, marker_of, placed, remembered
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask
 from state import FileKind, FileStatus, Intent, LiveFile, OrphanReason, Outcome, TableRecord
-
-# Asking a store whether a file is there is waiting for the store, and no work for the processor.
-EXISTENCE_CHECKS_AT_ONCE = 16
 
 
 class Transaction:
@@ -113,7 +109,8 @@ class Transaction:
         by_kind: dict[FileKind, list[str]] = defaultdict(list)
         for path in paths:
             by_kind[kind_of(path)].append(path)
-        self._context.store.record_pending(self.id, by_kind)
+        if by_kind:
+            self._context.store.record_pending(self.id, by_kind)
 
     def write_delete_files(self, tasks: Sequence[DeleteFileTask]) -> list[DeleteFileResult]:
         """Write delete files whose names are announced; they are complete, and on the disk, when this returns."""
@@ -145,8 +142,8 @@ class Transaction:
         """Commit the prepared snapshot and remember `outcome`. The last three go into the snapshot's summary."""
         outcome = placed(outcome, prepared)
         self._context.store.record_prepared(self.id, outcome)
-        summary = marker_of(outcome).to_summary(from_version=from_version, operation=operation)
-        return self._recorded(outcome, self._commit(definition, prepared, {**summary, **account.to_summary()}))
+        marker = marker_of(outcome).to_summary(from_version=from_version, operation=operation)
+        return self._recorded(outcome, self._commit(definition, prepared, {**marker, **account.to_summary()}))
 
     def show_whole(
         self,
@@ -163,8 +160,8 @@ class Transaction:
         If it lands without being recorded, what is remembered is rebuilt from the table.
         """
         outcome = placed(outcome, prepared)
-        summary = {**marker_of(outcome).to_summary(operation=operation), **account.to_summary()}
-        table = self._commit(definition, prepared, summary)
+        marker = marker_of(outcome).to_summary(operation=operation)
+        table = self._commit(definition, prepared, {**marker, **account.to_summary()})
         outcome = with_fields(outcome, metadata_location=table.metadata_location)
         store, at_ms = self._context.store, self._context.clock.now_ms()
         delete_files = outcome.added_delete_files
@@ -188,23 +185,23 @@ class Transaction:
         A table that cannot go on for days would fill the state database with their names otherwise.
         """
         self._is_open = False
-        context, unwritten = self._context, list[str]()
-        # LookupError: the table was forgotten meanwhile, and its intents with it.
-        with suppress(SyncError, LookupError), ThreadPoolExecutor(EXISTENCE_CHECKS_AT_ONCE, "abandon") as pool:
-            if not may_be_writing:
-                storage = FileIOStorage(context.target_properties(self._table))
-                pending = context.store.list_written(self._intent.table_id, (FileStatus.PENDING,))
-                paths = [file.path for file in pending if str(self.id) in file.path]
-                exist = list(pool.map(storage.exists, paths))
-                unwritten = [path for path, exists in zip(paths, exist, strict=True) if not exists]
-        at_ms = context.clock.now_ms()
-        context.store.record_abandoned(self.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, unwritten=unwritten)
+        unwritten = [] if may_be_writing else self._find_unwritten()
+        at_ms = self._context.clock.now_ms()
+        self._context.store.record_abandoned(self.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, unwritten=unwritten)
 
-    def _commit(self, definition: Definition, prepared: PreparedSnapshot, summary: Mapping[str, str]) -> Table:
+    def _find_unwritten(self) -> list[str]:
+        # LookupError: the table was forgotten meanwhile, and its intents with it.
+        with suppress(SyncError, LookupError):
+            pending = self._context.store.list_written(self._intent.table_id, (FileStatus.PENDING,))
+            storage = FileIOStorage(self._context.target_properties(self._table))
+            return storage.find_missing([file.path for file in pending if str(self.id) in file.path])
+        return []
+
+    def _commit(self, definition: Definition, prepared: PreparedSnapshot, summary: dict[str, str]) -> Table:
         # From here on the table says what became of the intent, and nobody else.
         self._is_open = False
         with self._step("commit"):
-            return self._context.target.commit(self._table, definition, prepared, dict(summary), self.announce)
+            return self._context.target.commit(self._table, definition, prepared, summary, self.announce)
 
     def _recorded(self, outcome: Outcome, table: Table) -> Shown:
         outcome = with_fields(outcome, metadata_location=table.metadata_location)
