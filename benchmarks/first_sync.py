@@ -29,8 +29,10 @@ from benchmarks.report import conditions, parser, print_report
 from benchmarks.stopwatch import REST, Steps, Stopwatch
 from daemon.config.settings import PipelineSettings, SparkSettings
 from daemon.iceberg.target import Target
+from daemon.pipeline import state
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
+from daemon.spark.table_state import SparkState
 from daemon.sync import first_sync, transaction
 from state.sql.store import SqlStateStore
 from tests.kit.handmade import Bench
@@ -39,9 +41,8 @@ TARGET_S = 60
 SAMPLE_INTERVAL_S = 0.1
 
 STEPS: Steps = {
-    "state read": [(first_sync, ("read_table_state",))],
-    "manifests": [(first_sync, ("write_data_manifests",))],
-    "DVs read": [(first_sync, ("collect_adds",))],
+    "state read": [(state, ("read_table_state",))],
+    "manifests": [(SparkState, ("map_adds",))],
     "plan": [(first_sync, ("plan_sync", "complete_plan"))],
     "DV kernel": [(Runner, ("write_delete_files",))],
     "commit": [(transaction, ("prepare_snapshot",)), (Target, ("find_table", "stage", "commit"))],

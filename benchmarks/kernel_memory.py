@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import struct
 import subprocess
 import sys
@@ -17,12 +18,12 @@ import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 from pyroaring import BitMap64
 
-from daemon.pipeline.kernel import DESCRIPTORS, translate
+from daemon.pipeline.kernel import translate
+from daemon.translate.delete_files import DeleteFileTask, DvChange
+from state import DeletionVectorDescriptor
 
 MAGIC = (1681511377).to_bytes(4, "little")
 POSITIONS = 100_000_000
@@ -53,32 +54,23 @@ CASES: dict[str, Callable[[], tuple[BitMap64 | None, BitMap64]]] = {
 }
 
 
-def store(folder: Path, name: str, bitmap: BitMap64) -> dict[str, Any]:
+def store(folder: Path, name: str, bitmap: BitMap64) -> DeletionVectorDescriptor:
     bitmap.run_optimize()
     blob = MAGIC + bitmap.serialize()
     (folder / name).write_bytes(b"\1" + struct.pack(">i", len(blob)) + blob + struct.pack(">I", zlib.crc32(blob)))
-    return {
-        "storage_type": "p",
-        "path_or_inline_dv": f"file://{folder}/{name}",
-        "offset": 1,
-        "size_in_bytes": len(blob),
-        "cardinality": len(bitmap),
-    }
+    return DeletionVectorDescriptor("p", f"file://{folder}/{name}", len(blob), len(bitmap), 1)
 
 
-def row(folder: Path, case: str, before: BitMap64 | None, after: BitMap64) -> dict[str, Any]:
-    return {
-        "output_path": f"file://{folder}/{case}.parquet",
-        "data_file": "s3://lake/warehouse/sales/orders/part-00000-0f9c4a7e-0000-4000-8000-c000.snappy.parquet",
-        "record_count": None,
-        "before": None if before is None else store(folder, f"{case}-before.bin", before),
-        "after": store(folder, f"{case}-after.bin", after),
-    }
+def task(folder: Path, case: str, before: BitMap64 | None, after: BitMap64) -> DeleteFileTask:
+    data_file = "s3://lake/warehouse/sales/orders/part-00000-0f9c4a7e-0000-4000-8000-c000.snappy.parquet"
+    stored = None if before is None else store(folder, f"{case}-before.bin", before)
+    change = DvChange(data_file, 1 << 40, stored, store(folder, f"{case}-after.bin", after))
+    return DeleteFileTask(f"file://{folder}/{case}.parquet", 0, (), (change,))
 
 
 def prepare(case: str, folder: Path) -> None:
-    rows = {"small": row(folder, "small", None, BitMap64([1, 2])), "large": row(folder, "large", *CASES[case]())}
-    (folder / "rows.json").write_text(json.dumps(rows))
+    tasks = (task(folder, "small", None, BitMap64([1, 2])), task(folder, "large", *CASES[case]()))
+    (folder / "tasks.pickle").write_bytes(pickle.dumps(tasks))
 
 
 def memory_mb(field: str) -> float:
@@ -89,18 +81,17 @@ def memory_mb(field: str) -> float:
 
 
 def run(case: str, folder: Path) -> None:
-    def translated(row: dict[str, Any]) -> int:
-        batch = pa.RecordBatch.from_pylist([row], schema=DESCRIPTORS)
-        (result,) = translate([batch], table_location=f"file://{folder}", storage_properties={})
-        return int(result.column("positions")[0].as_py())
+    def translated(task: DeleteFileTask) -> int:
+        (result,) = translate([task], table_location=f"file://{folder}", storage_properties={})
+        return result.file.positions if result.file else 0
 
-    rows = json.loads((folder / "rows.json").read_text())
-    translated(rows["small"])
+    small, large = pickle.loads((folder / "tasks.pickle").read_bytes())
+    translated(small)
     idle_mb = memory_mb("VmRSS")
     start = time.perf_counter()
-    written = translated(rows["large"])
+    written = translated(large)
     seconds = time.perf_counter() - start
-    dvs = [dv["size_in_bytes"] for dv in (rows["large"]["before"], rows["large"]["after"]) if dv]
+    dvs = [dv.size_in_bytes for dv in (large.changes[0].before, large.changes[0].after) if dv]
     result = Result(case, sum(dvs) / 1e6, written, seconds, idle_mb, memory_mb("VmHWM") - idle_mb)
     print(json.dumps(asdict(result)))
 

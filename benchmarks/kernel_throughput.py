@@ -23,7 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from daemon.pipeline.kernel import DESCRIPTORS, translate
+from daemon.pipeline.kernel import translate
+from daemon.translate.delete_files import DeleteFileTask, DvChange
+from state import DeletionVectorDescriptor
 
 MAGIC = (1681511377).to_bytes(4, "little")
 TARGET = 0.8
@@ -80,27 +82,23 @@ def data_file(index: int) -> str:
 
 def kernel_runner(shape: Shape, folder: Path) -> Callable[[], None]:
     content = bytearray(b"\1")
-    rows = []
+    changes = []
     for index, bitmap in enumerate(shape.bitmaps):
         blob = MAGIC + bitmap
-        after = {
-            "storage_type": "p",
-            "path_or_inline_dv": f"file://{folder}/dv.bin",
-            "offset": len(content),
-            "size_in_bytes": len(blob),
-            "cardinality": len(BitMap64.deserialize(bitmap)),
-        }
+        cardinality = len(BitMap64.deserialize(bitmap))
+        after = DeletionVectorDescriptor("p", f"file://{folder}/dv.bin", len(blob), cardinality, len(content))
         content += struct.pack(">i", len(blob)) + blob + struct.pack(">I", zlib.crc32(blob))
-        output = f"file://{folder}/kernel-{index // shape.dvs_per_file:06d}.parquet"
-        rows.append(
-            {"output_path": output, "data_file": data_file(index), "record_count": None, "before": None, "after": after}
-        )
+        changes.append(DvChange(data_file(index), 1 << 40, None, after))
     (folder / "dv.bin").write_bytes(content)
-    batch = pa.RecordBatch.from_pylist(rows, schema=DESCRIPTORS)
+    size = shape.dvs_per_file
+    tasks = [
+        DeleteFileTask(f"file://{folder}/kernel-{start:06d}.parquet", 0, (), tuple(changes[start : start + size]))
+        for start in range(0, len(changes), size)
+    ]
 
     def run() -> None:
-        written = translate([batch], table_location=f"file://{folder}", storage_properties={})
-        assert sum(sum(result.column("positions").to_pylist()) for result in written) == shape.positions
+        written = translate(tasks, table_location=f"file://{folder}", storage_properties={})
+        assert sum(result.file.positions for result in written if result.file) == shape.positions
 
     return run
 

@@ -2,7 +2,7 @@
 
 from state.records import (
     DeleteFileRecord,
-    DeletionVectorRecord,
+    DeletionVectorDescriptor,
     DvMapping,
     FileKind,
     FileStatus,
@@ -22,7 +22,7 @@ from state.store import LeaseLost, StateStore, StateUnavailable
 
 __all__ = [
     "DeleteFileRecord",
-    "DeletionVectorRecord",
+    "DeletionVectorDescriptor",
     "DvMapping",
     "FileKind",
     "FileStatus",

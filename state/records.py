@@ -6,8 +6,14 @@ Paths are plain absolute URIs, spelled as in the Iceberg manifests. Times are ep
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
+from typing import Annotated
 
 import msgspec
+
+# Delta's "Int" and "Long". JSON numbers have no bounds; what they are stored in has.
+Int = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class FileKind(StrEnum):
@@ -51,15 +57,24 @@ class OrphanReason(StrEnum):
         return self in (OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED)
 
 
-class DeletionVectorRecord(msgspec.Struct, frozen=True):
-    """The Delta DV descriptor that Iceberg shows for a data file. `size_in_bytes` as Delta counts it."""
+class DeletionVectorDescriptor(msgspec.Struct, frozen=True, rename="camel", dict=True):
+    """Where a deletion vector's bytes are. Delta PROTOCOL.md, "Deletion Vector Descriptor Schema".
 
-    unique_id: str
+    The same in Delta's log and in the state store. `size_in_bytes` counts magic and bitmap only; `offset` points at the
+    4-byte size field before them.
+    """
+
     storage_type: str
     path_or_inline_dv: str
-    size_in_bytes: int
-    cardinality: int
-    offset: int | None = None
+    size_in_bytes: Int
+    cardinality: Long
+    offset: Int | None = None
+
+    @cached_property
+    def unique_id(self) -> str:
+        """PROTOCOL.md, "Derived Fields": storage type and path, with `@offset` when there is one."""
+        place = self.storage_type + self.path_or_inline_dv
+        return place if self.offset is None else f"{place}@{self.offset}"
 
 
 class LiveFile(msgspec.Struct, frozen=True):
@@ -73,7 +88,7 @@ class LiveFile(msgspec.Struct, frozen=True):
     size_bytes: int
     spec_id: int
     manifest_path: str
-    deletion_vector: DeletionVectorRecord | None = None
+    deletion_vector: DeletionVectorDescriptor | None = None
     partition: tuple[str | None, ...] = ()
 
     @property
@@ -137,7 +152,7 @@ class Outcome(msgspec.Struct, frozen=True):
     snapshot_id: int | None = None
     metadata_location: str | None = None
     added_files: tuple[LiveFile, ...] = ()
-    changed_dvs: tuple[tuple[str, DeletionVectorRecord | None], ...] = ()
+    changed_dvs: tuple[tuple[str, DeletionVectorDescriptor | None], ...] = ()
     removed_files: tuple[str, ...] = ()
     added_delete_files: tuple[DeleteFileRecord, ...] = ()
     removed_delete_files: tuple[tuple[str, OrphanReason], ...] = ()

@@ -10,6 +10,7 @@ from typing import TypeVar
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
+from daemon.delta.table_state import Progress
 from daemon.doctor.diagnosis import Diagnosis, diagnose
 from daemon.errors import ObjectMissing, PipelineAway, SyncError, Unsupported
 from daemon.locations import normalize_location
@@ -19,7 +20,6 @@ from daemon.service.assembly import open_parts
 from daemon.service.lease import hold_lease
 from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
-from daemon.spark.progress import Progress
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import keep_rows

@@ -5,44 +5,26 @@ Nothing here reads files; `log.py` brings the bytes.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Annotated
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import msgspec
 
-# The protocol's "Int" and "Long". JSON numbers have no bounds, what they are stored in has.
-Int = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
-Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+from state.records import DeletionVectorDescriptor, Int, Long
+
 # A GUID, says the protocol; every snapshot carries it.
 TableId = Annotated[str, msgspec.Meta(max_length=200)]
 
 
-class _Action(msgspec.Struct, frozen=True, rename="camel", dict=True):
+class _Action(msgspec.Struct, frozen=True, rename="camel"):
     """Struct base: frozen, camelCase in JSON."""
 
 
-class DeletionVectorDescriptor(_Action, frozen=True, rename="camel"):
-    """Where a deletion vector's bytes are. PROTOCOL.md, "Deletion Vector Descriptor Schema".
-
-    `size_in_bytes` counts magic and bitmap only; `offset` points at the 4-byte size field before them.
-    """
-
-    storage_type: str
-    path_or_inline_dv: str
-    size_in_bytes: Int
-    cardinality: Long
-    offset: Int | None = None
-
-    @cached_property
-    def unique_id(self) -> str:
-        """PROTOCOL.md, "Derived Fields": storage type and path, with `@offset` when there is one."""
-        place = self.storage_type + self.path_or_inline_dv
-        return place if self.offset is None else f"{place}@{self.offset}"
-
-
 class AddFile(_Action, frozen=True, rename="camel"):
-    """PROTOCOL.md, "Add File and Remove File". `path` is URL-encoded, relative to the table or absolute."""
+    """PROTOCOL.md, "Add File and Remove File".
+
+    Whoever reads the log resolves `path` (`resolve_path`): everywhere else it is plain and absolute.
+    """
 
     path: str
     partition_values: dict[str, str | None]
@@ -57,7 +39,7 @@ class AddFile(_Action, frozen=True, rename="camel"):
 
 
 class RemoveFile(_Action, frozen=True, rename="camel"):
-    """A tombstone for the logical file (path, deletion vector's unique id)."""
+    """A tombstone for the logical file (path, deletion vector's unique id). `path` is as in `AddFile`."""
 
     path: str
     data_change: bool
@@ -128,9 +110,3 @@ def resolve_path(table_location: str, path: str) -> str:
         scheme, _, rest = table_location.partition("://")
         return f"file://{decoded}" if scheme == "file" else f"{scheme}://{rest.split('/', 1)[0]}{decoded}"
     return f"{table_location}/{decoded}"
-
-
-def encode_path(path: str) -> str:
-    """An absolute path as an action spells it: `resolve_path` gives it back."""
-    scheme, separator, rest = path.partition("://")
-    return f"{scheme}{separator}{quote(rest)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from daemon.delta.actions import Long
+from state.records import Long
 
 
 class Totals(msgspec.Struct, frozen=True):

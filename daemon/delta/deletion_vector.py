@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from daemon.delta.actions import DeletionVectorDescriptor, resolve_path
+from daemon.delta.actions import resolve_path
 from daemon.delta.position_set import DVPlace, PositionSet, decode_positions
 from daemon.errors import Unsupported
 from daemon.storage import Span, Storage
+from state.records import DeletionVectorDescriptor
 
 MERGED_READ_BYTES_MAX: Final = 8 << 20
 MERGED_GAP_BYTES_MAX: Final = 64 << 10
@@ -73,18 +74,12 @@ def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVP
     return place
 
 
-def read_dv_bytes(storage: Storage, table_location: str, descriptor: DeletionVectorDescriptor) -> memoryview:
-    """The `size_in_bytes` bytes of magic and bitmap that `descriptor` names, their frame checked.
-
-    Raises CorruptInput, Unsupported (a storage type that is not specified), and what `storage` raises.
-    """
-    return _read_blobs(storage, [find_place(table_location, descriptor)], [descriptor])[0]
-
-
 def read_position_sets(
     storage: Storage, table_location: str, descriptors: Sequence[DeletionVectorDescriptor]
 ) -> list[PositionSet]:
-    """The position set of each descriptor, in order. Raises as `read_dv_bytes` does.
+    """The position set of each descriptor, in order.
+
+    Raises CorruptInput, Unsupported (a storage type that is not specified), and what `storage` raises.
 
     One ranged read a DV, and one for all where DVs of one file are neighbours: a `.bin` can hold thousands of them.
     """

@@ -11,17 +11,21 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace as with_fields
 
 from daemon.clock import Clock
-from daemon.delta.actions import AddFile, Commit, Long, Metadata, Protocol, RemoveFile, resolve_path
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, RemoveFile, resolve_path
 from daemon.delta.checksum import Totals, decode_checksum
 from daemon.delta.uri import find_uri_fault
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded, Unsupported
 from daemon.storage import FileMeta, Span, Storage
 from daemon.texts import excerpt
+from state.records import Long
+
+FileAction = TypeVar("FileAction", AddFile, RemoveFile)
 
 COMMIT_FILE = re.compile(r"([0-9]{20})\.json")
 # PROTOCOL.md, "Checkpoints": classic, multi-part and UUID-named ones.
@@ -229,13 +233,13 @@ class DeltaLog:
         return _known(version, meta, lines)
 
     def _validated(self, version: int, path: str, actions: list[_Line], known: _Known) -> Commit:
-        adds = tuple(action.add for action in actions if action.add)
-        removes = tuple(action.remove for action in actions if action.remove)
+        adds = tuple(self._resolved(version, path, action.add) for action in actions if action.add)
+        removes = tuple(self._resolved(version, path, action.remove) for action in actions if action.remove)
         metadata = [action.meta_data for action in actions if action.meta_data]
         protocols = [action.protocol for action in actions if action.protocol]
         if len(metadata) > 1 or len(protocols) > 1:
             raise _corrupt("more than one metaData or protocol action in one commit", version, path)
-        self._check_file_actions(version, path, adds, removes)
+        _check_file_actions(version, path, adds, removes)
         return Commit(
             version=version,
             timestamp_ms=known.timestamp_ms,
@@ -247,23 +251,10 @@ class DeltaLog:
             size_bytes=known.meta.size,
         )
 
-    def _check_file_actions(
-        self, version: int, path: str, adds: tuple[AddFile, ...], removes: tuple[RemoveFile, ...]
-    ) -> None:
-        """Actions of one commit have no order, so none may contradict another. PROTOCOL.md, "Action Reconciliation"."""
-        actions: tuple[AddFile | RemoveFile, ...] = (*adds, *removes)
-        for action in actions:
-            if fault := find_uri_fault(action.path):
-                raise _corrupt(f"Delta cannot read the path {action.path!r} of a data file: {fault}", version, path)
-        paths = Counter(resolve_path(self.location, add.path) for add in adds)
-        for data_file, count in paths.items():
-            if count > 1:
-                raise _corrupt(f"{count} adds for the one path {data_file}", version, path)
-        added = {(resolve_path(self.location, add.path), add.dv_unique_id) for add in adds}
-        for remove in removes:
-            data_file = resolve_path(self.location, remove.path)
-            if (data_file, remove.dv_unique_id) in added:
-                raise _corrupt(f"add and remove of the same logical file {data_file}", version, path)
+    def _resolved(self, version: int, path: str, action: FileAction) -> FileAction:
+        if fault := find_uri_fault(action.path):
+            raise _corrupt(f"Delta cannot read the path {action.path!r} of a data file: {fault}", version, path)
+        return with_fields(action, path=resolve_path(self.location, action.path))
 
     def check_continuity(self, after: int) -> None:
         """Raise `ResyncNeeded` when version `after + 1` can no longer follow, `CorruptInput` when it is just missing,
@@ -324,6 +315,17 @@ class DeltaLog:
         metas = self._storage.list_from(self.folder, after=after)
         names = [meta.path.rsplit("/", 1)[1] for meta in metas]
         return _versions(names, COMMIT_FILE), _versions(names, CHECKPOINT_FILE)
+
+
+def _check_file_actions(version: int, path: str, adds: tuple[AddFile, ...], removes: tuple[RemoveFile, ...]) -> None:
+    """Actions of one commit have no order, so none may contradict another. PROTOCOL.md, "Action Reconciliation"."""
+    for data_file, count in Counter(add.path for add in adds).items():
+        if count > 1:
+            raise _corrupt(f"{count} adds for the one path {data_file}", version, path)
+    added = {(add.path, add.dv_unique_id) for add in adds}
+    for remove in removes:
+        if (remove.path, remove.dv_unique_id) in added:
+            raise _corrupt(f"add and remove of the same logical file {remove.path}", version, path)
 
 
 class _LineTooLong(Exception):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, resolve_path
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol
 from daemon.errors import StateMismatch
 from daemon.texts import excerpt
 
@@ -37,22 +37,18 @@ class TableChange:
     operation: str | None = None
     data_change: bool = True
 
-    @property
-    def changes_files(self) -> bool:
-        return bool(self.added or self.removed or self.dv_changed)
-
 
 def join_operations(names: Iterable[str | None]) -> str | None:
     """The names of several versions' operations, each told once."""
     return excerpt(", ".join(dict.fromkeys(name for name in names if name)), OPERATIONS_CHARACTERS_MAX) or None
 
 
-def touched_paths(commits: Iterable[Commit], table_location: str) -> set[str]:
-    """Every path that these commits name: what must be looked up before they can be folded."""
-    return {resolve_path(table_location, action.path) for commit in commits for action in commit.file_actions}
+def touched_paths(commits: Iterable[Commit]) -> set[str]:
+    """Every path that these commits name: `fold_commits` needs to know which of them are live."""
+    return {action.path for commit in commits for action in commit.file_actions}
 
 
-def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], table_location: str) -> TableChange:
+def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None]) -> TableChange:
     """Fold consecutive, validated commits over `live` (path -> deletion vector's unique id) for the touched paths.
 
     The newest add of a path wins, with or without a remove of the older one. An add of the very logical file that is
@@ -69,20 +65,19 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None], tabl
         return path in live and live[path] == dv_unique_id
 
     for commit in commits:
-        adds = {resolve_path(table_location, add.path): add for add in commit.adds}
+        adds = {add.path: add for add in commit.adds}
         for remove in dict.fromkeys(commit.removes):
-            path = resolve_path(table_location, remove.path)
-            if not is_live(path, remove.dv_unique_id):
+            if not is_live(remove.path, remove.dv_unique_id):
                 raise StateMismatch(
-                    f"version {commit.version} removes {path} with the deletion vector {remove.dv_unique_id}, which is "
-                    "not what is remembered as live",
+                    f"version {commit.version} removes {remove.path} with the deletion vector {remove.dv_unique_id}, "
+                    "which is not what is remembered as live",
                     version=commit.version,
-                    path=path,
+                    path=remove.path,
                     hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
                 )
-            after[path] = None
-            if path not in adds:
-                gone.add(path)
+            after[remove.path] = None
+            if remove.path not in adds:
+                gone.add(remove.path)
         after |= adds
 
     stayed = live.keys() - gone

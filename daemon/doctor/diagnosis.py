@@ -13,10 +13,11 @@ from daemon.config.settings import TableSettings
 from daemon.delta.actions import Metadata, Protocol
 from daemon.delta.log import DeltaLog
 from daemon.delta.protocol import READER_FEATURES, check_protocol
+from daemon.delta.table_state import TableState
 from daemon.doctor.examination import Examination, ExaminationTask, examine_files
 from daemon.errors import CorruptInput, SyncError, Unsupported
+from daemon.pipeline.state import open_state
 from daemon.spark.session import SparkPipeline
-from daemon.spark.table_state import TableState, read_table_state
 from daemon.translate.definition import check_format_version, check_places, shape_for
 from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
 
@@ -84,21 +85,23 @@ def diagnose(
 
     Raises what would be tried again (`Retryable`); what the table itself is at fault for is a finding.
     """
-    with pipeline.session() as spark:
-        try:
-            state = read_table_state(spark, log)
-        except (CorruptInput, Unsupported) as error:
-            return Diagnosis(settings.source, None, (_refused("table", error),))
-        findings = [*_of_settings(settings), *_of_protocol(state.protocol)]
-        schema, refused, of_columns = _of_columns(state.metadata, settings)
-        findings += of_columns
-        if schema is None:
-            return Diagnosis(settings.source, state.version, tuple(findings))
-        task = ExaminationTask(schema, settings.source, properties, settings.may_overflow)
-        try:
-            files = examine_files(state, task)
-        except (CorruptInput, Unsupported) as error:
-            return Diagnosis(settings.source, state.version, (*findings, _refused("data files", error)))
+    try:
+        with open_state(pipeline, log) as state:
+            return _diagnose(settings, state, properties)
+    except (CorruptInput, Unsupported) as error:
+        return Diagnosis(settings.source, None, (_refused("table", error),))
+
+
+def _diagnose(settings: TableSettings, state: TableState, properties: Mapping[str, str]) -> Diagnosis:
+    findings = [*_of_settings(settings), *_of_protocol(state.protocol)]
+    schema, refused, of_columns = _of_columns(state.metadata, settings)
+    findings += of_columns
+    if schema is None:
+        return Diagnosis(settings.source, state.version, tuple(findings))
+    try:
+        files = examine_files(state, ExaminationTask(schema, properties))
+    except (CorruptInput, Unsupported) as error:
+        return Diagnosis(settings.source, state.version, (*findings, _refused("data files", error)))
     findings += _of_files(files, settings, refused)
     return Diagnosis(settings.source, state.version, tuple(findings), tuple(_readers(state, schema, files, settings)))
 
@@ -164,21 +167,21 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
 
 
 def _of_files(files: Examination, settings: TableSettings, refused: Container[str]) -> Iterator[Finding]:
-    followed = files.files - sum(refusal.files for refusal in files.refusals)
+    followed = files.files - sum(refusal.files for refusal in files.refusals.values())
     yield Finding(Verdict.FOLLOWED, "data files", f"{followed} of {files.files}, {files.physical_rows} rows")
     if files.files_with_deletions:
         text = f"{files.deleted_rows} rows of {files.files_with_deletions} files"
         yield Finding(Verdict.FOLLOWED, "deletion vectors", text)
-    for refusal in files.refusals:
+    for _, refusal in sorted(files.refusals.items()):
         more = f" and {refusal.files - 1} more" if refusal.files > 1 else ""
         yield Finding(Verdict.REFUSED, f"file {refusal.path}{more}", refusal.message, refusal.hint)
     if files.files_without_stats:
         text = f"{files.files_without_stats} have none: readers cannot pass over these files"
         yield Finding(Verdict.NOTE, "statistics", text)
-    for column in files.partitions_without_zone:
+    for column in sorted(files.partitions_without_zone):
         text = f"values without a zone are taken as {settings.partition_time_zone} (partition_time_zone)"
         yield Finding(Verdict.NOTE, f"partition column {column}", text)
-    hidden = [column for column in files.hidden_columns if column.split(".")[0] not in refused]
+    hidden = [column for column in sorted(files.hidden_columns) if column.split(".")[0] not in refused]
     if hidden:
         text = f"{', '.join(hidden)}: in files, not in Delta's schema; shown to nobody"
         yield Finding(Verdict.NOTE, "hidden columns", text)
@@ -193,7 +196,7 @@ def _readers(
     if settings.delete_granularity == "partition":
         yield ReaderTrouble("Polars (native)", "refuses delete files that serve several data files")
     if files.int96_columns:
-        text = f"{', '.join(files.int96_columns)}: wrong before 1677 and after 2262, as INT96; "
+        text = f"{', '.join(sorted(files.int96_columns))}: wrong before 1677 and after 2262, as INT96; "
         text += "shown as they are (int96_overflow)" if settings.may_overflow else "such files are refused"
         yield ReaderTrouble("PyIceberg, Polars", text)
     doubles = [

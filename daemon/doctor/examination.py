@@ -1,42 +1,19 @@
-"""What `dvsync doctor` learns of a table's files: Spark tasks look at every footer, and every fault is told."""
+"""What `dvsync doctor` learns of a table's files: tasks inspect every footer, and every fault is counted."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-import pyarrow as pa
 from pyiceberg.types import TimestamptzType
 
-from daemon.delta.actions import AddFile, resolve_path
+from daemon.delta.actions import AddFile
+from daemon.delta.table_state import TableState
 from daemon.errors import SyncError
 from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import Inspector
-from daemon.spark.table_state import TableState, adds_from_batch
-from daemon.spark.tasks import run_on_spark
 from daemon.storage import FileIOStorage
 from daemon.translate.schema import TableSchema
-
-FACTS = pa.schema(
-    [
-        pa.field("fact", pa.string()),
-        pa.field("text", pa.string()),
-        pa.field("path", pa.string()),
-        pa.field("n", pa.int64()),
-    ]
-)
-# Kinds of facts; the names of columns and the texts of refusals are in `text`.
-FILES, ROWS, DELETED_FROM, DELETED_ROWS, WITHOUT_STATS = (
-    "files",
-    "rows",
-    "deleted from",
-    "deleted rows",
-    "without stats",
-)
-INT96, HIDDEN, NO_ZONE, REFUSED = "int96", "hidden", "no zone", "refused"
-# Between a refusal's message and its hint.
-SEPARATOR = "\n"
 
 
 @dataclass(frozen=True)
@@ -49,95 +26,77 @@ class Refusal:
     files: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Examination:
-    """What the live files of a table are like. Columns are named in full."""
+    """What the live files of a table are like. Columns are named in full; `refusals` go by message and hint."""
 
-    files: int
-    physical_rows: int
-    files_with_deletions: int
-    deleted_rows: int
-    files_without_stats: int
-    int96_columns: tuple[str, ...]
-    hidden_columns: tuple[str, ...]
-    partitions_without_zone: tuple[str, ...]
-    refusals: tuple[Refusal, ...]
+    files: int = 0
+    physical_rows: int = 0
+    files_with_deletions: int = 0
+    deleted_rows: int = 0
+    files_without_stats: int = 0
+    int96_columns: set[str] = field(default_factory=set)
+    hidden_columns: set[str] = field(default_factory=set)
+    partitions_without_zone: set[str] = field(default_factory=set)
+    refusals: dict[tuple[str, str], Refusal] = field(default_factory=dict)
+
+    def add_refusal(self, refusal: Refusal) -> None:
+        """Count further files that are refused for the same reason."""
+        known = self.refusals.setdefault((refusal.message, refusal.hint), replace(refusal, files=0))
+        self.refusals[refusal.message, refusal.hint] = replace(known, files=known.files + refusal.files)
+
+    def add(self, other: Examination) -> None:
+        """Count other files of the same table."""
+        self.files += other.files
+        self.physical_rows += other.physical_rows
+        self.files_with_deletions += other.files_with_deletions
+        self.deleted_rows += other.deleted_rows
+        self.files_without_stats += other.files_without_stats
+        self.int96_columns |= other.int96_columns
+        self.hidden_columns |= other.hidden_columns
+        self.partitions_without_zone |= other.partitions_without_zone
+        for refusal in other.refusals.values():
+            self.add_refusal(refusal)
 
 
 @dataclass(frozen=True)
 class ExaminationTask:
-    """What a Spark task must know to look at files."""
+    """Inspects one part of a table's live files."""
 
     table: TableSchema
-    table_location: str
     properties: Mapping[str, str]
-    may_overflow: bool
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        inspector = Inspector(FileIOStorage(self.properties), self.table, may_overflow=self.may_overflow)
-        counts: Counter[tuple[str, str]] = Counter()
-        examples: dict[tuple[str, str], str] = {}
-        for batch in batches:
-            for add in adds_from_batch(batch):
-                path = resolve_path(self.table_location, add.path)
-                for fact, text, number in self._facts(inspector, path, add):
-                    counts[fact, text] += number
-                    examples.setdefault((fact, text), path)
-        rows = [
-            {"fact": fact, "text": text, "path": examples[fact, text], "n": number}
-            for (fact, text), number in counts.items()
-        ]
-        yield pa.RecordBatch.from_pylist(rows, schema=FACTS)
+    def __call__(self, _part: int, adds: Iterable[AddFile]) -> Iterator[Examination]:
+        inspector, seen = Inspector(FileIOStorage(self.properties), self.table), Examination()
+        for add in adds:
+            self._examine(add, inspector, seen)
+        yield seen
 
-    def _facts(self, inspector: Inspector, path: str, add: AddFile) -> Iterator[tuple[str, str, int]]:
-        yield FILES, "", 1
+    def _examine(self, add: AddFile, inspector: Inspector, seen: Examination) -> None:
+        seen.files += 1
         if add.deletion_vector:
-            yield DELETED_FROM, "", 1
-            yield DELETED_ROWS, "", add.deletion_vector.cardinality
+            seen.files_with_deletions += 1
+            seen.deleted_rows += add.deletion_vector.cardinality
         if not add.stats:
-            yield WITHOUT_STATS, "", 1
+            seen.files_without_stats += 1
         try:
-            metrics, file = inspector.look(path, add)
+            metrics, file = inspector.inspect_file(add)
         except SyncError as error:
-            yield REFUSED, error.message + SEPARATOR + error.hint, 1
+            seen.add_refusal(Refusal(error.message, error.hint, add.path, 1))
             return
-        yield ROWS, "", metrics.record_count
-        for field_id in file.int96:
-            yield INT96, str(self.table.schema.find_column_name(field_id)), 1
-        for column in file.hidden:
-            yield HIDDEN, ".".join(column), 1
-        for field in self.table.spec.fields:
-            value = add.partition_values.get(self.table.physical_names[field.source_id])
-            zoned = isinstance(self.table.schema.find_type(field.source_id), TimestamptzType)
+        seen.physical_rows += metrics.record_count
+        seen.int96_columns |= {str(self.table.schema.find_column_name(field_id)) for field_id in file.int96}
+        seen.hidden_columns |= {".".join(column) for column in file.hidden}
+        for partition in self.table.spec.fields:
+            value = add.partition_values.get(self.table.physical_names[partition.source_id])
+            zoned = isinstance(self.table.schema.find_type(partition.source_id), TimestamptzType)
             if value and zoned and not value.endswith("Z"):
-                yield NO_ZONE, field.name, 1
+                seen.partitions_without_zone.add(partition.name)
 
 
 def examine_files(state: TableState, task: ExaminationTask) -> Examination:
-    """Look at every live file of `state`. Raises `PipelineAway`."""
-    frame = state.adds.repartition(max(1, manifests_needed(state.files)))
-    counts: Counter[tuple[str, str]] = Counter()
-    examples: dict[tuple[str, str], str] = {}
-    for batch in run_on_spark(frame, task, FACTS):
-        for row in batch.to_pylist():
-            counts[row["fact"], row["text"]] += row["n"]
-            examples.setdefault((row["fact"], row["text"]), row["path"])
-
-    def names(fact: str) -> tuple[str, ...]:
-        return tuple(sorted(text for kind, text in counts if kind == fact))
-
-    return Examination(
-        files=counts[FILES, ""],
-        physical_rows=counts[ROWS, ""],
-        files_with_deletions=counts[DELETED_FROM, ""],
-        deleted_rows=counts[DELETED_ROWS, ""],
-        files_without_stats=counts[WITHOUT_STATS, ""],
-        int96_columns=names(INT96),
-        hidden_columns=names(HIDDEN),
-        partitions_without_zone=names(NO_ZONE),
-        refusals=tuple(
-            Refusal(message, hint, examples[REFUSED, text], counts[REFUSED, text])
-            for text in names(REFUSED)
-            for message, _, hint in [text.partition(SEPARATOR)]
-        ),
-    )
+    """Inspect every live file of `state`. Raises `PipelineAway`."""
+    every = Examination()
+    for each in state.map_adds(task, max(1, manifests_needed(state.files))):
+        every.add(each)
+    return every

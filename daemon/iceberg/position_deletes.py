@@ -43,8 +43,6 @@ class PositionDeleteFile:
     path: str
     size_bytes: int
     positions: int
-    lower_path: str
-    upper_path: str
     lower_pos: int
     upper_pos: int
     split_offsets: tuple[int, ...]
@@ -148,14 +146,11 @@ class PositionDeleteWriter:
         if (footer.num_rows, size_found) != (positions, size_bytes):
             raise self._away(f"{footer.num_rows} rows, {size_found} bytes read back; {positions}, {size_bytes} written")
         self._finished = True
-        paths = list(self._data_files)
         first_columns = [footer.row_group(index).column(0) for index in range(footer.num_row_groups)]
         return PositionDeleteFile(
             path=self.path,
             size_bytes=size_bytes,
             positions=positions,
-            lower_path=paths[0],
-            upper_path=paths[-1],
             lower_pos=self._lower_pos,
             upper_pos=self._upper_pos,
             split_offsets=tuple(column.dictionary_page_offset for column in first_columns),

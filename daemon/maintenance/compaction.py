@@ -17,14 +17,22 @@ from msgspec.structs import replace as with_fields
 from daemon.errors import AccountMismatch, CorruptInput, ObjectMissing, SyncError
 from daemon.iceberg.account import find_account
 from daemon.iceberg.marker import shown_by
+from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.iceberg.references import live_delete_files
 from daemon.iceberg.row_delta import RowDelta
 from daemon.sync.context import TableContext
-from daemon.sync.outcomes import remembered_account, unchanged_outcome, written_record
+from daemon.sync.outcomes import remembered_account, unchanged_outcome
 from daemon.sync.recovery import rebuild
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import check_places, shape_of
-from daemon.translate.delete_files import UNKNOWN_DV, DeleteFileResult, DeleteFileTask, DvWork, delete_file_record
+from daemon.translate.delete_files import (
+    UNKNOWN_DV,
+    DeleteFileResult,
+    DeleteFileTask,
+    DvChange,
+    delete_file_entry,
+    delete_file_record,
+)
 from daemon.translate.plan import DATA_FILES_PER_DELETE_FILE_MAX, by_manifest
 from state import DeleteFileRecord, FileKind, LiveFile, OrphanReason, TableRecord
 
@@ -56,20 +64,20 @@ class Compaction:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Data files with every delete file that serves one of them; these serve no other. `works` is what each delete file
-    to be written instead holds."""
+    """Data files with every delete file that serves one of them; these serve no other. `changes` is what each
+    delete file to be written instead holds."""
 
     data_files: tuple[LiveFile, ...]
     delete_files: tuple[DeleteFileRecord, ...]
-    works: tuple[tuple[DvWork, ...], ...]
+    changes: tuple[tuple[DvChange, ...], ...]
 
     @property
     def is_worth_it(self) -> bool:
-        return len(self.works) < len(self.delete_files)
+        return len(self.changes) < len(self.delete_files)
 
     @property
     def outcome(self) -> Compaction:
-        return Compaction(len(self.data_files), len(self.delete_files), len(self.works))
+        return Compaction(len(self.data_files), len(self.delete_files), len(self.changes))
 
 
 class Compactor:
@@ -183,16 +191,16 @@ def _gather(
         serving[groups.find(file.mappings[0].data_file)].append(file)
     size = DATA_FILES_PER_DELETE_FILE_MAX if shared else 1
     return [
-        Crowd(tuple(data_files), tuple(serving[group]), tuple(_works(data_files, size)))
+        Crowd(tuple(data_files), tuple(serving[group]), tuple(_changes(data_files, size)))
         for group, data_files in members.items()
         if all(file.deletion_vector not in (None, UNKNOWN_DV) for file in data_files)
     ]
 
 
-def _works(data_files: Sequence[LiveFile], size: int) -> Iterator[tuple[DvWork, ...]]:
+def _changes(data_files: Sequence[LiveFile], size: int) -> Iterator[tuple[DvChange, ...]]:
     for start in range(0, len(data_files), size):
         yield tuple(
-            DvWork(file.path, file.record_count, None, file.deletion_vector)
+            DvChange(file.path, file.record_count, None, file.deletion_vector)
             for file in data_files[start : start + size]
             if file.deletion_vector
         )
@@ -231,8 +239,8 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
     numbers = count()
     tasks = [
         [
-            DeleteFileTask(transaction.name_delete_file(next(numbers)), crowd.delete_files[0].spec_id, (), works)
-            for works in crowd.works
+            DeleteFileTask(transaction.name_delete_file(next(numbers)), crowd.delete_files[0].spec_id, (), changes)
+            for changes in crowd.changes
         ]
         for crowd in crowds
     ]
@@ -242,10 +250,9 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
         with transaction:
             transaction.begin({FileKind.DELETE_FILE: [task.output_path for task in every]})
             results = transaction.write_delete_files(every)
-            _check_positions(every, results)
-            by_path = {result.path: result for result in results}
+            files = iter(_check_positions(every, results))
             written = [
-                (crowd, [(task, by_path[task.output_path]) for task in of_crowd])
+                (crowd, [(task, next(files)) for task in of_crowd])
                 for crowd, of_crowd in zip(crowds, tasks, strict=True)
             ]
             if not context.committing.acquire(timeout=COMMIT_WAIT_S):
@@ -263,19 +270,25 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
         context.in_work.discard(transaction.id)
 
 
-def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFileResult]) -> None:
-    written = {row.data_file: row.positions for result in results for row in result.rows}
-    for work in (work for task in tasks for work in task.works):
-        if written.get(work.data_file, 0) != work.after.cardinality:
-            raise CorruptInput(
-                f"{written.get(work.data_file, 0)} positions were written for a deletion vector of "
-                f"{work.after.cardinality}",
-                path=work.data_file,
-                hint="`dvsync resync` writes the table anew from Delta's state.",
-            )
+def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFileResult]) -> list[PositionDeleteFile]:
+    """The written files, each of which holds all positions of its deletion vectors. Raises `CorruptInput`."""
+    files = []
+    for task, result in zip(tasks, results, strict=True):
+        written = dict(result.file.data_files) if result.file else {}
+        for change in task.changes:
+            positions = written.get(change.data_file, 0)
+            if positions != change.after.cardinality:
+                raise CorruptInput(
+                    f"{positions} positions were written for a deletion vector of {change.after.cardinality}",
+                    path=change.data_file,
+                    hint="`dvsync resync` writes the table anew from Delta's state.",
+                )
+        assert result.file, "a deletion vector has positions"
+        files.append(result.file)
+    return files
 
 
-Written = Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, DeleteFileResult]]]]
+Written = Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, PositionDeleteFile]]]]
 
 
 def _commit(context: TableContext, transaction: Transaction, written: Written) -> Compaction | None:
@@ -298,7 +311,9 @@ def _commit(context: TableContext, transaction: Transaction, written: Written) -
         snapshot_id=transaction.id,
         removed_delete_files=by_manifest((file.manifest_path, file.path) for now, _, _ in kept for file in now),
         # All of a crowd's delete files have one partition.
-        replacements=[(now[0].path, delete_file_record((), result)) for now, _, files in kept for _, result in files],
+        replacements=[
+            (now[0].path, delete_file_entry(file, now[0].spec_id)) for now, _, files in kept for _, file in files
+        ],
         same_rows=True,
     )
     account = find_account(snapshot) or remembered_account(context, record)
@@ -311,7 +326,7 @@ def _commit(context: TableContext, transaction: Transaction, written: Written) -
     used = {task.output_path for _, _, files in kept for task, _ in files}
     outcome = with_fields(
         unchanged_outcome(record),
-        added_delete_files=tuple(written_record(*file) for _, _, files in kept for file in files),
+        added_delete_files=tuple(delete_file_record(task, file) for _, _, files in kept for task, file in files),
         removed_delete_files=(
             *((file.path, OrphanReason.COMPACTED) for now, _, _ in kept for file in now),
             *(

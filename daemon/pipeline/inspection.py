@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -30,7 +29,7 @@ from daemon.translate.partition_values import EPOCH, EPOCH_DAY, MICROSECOND
 from daemon.translate.schema import TableSchema
 
 # Requests for footers wait on the store, not on the processor.
-LOOKS_AT_ONCE = 16
+FOOTERS_AT_ONCE = 16
 # No writer cuts the statistics of strings of so many bytes.
 STATISTICS_STRING_MAX = 16
 # Of one number: a file with more distinct values has others.
@@ -39,32 +38,32 @@ SPELLINGS_MAX = 2
 
 @dataclass
 class Inspector:
-    """Looks at data files of one table. `may_overflow` lets INT96 timestamps pass that some readers cannot show."""
+    """Inspects data files of one table."""
 
     storage: FileIOStorage
     table: TableSchema
-    may_overflow: bool = False
     # Files of one writer have one schema: each is checked once. By their bytes, as Arrow compares without field ids.
     _checked: dict[tuple[bytes, tuple[str, ...]], FileSchema] = field(default_factory=dict)
 
-    def inspect(self, adds: Mapping[str, AddFile]) -> Inspection:
-        """The metrics of every file. `adds` goes by plain absolute path.
+    def inspect(self, adds: Sequence[AddFile]) -> Inspection:
+        """The metrics of every file.
 
         Raises `ObjectMissing`, `CorruptInput` for a file that is not the one that was added, `Unsupported` for one that
         some reader would show otherwise than Delta does.
         """
-        if len(adds) < LOOKS_AT_ONCE:
-            looked = [self.look(path, add) for path, add in adds.items()]
+        if len(adds) < FOOTERS_AT_ONCE:
+            inspected = [self.inspect_file(add) for add in adds]
         else:
-            with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
-                looked = list(pool.map(self.look, adds, adds.values()))
+            with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+                inspected = list(pool.map(self.inspect_file, adds))
         return Inspection(
-            metrics={path: metrics for path, (metrics, _) in zip(adds, looked, strict=True)},
-            hidden=frozenset().union(*(file.hidden for _, file in looked)),
+            metrics={add.path: metrics for add, (metrics, _) in zip(adds, inspected, strict=True)},
+            hidden=frozenset().union(*(file.hidden for _, file in inspected)),
         )
 
-    def look(self, path: str, add: AddFile) -> tuple[Metrics, FileSchema]:
-        """One file's metrics, and what its schema tells. Raises as `inspect`."""
+    def inspect_file(self, add: AddFile) -> tuple[Metrics, FileSchema]:
+        """One file's metrics, and what its schema says. Raises as `inspect`."""
+        path = add.path
         check_path(path)
         with self.storage.open_input(path) as file:
             if file.size() != add.size:
@@ -83,16 +82,16 @@ class Inspector:
                 if any(sign in str(error).lower() for sign in ("thrift", "encrypted")):
                     raise _no_footer(path, error) from error
                 raise store_away(path, error) from error
-        metrics = metrics_of(add, path, self.table, footer.num_rows)
+        metrics = metrics_of(add, self.table, footer.num_rows)
         try:
             leaf_paths = tuple(footer.schema.column(number).path for number in range(footer.num_columns))
             key = (schema.serialize().to_pybytes(), leaf_paths)
             found = self._checked.get(key)
             if found is None:
                 found = self._checked[key] = check_file_schema(schema, self.table, leaf_paths)
-            self._check_partition(footer, leaf_paths, add, path)
+            self._check_partition(footer, leaf_paths, add)
             check_calendar(footer.metadata or {}, found, metrics, self.table)
-            if not self.may_overflow:
+            if not self.table.may_overflow:
                 for column in sorted(check_int96(found, metrics, self.table)):
                     self._check_moments(path, column)
         except SyncError as error:
@@ -130,11 +129,11 @@ class Inspector:
         name = footer.schema.column(place).path
         return not all(_holds_only(values, value) for values in self._read_column(path, name))
 
-    def _check_partition(self, footer: pq.FileMetaData, leaf_paths: Sequence[str], add: AddFile, path: str) -> None:
+    def _check_partition(self, footer: pq.FileMetaData, leaf_paths: Sequence[str], add: AddFile) -> None:
         """Some readers take a partition column from the file, where it is there; Delta goes by the log."""
         if not self.table.spec.fields:
             return
-        values = partition_of(add, path, self.table, self.table.spec_id)
+        values = partition_of(add, self.table, self.table.spec_id)
         places = {leaf_path: number for number, leaf_path in enumerate(leaf_paths)}
         for partition, value in zip(self.table.spec.fields, values, strict=True):
             name = self.table.physical_names[partition.source_id]
@@ -154,9 +153,13 @@ class Inspector:
                         hint="Have Delta write the file anew, or partition the table by another column.",
                     )
                 continue
-            if footer.schema.column(place).physical_type == "INT96" and value is not None and not self.may_overflow:
+            if (
+                footer.schema.column(place).physical_type == "INT96"
+                and value is not None
+                and not self.table.may_overflow
+            ):
                 check_int96_micros(value, value, column)
-            if self._differs(footer, place, path, _as_float(value) if isinstance(kind, FloatType) else value):
+            if self._differs(footer, place, add.path, _as_float(value) if isinstance(kind, FloatType) else value):
                 raise Unsupported(
                     f"partition column {column} is {'null' if value is None else add.partition_values[name]} in the "
                     "Delta log and something else in the file, where some readers take it from",
@@ -239,47 +242,22 @@ class Inspection:
     hidden: frozenset[Path]
 
 
-# An add action as it stands in the log, and the plain path of its file; and what is to be known of it.
-ADDS = pa.schema([pa.field("path", pa.string()), pa.field("add", pa.binary())])
-INSPECTED = pa.schema(
-    [
-        pa.field("path", pa.string()),
-        pa.field("record_count", pa.int64()),
-        pa.field("hidden", pa.list_(pa.list_(pa.string()))),
-    ]
-)
-
-
 @dataclass(frozen=True)
 class InspectionTask:
-    """What a Spark task must know to look at files."""
+    """Inspects the files that one Spark task is given."""
 
     properties: Mapping[str, str]
     table: TableSchema
-    may_overflow: bool
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        inspector = Inspector(FileIOStorage(self.properties), self.table, self.may_overflow)
-        for batch in batches:
-            adds = {row["path"]: msgspec.json.decode(row["add"], type=AddFile) for row in batch.to_pylist()}
-            seen = inspector.inspect(adds)
-            hidden = [list(column) for column in seen.hidden]
-            rows = [
-                {"path": path, "record_count": metrics.record_count, "hidden": hidden}
-                for path, metrics in seen.metrics.items()
-            ]
-            yield pa.RecordBatch.from_pylist(rows, schema=INSPECTED)
+    def __call__(self, adds: Iterable[AddFile]) -> Iterator[Inspection]:
+        yield Inspector(FileIOStorage(self.properties), self.table).inspect(list(adds))
 
 
-def adds_table(adds: Mapping[str, AddFile]) -> pa.Table:
-    """`adds` for `InspectionTask`."""
-    return pa.table([list(adds), [msgspec.json.encode(add) for add in adds.values()]], schema=ADDS)
-
-
-def gathered(batches: Iterable[pa.RecordBatch], adds: Mapping[str, AddFile], table: TableSchema) -> Inspection:
-    """What the tasks of `adds` saw, as one."""
-    rows = [row for batch in batches for row in batch.to_pylist()]
-    return Inspection(
-        metrics={row["path"]: metrics_of(adds[row["path"]], row["path"], table, row["record_count"]) for row in rows},
-        hidden=frozenset(tuple(column) for row in rows for column in row["hidden"]),
-    )
+def joined(inspections: Iterable[Inspection]) -> Inspection:
+    """What several tasks saw, as one."""
+    metrics: dict[str, Metrics] = {}
+    hidden: frozenset[Path] = frozenset()
+    for each in inspections:
+        metrics |= each.metrics
+        hidden |= each.hidden
+    return Inspection(metrics, hidden)

@@ -9,12 +9,12 @@ import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from daemon.errors import CorruptInput
-from daemon.iceberg.position_deletes import PositionDeleteWriter
+from daemon.iceberg.position_deletes import PositionDeleteFile, PositionDeleteWriter
 from daemon.storage import FileIOStorage
-from daemon.translate.delete_files import DeleteFileResult, Rewrite, WrittenPositions
+from daemon.translate.delete_files import Rewrite
 
 
-def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> DeleteFileResult:
+def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> PositionDeleteFile:
     """Write what `rewrite` keeps, one row group in memory at a time. `properties` are the Iceberg table's FileIO's.
 
     Raises `CorruptInput` when the old file does not hold what is remembered of it; nothing is referenced then.
@@ -40,12 +40,4 @@ def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> Dele
                 path=rewrite.old.path,
                 hint="`dvsync resync` writes the table anew from Delta's state.",
             )
-    return DeleteFileResult(
-        path=written.path,
-        size_bytes=written.size_bytes,
-        positions=written.positions,
-        lower_pos=written.lower_pos,
-        upper_pos=written.upper_pos,
-        split_offsets=written.split_offsets,
-        rows=tuple(WrittenPositions(path, positions, restored=False) for path, positions in written.data_files),
-    )
+    return written

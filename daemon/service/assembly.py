@@ -10,11 +10,11 @@ from typing import Self
 
 from daemon.clock import Clock, SystemClock
 from daemon.config.settings import Settings, TableSettings
+from daemon.delta.table_state import Progress
 from daemon.iceberg.catalogs import Catalogs
 from daemon.scheduling.cycle import TableCycle
 from daemon.service.lease import LeaseKeeper
 from daemon.spark.hadoop import with_stores
-from daemon.spark.progress import Progress
 from daemon.spark.session import SparkPipeline
 from daemon.status.board import Board
 from daemon.sync.context import TableContext, Writer

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from daemon.delta.actions import AddFile, DeletionVectorDescriptor, Metadata, Protocol
+from daemon.delta.actions import AddFile, Metadata, Protocol
 from daemon.delta.features import check_features, used_features
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.delta.protocol import check_metadata, check_protocol
+from daemon.delta.table_state import Progress, TableState, adds_from_batch
 from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
 from daemon.spark.answers import collect
 from daemon.spark.failures import as_known_error
+from daemon.spark.progress import watched
+from daemon.spark.tasks import run_on_spark
 from daemon.translate.schema import HINT_METADATA, translate_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The part of AddFile that is needed; the descriptor flat, as Arrow carries it best.
+T = TypeVar("T")
+
+# Delta's names of the columns of `daemon.delta.table_state.ADDS`.
 ADD_COLUMNS = (
     "path",
     "partitionValues AS partition_values",
@@ -38,15 +44,54 @@ COMMITS_LOOKED_AT_MAX = 100
 
 
 @dataclass(frozen=True)
-class TableState:
-    """A snapshot of the Delta table. `adds` has one row a live file; see `ADD_COLUMNS`."""
+class SparkState(TableState):
+    """The state as Delta on Spark has it, for as long as its session lasts. `frame` has the columns of `ADDS`."""
 
-    version: int
-    timestamp_ms: int
-    protocol: Protocol
-    metadata: Metadata
-    files: int
-    adds: DataFrame
+    frame: DataFrame
+
+    def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
+        rows = collect(self.frame.where("dv_storage_type IS NOT NULL").drop("stats")) if with_dv_only else self._rows
+        yield from _adds(rows, self.location)
+
+    def find_adds(self, is_wanted: pa.BooleanArray) -> Iterator[AddFile]:
+        paths = pa.table({"path": self._rows.filter(is_wanted)["path"]})
+        if not paths.num_rows:
+            return
+        wanted = self.frame.sparkSession.createDataFrame(paths)
+        yield from _adds(collect(self.frame.join(wanted, "path", "left_semi")), self.location)
+
+    def map_adds(
+        self,
+        function: Callable[[int, Iterable[AddFile]], Iterator[T]],
+        parts: int,
+        progress: Progress | None = None,
+        what: str = "parts",
+    ) -> Sequence[T]:
+        # Sorted by path, files of one partition value come into one part.
+        frame = self.frame.repartitionByRange(parts, "path").sortWithinPartitions("path")
+        with watched(frame.sparkSession, parts, progress, what):
+            return run_on_spark(frame, partial(_map_part, function, self.location))
+
+    @cached_property
+    def _rows(self) -> pa.Table:
+        return collect(self.frame.drop("stats"))
+
+
+def _adds(rows: pa.Table, location: str) -> Iterator[AddFile]:
+    for batch in rows.to_batches():
+        yield from adds_from_batch(batch, location)
+
+
+def _map_part(
+    function: Callable[[int, Iterable[AddFile]], Iterator[T]], location: str, batches: Iterable[pa.RecordBatch]
+) -> Iterator[T]:
+    from pyspark import TaskContext  # noqa: PLC0415
+
+    context = TaskContext.get()
+    assert context is not None, "Spark runs this in a task"
+    adds = [add for batch in batches for add in adds_from_batch(batch, location)]
+    if adds:
+        yield from function(context.partitionId(), adds)
 
 
 class _ProtocolLine(msgspec.Struct):
@@ -57,7 +102,7 @@ class _MetadataLine(msgspec.Struct):
     metadata: Metadata = msgspec.field(name="metaData")
 
 
-def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = None) -> TableState:
+def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = None) -> SparkState:
     """The state at `version`, or the newest.
 
     Raises `Unsupported` when Delta itself refuses the table, `CorruptInput` when its log is broken, `CommitIncomplete`
@@ -72,13 +117,14 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
         if snapshot.version() < 0:
             raise log_gone(log.location)
         log.check_written(snapshot.logSegment().checkpointProvider().version())
-        return TableState(
+        return SparkState(
+            location=log.location,
             version=snapshot.version(),
             timestamp_ms=snapshot.timestamp(),
             protocol=msgspec.json.decode(snapshot.protocol().json(), type=_ProtocolLine).protocol,
             metadata=msgspec.json.decode(snapshot.metadata().json(), type=_MetadataLine).metadata,
             files=snapshot.numOfFiles(),
-            adds=DataFrame(snapshot.allFiles().toDF(), spark).selectExpr(*ADD_COLUMNS),
+            frame=DataFrame(snapshot.allFiles().toDF(), spark).selectExpr(*ADD_COLUMNS),
         )
     except msgspec.ValidationError as error:
         refused = CorruptInput(f"the metadata is not one of Delta's: {error}", path=log.folder, hint=HINT_METADATA)
@@ -155,36 +201,3 @@ def _snapshot(spark: SparkSession, location: str, version: int | None) -> Any:
 def _default(owner: Any, method: str, parameter: int) -> Any:
     """Scala's default argument, as py4j can reach it."""
     return getattr(owner, f"{method}$default${parameter}")()
-
-
-def adds_from_batch(batch: pa.RecordBatch) -> Iterator[AddFile]:
-    """The rows of `TableState.adds` as actions."""
-    for row in batch.to_pylist(maps_as_pydicts="strict"):
-        descriptor = None
-        if row["dv_storage_type"] is not None:
-            descriptor = DeletionVectorDescriptor(
-                storage_type=row["dv_storage_type"],
-                path_or_inline_dv=row["dv_path"],
-                offset=row["dv_offset"],
-                size_in_bytes=row["dv_size"],
-                cardinality=row["dv_cardinality"],
-            )
-        yield AddFile(
-            path=row["path"],
-            partition_values=row["partition_values"] or {},
-            size=row["size"],
-            data_change=False,
-            stats=row.get("stats"),
-            deletion_vector=descriptor,
-        )
-
-
-def collect_adds(adds: DataFrame) -> Iterator[AddFile]:
-    for batch in collect(adds).to_batches():
-        yield from adds_from_batch(batch)
-
-
-def select_paths(state: TableState, paths: Iterable[str]) -> DataFrame:
-    """The adds of these paths, spelled as in the log."""
-    wanted = state.adds.sparkSession.createDataFrame(pa.table({"path": pa.array(sorted(paths), pa.string())}))
-    return state.adds.join(wanted, "path", "left_semi")

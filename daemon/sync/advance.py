@@ -20,7 +20,7 @@ from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape, check_references, remembering, shape_for, shape_of
-from daemon.translate.delete_files import DeleteFileResult, descriptor_of
+from daemon.translate.delete_files import DeleteFileResult
 from daemon.translate.plan import (
     CommitPlan,
     SyncPlan,
@@ -30,7 +30,7 @@ from daemon.translate.plan import (
     plan_rewrites,
     plan_sync,
 )
-from state import DeletionVectorRecord, FileKind
+from state import DeletionVectorDescriptor, FileKind
 
 
 def advance(
@@ -49,13 +49,15 @@ def advance(
     known to the state store, as orphans or by an open intent.
     """
     store, record = context.store, shown.record
-    live = store.find_live_files(record.id, touched_paths(commits, context.location))
+    live = store.find_live_files(record.id, touched_paths(commits))
     dv_ids = {path: file.dv_unique_id for path, file in live.items()}
-    change = fold_commits(commits, dv_ids, context.location)
+    change = fold_commits(commits, dv_ids)
 
     shape = _shape_after(context, shown, change)
     with context.step("inspect"):
-        inspection = context.runner.inspect_data_files(change.added, shape.table, context.storage, context.properties)
+        inspection = context.runner.inspect_data_files(
+            list(change.added.values()), shape.table, context.storage, context.properties
+        )
     account = before + account_change(change, live, inspection.metrics)
     check(account)
     shape = shape.with_hidden(inspection.hidden)
@@ -135,8 +137,8 @@ def _translate(
     try:
         return plan, transaction.write_delete_files(plan.tasks)
     except (ObjectMissing, CorruptInput):
-        works = [work for task in plan.tasks for work in task.works]
-        lost = {work.data_file for work in works if work.before and not _is_readable(context, work.before)}
+        changes = [each for task in plan.tasks for each in task.changes]
+        lost = {each.data_file for each in changes if each.before and not _is_readable(context, each.before)}
         if not lost:
             raise
         plan = plan.without_before(lost)
@@ -161,7 +163,7 @@ def _complete(
     transaction.announce([rewrite.output_path for rewrite in rewrites])
     properties = context.target_properties(shown.table)
     rewritten = [(rewrite, rewrite_delete_file(rewrite, properties)) for rewrite in rewrites]
-    force_to_disk([result.path for _, result in rewritten])
+    force_to_disk([file.path for _, file in rewritten])
     return complete_plan(
         plan,
         results,
@@ -172,9 +174,9 @@ def _complete(
     )
 
 
-def _is_readable(context: TableContext, record: DeletionVectorRecord) -> bool:
+def _is_readable(context: TableContext, descriptor: DeletionVectorDescriptor) -> bool:
     try:
-        (positions,) = read_position_sets(context.storage, context.location, [descriptor_of(record)])
+        (positions,) = read_position_sets(context.storage, context.location, [descriptor])
         for _ in new_positions(positions):
             pass
     except (ObjectMissing, CorruptInput):

@@ -14,10 +14,10 @@ from pyiceberg.table import Table
 from daemon.clock import Clock
 from daemon.config.settings import LimitsSettings, TableSettings
 from daemon.delta.log import DeltaLog
+from daemon.delta.table_state import Progress
 from daemon.errors import ObjectMissing, ObjectStoreAway, StateStoreAway, SyncError
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
-from daemon.spark.progress import Progress
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
 from state import StateStore, StateUnavailable, TableRecord
@@ -114,7 +114,7 @@ class TableContext:
             ),
             store=store,
             spark=spark,
-            runner=Runner(spark, table.pipeline, table.may_overflow),
+            runner=Runner(spark, table.pipeline),
             storage=storage,
             properties=properties,
             clock=clock,

@@ -1,4 +1,4 @@
-"""The first sync: a Delta table's whole state into one snapshot, its data manifests written in Spark tasks."""
+"""The first sync: a Delta table's whole state into one snapshot."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import replace
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 
-from daemon.delta.actions import AddFile, resolve_path
+from daemon.delta.actions import AddFile
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange
+from daemon.delta.table_state import TableState
 from daemon.errors import SyncError
 from daemon.iceberg.account import Account
-from daemon.pipeline.data_manifests import ManifestTask, WrittenManifest, manifests_needed, write_data_manifests
-from daemon.spark.table_state import TableState, collect_adds, read_table_state
+from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifests_needed
+from daemon.pipeline.state import open_state
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncResult, delete_file_records
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape, check_places, check_references, remembering, shape_for
-from daemon.translate.delete_files import record_of
 from daemon.translate.plan import CommitPlan, complete_plan, plan_sync
-from state import DeletionVectorRecord, FileKind, LiveFile, Outcome, TableRecord
+from state import DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
 
 # What a snapshot says that writes the table anew from Delta's state.
 RESTORED = "restore"
@@ -32,12 +32,11 @@ def first_sync(context: TableContext, record: TableRecord, existing: Table | Non
 
     Nothing of it exists for readers before that one commit; what a failure leaves behind is known to the state store.
     """
-    with context.spark.session() as spark:
-        state = read_table_state(spark, context.log)
+    with open_state(context.spark, context.log) as state:
         # Each sync asks the log for it, which may tell another time than Delta does.
-        state = replace(state, timestamp_ms=context.log.commit_time_ms(state.version, state.timestamp_ms))
+        timestamp_ms = context.log.commit_time_ms(state.version, state.timestamp_ms)
         try:
-            return show_state(context, record, state, existing)
+            return show_state(context, record, replace(state, timestamp_ms=timestamp_ms), existing)
         except SyncError as error:
             raise error.located(version=state.version) from error.__cause__
 
@@ -57,9 +56,10 @@ def show_state(
         context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
     operation = None if existing is None else RESTORED
     with Transaction(context, record, table, shape.definition, to_version=state.version) as transaction:
-        written = _write_manifests(context, transaction, state, shape, table)
+        answers = _write_manifests(context, transaction, state, shape, table)
+        written = [answer.written for answer in answers]
         shape = shape.with_hidden(frozenset().union(*(manifest.hidden for manifest in written)))
-        dvs, completed = _write_deletions(context, transaction, state, shape, written)
+        dvs, completed = _write_deletions(context, transaction, state, shape, answers)
         delta = replace(
             completed.delta,
             written_manifests=[manifest.manifest for manifest in written],
@@ -81,7 +81,7 @@ def show_state(
             source_timestamp_ms=state.timestamp_ms,
             added_delete_files=delete_file_records(completed),
         )
-        live_files = _live_files(written, dvs)
+        live_files = _live_files(answers, dvs)
         shown = transaction.show_whole(shape.definition, prepared, outcome, account, live_files, operation=operation)
     result = SyncResult(
         outcome="advanced",
@@ -94,28 +94,26 @@ def show_state(
         data_files_removed=int(prepared.summary.get("deleted-data-files", 0)),
         delete_files_added=len(completed.written),
         delete_files_removed=int(prepared.summary.get("removed-delete-files", 0)),
-        positions_added=sum(result.positions for _, result in completed.written),
+        positions_added=sum(file.positions for _, file in completed.written),
     )
     return shown, result
 
 
 def _write_manifests(
     context: TableContext, transaction: Transaction, state: TableState, shape: Shape, table: Table
-) -> list[WrittenManifest]:
-    """Begin the transaction with the data manifests of all live files, written in Spark's tasks."""
+) -> Sequence[ManifestAnswer]:
+    """Begin the transaction with the data manifests of all live files."""
     paths = transaction.name_manifests(manifests_needed(state.files))
     transaction.begin({FileKind.MANIFEST: paths})
     task = ManifestTask(
         paths=paths,
         table=shape.table,
-        table_location=context.location,
         snapshot_id=transaction.id,
         format_version=context.settings.format_version,
         properties=dict(context.properties),
         target_properties=context.target_properties(table),
-        may_overflow=context.settings.may_overflow,
     )
-    return write_data_manifests(context.spark, state, task, context.progress)
+    return state.map_adds(task, len(paths), context.progress, "data manifests") if paths else ()
 
 
 def _write_deletions(
@@ -123,16 +121,15 @@ def _write_deletions(
     transaction: Transaction,
     state: TableState,
     shape: Shape,
-    written: Sequence[WrittenManifest],
-) -> tuple[dict[str, DeletionVectorRecord], CommitPlan]:
+    answers: Sequence[ManifestAnswer],
+) -> tuple[dict[str, DeletionVectorDescriptor], CommitPlan]:
     """Write the delete files of all deletion vectors; gives these by the paths of their data files."""
-    # Statistics are the most of an action, and in the manifests already.
-    found = collect_adds(state.adds.where("dv_storage_type IS NOT NULL").drop("stats")) if state.files else ()
-    with_dv = {resolve_path(context.location, add.path): add for add in found}
-    dvs = {path: record_of(add.deletion_vector) for path, add in with_dv.items() if add.deletion_vector}
+    found = state.read_adds(with_dv_only=True) if state.files else ()
+    with_dv = {add.path: add for add in found}
+    dvs = {path: add.deletion_vector for path, add in with_dv.items() if add.deletion_vector}
     plan = plan_sync(
         _change(state, with_dv),
-        {file.path: file for file in _live_files(written, {}) if file.path in dvs},
+        {file.path: file for file in _live_files(answers, {}) if file.path in dvs},
         shape.table,
         {},
         granularity=shape.granularity,
@@ -157,7 +154,7 @@ def _change(state: TableState, with_dv: Mapping[str, AddFile]) -> TableChange:
     )
 
 
-def _live_files(written: Sequence[WrittenManifest], dvs: Mapping[str, DeletionVectorRecord]) -> Iterator[LiveFile]:
-    for manifest in written:
-        for file in manifest.read_files():
+def _live_files(answers: Sequence[ManifestAnswer], dvs: Mapping[str, DeletionVectorDescriptor]) -> Iterator[LiveFile]:
+    for answer in answers:
+        for file in answer.live_files():
             yield with_fields(file, deletion_vector=dvs.get(file.path))

@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 from daemon import log as events
 from daemon.delta.actions import Commit
 from daemon.delta.checksum import Totals
+from daemon.delta.table_state import TableState
 from daemon.errors import (
     AccountMismatch,
     CommitIncomplete,
@@ -32,7 +33,7 @@ from daemon.errors import (
 )
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
-from daemon.spark.table_state import TableState, read_table_state
+from daemon.pipeline.state import open_state
 from daemon.sync.advance import advance
 from daemon.sync.context import TableContext, told_as_sync_errors
 from daemon.sync.first_sync import first_sync
@@ -304,8 +305,7 @@ class Follower:
 
     def _show_state(self, shown: Shown, version: int | None = None) -> tuple[Shown, SyncResult]:
         """Show Delta's state at `version`, or its newest, whatever Iceberg shows."""
-        with self._context.spark.session() as spark:
-            state = read_table_state(spark, self._context.log, version)
+        with open_state(self._context.spark, self._context.log, version) as state:
             self._check_not_older(shown, state)
             commits, totals = commits_to_state(self._context, shown, state)
         shown, result = self._advance(shown, commits, totals)

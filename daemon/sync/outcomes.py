@@ -13,10 +13,10 @@ from daemon.iceberg.account import Account
 from daemon.iceberg.marker import Marker
 from daemon.iceberg.row_delta import PreparedSnapshot
 from daemon.sync.context import TableContext
-from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, record_of
+from daemon.translate.delete_files import delete_file_record, rewritten_record
 from daemon.translate.partition_values import encode_partition
 from daemon.translate.plan import CommitPlan
-from state import DeleteFileRecord, DeletionVectorRecord, DvMapping, LiveFile, Outcome, TableRecord
+from state import DeleteFileRecord, DeletionVectorDescriptor, LiveFile, Outcome, TableRecord
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,8 @@ def outcome_of_change(record: TableRecord, change: TableChange, completed: Commi
         snapshot_id=record.snapshot_id,
         metadata_location=record.metadata_location,
         added_files=tuple(
-            live_file(data_file, "", record_of(dv) if dv else None)
+            live_file(data_file, "", completed.added_files[data_file.file_path].deletion_vector)
             for data_file in completed.delta.added_data_files
-            for dv in (completed.added_files[data_file.file_path].deletion_vector,)
         ),
         changed_dvs=tuple(completed.changed_dvs.items()),
         removed_files=completed.removed_files,
@@ -103,7 +102,7 @@ def outcome_of_change(record: TableRecord, change: TableChange, completed: Commi
     )
 
 
-def live_file(data_file: DataFile, manifest_path: str, deletion_vector: DeletionVectorRecord | None) -> LiveFile:
+def live_file(data_file: DataFile, manifest_path: str, deletion_vector: DeletionVectorDescriptor | None) -> LiveFile:
     """What is remembered of an entry."""
     return LiveFile(
         path=data_file.file_path,
@@ -118,33 +117,9 @@ def live_file(data_file: DataFile, manifest_path: str, deletion_vector: Deletion
 
 def delete_file_records(completed: CommitPlan) -> tuple[DeleteFileRecord, ...]:
     """The written delete files with the deletion vectors that went into them."""
-    records = [written_record(task, result) for task, result in completed.written]
-    for rewrite, result in completed.rewritten:
-        records.append(
-            DeleteFileRecord(
-                path=result.path,
-                size_bytes=result.size_bytes or 0,
-                positions=result.positions,
-                spec_id=rewrite.old.spec_id,
-                manifest_path="",
-                mappings=tuple(mapping for mapping in rewrite.old.mappings if mapping.data_file in rewrite.kept),
-            )
-        )
-    return tuple(records)
-
-
-def written_record(task: DeleteFileTask, result: DeleteFileResult) -> DeleteFileRecord:
-    """One written delete file; its manifest is not known yet."""
-    dv_ids = {work.data_file: work.after.unique_id for work in task.works}
-    return DeleteFileRecord(
-        path=result.path,
-        size_bytes=result.size_bytes or 0,
-        positions=result.positions,
-        spec_id=task.spec_id,
-        manifest_path="",
-        mappings=tuple(
-            DvMapping(row.data_file, dv_ids[row.data_file], row.positions) for row in result.rows if row.positions
-        ),
+    return (
+        *(delete_file_record(task, file) for task, file in completed.written),
+        *(rewritten_record(rewrite, file) for rewrite, file in completed.rewritten),
     )
 
 
@@ -204,5 +179,5 @@ def result_of_change(change: TableChange, completed: CommitPlan, record: TableRe
         data_files_removed=len(change.removed),
         delete_files_added=len(completed.written),
         delete_files_removed=len(completed.removed_delete_files),
-        positions_added=sum(result.positions for _, result in completed.written),
+        positions_added=sum(file.positions for _, file in completed.written),
     )

@@ -21,22 +21,22 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import ancestors_of
 
 from daemon import log as events
-from daemon.delta.actions import AddFile, Commit, RemoveFile, encode_path, resolve_path
+from daemon.delta.actions import Commit, RemoveFile
 from daemon.delta.checksum import Totals
 from daemon.delta.protocol import check_protocol
+from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, ObjectMissing, ReplacementNeeded, TargetChanged, Unsupported
 from daemon.iceberg.account import find_account
 from daemon.iceberg.manifests import read_manifest_list, referenced_data_file
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
 from daemon.iceberg.references import entries_of, metadata_files
-from daemon.spark.answers import collect
-from daemon.spark.table_state import TableState, adds_from_batch, collect_adds, read_table_state, select_paths
+from daemon.pipeline.state import open_state
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, live_file, remembered, remembered_account, unchanged_outcome
 from daemon.translate.definition import check_shape
-from daemon.translate.delete_files import UNKNOWN_DV, descriptor_of, record_of
-from state import DeleteFileRecord, DeletionVectorRecord, DvMapping, LiveFile, OrphanReason, Outcome, TableRecord
+from daemon.translate.delete_files import UNKNOWN_DV
+from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason, Outcome, TableRecord
 
 # What engines write into a snapshot's summary about themselves.
 WHO = ("engine-name", "engine-version", "app-id", "spark.app.id", "flink.job-id", "trino_query_id")
@@ -84,18 +84,18 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
     """Raise `TargetChanged` when `marker`, of another dvsync's snapshot, tells of another Delta table than our source.
 
     Where the source was replaced since, within its log, what it was at that version counts. Asks the log first, which
-    takes one request, and Delta on Spark only where that does not tell.
+    takes one request, and reads Delta's state only where that does not tell.
     """
     theirs, log = marker.delta_table_id, context.log
     if log.find_first_table_id() == theirs:
         return
-    with context.spark.session() as spark:
-        ours = read_table_state(spark, log).metadata.id
-        if ours == theirs:
+    with open_state(context.spark, log) as state:
+        ours = state.metadata.id
+    if ours == theirs:
+        return
+    with suppress(CorruptInput, ObjectMissing, Unsupported), open_state(context.spark, log, marker.version) as state:
+        if state.metadata.id == theirs:
             return
-        with suppress(CorruptInput, ObjectMissing, Unsupported):
-            if read_table_state(spark, log, marker.version).metadata.id == theirs:
-                return
     name, target = context.settings.name, context.settings.target
     raise TargetChanged(
         f"the Iceberg table {target} shows another Delta table (id {theirs}, version {marker.version}), which the "
@@ -295,40 +295,49 @@ def _served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int]:
         return dict(Counter(pq.read_table(file, columns=["file_path"]).column(0).to_pylist()))
 
 
-def _find_delta_state(context: TableContext, marker: Marker) -> tuple[dict[str, DeletionVectorRecord], _FileSet] | None:
+def _find_delta_state(
+    context: TableContext, marker: Marker
+) -> tuple[dict[str, DeletionVectorDescriptor], _FileSet] | None:
     """The deletion vectors and the files of the Delta version that Iceberg shows; None when Delta cannot go back."""
     # That Spark or the store is away is no answer.
-    with context.spark.session() as spark, suppress(CorruptInput, ObjectMissing, Unsupported):
-        state = read_table_state(spark, context.log, marker.version)
+    with (
+        suppress(CorruptInput, ObjectMissing, Unsupported),
+        open_state(context.spark, context.log, marker.version) as state,
+    ):
         if state.metadata.id == marker.delta_table_id:
             dvs, files = {}, _FileSet()
-            for path, add in _by_path(context, collect(state.adds.drop("stats"))):
-                files.add(path, add.size)
+            for add in state.read_adds():
+                files.add(add.path, add.size)
                 if add.deletion_vector:
-                    dvs[path] = record_of(add.deletion_vector)
+                    dvs[add.path] = add.deletion_vector
             return dvs, files
     return None
 
 
 def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> tuple[list[Commit], Totals]:
-    """What turns all that is live in Iceberg into `state`: to be folded. For the block of a Spark session.
+    """What turns all that is live in Iceberg into `state`: to be folded, with the totals of that state.
 
-    With it come the totals of that state. Of a file that does not differ, two hashes of 8 bytes are held. Raises
+    Of a file that does not differ, two hashes of 8 bytes are held. Raises
     `Unsupported` for what that state needs and we cannot show, `ReplacementNeeded` when too much differs.
     """
     try:
         check_protocol(state.protocol)
     except Unsupported as error:
         raise error.located(version=state.version) from error.__cause__
-    found = collect(state.adds.drop("stats"))
     # Another table may have files by the very names and sizes of the old one's.
     same_table = state.metadata.id == shown.record.delta_table_id
     live = partial(context.store.read_live_files, shown.record.id)
     in_iceberg = _int64s(hash((file.path, file.size_bytes, file.dv_unique_id)) for file in live())
-    in_delta = _int64s(
-        hash((path, add.size, add.dv_unique_id if same_table else state.metadata.id))
-        for path, add in _by_path(context, found)
-    )
+    size_bytes = deleted_rows = 0
+
+    def hashes() -> Iterator[int]:
+        nonlocal size_bytes, deleted_rows
+        for add in state.read_adds():
+            size_bytes += add.size
+            deleted_rows += add.deletion_vector.cardinality if add.deletion_vector else 0
+            yield hash((add.path, add.size, add.dv_unique_id if same_table else state.metadata.id))
+
+    in_delta = _int64s(hashes())
     differ_in_iceberg = pc.invert(pc.is_in(in_iceberg, value_set=in_delta))
     differ_in_delta = pc.invert(pc.is_in(in_delta, value_set=in_iceberg))
     differences = pc.sum(differ_in_iceberg).as_py() or 0, pc.sum(differ_in_delta).as_py() or 0
@@ -339,8 +348,8 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
             hint=REPLACED,
         )
     others = [file for file, differs in zip(live(), differ_in_iceberg, strict=True) if differs.as_py()]
-    news = dict(_by_path(context, found.filter(differ_in_delta)))
-    adds = collect_adds(select_paths(state, [add.path for add in news.values()])) if news else ()
+    adds = tuple(state.find_adds(differ_in_delta))
+    sizes = {add.path: add.size for add in adds}
     first = Commit(
         version=state.version,
         # Each sync asks the log for it, which may tell another time than Delta does.
@@ -349,23 +358,14 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
             _tombstone(file)
             for file in others
             # A file of another size is another one by the same name.
-            if not same_table or file.path not in news or news[file.path].size != file.size_bytes
+            if not same_table or sizes.get(file.path) != file.size_bytes
         ),
         operation="resynchronise",
     )
     metadata, protocol = state.metadata, state.protocol
-    commits = [first, with_fields(first, adds=tuple(adds), removes=(), metadata=metadata, protocol=protocol)]
-    size_bytes, deleted_rows = (pc.sum(found[column]).as_py() or 0 for column in ("size", "dv_cardinality"))
-    return commits, Totals(found.num_rows, size_bytes, deleted_rows)
-
-
-def _by_path(context: TableContext, found: pa.Table) -> Iterator[tuple[str, AddFile]]:
-    """The adds of a whole state, each with its plain absolute path."""
-    for batch in found.to_batches():
-        for add in adds_from_batch(batch):
-            yield resolve_path(context.location, add.path), add
+    commits = [first, with_fields(first, adds=adds, removes=(), metadata=metadata, protocol=protocol)]
+    return commits, Totals(len(in_delta), size_bytes, deleted_rows)
 
 
 def _tombstone(file: LiveFile) -> RemoveFile:
-    descriptor = descriptor_of(file.deletion_vector) if file.deletion_vector else None
-    return RemoveFile(path=encode_path(file.path), data_change=True, deletion_vector=descriptor)
+    return RemoveFile(path=file.path, data_change=True, deletion_vector=file.deletion_vector)

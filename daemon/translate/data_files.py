@@ -14,34 +14,34 @@ from daemon.translate.partition_values import partition_tuple
 from daemon.translate.schema import TableSchema
 
 
-def metrics_of(add: AddFile, path: str, table: TableSchema, record_count: int) -> Metrics:
+def metrics_of(add: AddFile, table: TableSchema, record_count: int) -> Metrics:
     """The metrics of an add whose file has `record_count` rows. Raises `CorruptInput` when more are deleted."""
     if add.deletion_vector and add.deletion_vector.cardinality > record_count:
         raise CorruptInput(
             f"the deletion vector has {add.deletion_vector.cardinality} positions, the file {record_count} rows",
-            path=path,
+            path=add.path,
             hint="The log and this file do not belong together: restore the Delta table.",
         )
     try:
         return parse_stats(add.stats, table.leaves, record_count, has_dv=add.deletion_vector is not None)
     except CorruptInput as error:
-        raise error.located(path=path) from error.__cause__
+        raise error.located(path=add.path) from error.__cause__
 
 
-def partition_of(add: AddFile, path: str, table: TableSchema, spec_id: int) -> tuple[Any, ...]:
+def partition_of(add: AddFile, table: TableSchema, spec_id: int) -> tuple[Any, ...]:
     """The partition tuple of an add. Raises `CorruptInput` when a value is not of its column's type."""
     try:
         return partition_tuple(add.partition_values, table, spec_id)
     except CorruptInput as error:
-        raise error.located(path=path) from error.__cause__
+        raise error.located(path=add.path) from error.__cause__
 
 
-def data_file_of(add: AddFile, path: str, metrics: Metrics, spec_id: int, partition: tuple[Any, ...]) -> DataFile:
+def data_file_of(add: AddFile, metrics: Metrics, spec_id: int, partition: tuple[Any, ...]) -> DataFile:
     """The data file as Iceberg registers it in place."""
     data_file = data_file_record(
         partition,
         content=DataFileContent.DATA,
-        file_path=path,
+        file_path=add.path,
         file_format=FileFormat.PARQUET,
         record_count=metrics.record_count,
         file_size_in_bytes=add.size,

@@ -230,7 +230,7 @@ def _counts_anew(metadata: Metadata, table: Table) -> bool:
 def _shape(
     schema: TableSchema, settings: TableSettings, properties: Mapping[str, str], retention_ms: str | None
 ) -> Shape:
-    schema = replace(schema, time_zone=settings.partition_time_zone)
+    schema = replace(schema, time_zone=settings.partition_time_zone, may_overflow=settings.may_overflow)
     granularity = settings.delete_granularity or properties.get(DELETE_GRANULARITY, "file")
     defaults = {} if properties else METADATA_PROPERTIES
     definition = Definition(

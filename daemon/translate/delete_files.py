@@ -9,81 +9,47 @@ from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.types import LongType, StringType
 
-from daemon.delta.actions import DeletionVectorDescriptor
+from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.iceberg.pyiceberg_ext.records import data_file_record
-from state import DeleteFileRecord, DeletionVectorRecord
+from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping
 
 # Iceberg spec, "Position Delete Files".
 FILE_PATH_ID = 2147483546
 POS_ID = 2147483545
 
 # Stands for a deletion vector that a rebuild could not identify: the next sync writes the file's deletions anew.
-UNKNOWN_DV = DeletionVectorRecord("?", "?", "", 0, 0)
+UNKNOWN_DV = DeletionVectorDescriptor("?", "", 0, 0)
 
 
 @dataclass(frozen=True)
-class DvWork:
-    """One data file whose deleted positions go from `before` to `after`."""
+class DvChange:
+    """One data file whose deleted positions go from `before`, None for its first deletion vector, to `after`."""
 
     data_file: str
     record_count: int
-    before: DeletionVectorRecord | None
-    after: DeletionVectorRecord
+    before: DeletionVectorDescriptor | None
+    after: DeletionVectorDescriptor
 
 
 @dataclass(frozen=True)
 class DeleteFileTask:
-    """One delete file to write, named in advance; `works` are sorted by data file."""
+    """One delete file to write, named in advance; `changes` are sorted by data file."""
 
     output_path: str
     spec_id: int
     partition: tuple[object, ...]
-    works: tuple[DvWork, ...]
-
-
-@dataclass(frozen=True)
-class WrittenPositions:
-    """What a delete file holds of one data file. `restored`: rows came back, so these are all of its deletions."""
-
-    data_file: str
-    positions: int
-    restored: bool
+    changes: tuple[DvChange, ...]
 
 
 @dataclass(frozen=True)
 class DeleteFileResult:
-    """What became of a task. `size_bytes` is None when there was nothing to write and no file is there."""
+    """What became of a task. Without new positions there is no `file`.
 
-    path: str
-    size_bytes: int | None
-    positions: int
-    lower_pos: int | None
-    upper_pos: int | None
-    split_offsets: tuple[int, ...]
-    rows: tuple[WrittenPositions, ...]
+    Rows of the data files in `restored` came back: `file` holds all of their deletions, not only new ones.
+    """
 
-
-def record_of(descriptor: DeletionVectorDescriptor) -> DeletionVectorRecord:
-    """The descriptor as the state store keeps it."""
-    return DeletionVectorRecord(
-        unique_id=descriptor.unique_id,
-        storage_type=descriptor.storage_type,
-        path_or_inline_dv=descriptor.path_or_inline_dv,
-        size_in_bytes=descriptor.size_in_bytes,
-        cardinality=descriptor.cardinality,
-        offset=descriptor.offset,
-    )
-
-
-def descriptor_of(record: DeletionVectorRecord) -> DeletionVectorDescriptor:
-    """The descriptor as Delta's actions carry it."""
-    return DeletionVectorDescriptor(
-        storage_type=record.storage_type,
-        path_or_inline_dv=record.path_or_inline_dv,
-        size_in_bytes=record.size_in_bytes,
-        cardinality=record.cardinality,
-        offset=record.offset,
-    )
+    file: PositionDeleteFile | None
+    restored: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -99,38 +65,45 @@ class Rewrite:
     kept: frozenset[str]
 
 
-def delete_file_of(task: DeleteFileTask, result: DeleteFileResult) -> DataFile:
-    record = delete_file_record(task.partition, result)
-    record.spec_id = task.spec_id
-    return record
-
-
-def delete_file_record(partition: Sequence[object], result: DeleteFileResult) -> DataFile:
+def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequence[object] = ()) -> DataFile:
     """Iceberg spec, "Data File Fields", of a position-delete file.
 
     Bounds and counts are given for a file that serves one data file; engines take equal bounds of `file_path` for it.
     """
-    served = [row.data_file for row in result.rows if row.positions]
-    single = served[0] if len(served) == 1 else None
-    return data_file_record(
+    single = file.data_files[0][0] if len(file.data_files) == 1 else None
+    entry = data_file_record(
         partition,
         content=DataFileContent.POSITION_DELETES,
-        file_path=result.path,
+        file_path=file.path,
         file_format=FileFormat.PARQUET,
-        record_count=result.positions,
-        file_size_in_bytes=result.size_bytes,
-        split_offsets=list(result.split_offsets) or None,
+        record_count=file.positions,
+        file_size_in_bytes=file.size_bytes,
+        split_offsets=list(file.split_offsets) or None,
         referenced_data_file=single,
-        **(_file_scoped_metrics(single, result) if single else {}),
+        **(_file_scoped_metrics(single, file) if single else {}),
     )
+    entry.spec_id = spec_id
+    return entry
 
 
-def _file_scoped_metrics(data_file: str, result: DeleteFileResult) -> dict[str, dict[int, object]]:
+def _file_scoped_metrics(data_file: str, file: PositionDeleteFile) -> dict[str, dict[int, object]]:
     path = to_bytes(StringType(), data_file)
-    assert result.lower_pos is not None and result.upper_pos is not None, "a written file has bounds"
     return {
-        "value_counts": {FILE_PATH_ID: result.positions, POS_ID: result.positions},
+        "value_counts": {FILE_PATH_ID: file.positions, POS_ID: file.positions},
         "null_value_counts": {FILE_PATH_ID: 0, POS_ID: 0},
-        "lower_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), result.lower_pos)},
-        "upper_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), result.upper_pos)},
+        "lower_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.lower_pos)},
+        "upper_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.upper_pos)},
     }
+
+
+def delete_file_record(task: DeleteFileTask, file: PositionDeleteFile) -> DeleteFileRecord:
+    """What the state store keeps of a written delete file; its manifest is not known yet."""
+    dv_ids = {change.data_file: change.after.unique_id for change in task.changes}
+    mappings = tuple(DvMapping(data_file, dv_ids[data_file], positions) for data_file, positions in file.data_files)
+    return DeleteFileRecord(file.path, file.size_bytes, file.positions, task.spec_id, "", mappings)
+
+
+def rewritten_record(rewrite: Rewrite, file: PositionDeleteFile) -> DeleteFileRecord:
+    """As `delete_file_record`, of a delete file that was written in place of an older one."""
+    mappings = tuple(mapping for mapping in rewrite.old.mappings if mapping.data_file in rewrite.kept)
+    return DeleteFileRecord(file.path, file.size_bytes, file.positions, rewrite.old.spec_id, "", mappings)

@@ -15,22 +15,21 @@ from msgspec.structs import replace as with_fields
 from daemon.delta.actions import AddFile
 from daemon.delta.replay import TableChange
 from daemon.iceberg.account import NOTHING, Account
+from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.iceberg.row_delta import RowDelta
 from daemon.translate.data_files import data_file_of, metrics_of, partition_of
 from daemon.translate.delete_files import (
     UNKNOWN_DV,
     DeleteFileResult,
     DeleteFileTask,
-    DvWork,
+    DvChange,
     Rewrite,
-    delete_file_of,
-    delete_file_record,
-    record_of,
+    delete_file_entry,
 )
 from daemon.translate.metrics import Metrics
 from daemon.translate.partition_values import decode_partition
 from daemon.translate.schema import TableSchema
-from state import DeleteFileRecord, DeletionVectorRecord, LiveFile, OrphanReason
+from state import DeleteFileRecord, DeletionVectorDescriptor, LiveFile, OrphanReason
 
 # With `write.delete.granularity=partition`, so many data files share a delete file at the most.
 DATA_FILES_PER_DELETE_FILE_MAX = 1000
@@ -57,8 +56,8 @@ class SyncPlan:
             tasks=tuple(
                 replace(
                     task,
-                    works=tuple(
-                        replace(work, before=None) if work.data_file in data_files else work for work in task.works
+                    changes=tuple(
+                        replace(each, before=None) if each.data_file in data_files else each for each in task.changes
                     ),
                 )
                 for task in self.tasks
@@ -82,8 +81,8 @@ def plan_sync(
         live=live,
         table=table,
         tasks=tuple(
-            DeleteFileTask(name_delete_file(number), spec_id, partition, works)
-            for number, (spec_id, partition, works) in enumerate(_grouped(change, live, table, metrics, granularity))
+            DeleteFileTask(name_delete_file(number), spec_id, partition, changes)
+            for number, (spec_id, partition, changes) in enumerate(_grouped(change, live, table, metrics, granularity))
         ),
         metrics=metrics,
     )
@@ -95,34 +94,34 @@ def _grouped(
     table: TableSchema,
     metrics: Mapping[str, Metrics],
     granularity: str,
-) -> Iterator[tuple[int, tuple[object, ...], tuple[DvWork, ...]]]:
-    """The works of each delete file, with the spec and partition that they share."""
-    groups: dict[tuple[int, str], list[tuple[tuple[object, ...], DvWork]]] = defaultdict(list)
+) -> Iterator[tuple[int, tuple[object, ...], tuple[DvChange, ...]]]:
+    """The changes that each delete file holds, with the spec and partition that they share."""
+    groups: dict[tuple[int, str], list[tuple[tuple[object, ...], DvChange]]] = defaultdict(list)
     for path, add in sorted({**change.added, **change.dv_changed}.items()):
         if add.deletion_vector is None:
             continue
         known = live.get(path) if path not in change.added else None
-        spec_id, partition = _place(add, path, table, known)
-        work = DvWork(
+        spec_id, partition = _place(add, table, known)
+        dv_change = DvChange(
             data_file=path,
             record_count=known.record_count if known else metrics[path].record_count,
             before=known.deletion_vector if known and not _is_unknown(known) else None,
-            after=record_of(add.deletion_vector),
+            after=add.deletion_vector,
         )
         # repr: NaN does not equal itself, and a group may be split but never mixed.
         group = path if granularity == "file" else repr(partition)
-        groups[spec_id, group].append((partition, work))
+        groups[spec_id, group].append((partition, dv_change))
     for (spec_id, _), members in groups.items():
         for start in range(0, len(members), DATA_FILES_PER_DELETE_FILE_MAX):
             chunk = members[start : start + DATA_FILES_PER_DELETE_FILE_MAX]
-            yield spec_id, chunk[0][0], tuple(work for _, work in chunk)
+            yield spec_id, chunk[0][0], tuple(dv_change for _, dv_change in chunk)
 
 
-def _place(add: AddFile, path: str, table: TableSchema, known: LiveFile | None) -> tuple[int, tuple[Any, ...]]:
+def _place(add: AddFile, table: TableSchema, known: LiveFile | None) -> tuple[int, tuple[Any, ...]]:
     """Spec and partition of a data file: those of its entry, which its delete files must share (Iceberg spec, "Scan
     Planning"), or what the add of a new one comes to."""
     if known is None:
-        return table.spec_id, partition_of(add, path, table, table.spec_id)
+        return table.spec_id, partition_of(add, table, table.spec_id)
     return known.spec_id, decode_partition(known.partition, table, known.spec_id)
 
 
@@ -132,12 +131,12 @@ class CommitPlan:
 
     delta: RowDelta
     added_files: Mapping[str, AddFile]
-    changed_dvs: Mapping[str, DeletionVectorRecord | None]
+    changed_dvs: Mapping[str, DeletionVectorDescriptor | None]
     removed_files: tuple[str, ...]
-    written: tuple[tuple[DeleteFileTask, DeleteFileResult], ...]
+    written: tuple[tuple[DeleteFileTask, PositionDeleteFile], ...]
     unwritten_files: tuple[str, ...]
     removed_delete_files: Mapping[str, OrphanReason]
-    rewritten: tuple[tuple[Rewrite, DeleteFileResult], ...] = ()
+    rewritten: tuple[tuple[Rewrite, PositionDeleteFile], ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -170,7 +169,7 @@ def files_to_leave(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> set[s
 def _restored(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> set[str]:
     without_dv = {path for path, add in plan.change.dv_changed.items() if add.deletion_vector is None}
     unknown = {path for path in plan.change.dv_changed if _is_unknown(plan.live[path])}
-    return without_dv | unknown | {row.data_file for result in results for row in result.rows if row.restored}
+    return without_dv | unknown | {path for result in results for path in result.restored}
 
 
 def _is_unknown(file: LiveFile) -> bool:
@@ -184,9 +183,9 @@ def complete_plan(
     snapshot_id: int,
     serving: Sequence[DeleteFileRecord],
     still_serving: Mapping[str, set[str]],
-    rewritten: Sequence[tuple[Rewrite, DeleteFileResult]] = (),
+    rewritten: Sequence[tuple[Rewrite, PositionDeleteFile]] = (),
 ) -> CommitPlan:
-    """Decide every entry of the snapshot once the delete files are written.
+    """Decide every entry of the snapshot once the delete files are written; `results` are those of the plan's tasks.
 
     `serving` are the live delete files of the files to leave, `still_serving` the live data files that each of them
     serves, `rewritten` what became of `plan_rewrites`.
@@ -195,8 +194,8 @@ def complete_plan(
     restored = _restored(plan, results)
     added = {**plan.change.added, **{path: plan.change.dv_changed[path] for path in restored}}
     metrics = {path: _metrics(plan, path) for path in added}
-    by_path = {result.path: result for result in results}
-    written = tuple((task, by_path[task.output_path]) for task in plan.tasks if by_path[task.output_path].positions)
+    files = [(task, result.file) for task, result in zip(plan.tasks, results, strict=True)]
+    written = tuple((task, file) for task, file in files if file)
     gone = {
         delete_file.path: (
             OrphanReason.DATA_FILES_GONE
@@ -208,29 +207,27 @@ def complete_plan(
     delta = RowDelta(
         snapshot_id=snapshot_id,
         added_data_files=[
-            data_file_of(
-                add, path, metrics[path], *_place(add, path, plan.table, plan.live[path] if path in restored else None)
-            )
+            data_file_of(add, metrics[path], *_place(add, plan.table, plan.live[path] if path in restored else None))
             for path, add in sorted(added.items())
         ],
         removed_data_files=by_manifest((plan.live[path].manifest_path, path) for path in leaving),
-        added_delete_files=[delete_file_of(task, result) for task, result in written],
+        added_delete_files=[delete_file_entry(file, task.spec_id, task.partition) for task, file in written],
         removed_delete_files=by_manifest((file.manifest_path, file.path) for file in serving),
-        replacements=[(rewrite.old.path, delete_file_record((), result)) for rewrite, result in rewritten],
-        same_rows=_moves_rows_only(plan, metrics, positions=sum(result.positions for _, result in written)),
+        replacements=[(rewrite.old.path, delete_file_entry(file, rewrite.old.spec_id)) for rewrite, file in rewritten],
+        same_rows=_moves_rows_only(plan, metrics, positions=sum(file.positions for _, file in written)),
     )
     return CommitPlan(
         delta=delta,
         added_files=added,
         changed_dvs={
-            path: record_of(add.deletion_vector)
+            path: add.deletion_vector
             for path, add in plan.change.dv_changed.items()
             if path not in restored and add.deletion_vector
         },
         # A restored file is in both: what was remembered of its deletions goes, the file itself stays.
         removed_files=tuple(sorted(leaving)),
         written=written,
-        unwritten_files=tuple(result.path for result in results if not result.positions),
+        unwritten_files=tuple(task.output_path for task, file in files if not file),
         removed_delete_files=gone,
         rewritten=tuple(rewritten),
     )
@@ -239,7 +236,7 @@ def complete_plan(
 def _metrics(plan: SyncPlan, path: str) -> Metrics:
     if path in plan.metrics:
         return plan.metrics[path]
-    return metrics_of(plan.change.dv_changed[path], path, plan.table, plan.live[path].record_count)
+    return metrics_of(plan.change.dv_changed[path], plan.table, plan.live[path].record_count)
 
 
 def by_manifest(placed: Iterable[tuple[str, str]]) -> dict[str, set[str]]:

@@ -97,6 +97,7 @@ class TableSchema:
 
     `replaced` tells columns whose type or id changed so that they are new columns in Iceberg's eyes: no older file may
     stay live then. `time_zone` is that of timestamp partition values that name none.
+    `may_overflow` lets INT96 timestamps pass that some readers cannot show.
     """
 
     schema: Schema
@@ -105,6 +106,7 @@ class TableSchema:
     name_mapping: NameMapping
     replaced: tuple[str, ...] = ()
     time_zone: str = "UTC"
+    may_overflow: bool = False
 
     @property
     def spec(self) -> PartitionSpec:

@@ -17,7 +17,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from state.store import StateUnavailable
 
 # The newest schema, as Alembic numbers it: state/migrations.
-REVISION = "0004"
+REVISION = "0005"
 SQLITE_BUSY_TIMEOUT_S = 5
 # A server that is not there any more is given up, whatever the network says: seconds, and milliseconds.
 POSTGRESQL_PATIENCE = {"connect_timeout": "10", "tcp_user_timeout": "15000", "keepalives_idle": "10"}

@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from state.records import (
     DeleteFileRecord,
-    DeletionVectorRecord,
+    DeletionVectorDescriptor,
     FileKind,
     FileStatus,
     LiveFile,
@@ -92,7 +92,7 @@ def write_live_files(
 
 
 def write_deletion_vectors(
-    connection: Connection, table_id: int, changed_dvs: Iterable[tuple[str, DeletionVectorRecord | None]]
+    connection: Connection, table_id: int, changed_dvs: Iterable[tuple[str, DeletionVectorDescriptor | None]]
 ) -> None:
     """Give live files another deletion vector, or none. A path that is not live is passed over."""
     columns = {path: _deletion_vector_columns(deletion_vector) for path, deletion_vector in changed_dvs}
@@ -345,10 +345,10 @@ def _remove_mappings(connection: Connection, table_id: int, delete_files: Iterab
         connection.execute(delete(DV_MAPPINGS).where(DV_MAPPINGS.c.delete_file_id.in_(delete_file_ids)))
 
 
-def _deletion_vector_columns(deletion_vector: DeletionVectorRecord | None) -> dict[str, Any]:
+def _deletion_vector_columns(deletion_vector: DeletionVectorDescriptor | None) -> dict[str, Any]:
     return {
         f"dv_{field}": None if deletion_vector is None else getattr(deletion_vector, field)
-        for field in DeletionVectorRecord.__struct_fields__
+        for field in DeletionVectorDescriptor.__struct_fields__
     }
 
 

@@ -151,7 +151,6 @@ DATA_FILES = Table(
     Column("size_bytes", BigInteger, nullable=False),
     Column("spec_id", BigInteger, nullable=False),
     Column("manifest_id", ForeignKey("metadata_files.id"), nullable=False, index=True),
-    Column("dv_unique_id", Text),
     Column("dv_storage_type", String(1)),
     Column("dv_path_or_inline_dv", Text),
     Column("dv_size_in_bytes", BigInteger),

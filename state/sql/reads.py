@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row, Select, bindparam, select
 
-from state.records import DeleteFileRecord, DeletionVectorRecord, DvMapping, LiveFile
+from state.records import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile
 from state.sql.bulk import batched
 from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
 
@@ -27,9 +27,8 @@ def select_live_files() -> Select[Any]:
 def live_file(row: Row[Any]) -> LiveFile:
     """The record of one row of `select_live_files`."""
     deletion_vector = None
-    if row.dv_unique_id is not None:
-        deletion_vector = DeletionVectorRecord(
-            unique_id=row.dv_unique_id,
+    if row.dv_storage_type is not None:
+        deletion_vector = DeletionVectorDescriptor(
             storage_type=row.dv_storage_type,
             path_or_inline_dv=row.dv_path_or_inline_dv,
             size_in_bytes=row.dv_size_in_bytes,

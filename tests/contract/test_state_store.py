@@ -28,7 +28,7 @@ from sqlalchemy import Connection, create_engine
 from state.migration import MIGRATIONS
 from state.records import (
     DeleteFileRecord,
-    DeletionVectorRecord,
+    DeletionVectorDescriptor,
     DvMapping,
     FileKind,
     FileStatus,
@@ -110,11 +110,11 @@ def table_id(store: StateStore) -> int:
     return store.open_table("orders", "s3://delta/orders", "sales.orders").id
 
 
-def deletion_vector(name: str, cardinality: int = 2) -> DeletionVectorRecord:
-    return DeletionVectorRecord(f"u{name}@1", "u", name, 40, cardinality, 1)
+def deletion_vector(name: str, cardinality: int = 2) -> DeletionVectorDescriptor:
+    return DeletionVectorDescriptor("u", name, 40, cardinality, 1)
 
 
-def live_file(path: str, *, manifest: str = MANIFEST, dv: DeletionVectorRecord | None = None) -> LiveFile:
+def live_file(path: str, *, manifest: str = MANIFEST, dv: DeletionVectorDescriptor | None = None) -> LiveFile:
     return LiveFile(path, 100, 5_000, 0, manifest, dv, (f'"{path}"', None))
 
 
@@ -327,7 +327,7 @@ def test_unknown_ids_are_refused(store: StateStore, table_id: int, call: Callabl
 def test_synced_files_are_found(store: StateStore, table_id: int) -> None:
     """Added files are found by path with all their fields; other paths are left out."""
     plain, with_dv = live_file("b"), live_file("a", dv=deletion_vector("x"))
-    inline = live_file("c", dv=DeletionVectorRecord("iabc", "i", "abc", 3, 1))
+    inline = live_file("c", dv=DeletionVectorDescriptor("i", "abc", 3, 1))
     store.record_synced(None, outcome(table_id, 1, added_files=(plain, with_dv, inline)), at_ms=1)
     assert store.find_live_files(table_id, ["a", "b", "zz"]) == {"a": with_dv, "b": plain}
     assert list(store.read_live_files(table_id)) == [with_dv, plain, inline]

@@ -25,6 +25,7 @@ from pyiceberg.expressions import EqualTo
 from daemon.clock import SystemClock
 from daemon.config.settings import LimitsSettings
 from daemon.delta import protocol
+from daemon.delta.table_state import TableState
 from daemon.errors import (
     CatalogAway,
     CommitIncomplete,
@@ -35,9 +36,8 @@ from daemon.errors import (
     SyncError,
     Unsupported,
 )
-from daemon.spark.table_state import TableState
+from daemon.pipeline import state as state_module
 from daemon.storage import FileIOStorage
-from daemon.sync import first_sync, recovery
 from daemon.translate.definition import DELTA_FEATURES, DELTA_PROTOCOL
 from state.sql import database
 from tests.kit import sparkless
@@ -832,7 +832,7 @@ def test_a_person_takes_a_table_back_to_an_older_state_at_once(pair: Pair) -> No
 
 def test_a_time_that_delta_tells_otherwise_is_compared_for_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delta and the store differ by a millisecond about a version's time: no sync compares whole states for it."""
-    read_table_state, compared = recovery.read_table_state, 0
+    read_table_state, compared = state_module.read_table_state, 0
 
     def read_late(*args: Any) -> TableState:
         nonlocal compared
@@ -840,8 +840,7 @@ def test_a_time_that_delta_tells_otherwise_is_compared_for_once(pair: Pair, monk
         state = read_table_state(*args)
         return replace(state, timestamp_ms=state.timestamp_ms + 1)
 
-    for module in (recovery, first_sync):
-        monkeypatch.setattr(module, "read_table_state", read_late)
+    monkeypatch.setattr(state_module, "read_table_state", read_late)
     bench = Bench(pair.bench.folder, pair.table.location, target="lake.late", name="late")
     bench.follower.sync()
     pair.bench.follower.sync(full=True)

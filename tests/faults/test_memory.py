@@ -49,6 +49,7 @@ from daemon.translate.plan import by_manifest
 from tests.kit import sparkless
 from tests.kit.checks import check, check_memory, duckdb_rows, read_entries, rows_of, table_id
 from tests.kit.handmade import FEATURES, Bench, HandmadeTable
+from tests.kit.sparkless import HandmadeState
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_a_table_that_was_away_while_a_first_sync_failed(
 
     catalog.drop_table(bench.target)
     with monkeypatch.context() as patch, pytest.raises(PipelineAway):
-        patch.setattr(first_sync, "write_data_manifests", fail)
+        patch.setattr(HandmadeState, "map_adds", fail)
         bench.follower.sync()
     catalog.register_table(bench.target, location)
     change_all(table)
@@ -287,9 +288,9 @@ WRONG_STARTS: Mapping[str, Callable[[Bench], None]] = {
     "nothing is wrong": lambda bench: None,
     "memory: no database": lose_the_memory,
     "memory: no files": lambda bench: execute(bench, "DELETE FROM data_files"),
-    "memory: a file less": lambda bench: execute(bench, "DELETE FROM data_files WHERE dv_unique_id IS NULL"),
+    "memory: a file less": lambda bench: execute(bench, "DELETE FROM data_files WHERE dv_storage_type IS NULL"),
     "memory: another path": lambda bench: execute(bench, "UPDATE data_files SET path = path || 'x'"),
-    "memory: another vector": lambda bench: execute(bench, "UPDATE data_files SET dv_unique_id = 'u', dv_offset = 7"),
+    "memory: another vector": lambda bench: execute(bench, "UPDATE data_files SET dv_offset = 7"),
     "memory: another size": lambda bench: execute(bench, "UPDATE data_files SET size_bytes = size_bytes + 1"),
     "memory: another count": lambda bench: execute(bench, "UPDATE data_files SET record_count = record_count + 1"),
     "memory: no delete files": lambda bench: execute(bench, "DELETE FROM dv_mappings"),
@@ -525,7 +526,7 @@ def test_a_table_that_was_away_after_a_version_without_rows(
 
     catalog.drop_table(bench.target)
     with monkeypatch.context() as patch, pytest.raises(PipelineAway):
-        patch.setattr(first_sync, "write_data_manifests", fail)
+        patch.setattr(HandmadeState, "map_adds", fail)
         bench.follower.sync()
     catalog.register_table(bench.target, location)
     change_all(table)

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from daemon.config.settings import PipelineSettings
 from daemon.errors import Unsupported
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
-from daemon.pipeline.runner import DESCRIPTORS_PER_TASK
+from daemon.pipeline.runner import DVS_PER_TASK
 from daemon.spark.tasks import run_on_spark
 from tests.kit.follow import Followed
 from tests.kit.handmade import HandmadeTable
@@ -238,7 +238,7 @@ def test_emptied_table(service: Service, tmp_path: Path) -> None:
 def test_many_files_and_deletion_vectors(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """Thousands of files come in several manifests, their deletes by Spark, and one more delete rewrites nothing."""
     files = MANIFEST_ENTRIES_MAX * 2 + 300
-    deleted = DESCRIPTORS_PER_TASK + 100
+    deleted = DVS_PER_TASK + 100
     table = Followed(service, tmp_path, options={"pipeline": {"local_deletion_vectors_max": deleted - 1}})
     handmade = HandmadeTable(table.source)
     handmade.create()
@@ -287,10 +287,10 @@ def test_spark_tasks_force_what_they_write_to_the_disk(
 ) -> None:
     """Only they can: the manifests and delete files of a first sync are on the disk of the worker that wrote them."""
     log = tmp_path / "forced"
-    for module in ("runner", "data_manifests"):
+    for module in ("tasks", "table_state"):
         monkeypatch.setattr(
-            f"daemon.pipeline.{module}.run_on_spark",
-            lambda frame, function, schema: run_on_spark(frame, partial(logging_fsync, function, log), schema),
+            f"daemon.spark.{module}.run_on_spark",
+            lambda frame, function: run_on_spark(frame, partial(logging_fsync, function, log)),
         )
     table = Followed(InProcess(spark, pipeline=PipelineSettings(engine="spark")), tmp_path)
     table.sql(

@@ -26,14 +26,15 @@ from pyroaring import BitMap64
 from daemon.clock import Clock, SystemClock
 from daemon.config.settings import LimitsSettings, PipelineSettings, SparkSettings, TableSettings
 from daemon.delta.actions import Metadata, Protocol
+from daemon.delta.table_state import ADDS
 from daemon.iceberg.catalogs import Catalogs
 from daemon.spark.session import SparkPipeline
-from daemon.spark.table_state import TableState
 from daemon.sync.context import TableContext, Writer
 from daemon.sync.first_sync import show_state
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
 from state.sql.store import SqlStateStore
+from tests.kit.sparkless import HandmadeState
 
 B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -285,13 +286,14 @@ class Bench:
         context = self.context
         record = self.store.open_table(self.name, self.source, self.target)
         commit = context.log.read_commit(0)
-        state = TableState(
+        state = HandmadeState(
+            location=self.source,
             version=0,
             timestamp_ms=commit.timestamp_ms,
             protocol=msgspec.convert(table.protocol(), Protocol),
             metadata=msgspec.convert(table.metadata(), Metadata),
             files=0,
-            adds=None,  # type: ignore[arg-type]  # nobody asks for them
+            rows=ADDS.empty_table(),
         )
         show_state(context, record, state)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,41 +16,17 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from daemon.delta.actions import Metadata, Protocol
+from daemon.delta.actions import AddFile, Metadata, Protocol
 from daemon.delta.log import DeltaLog
-from daemon.pipeline import data_manifests
-from daemon.pipeline.data_manifests import ManifestTask
-from daemon.spark import table_state
+from daemon.delta.table_state import ADDS, Progress, TableState, adds_from_batch
+from daemon.pipeline import state
 from daemon.spark.session import SparkPipeline
-from daemon.spark.table_state import TableState, adds_from_batch
-from daemon.sync import first_sync, follower, recovery
-
-ADDS = pa.schema(
-    [
-        pa.field("path", pa.string()),
-        pa.field("partition_values", pa.map_(pa.string(), pa.string())),
-        pa.field("size", pa.int64()),
-        pa.field("stats", pa.string()),
-        pa.field("dv_storage_type", pa.string()),
-        pa.field("dv_path", pa.string()),
-        pa.field("dv_offset", pa.int32()),
-        pa.field("dv_size", pa.int32()),
-        pa.field("dv_cardinality", pa.int64()),
-    ]
-)
 
 
 def install(replace: Callable[[object, str, object], None] = setattr) -> None:
     """Put these stand-ins where the product would call Spark; `replace` may be `MonkeyPatch.setattr`."""
     replace(SparkPipeline, "session", contextmanager(_no_session))
-    replace(first_sync, "read_table_state", read_table_state)
-    replace(recovery, "read_table_state", read_table_state)
-    replace(follower, "read_table_state", read_table_state)
-    replace(recovery, "select_paths", select_paths)
-    replace(recovery, "collect", Frame.collect)
-    replace(table_state, "collect", Frame.collect)
-    replace(data_manifests, "run_on_spark", run_in_process)
-    replace(data_manifests, "watched", lambda *_: nullcontext())
+    replace(state, "read_table_state", read_table_state)
 
 
 def _no_session(pipeline: SparkPipeline) -> Iterator[None]:
@@ -58,27 +34,31 @@ def _no_session(pipeline: SparkPipeline) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Frame:
-    """As much of a DataFrame as is asked of `TableState.adds`."""
+class HandmadeState(TableState):
+    """The live files as rows of `ADDS`."""
 
     rows: pa.Table
 
-    def where(self, condition: str) -> Frame:
-        assert condition == "dv_storage_type IS NOT NULL"
-        return Frame(self.rows.filter(pc.is_valid(self.rows["dv_storage_type"])))
+    def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
+        rows = self.rows.drop_columns(["stats"])
+        yield from self._adds(rows.filter(pc.is_valid(rows["dv_storage_type"])) if with_dv_only else rows)
 
-    def drop(self, column: str) -> Frame:
-        return Frame(self.rows.drop_columns([column]))
+    def find_adds(self, is_wanted: pa.BooleanArray) -> Iterator[AddFile]:
+        yield from self._adds(self.rows.filter(is_wanted))
 
-    def repartitionByRange(self, partitions: int, column: str) -> Frame:
-        assert partitions == 1
-        return self
+    def map_adds(
+        self,
+        function: Callable[[int, Iterable[AddFile]], Iterator[Any]],
+        parts: int,
+        progress: Progress | None = None,
+        what: str = "parts",
+    ) -> Sequence[Any]:
+        assert parts == 1
+        return list(function(0, self._adds(self.rows.sort_by("path"))))
 
-    def sortWithinPartitions(self, column: str) -> Frame:
-        return Frame(self.rows.sort_by(column))
-
-    def collect(self) -> pa.Table:
-        return self.rows
+    def _adds(self, rows: pa.Table) -> Iterator[AddFile]:
+        for batch in rows.to_batches():
+            yield from adds_from_batch(batch, self.location)
 
 
 def read_table_state(spark: None, log: DeltaLog, version: int | None = None) -> TableState:
@@ -97,13 +77,14 @@ def read_table_state(spark: None, log: DeltaLog, version: int | None = None) -> 
             newest.update(action)
             if add := action.get("add"):
                 live[add["path"]] = add
-    return TableState(
+    return HandmadeState(
+        location=log.location,
         version=len(commits) - 1,
         timestamp_ms=commits[-1].stat().st_mtime_ns // 1_000_000,
         protocol=msgspec.convert(newest["protocol"], Protocol),
         metadata=msgspec.convert(newest["metaData"], Metadata),
         files=len(live),
-        adds=Frame(pa.Table.from_pylist([_columns(add) for add in live.values()], ADDS)),  # type: ignore[arg-type]
+        rows=pa.Table.from_pylist([_columns(add) for add in live.values()], ADDS),
     )
 
 
@@ -126,13 +107,3 @@ def _columns(add: dict[str, Any]) -> dict[str, Any]:
         "dv_size": dv.get("sizeInBytes"),
         "dv_cardinality": dv.get("cardinality"),
     }
-
-
-def select_paths(state: TableState, paths: Iterable[str]) -> Frame:
-    rows = state.adds.collect()
-    return Frame(rows.filter(pc.is_in(rows["path"], pa.array(sorted(paths), pa.string()))))
-
-
-def run_in_process(frame: Frame, task: ManifestTask, schema: pa.Schema) -> Sequence[pa.RecordBatch]:
-    adds = [add for batch in frame.collect().to_batches() for add in adds_from_batch(batch)]
-    return [task._write(task.paths[0], adds)] if adds else []

@@ -17,11 +17,11 @@ from pyroaring import BitMap, BitMap64
 
 from daemon.delta import deletion_vector
 from daemon.delta import position_set as position_sets
-from daemon.delta.actions import DeletionVectorDescriptor
-from daemon.delta.deletion_vector import find_place, read_dv_bytes, read_position_sets
+from daemon.delta.deletion_vector import _read_blobs, find_place, read_position_sets
 from daemon.delta.position_set import DVPlace, PositionSet, decode_positions, is_restored, new_positions
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.storage import FileIOStorage, Span
+from state import DeletionVectorDescriptor
 
 PORTABLE = (1681511377).to_bytes(4, "little")
 NATIVE = (1681511376).to_bytes(4, "little")
@@ -42,6 +42,11 @@ EDGES = [
     POSITION_MAX - 2**16,
     POSITION_MAX,
 ]
+
+
+def read_dv_bytes(storage: FileIOStorage, table_location: str, descriptor: DeletionVectorDescriptor) -> memoryview:
+    """The bytes of magic and bitmap, their frame checked."""
+    return _read_blobs(storage, [find_place(table_location, descriptor)], [descriptor])[0]
 
 
 def portable_bytes(positions: Iterable[int], *, runs: bool = False) -> bytes:

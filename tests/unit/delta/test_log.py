@@ -103,12 +103,12 @@ def test_actions_are_typed() -> None:
         )
     ).read_commit(0)
     (add,), (remove,) = commit.adds, commit.removes
-    assert (add.path, add.size, add.data_change, add.stats) == ("a", 10, True, "{}")
+    assert (add.path, add.size, add.data_change, add.stats) == (f"{LOCATION}/a", 10, True, "{}")
     assert add.partition_values == {"p": None, "q": ""}
     assert add.dv_unique_id == "uab^-aqEH.-t@S}K{vb[*k^@4"
     assert add.deletion_vector is not None
     assert (add.deletion_vector.size_in_bytes, add.deletion_vector.cardinality) == (40, 6)
-    assert (remove.path, remove.dv_unique_id) == ("a", None)
+    assert (remove.path, remove.dv_unique_id) == (f"{LOCATION}/a", None)
     assert commit.metadata is not None
     assert (commit.metadata.id, commit.metadata.partition_columns) == ("t-1", ["p"])
     assert commit.metadata.configuration == {"k": "v"}
@@ -132,7 +132,7 @@ def test_actions_are_typed() -> None:
 def test_other_actions_are_passed_over(action: dict[str, Any]) -> None:
     """Actions that change neither rows nor schema, and those of a later protocol, leave the others alone."""
     commit = log_of(lines(action, {"add": ADD}, action)).read_commit(0)
-    assert [add.path for add in commit.adds] == ["a"]
+    assert [add.path for add in commit.adds] == [f"{LOCATION}/a"]
     assert commit.removes == ()
 
 
@@ -140,8 +140,8 @@ def test_unknown_fields_are_passed_over() -> None:
     """A field of a later protocol does not hide an action, and two kinds may share a line."""
     add = {**ADD, "baseRowId": 7, "defaultRowCommitVersion": 1, "tags": {"x": "y"}, "clusteringProvider": None}
     commit = log_of(lines({"add": add, "newKind": {}}, {"remove": {**REMOVE, "path": "b", "size": 3}})).read_commit(0)
-    assert [add.path for add in commit.adds] == ["a"]
-    assert [remove.path for remove in commit.removes] == ["b"]
+    assert [add.path for add in commit.adds] == [f"{LOCATION}/a"]
+    assert [remove.path for remove in commit.removes] == [f"{LOCATION}/b"]
 
 
 def test_a_large_commit_is_refused_before_it_is_read() -> None:
@@ -384,7 +384,7 @@ def test_a_commit_that_grows_while_it_is_read_is_not_yet_there(cut: int, since_m
     assert len(whole) < (caught.value.offset or 0) <= len(whole) + len(storage.more)
     storage.more = b""
     storage.files[log.commit_path(0)] = whole + GrowingStorage.more
-    assert [remove.path for remove in log.read_commit(0).removes] == ["b"]
+    assert [remove.path for remove in log.read_commit(0).removes] == [f"{LOCATION}/b"]
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"  \n\n"])
@@ -459,6 +459,16 @@ def test_provenance_may_be_any_json(info: bytes) -> None:
     """Nothing depends on commitInfo but the name of an operation."""
     commit = log_of(b'{"commitInfo": %s}\n' % info + lines({"add": ADD})).read_commit(0)
     assert (len(commit.adds), commit.operation) == (1, None)
+
+
+def test_two_spellings_of_a_path_are_one_file() -> None:
+    """Paths come out decoded and absolute, as they are compared."""
+    actions = (
+        {"remove": {**REMOVE, "path": "a%20b"}},
+        {"add": {**ADD, "path": f"{LOCATION}/a%20b", "deletionVector": DV}},
+    )
+    commit = log_of(lines(*actions)).read_commit(0)
+    assert [action.path for action in commit.file_actions] == [f"{LOCATION}/a b"] * 2
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_equals_its_model(
     ]
     assert file.data_files == tuple((data_file, len(model[data_file])) for data_file in sorted(model))
     assert file.positions == sum(map(len, model.values()))
-    assert (file.lower_path, file.upper_path) == (min(model), max(model))
+    assert (file.data_files[0][0], file.data_files[-1][0]) == (min(model), max(model))
     assert (file.lower_pos, file.upper_pos) == (min(map(min, model.values())), max(map(max, model.values())))
     assert file.size_bytes == path.stat().st_size
 

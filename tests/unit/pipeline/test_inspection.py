@@ -14,7 +14,7 @@ import pytest
 
 from daemon.delta.actions import AddFile, Metadata
 from daemon.errors import CorruptInput, SyncError, Unsupported
-from daemon.pipeline.inspection import LOOKS_AT_ONCE, Inspection, Inspector
+from daemon.pipeline.inspection import FOOTERS_AT_ONCE, Inspection, Inspector
 from daemon.storage import FileIOStorage
 from daemon.translate.schema import translate_schema
 
@@ -35,22 +35,22 @@ class Lake:
     ) -> Inspection:
         path = self.folder / "f.parquet"
         pq.write_table(pa.table(columns), path, **written)
-        return self.inspector.inspect({f"file://{path}": AddFile("f", values or {}, path.stat().st_size, True)})
+        return self.inspector.inspect([AddFile(f"file://{path}", values or {}, path.stat().st_size, True)])
 
 
 def test_many_files_are_looked_at(tmp_path: Path) -> None:
     """Each by itself, whatever their number; columns that only some have are told once."""
     lake = Lake(tmp_path, ("id", "long"))
-    adds = {}
-    for number in range(2 * LOOKS_AT_ONCE):
+    adds = []
+    for number in range(2 * FOOTERS_AT_ONCE):
         path = tmp_path / f"{number}.parquet"
         more = {"extra": pa.array([1] * number, pa.int32())} if number % 2 else {}
         pq.write_table(pa.table({"id": pa.array(range(number), pa.int64()), **more}), path)
-        adds[f"file://{path}"] = AddFile("f", {}, path.stat().st_size, True, '{"numRecords": 7}')
+        adds.append(AddFile(f"file://{path}", {}, path.stat().st_size, True, '{"numRecords": 7}'))
     seen = lake.inspector.inspect(adds)
-    assert [seen.metrics[path].record_count for path in adds] == list(range(2 * LOOKS_AT_ONCE))
+    assert [seen.metrics[add.path].record_count for add in adds] == list(range(2 * FOOTERS_AT_ONCE))
     assert seen.hidden == {("extra",)}
-    assert lake.inspector.inspect({}) == Inspection({}, frozenset())
+    assert lake.inspector.inspect([]) == Inspection({}, frozenset())
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"x" * 100, b"PAR1" + b"\x99" * 100 + b"\x32\0\0\0PAR1"])
@@ -59,7 +59,7 @@ def test_files_without_a_footer_are_corrupt(tmp_path: Path, data: bytes) -> None
     path = tmp_path / "f.parquet"
     path.write_bytes(data)
     with pytest.raises(CorruptInput, match="no Parquet footer that can be read") as caught:
-        Lake(tmp_path, ("id", "long")).inspector.inspect({f"file://{path}": AddFile("f", {}, len(data), True)})
+        Lake(tmp_path, ("id", "long")).inspector.inspect([AddFile(f"file://{path}", {}, len(data), True)])
     assert caught.value.path == f"file://{path}"
 
 

@@ -1,74 +1,70 @@
-"""The kernel against a model of sets, with batches cut anywhere, and with bad input in the middle."""
+"""The kernel against a model of sets, and with bad input in the middle."""
 
 from __future__ import annotations
 
 import pickle
 import struct
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as with_fields
 from pyroaring import BitMap64
 
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
+from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.pipeline import kernel
-from daemon.pipeline.kernel import DELETE_FILES, DESCRIPTORS, translate
+from daemon.pipeline.kernel import translate
+from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
+from state import DeletionVectorDescriptor
 
 
 @dataclass
 class Lake:
-    """A folder with one growing `.bin` of DVs, and the rows of DESCRIPTORS that name them."""
+    """A folder with one growing `.bin` of DVs, and the tasks that name them."""
 
     root: Path
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    tasks: list[DeleteFileTask] = field(default_factory=list)
 
-    def store(self, positions: set[int]) -> dict[str, Any]:
+    def store(self, positions: set[int]) -> DeletionVectorDescriptor:
         path = self.root / "dv.bin"
         content = path.read_bytes() if path.exists() else b"\1"
         blob = (1681511377).to_bytes(4, "little") + BitMap64(positions).serialize()
         path.write_bytes(content + struct.pack(">i", len(blob)) + blob + struct.pack(">I", zlib.crc32(blob)))
-        return {
-            "storage_type": "p",
-            "path_or_inline_dv": f"file://{path}",
-            "offset": len(content),
-            "size_in_bytes": len(blob),
-            "cardinality": len(positions),
-        }
+        return DeletionVectorDescriptor("p", f"file://{path}", len(blob), len(positions), len(content))
 
     def add(
-        self, output: str, data_file: str, before: set[int] | None, after: set[int], record_count: int | None = None
+        self, output: str, data_file: str, before: set[int] | None, after: set[int], record_count: int = 2**40
     ) -> None:
-        self.rows.append(
-            {
-                "output_path": self.output_path(output),
-                "data_file": data_file,
-                "record_count": record_count,
-                "before": None if before is None else self.store(before),
-                "after": self.store(after),
-            }
-        )
+        """A change for the newest task, if that has this output, or for another task."""
+        path = self.output_path(output)
+        stored = None if before is None else self.store(before)
+        changes = (DvChange(data_file, record_count, stored, self.store(after)),)
+        if self.tasks and self.tasks[-1].output_path == path:
+            changes = self.tasks.pop().changes + changes
+        self.tasks.append(DeleteFileTask(path, 0, (), changes))
+
+    def alter(self, **fields: Any) -> None:
+        """Change the descriptor that was added last."""
+        task = self.tasks.pop()
+        *others, last = task.changes
+        last = replace(last, after=with_fields(last.after, **fields))
+        self.tasks.append(replace(task, changes=(*others, last)))
 
     def output_path(self, output: str) -> str:
         return f"file://{self.root}/out/{output}.parquet"
 
-    def batches(self, cuts: tuple[int, ...] = ()) -> Iterator[pa.RecordBatch]:
-        edges = [0, *sorted(cuts), len(self.rows)]
-        for low, high in pairwise(edges):
-            yield pa.RecordBatch.from_pylist(self.rows[low:high], schema=DESCRIPTORS)
-
-    def translate(self, cuts: tuple[int, ...] = ()) -> list[dict[str, Any]]:
-        batches = list(translate(self.batches(cuts), table_location=f"file://{self.root}", storage_properties={}))
-        assert all(batch.schema == DELETE_FILES for batch in batches)
-        return [row for batch in batches for row in batch.to_pylist()]
+    def translate(self) -> list[DeleteFileResult]:
+        results = list(translate(self.tasks, table_location=f"file://{self.root}", storage_properties={}))
+        for task, result in zip(self.tasks, results, strict=True):
+            assert result.file is None or result.file.path == task.output_path
+        return results
 
     def written(self) -> list[str]:
         return sorted(path.name for path in (self.root / "out").glob("*"))
@@ -85,102 +81,104 @@ def read(path: str) -> list[tuple[str, int]]:
 
 
 sets = st.sets(st.sampled_from([0, 1, 2, 3, 2**16 - 1, 2**16, 2**16 + 1, 2**32 - 1, 2**32, 2**33]))
-works = st.dictionaries(
+changes = st.dictionaries(
     st.tuples(st.sampled_from("xyz"), st.sampled_from(["a", "b", "c#1?", "d%20é"])),
     st.tuples(st.none() | sets, sets, st.booleans()),
     max_size=8,
 )
 
 
-@given(works, st.lists(st.integers(0, 8), max_size=3), st.integers(1, 3))
-@example({("x", "a"): ({1, 2}, {2}, False)}, [], 1)
-@example({("x", "a"): (None, set(range(2**16 + 1)), False), ("x", "b"): ({1}, {1}, False)}, [1], 1)
+@given(changes, st.integers(1, 3))
+@example({("x", "a"): ({1, 2}, {2}, False)}, 1)
+@example({("x", "a"): (None, set(range(2**16 + 1)), False), ("x", "b"): ({1}, {1}, False)}, 1)
 @settings(max_examples=100, deadline=None)
 def test_equals_its_model(
     tmp_path_factory: pytest.TempPathFactory,
     model: dict[tuple[str, str], tuple[set[int] | None, set[int], bool]],
-    cuts: list[int],
-    rows_max: int,
+    at_once_max: int,
 ) -> None:
-    """New positions are written; the whole DV where rows are back; nothing for the rest; for any cut of the input."""
+    """New positions are written; the whole DV where rows are back; nothing for the rest; however much is held."""
     lake = Lake(tmp_path_factory.mktemp("lake"))
     expected: dict[str, list[tuple[str, set[int], bool]]] = {}
     for (output, data_file), (other, after, grown) in sorted(model.items()):
         before = other and ({position for position in after if position % 2} if grown else other)
-        lake.add(output, data_file, before, after, record_count=2**40)
+        lake.add(output, data_file, before, after)
         restored = bool((before or set()) - after)
         new = after if restored else after - (before or set())
         expected.setdefault(lake.output_path(output), []).append((data_file, new, restored))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "READ_ROWS_MAX", rows_max)
-        patch.setattr(kernel, "OUTPUT_ROWS_MAX", rows_max)
-        found = lake.translate(tuple(min(cut, len(lake.rows)) for cut in cuts))
-    assert [row["path"] for row in found] == list(expected)
-    for row in found:
-        told = [(work["data_file"], work["positions"], work["restored"]) for work in row["rows"]]
-        assert told == [(path, len(new), back) for path, new, back in expected[row["path"]] if new or back]
-        positions = [(path, position) for path, new, _ in expected[row["path"]] for position in sorted(new)]
-        assert row["positions"] == len(positions)
+        patch.setattr(kernel, "READ_CHANGES_MAX", at_once_max)
+        patch.setattr(kernel, "RESULTS_MAX", at_once_max)
+        found = lake.translate()
+    assert [task.output_path for task in lake.tasks] == list(expected)
+    for (path, of_path), result in zip(expected.items(), found, strict=True):
+        assert list(result.restored) == [data_file for data_file, _, restored in of_path if restored]
+        positions = [(data_file, position) for data_file, new, _ in of_path for position in sorted(new)]
         if not positions:
-            absent = {name for name, value in row.items() if value is None}
-            assert absent == set(DELETE_FILES.names) - {"path", "positions", "rows"}
+            assert result.file is None
             continue
-        assert read(row["path"]) == positions
-        assert row["size_bytes"] == Path(row["path"].removeprefix("file://")).stat().st_size
-        assert (row["lower_path"], row["upper_path"]) == (positions[0][0], positions[-1][0])
-        assert (row["lower_pos"], row["upper_pos"]) == (min(p for _, p in positions), max(p for _, p in positions))
-        assert row["split_offsets"] == [4]
-    assert lake.written() == sorted(Path(row["path"]).name for row in found if row["positions"])
+        file = result.file
+        assert file is not None
+        assert read(path) == positions
+        assert file.data_files == tuple((data_file, len(new)) for data_file, new, _ in of_path if new)
+        assert file.positions == len(positions)
+        assert file.size_bytes == Path(path.removeprefix("file://")).stat().st_size
+        assert (file.lower_pos, file.upper_pos) == (min(p for _, p in positions), max(p for _, p in positions))
+        assert file.split_offsets == (4,)
+    assert lake.written() == sorted(Path(result.file.path).name for result in found if result.file)
+
+
+def only_file(lake: Lake) -> PositionDeleteFile:
+    (result,) = lake.translate()
+    assert result.file is not None
+    return result.file
 
 
 def test_grown_dv_writes_what_is_new(lake: Lake) -> None:
     """{0, 1} grown to {0, 1, 5} writes 5 alone."""
     lake.add("x", "a", {0, 1}, {0, 1, 5}, record_count=6)
     (found,) = lake.translate()
-    assert found["rows"] == [{"data_file": "a", "positions": 1, "restored": False}]
-    assert read(found["path"]) == [("a", 5)]
+    assert found.restored == ()
+    assert found.file and read(found.file.path) == [("a", 5)]
 
 
 def test_shrunk_dv_is_restored_whole(lake: Lake) -> None:
     """{0, 1} after RESTORE to {1, 2}: row 0 is back, and all of {1, 2} is written for the newly registered file."""
     lake.add("x", "a", {0, 1}, {1, 2})
     (found,) = lake.translate()
-    assert found["rows"] == [{"data_file": "a", "positions": 2, "restored": True}]
-    assert read(found["path"]) == [("a", 1), ("a", 2)]
+    assert found.restored == ("a",)
+    assert found.file and read(found.file.path) == [("a", 1), ("a", 2)]
 
 
-def test_restored_to_nothing_is_told_without_a_file(lake: Lake) -> None:
-    """A DV that shrinks to an empty one writes no file, and its data file is still told of as restored."""
+def test_restored_to_nothing_has_no_file(lake: Lake) -> None:
+    """A DV that shrinks to an empty one writes no file, and its data file is restored all the same."""
     lake.add("x", "a", {0, 1}, set())
-    (found,) = lake.translate()
-    assert (found["size_bytes"], found["positions"]) == (None, 0)
-    assert found["rows"] == [{"data_file": "a", "positions": 0, "restored": True}]
+    assert lake.translate() == [DeleteFileResult(None, ("a",))]
     assert lake.written() == []
 
 
 def test_nothing_new_writes_no_file(lake: Lake) -> None:
-    """The same DV before and after contributes nothing; an output without positions is told of without a file."""
+    """The same DV before and after contributes nothing; a task without new positions has a result without a file."""
     lake.add("x", "a", {1}, {1})
     lake.add("y", "b", None, {4})
     x, y = lake.translate()
-    assert (x["positions"], x["rows"], x["size_bytes"]) == (0, [], None)
-    assert y["positions"] == 1
+    assert x == DeleteFileResult(None, ())
+    assert y.file and y.file.positions == 1
     assert lake.written() == ["y.parquet"]
 
 
-def test_no_rows_no_batches(lake: Lake) -> None:
-    """Without input there is no output, with or without an empty batch."""
+def test_no_tasks_no_results(lake: Lake) -> None:
+    """Without input there is no output."""
     assert lake.translate() == []
-    assert list(translate([], table_location="file:///t", storage_properties={})) == []
 
 
 def test_again_gives_the_same_bytes(lake: Lake) -> None:
     """A second run, as Spark tries a task again, leaves the same bytes and says the same."""
     lake.add("x", "a", None, {1, 2**32})
-    first = lake.translate()
-    content = Path(first[0]["path"].removeprefix("file://")).read_bytes()
-    assert lake.translate() == first
-    assert Path(first[0]["path"].removeprefix("file://")).read_bytes() == content
+    first = only_file(lake)
+    content = Path(first.path.removeprefix("file://")).read_bytes()
+    assert only_file(lake) == first
+    assert Path(first.path.removeprefix("file://")).read_bytes() == content
 
 
 def test_large_dvs_are_read_alone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,17 +191,18 @@ def test_large_dvs_are_read_alone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         kernel, "read_position_sets", lambda *args: held.append(len(args[2])) or read_position_sets(*args)
     )
-    (found,) = lake.translate()
+    found = only_file(lake)
     assert held == [2, 2, 2]
-    assert read(found["path"]) == [("a", 2), ("b", 2), ("c", 2)]
+    assert read(found.path) == [("a", 2), ("b", 2), ("c", 2)]
 
 
 def test_function_and_errors_pickle(lake: Lake) -> None:
     """The kernel goes to Spark's workers, and its errors come back, with nothing lost."""
     lake.add("x", "a", None, {1})
     function = pickle.loads(pickle.dumps(partial(translate, table_location="file:///t", storage_properties={})))
-    assert [row["positions"] for batch in function(lake.batches()) for row in batch.to_pylist()] == [1]
-    lake.rows[0]["after"]["cardinality"] = 9
+    (found,) = pickle.loads(pickle.dumps(list(function(lake.tasks))))
+    assert found.file.data_files == (("a", 1),)
+    lake.alter(cardinality=9)
     with pytest.raises(CorruptInput) as caught:
         lake.translate()
     again = pickle.loads(pickle.dumps(caught.value))
@@ -238,10 +237,10 @@ def test_fault_midway_removes_the_file_in_work(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], error: type[Exception]
 ) -> None:
     """A fault at a later row raises its kind, removes the file in work, and leaves the finished ones."""
-    monkeypatch.setattr(kernel, "READ_ROWS_MAX", 1)
+    monkeypatch.setattr(kernel, "READ_CHANGES_MAX", 1)
     for output, data_file in [("x", "a"), ("y", "a"), ("y", "b")]:
         lake.add(output, data_file, None, {1, 2})
-    lake.rows[2]["after"] |= change
+    lake.alter(**change)
     with pytest.raises(error):
         lake.translate()
     assert lake.written() == ["x.parquet"]
@@ -251,9 +250,11 @@ def test_contents_that_do_not_decode_remove_the_file_in_work(lake: Lake) -> None
     """A container that only shows its fault when it is decoded is told with file and offset, and nothing is left."""
     lake.add("x", "a", None, {1})
     lake.add("x", "b", None, {5, 6})
-    offset = lake.rows[1]["after"]["offset"]
+    descriptor = lake.tasks[0].changes[1].after
+    offset = descriptor.offset
+    assert offset is not None
     content = bytearray((lake.root / "dv.bin").read_bytes())
-    end = offset + 4 + lake.rows[1]["after"]["size_in_bytes"]
+    end = offset + 4 + descriptor.size_in_bytes
     content[end - 4 : end] = struct.pack("<HH", 6, 5)
     content[end : end + 4] = struct.pack(">I", zlib.crc32(content[offset + 4 : end]))
     (lake.root / "dv.bin").write_bytes(content)
@@ -264,24 +265,17 @@ def test_contents_that_do_not_decode_remove_the_file_in_work(lake: Lake) -> None
 
 
 def test_abandoned_run_removes_the_file_in_work(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the caller stops asking, the file in work goes, and those told of stay."""
-    monkeypatch.setattr(kernel, "READ_ROWS_MAX", 1)
-    monkeypatch.setattr(kernel, "OUTPUT_ROWS_MAX", 1)
+    """When the caller stops asking, the file in work goes, and those whose results were given stay."""
+    monkeypatch.setattr(kernel, "READ_CHANGES_MAX", 1)
+    monkeypatch.setattr(kernel, "RESULTS_MAX", 1)
     lake.add("x", "a", None, {1})
     lake.add("y", "a", None, {1})
-    run = translate(lake.batches(), table_location="file:///t", storage_properties={})
-    assert next(iter(run)).to_pylist()[0]["path"] == lake.output_path("x")
+    run = translate(lake.tasks, table_location="file:///t", storage_properties={})
+    first = next(iter(run)).file
+    assert first and first.path == lake.output_path("x")
     assert lake.written() == ["x.parquet", "y.parquet"]
     run.close()  # type: ignore[attr-defined]
     assert lake.written() == ["x.parquet"]
-
-
-def test_unsorted_rows_are_our_own_bug(lake: Lake) -> None:
-    """Rows that come back to an earlier output path are never written over it."""
-    for output in "xyx":
-        lake.add(output, "a", None, {1})
-    with pytest.raises(AssertionError, match="sorted by output path"):
-        lake.translate()
 
 
 def test_store_that_refuses_the_file_is_away(lake: Lake) -> None:

@@ -30,11 +30,12 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from daemon.delta.actions import AddFile, DeletionVectorDescriptor, Metadata
+from daemon.delta.actions import AddFile, Metadata
 from daemon.errors import CorruptInput
 from daemon.translate.data_files import data_file_of, metrics_of
 from daemon.translate.metrics import Metrics, metrics_properties, parse_stats
 from daemon.translate.schema import translate_schema
+from state import DeletionVectorDescriptor
 
 ID = 7
 ROWS = 3
@@ -429,39 +430,40 @@ def test_no_engine_computes_min_or_max_of_inexact_bounds() -> None:
 # --- the data file's record ---
 
 
-def _add(stats: dict[str, Any] | None, cardinality: int | None = None) -> AddFile:
+def _add(stats: dict[str, Any] | None, cardinality: int | None = None, path: str = "file:///f") -> AddFile:
     dv = None if cardinality is None else DeletionVectorDescriptor("u", "x" * 20, 40, cardinality, 1)
-    return AddFile("f", {}, 99, True, json.dumps(stats) if stats else None, dv)
+    return AddFile(path, {}, 99, True, json.dumps(stats) if stats else None, dv)
 
 
 @pytest.mark.parametrize("cardinality", [0, 2, 3])
 def test_a_cardinality_within_the_rows_passes(cardinality: int) -> None:
     """All rows of a file may be deleted."""
     table = translate_schema(_metadata(("c", "long")))
-    assert metrics_of(_add({"numRecords": 3}, cardinality), "f", table, 3).record_count == 3
+    assert metrics_of(_add({"numRecords": 3}, cardinality), table, 3).record_count == 3
 
 
 def test_a_cardinality_above_the_rows_is_corrupt() -> None:
     """More deletions than the file has rows: one of the two is not what the log means."""
     table = translate_schema(_metadata(("c", "long")))
     with pytest.raises(CorruptInput, match="the deletion vector has 4 positions, the file 3 rows") as caught:
-        metrics_of(_add({"numRecords": 9}, 4), "file:///f", table, 3)
+        metrics_of(_add({"numRecords": 9}, 4), table, 3)
     assert caught.value.path == "file:///f"
     with pytest.raises(CorruptInput, match="not JSON") as caught:
-        metrics_of(AddFile("f", {}, 1, True, "{"), "file:///f", table, 3)
+        metrics_of(AddFile("file:///f", {}, 1, True, "{"), table, 3)
     assert caught.value.path == "file:///f"
 
 
 def test_a_data_file_is_registered_in_place() -> None:
     """Path, sizes and metrics as they are; what is not known is null, not empty."""
     table = translate_schema(_metadata(("c", "long")))
-    add = _add({"numRecords": 3, "minValues": {"c": 1}, "maxValues": {"c": 2}, "nullCount": {"c": 0}})
-    record = data_file_of(add, "file:///t/a b%41", metrics_of(add, "f", table, 3), 0, ())
+    stats = {"numRecords": 3, "minValues": {"c": 1}, "maxValues": {"c": 2}, "nullCount": {"c": 0}}
+    add = _add(stats, path="file:///t/a b%41")
+    record = data_file_of(add, metrics_of(add, table, 3), 0, ())
     assert (record.file_path, record.record_count, record.file_size_in_bytes) == ("file:///t/a b%41", 3, 99)
     assert (record.value_counts, record.null_value_counts) == ({1: 3}, {1: 0})
     assert (record.lower_bounds, record.upper_bounds) == ({1: b"\1" + bytes(7)}, {1: b"\2" + bytes(7)})
     bare = _add(None)
-    record = data_file_of(bare, "f", metrics_of(bare, "f", table, 8), 0, ())
+    record = data_file_of(bare, metrics_of(bare, table, 8), 0, ())
     found: Sequence[Any] = (record.value_counts, record.null_value_counts, record.lower_bounds, record.upper_bounds)
     assert found == (None, None, None, None)
     assert record.record_count == 8

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table.snapshots import Operation
 
-from daemon.delta.actions import AddFile, DeletionVectorDescriptor, Metadata
+from daemon.delta.actions import AddFile, Metadata
 from daemon.delta.replay import TableChange
 from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import referenced_data_file
+from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.translate import plan as plan_module
 from daemon.translate.data_files import metrics_of
 from daemon.translate.delete_files import (
@@ -23,13 +24,10 @@ from daemon.translate.delete_files import (
     POS_ID,
     UNKNOWN_DV,
     DeleteFileResult,
-    WrittenPositions,
-    descriptor_of,
-    record_of,
 )
 from daemon.translate.plan import CommitPlan, SyncPlan, complete_plan, files_to_leave, plan_rewrites, plan_sync
 from daemon.translate.schema import TableSchema, translate_schema
-from state import DeleteFileRecord, DeletionVectorRecord, DvMapping, LiveFile, OrphanReason
+from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason
 
 ROWS = 10
 SNAPSHOT = 99
@@ -57,7 +55,7 @@ def add(
 
 
 def live_file(
-    path: str, deleted: DeletionVectorRecord | None = None, *, manifest: str = "m1", spec_id: int = 0
+    path: str, deleted: DeletionVectorDescriptor | None = None, *, manifest: str = "m1", spec_id: int = 0
 ) -> LiveFile:
     return LiveFile(path, ROWS, 100, spec_id, manifest, deleted)
 
@@ -94,19 +92,21 @@ def planned(
         what,
         {file.path: file for file in live},
         table,
-        {path: metrics_of(add, path, table, rows.get(path, ROWS)) for path, add in what.added.items()},
+        {path: metrics_of(add, table, rows.get(path, ROWS)) for path, add in what.added.items()},
         granularity=granularity,
         name_delete_file=lambda number: f"d{number}",
     )
 
 
+def written(path: str, *data_files: tuple[str, int]) -> PositionDeleteFile:
+    return PositionDeleteFile(path, 50, sum(positions for _, positions in data_files), 3, 8, (4,), data_files)
+
+
 def result(path: str, *rows: tuple[str, int] | tuple[str, int, bool]) -> DeleteFileResult:
-    """What the kernel would tell: (data file, positions, restored) of each row."""
-    written = tuple(WrittenPositions(row[0], row[1], row[2] if len(row) > 2 else False) for row in rows)
-    positions = sum(row.positions for row in written)
-    known = positions > 0
+    """What the kernel would give: (data file, positions, whether it is restored) of each row."""
+    data_files = [(row[0], row[1]) for row in rows if row[1]]
     return DeleteFileResult(
-        path, 50 if known else None, positions, 3 if known else None, 8 if known else None, (4,), written
+        written(path, *data_files) if data_files else None, tuple(row[0] for row in rows if len(row) > 2 and row[2])
     )
 
 
@@ -122,7 +122,7 @@ def completed(
         serving=serving,
         still_serving=still,
         rewritten=[
-            (rewrite, result(rewrite.output_path, *((path, 2) for path in sorted(rewrite.kept))))
+            (rewrite, written(rewrite.output_path, *((path, 2) for path in sorted(rewrite.kept))))
             for rewrite in rewrites
         ],
     )
@@ -134,7 +134,7 @@ def delete_file(path: str, *data_files: str, manifest: str = "m9") -> DeleteFile
 
 
 def works(plan: SyncPlan) -> list[tuple[str, tuple[Any, ...], list[str]]]:
-    return [(task.output_path, task.partition, [work.data_file for work in task.works]) for task in plan.tasks]
+    return [(task.output_path, task.partition, [change.data_file for change in task.changes]) for task in plan.tasks]
 
 
 # --- which delete files to write ---
@@ -143,7 +143,7 @@ def works(plan: SyncPlan) -> list[tuple[str, tuple[Any, ...], list[str]]]:
 def test_file_granularity_is_a_delete_file_for_each_data_file() -> None:
     """Added and changed files with a deletion vector, sorted by path; those without one need no delete file."""
     what = change([add("b", dv("1")), add("x")], ["y"], [add("c", dv("2")), add("a", dv("3")), add("z")])
-    plan = planned(what, [live_file(path) for path in ("a", "c", "y")] + [live_file("z", record_of(dv("9")))])
+    plan = planned(what, [live_file(path) for path in ("a", "c", "y")] + [live_file("z", dv("9"))])
     assert works(plan) == [("d0", (), ["a"]), ("d1", (), ["b"]), ("d2", (), ["c"])]
 
 
@@ -181,7 +181,7 @@ def test_files_of_two_specs_share_no_delete_file() -> None:
 
 def test_deletions_lie_where_the_entry_of_their_file_does() -> None:
     """The add's text may come to another value now, by another zone or spelling: the entry's own partition counts."""
-    live = [replace(live_file(path, record_of(dv("1"))), partition=("7.5",)) for path in "ab"]
+    live = [replace(live_file(path, dv("1")), partition=("7.5",)) for path in "ab"]
     what = change(dv_changed=[add("a", dv("2"), part="1"), add("b", part="1")])
     plan = planned(what, live, table=table_schema(partitioned=True))
     assert [(task.spec_id, task.partition) for task in plan.tasks] == [(0, (7.5,))]
@@ -204,22 +204,22 @@ def _schema_of(table: TableSchema) -> str:
 
 def test_the_kernel_is_told_both_deletion_vectors_and_the_rows() -> None:
     """What Iceberg shows now goes with what shall be shown; physical rows come from memory or from the footer."""
-    before = record_of(dv("0", 1))
+    before = dv("0", 1)
     what = change([add("new", dv("1")), add("bare", dv("2"), rows=None)], dv_changed=[add("old", dv("3"), rows=None)])
     plan = planned(what, [live_file("old", before)], rows={"bare": 4})
-    found = {work.data_file: (work.record_count, work.before, work.after) for task in plan.tasks for work in task.works}
+    changes = [each for task in plan.tasks for each in task.changes]
+    found = {each.data_file: (each.record_count, each.before, each.after) for each in changes}
     assert found == {
-        "new": (ROWS, None, record_of(dv("1"))),
-        "bare": (4, None, record_of(dv("2"))),
-        "old": (ROWS, before, record_of(dv("3"))),
+        "new": (ROWS, None, dv("1")),
+        "bare": (4, None, dv("2")),
+        "old": (ROWS, before, dv("3")),
     }
-    assert descriptor_of(before) == dv("0", 1)
 
 
 def test_an_unknown_deletion_vector_has_no_before() -> None:
     """What a rebuild could not identify is written anew, whole."""
     plan = planned(change(dv_changed=[add("a", dv("3"))]), [live_file("a", UNKNOWN_DV)])
-    assert plan.tasks[0].works[0].before is None
+    assert plan.tasks[0].changes[0].before is None
 
 
 def test_more_deleted_rows_than_rows_is_corrupt() -> None:
@@ -260,7 +260,7 @@ def test_an_append() -> None:
 
 def test_a_grown_deletion_vector_leaves_the_data_file_alone() -> None:
     """Only a delete file joins; the new deletion vector is remembered."""
-    plan = planned(change(dv_changed=[add("a", dv("2"))]), [live_file("a", record_of(dv("1", 1)))])
+    plan = planned(change(dv_changed=[add("a", dv("2"))]), [live_file("a", dv("1", 1))])
     done = completed(plan, [result("d0", ("a", 1))])
     assert summary(done) == {
         "operation": Operation.DELETE,
@@ -269,22 +269,22 @@ def test_a_grown_deletion_vector_leaves_the_data_file_alone() -> None:
         "deletes added": ["d0"],
         "deletes removed": {},
     }
-    assert done.changed_dvs == {"a": record_of(dv("2"))}
+    assert done.changed_dvs == {"a": dv("2")}
     assert (done.removed_files, done.unwritten_files) == ((), ())
 
 
 def test_a_rewritten_deletion_vector_of_the_same_positions_makes_no_snapshot() -> None:
     """Nothing to write and nothing restored: the plan is empty, yet the new deletion vector is remembered."""
-    plan = planned(change(dv_changed=[add("a", dv("2"))]), [live_file("a", record_of(dv("1")))])
+    plan = planned(change(dv_changed=[add("a", dv("2"))]), [live_file("a", dv("1"))])
     done = completed(plan, [result("d0")])
     assert done.is_empty
-    assert done.changed_dvs == {"a": record_of(dv("2"))}
+    assert done.changed_dvs == {"a": dv("2")}
     assert done.unwritten_files == ("d0",)
 
 
 def test_a_removed_file_takes_its_delete_files_along() -> None:
     """Delete files that only served removed files leave; of one that serves another file, its share is written anew."""
-    live = [live_file(path, record_of(dv("1")), manifest=f"m-{path}") for path in "ab"]
+    live = [live_file(path, dv("1"), manifest=f"m-{path}") for path in "ab"]
     serving = [delete_file("only", "a"), delete_file("both", "a", "b"), delete_file("two", "a", manifest="m8")]
     done = completed(planned(change(removed=["a"]), live), serving=serving)
     assert summary(done) == {
@@ -302,14 +302,14 @@ def test_a_removed_file_takes_its_delete_files_along() -> None:
 
 def test_all_served_files_leaving_takes_the_shared_delete_file_along() -> None:
     """A delete file of a partition goes with the last of its data files."""
-    live = [live_file(path, record_of(dv("1"))) for path in "ab"]
+    live = [live_file(path, dv("1")) for path in "ab"]
     done = completed(planned(change(removed=["a", "b"]), live), serving=[delete_file("both", "a", "b")])
     assert done.removed_delete_files == {"both": OrphanReason.DATA_FILES_GONE}
 
 
 def test_a_shrunk_deletion_vector_registers_the_file_anew() -> None:
     """Rows came back: the entry leaves and joins again with all of the new positions, the older delete file goes."""
-    plan = planned(change(dv_changed=[add("a", dv("2"))]), [live_file("a", record_of(dv("1")), manifest="m5")])
+    plan = planned(change(dv_changed=[add("a", dv("2"))]), [live_file("a", dv("1"), manifest="m5")])
     results = [result("d0", ("a", 2, True))]
     assert files_to_leave(plan, results) == {"a"}
     done = completed(plan, results, [delete_file("old", "a")])
@@ -326,7 +326,7 @@ def test_a_shrunk_deletion_vector_registers_the_file_anew() -> None:
 
 def test_a_vanished_deletion_vector_registers_the_file_anew() -> None:
     """RESTORE to a version without deletions: no delete file is written, the older one goes."""
-    plan = planned(change(dv_changed=[add("a", rows=None)]), [live_file("a", record_of(dv("1")))])
+    plan = planned(change(dv_changed=[add("a", rows=None)]), [live_file("a", dv("1"))])
     assert plan.tasks == ()
     done = completed(plan, serving=[delete_file("old", "a")])
     assert summary(done)["added"] == ["a"]
@@ -337,7 +337,7 @@ def test_a_vanished_deletion_vector_registers_the_file_anew() -> None:
 
 def test_a_restored_file_leaves_a_shared_delete_file_to_the_others() -> None:
     """The older positions do not reach the new entry; its neighbour's share of their file is written anew."""
-    live = [live_file(path, record_of(dv("1"))) for path in "ab"]
+    live = [live_file(path, dv("1")) for path in "ab"]
     plan = planned(change(dv_changed=[add("a")]), live)
     done = completed(plan, serving=[delete_file("both", "a", "b")])
     assert done.removed_delete_files == {"both": OrphanReason.DV_SHRUNK}
@@ -356,7 +356,7 @@ def test_an_unknown_deletion_vector_registers_the_file_anew() -> None:
 
 def test_planning_twice_gives_the_same() -> None:
     """The wanted state follows from the new deletion vectors alone."""
-    live = [live_file("a", record_of(dv("1"))), live_file("r")]
+    live = [live_file("a", dv("1")), live_file("r")]
     what = change([add("n", dv("5"))], ["r"], [add("a", dv("2"))])
     results = [result("d0", ("a", 1)), result("d1", ("n", 2))]
     first, second = (completed(planned(what, live), results) for _ in range(2))
@@ -383,7 +383,7 @@ def test_rows_that_only_move_are_a_replace(
     added: list[int], removed: Mapping[str, str | None], data_change: bool, expected: Operation
 ) -> None:
     """OPTIMIZE: Delta says that no data changed, and as many rows are live in the new files as were in the old ones."""
-    live = [live_file(path, record_of(dv(name)) if name else None) for path, name in removed.items()]
+    live = [live_file(path, dv(name) if name else None) for path, name in removed.items()]
     rows = {f"n{number}": count for number, count in enumerate(added)}
     files = [add(path, rows=count) for path, count in rows.items()]
     done = completed(planned(change(files, removed, data_change=data_change), live, rows=rows))
@@ -417,7 +417,7 @@ def test_a_delete_file_of_one_data_file_names_it() -> None:
 def test_a_delete_file_of_several_data_files_names_none() -> None:
     """Unequal bounds of file_path would be taken for truncated ones: none are given."""
     files = [add("a", dv("1")), add("b", dv("2")), add("c", dv("3", 0))]
-    live = [live_file(file.path, record_of(dv("0"))) for file in files]
+    live = [live_file(file.path, dv("0")) for file in files]
     plan = planned(change(dv_changed=files), live, granularity="partition")
     (record,) = completed(plan, [result("d0", ("a", 1), ("b", 2), ("c", 0, True))]).delta.added_delete_files
     assert referenced_data_file(record) is None

@@ -1,0 +1,93 @@
+"""A Delta table's whole state at one version: what Spark and the daemon's own process read in two ways."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol as Interface
+from typing import TypeVar
+
+import pyarrow as pa
+
+from daemon.delta.actions import AddFile, Metadata, Protocol, resolve_path
+from state.records import DeletionVectorDescriptor
+
+T = TypeVar("T")
+
+# The columns of an AddFile that are needed, the descriptor flat; `path` is spelled as in the log.
+ADDS = pa.schema(
+    [
+        pa.field("path", pa.string()),
+        pa.field("partition_values", pa.map_(pa.string(), pa.string())),
+        pa.field("size", pa.int64()),
+        pa.field("stats", pa.string()),
+        pa.field("dv_storage_type", pa.string()),
+        pa.field("dv_path", pa.string()),
+        pa.field("dv_offset", pa.int32()),
+        pa.field("dv_size", pa.int32()),
+        pa.field("dv_cardinality", pa.int64()),
+    ]
+)
+
+
+class Progress(Interface):
+    """Whoever wants to know how far a long step has come. Called now and then, from any thread."""
+
+    def advanced(self, done: int, total: int, what: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class TableState(ABC):
+    """A snapshot of the Delta table at `location`. `files` counts its live data files."""
+
+    location: str
+    version: int
+    timestamp_ms: int
+    protocol: Protocol
+    metadata: Metadata
+    files: int
+
+    @abstractmethod
+    def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
+        """The live files without their statistics, which are the most of an action. Each time in the same order."""
+
+    @abstractmethod
+    def find_adds(self, is_wanted: pa.BooleanArray) -> Iterator[AddFile]:
+        """The live files with their statistics; `is_wanted` has one value for each file that `read_adds` gives."""
+
+    @abstractmethod
+    def map_adds(
+        self,
+        function: Callable[[int, Iterable[AddFile]], Iterator[T]],
+        parts: int,
+        progress: Progress | None = None,
+        what: str = "parts",
+    ) -> Sequence[T]:
+        """What `function` gives for the live files, statistics included, in `parts` parts, each sorted by path.
+
+        It takes a part's number, from 0 on, and its files; it may run in other processes. A part without files may be
+        left out. `progress` hears how many parts are done, and `what` they are. Raises what `function` raises.
+        """
+
+
+def adds_from_batch(batch: pa.RecordBatch, location: str) -> Iterator[AddFile]:
+    """Rows with columns of `ADDS`, `stats` or not, as actions of the table at `location`."""
+    for row in batch.to_pylist(maps_as_pydicts="strict"):
+        descriptor = None
+        if row["dv_storage_type"] is not None:
+            descriptor = DeletionVectorDescriptor(
+                storage_type=row["dv_storage_type"],
+                path_or_inline_dv=row["dv_path"],
+                offset=row["dv_offset"],
+                size_in_bytes=row["dv_size"],
+                cardinality=row["dv_cardinality"],
+            )
+        yield AddFile(
+            path=resolve_path(location, row["path"]),
+            partition_values=row["partition_values"] or {},
+            size=row["size"],
+            data_change=False,
+            stats=row.get("stats"),
+            deletion_vector=descriptor,
+        )
