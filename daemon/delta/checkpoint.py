@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from daemon.delta.actions import AddFile, Long, Metadata, Protocol, resolve_path
 from daemon.delta.log import LINE_BYTES_MAX
+from daemon.delta.struct_stats import encode_stats
 from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.storage import BLOCK_BYTES, FileIOStorage, FileMeta, store_away
 
@@ -53,6 +54,7 @@ REQUIRED = ("path", "partition_values", "size")
 REQUIRED_OF_DV = ("dv_storage_type", "dv_path", "dv_size", "dv_cardinality")
 METADATA_FIELDS = ("id", "schemaString", "partitionColumns", "configuration", "name", "description")
 SIDECAR = "sidecar"
+STATS_PARSED = "add.stats_parsed"
 # Whole structs where they are small: Arrow passes over the field of one that is none.
 COLUMNS = (
     *dict.fromkeys(f"add.{names[0]}" for names in PLACES.values()),
@@ -201,9 +203,13 @@ def _read_parquet(storage: FileIOStorage, path: str, columns: Sequence[str]) -> 
         source = _Source(file, path)
         try:
             small = pa.BufferReader(source.read()) if source.size_bytes <= BLOCK_BYTES else source
-            parquet = pq.ParquetFile(small, pre_buffer=True, page_checksum_verification=True)
-            _check_schema(parquet.schema_arrow)
-            for batch in parquet.iter_batches(BATCH_ROWS, columns=list(columns), use_threads=False):
+            parquet = pq.ParquetFile(
+                small, pre_buffer=True, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
+            )
+            schema = parquet.schema_arrow
+            _check_schema(schema)
+            wanted = [*columns, STATS_PARSED] if _has_struct_stats_only(schema) else list(columns)
+            for batch in parquet.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
                 batch.validate(full=True)
                 yield _decode_batch(batch, path)
         except (pa.ArrowException, OSError) as error:
@@ -226,6 +232,12 @@ def _check_schema(schema: pa.Schema) -> None:
             (name,) = PLACES[column]
             if schema.field("add").type.get_field_index(name) < 0:
                 raise _corrupt(f"the checkpoint's add has no {name}")
+
+
+def _has_struct_stats_only(schema: pa.Schema) -> bool:
+    """PROTOCOL.md, "Checkpoints": `stats` is left out where `delta.checkpoint.writeStatsAsJson` is false."""
+    names = {field.name for field in schema.field("add").type} if "add" in schema.names else set()
+    return "stats" not in names and "stats_parsed" in names
 
 
 class _Source(io.RawIOBase):
@@ -303,6 +315,8 @@ def _decode_adds(batch: pa.RecordBatch) -> pa.RecordBatch:
     paths = _column(rows, "path")
     rows = rows.filter(pc.is_valid(paths))
     columns = {name: _column(rows, name) for name in PLACES}
+    if rows.type.get_field_index("stats_parsed") >= 0:
+        columns["stats"] = encode_stats(pc.struct_field(rows, "stats_parsed"))
     has_dv = pc.is_valid(columns["dv_storage_type"])
     for name in (*REQUIRED, *REQUIRED_OF_DV):
         column = columns[name] if name in REQUIRED else columns[name].filter(has_dv)
