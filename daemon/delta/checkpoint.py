@@ -61,7 +61,7 @@ COLUMNS = (
     *(f"metaData.{name}" for name in METADATA_FIELDS),
     *("protocol", SIDECAR),
 )
-BATCH_ROWS = 16_384
+BATCH_ROWS = 4_096
 HINT = (
     "Restore the file, or remove it if an older checkpoint and the commits after that are there, then `dvsync resume` "
     "the table."

@@ -5,7 +5,7 @@ Delta PROTOCOL.md, "Action Reconciliation". For tables of any kind whose log is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,29 +48,31 @@ def replay(storage: FileIOStorage, log: DeltaLog, segment: LogSegment) -> Replay
     `Unsupported` for a protocol that is not known.
     """
     newest = _NewestFirst(log.location)
-    timestamp_ms = None
-    for file in reversed(segment.commits):
-        for commit in _read_newest_first(log, file):
-            newest.take_commit(commit)
-            if commit.version == segment.version and not file.is_compacted:
-                timestamp_ms = commit.timestamp_ms
+    times_ms = [_take_file(newest, log, file) for file in reversed(segment.commits)]
     if segment.checkpoint:
         for rows in read_checkpoint(storage, log.folder, segment.checkpoint):
             newest.take_checkpoint_rows(rows)
+    timestamp_ms = times_ms[0] if times_ms else None
     if timestamp_ms is None:
         written_ms = segment.checkpoint.modified_ms if segment.checkpoint else 0
         timestamp_ms = log.commit_time_ms(segment.version, otherwise=written_ms)
     return newest.state(segment.version, timestamp_ms, log.folder)
 
 
-def _read_newest_first(log: DeltaLog, file: CommitFile) -> Iterator[Commit]:
-    """The file's actions; those of its commits where it is compacted and cannot be read: it is but a short cut."""
+def _take_file(newest: _NewestFirst, log: DeltaLog, file: CommitFile) -> int | None:
+    """When the newest of its commits was committed; None where that was not read.
+
+    A compacted file that cannot be read is passed over for its commits: it is but a short cut.
+    """
     compacted = log.read_compacted(file.from_version, file.to_version) if file.is_compacted else None
     if compacted:
-        yield compacted
-        return
-    for version in range(file.to_version, file.from_version - 1, -1):
-        yield log.read_commit(version)
+        newest.take_commit(compacted)
+        return None
+    # No name for a commit: one would keep it in memory while the next is read.
+    times_ms = [
+        newest.take_commit(log.read_commit(version)) for version in range(file.to_version, file.from_version - 1, -1)
+    ]
+    return times_ms[0]
 
 
 class _NewestFirst:
@@ -87,9 +89,12 @@ class _NewestFirst:
         self._decided: set[str] = set()
         self._removed: dict[str, set[str | None]] = {}
         self._live: list[pa.RecordBatch] = []
-        self._from_checkpoint: list[pa.Array] = []
+        # Of the paths in checkpoints, to tell cheaply that none is there twice.
+        self._hashes: set[int] = set()
+        self._may_have_doubles = False
 
-    def take_commit(self, commit: Commit) -> None:
+    def take_commit(self, commit: Commit) -> int:
+        """When it was committed, in ms."""
         self._protocol = self._protocol or commit.protocol
         self._metadata = self._metadata or commit.metadata
         adds = {self._plain(add.path): add for add in commit.adds}
@@ -99,6 +104,7 @@ class _NewestFirst:
         self._decided |= adds.keys()
         for remove in commit.removes:
             self._removed.setdefault(self._plain(remove.path), set()).add(remove.dv_unique_id)
+        return commit.timestamp_ms
 
     def take_checkpoint_rows(self, rows: Rows) -> None:
         for protocol in rows.protocols:
@@ -107,7 +113,7 @@ class _NewestFirst:
             self._metadata = self._metadata or metadata
         if rows.adds.num_rows:
             paths = self._plain_paths(rows.adds["path"], rows.path)
-            self._from_checkpoint.append(paths)
+            self._note(paths)
             self._live.append(self._without_superseded(rows.adds, paths))
 
     def state(self, version: int, timestamp_ms: int, folder: str) -> ReplayedState:
@@ -116,12 +122,13 @@ class _NewestFirst:
             hint = "Restore the log's older files, then `dvsync resume` the table."
             what = f"no {kind} action could be recovered from the log"
             raise CorruptInput(what, version=version, path=folder, hint=hint)
+        adds = pa.Table.from_batches(self._live, ADDS)
         try:
             check_protocol(self._protocol)
-            self._check_unique()
+            if self._may_have_doubles:
+                self._check_unique(adds)
         except SyncError as error:
             raise error.located(version=version, path=folder) from error.__cause__
-        adds = pa.Table.from_batches(self._live, ADDS)
         return ReplayedState(version, timestamp_ms, self._protocol, self._metadata, adds)
 
     def _is_live(self, path: str, dv_unique_id: str | None) -> bool:
@@ -145,6 +152,8 @@ class _NewestFirst:
         plain = pc.and_not(pc.match_substring_regex(paths, PLAIN_PATH), pc.match_substring(paths, DOTS))
         others = pc.invert(plain)
         spelled = paths.filter(others).to_pylist()
+        if not spelled:
+            return paths
         for path in spelled:
             if fault := find_uri_fault(path):
                 what = f"Delta cannot read the path {path!r} of a data file: {fault}"
@@ -154,13 +163,16 @@ class _NewestFirst:
     def _plain(self, path: str) -> str:
         return resolve_path(self._location, path).removeprefix(f"{self._location}/")
 
-    def _check_unique(self) -> None:
-        paths = pa.chunked_array(self._from_checkpoint, pa.string())
-        if pc.count_distinct(paths).as_py() != len(paths):
-            counts = pc.value_counts(paths)
-            path = counts.field("values")[pc.index(pc.greater(counts.field("counts"), 1), True).as_py()]
+    def _note(self, paths: pa.Array) -> None:
+        expected = len(self._hashes) + len(paths)
+        self._hashes.update(map(hash, paths.to_pylist()))
+        self._may_have_doubles |= len(self._hashes) != expected
+
+    def _check_unique(self, adds: pa.Table) -> None:
+        ((path, count),) = Counter(map(self._plain, adds["path"].to_pylist())).most_common(1)
+        if count > 1:
             hint = "Remove the checkpoint if an older one and the commits after that are there."
-            raise CorruptInput(f"the checkpoint has more than one add for the one path {path}", hint=hint)
+            raise CorruptInput(f"the checkpoint has {count} adds for the one path {path}", hint=hint)
 
 
 def _dv_unique_id(adds: pa.RecordBatch, row: int) -> str | None:

@@ -323,8 +323,8 @@ def with_field(name: str, kind: pa.DataType) -> pa.Schema:
         (CHECKPOINT, {"path": "a b"}, "Delta cannot read the path 'a b' of a data file: ' ' is not escaped"),
         (CHECKPOINT, {"path": ""}, "it names no file"),
         (CHECKPOINT, {"path": "a/.."}, "it names no file"),
-        (CHECKPOINT, {"path": "b"}, "more than one add for the one path b"),
-        (CHECKPOINT, {"path": "%62"}, "more than one add for the one path b"),
+        (CHECKPOINT, {"path": "b"}, "the checkpoint has 2 adds for the one path b"),
+        (CHECKPOINT, {"path": "%62"}, "the checkpoint has 2 adds for the one path b"),
     ],
 )
 def test_faults_of_a_checkpoint(log: HandmadeLog, schema: pa.Schema, fields: Action, says: str) -> None:
