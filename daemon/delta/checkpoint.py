@@ -213,9 +213,6 @@ def _read_parquet(storage: FileIOStorage, path: str, columns: Sequence[str]) -> 
                 batch.validate(full=True)
                 yield _decode_batch(batch, path)
         except (pa.ArrowException, OSError) as error:
-            # Arrow has one kind for bytes that are broken and for a store that does not answer.
-            if source.failure:
-                raise source.failure from error
             raise _corrupt(f"the checkpoint cannot be read: {error}") from error
 
 
@@ -241,14 +238,15 @@ def _has_struct_stats_only(schema: pa.Schema) -> bool:
 
 
 class _Source(io.RawIOBase):
-    """A file in a store that remembers whether it was the store that failed; `size_bytes` long."""
+    """A file of a store, of `size_bytes`, that tells a store that does not answer from bytes that are broken: Arrow has
+    one kind for both. Raises `ObjectStoreAway`, which Arrow passes on.
+    """
 
     def __init__(self, file: pa.NativeFile, path: str) -> None:
         super().__init__()
         self._file = file
         self._path = path
         self._offset = 0
-        self.failure: SyncError | None = None
         self.size_bytes: int = self._ask(file.size)
 
     def readable(self) -> bool:
@@ -281,8 +279,7 @@ class _Source(io.RawIOBase):
         try:
             return question()
         except OSError as error:
-            self.failure = store_away(self._path, error)
-            raise self.failure from error
+            raise store_away(self._path, error) from error
 
 
 def _decode_batch(batch: pa.RecordBatch, path: str) -> Rows:

@@ -149,7 +149,7 @@ def _complete(files: list[FileMeta]) -> tuple[FileMeta, ...]:
         return (by_name[uuid_named[-1]],)
     for total in sorted({int(match[3]) for match in parts.values()}, reverse=True):
         of_total = {int(match[2]): by_name[name] for name, match in parts.items() if int(match[3]) == total}
-        if of_total.keys() == set(range(1, len(of_total) + 1)) and len(of_total) == total:
+        if len(of_total) == total and min(of_total) == 1 and max(of_total) == total:
             return tuple(file for _, file in sorted(of_total.items()))
     return tuple(by_name[name] for name in rest)
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +114,12 @@ def comparable(found: Sequence[dict[str, Any]], location: str) -> list[dict[str,
 
 
 def _with_moments(values: dict[str, Any]) -> dict[str, Any]:
-    """Spark spells timestamps in the session's time zone."""
-    moment = values.get("moment")
-    return {**values, "moment": datetime.fromisoformat(moment)} if isinstance(moment, str) else values
+    """Spark spells timestamps in the session's time zone; those of INT96 have none in Arrow, and are in UTC."""
+    text = values.get("moment")
+    if not isinstance(text, str):
+        return values
+    moment = datetime.fromisoformat(text)
+    return {**values, "moment": moment if moment.tzinfo else moment.replace(tzinfo=UTC)}
 
 
 @pytest.mark.parametrize(

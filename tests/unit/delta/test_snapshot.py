@@ -54,6 +54,8 @@ def test_commits_alone(log: HandmadeLog) -> None:
     os.utime(log.name(1), (5, 5))
     state = log.state()
     assert (state.version, state.timestamp_ms) == (1, 5_000)
+    read = [(verb, log.name(version).name) for version in (1, 0) for verb in ("stat", "open")]
+    assert log.storage.asked == [("read", "_last_checkpoint"), ("list after 0", "_delta_log"), *read]
     assert state.metadata.configuration == {"k": "v"}
     assert state.protocol.reader_features == ["deletionVectors", "v2Checkpoint"]
     rows = {row["path"]: row for row in state.adds.to_pylist(maps_as_pydicts="strict")}
@@ -188,6 +190,14 @@ def test_sizes_of_sidecars_by_the_hint(log: HandmadeLog, kind: str) -> None:
     assert log.segment().size_bytes == without
 
 
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_missing_part(log: HandmadeLog, missing: int) -> None:
+    """A checkpoint that lacks a part is passed over, for an older one or for the commits."""
+    log.create(add("a"))
+    log.checkpoint([*START, add("x"), add("y")], kind="multi-part", parts=3)[missing].unlink()
+    assert live(log.state()) == {"a": None}
+
+
 def test_the_best_of_several_checkpoints(log: HandmadeLog) -> None:
     """Those with missing parts, and empty files, are passed over; at one version the UUID-named one is taken."""
     log.create(add("a"))
@@ -198,6 +208,7 @@ def test_the_best_of_several_checkpoints(log: HandmadeLog) -> None:
     log.checkpoint([*START, add("from-two")], kind="multi-part", parts=2)
     assert live(log.state()) == {"from-two": None}
     log.name(1, "checkpoint.parquet").touch()
+    log.name(1, "checkpoint.zzz.json").touch()
     log.name(1, "checkpoint.x.y.parquet").write_text("no name of a checkpoint")
     log.checkpoint([*START, add("from-v2")], kind="v2-json")
     assert live(log.state()) == {"from-v2": None}
@@ -382,6 +393,16 @@ def test_a_damaged_parquet_file(log: HandmadeLog, kind: str, change: Any) -> Non
     assert str(raised.value.path).endswith(file.name)
 
 
+def test_a_changed_byte(log: HandmadeLog) -> None:
+    """The checksums of Parquet pages, which Spark writes, are held against the bytes."""
+    log.create()
+    (file,) = log.checkpoint([*START, add("f-seven"), add("f-eight")])
+    assert file.read_bytes().count(b"f-seven")
+    file.write_bytes(file.read_bytes().replace(b"f-seven", b"g-seven"))
+    with pytest.raises(CorruptInput, match="CRC"):
+        log.state()
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -410,31 +431,39 @@ def test_a_line_that_is_too_long(log: HandmadeLog, monkeypatch: pytest.MonkeyPat
 
 
 class FailingFile:
-    """As long as the file that it stands for, and cannot be read."""
+    """A file of a store that answers some requests, and then no more."""
 
-    def __init__(self, file: pa.NativeFile) -> None:
+    def __init__(self, file: pa.NativeFile, answers: int) -> None:
         self.size = file.size
+        self._file = file
+        self._answers = answers
 
     def read_at(self, size: int, offset: int) -> bytes:
-        raise OSError("no route to host")
+        self._answers -= 1
+        if self._answers < 0:
+            raise OSError("no route to host")
+        return bytes(self._file.read_at(size, offset))
 
     def __enter__(self) -> FailingFile:
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 @pytest.mark.parametrize("kind", ["classic", "v2-json-whole"])
-@pytest.mark.parametrize("small", [True, False])
-def test_a_store_that_fails(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch, kind: str, small: bool) -> None:
+@pytest.mark.parametrize(("block_bytes", "answers"), [(1 << 20, 0), (16, 0), (16, 1)])
+def test_a_store_that_fails(
+    log: HandmadeLog, monkeypatch: pytest.MonkeyPatch, kind: str, block_bytes: int, answers: int
+) -> None:
     """A store that is away is not a damaged file."""
     log.create()
     log.checkpoint([*START, add("a")], kind=kind)
     segment = log.segment()
     assert segment.checkpoint
-    monkeypatch.setattr(checkpoints, "BLOCK_BYTES", 1 << 20 if small else 16)
+    monkeypatch.setattr(checkpoints, "BLOCK_BYTES", block_bytes)
     real = log.storage.open_input
-    monkeypatch.setattr(log.storage, "open_input", lambda path: FailingFile(real(path)))
+    monkeypatch.setattr(log.storage, "open_input", lambda path: FailingFile(real(path), answers))
     with pytest.raises(ObjectStoreAway, match="no route to host"):
         list(checkpoints.read_checkpoint(log.storage, log.log.folder, segment.checkpoint))
 
