@@ -54,7 +54,7 @@ REQUIRED = ("path", "partition_values", "size")
 REQUIRED_OF_DV = ("dv_storage_type", "dv_path", "dv_size", "dv_cardinality")
 METADATA_FIELDS = ("id", "schemaString", "partitionColumns", "configuration", "name", "description")
 SIDECAR = "sidecar"
-STATS_PARSED = "add.stats_parsed"
+STATS, STATS_PARSED = "add.stats", "add.stats_parsed"
 # Whole structs where they are small: Arrow passes over the field of one that is none.
 COLUMNS = (
     *dict.fromkeys(f"add.{names[0]}" for names in PLACES.values()),
@@ -139,7 +139,7 @@ def read_sidecars(storage: FileIOStorage, checkpoint: Checkpoint) -> list[Sideca
 
 
 def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
-    """The actions as rows of ADDS. Raises `CorruptInput` for text that is no Unicode."""
+    """The actions as rows of ADDS."""
     rows = list(adds)
     vectors = [add.deletion_vector for add in rows]
     columns: dict[str, list[Any]] = {
@@ -153,10 +153,7 @@ def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
         "dv_size": [vector and vector.size_in_bytes for vector in vectors],
         "dv_cardinality": [vector and vector.cardinality for vector in vectors],
     }
-    try:
-        return pa.RecordBatch.from_pydict(columns, ADDS)
-    except UnicodeEncodeError as error:
-        raise _corrupt(f"an add has text that is no Unicode: {error}") from error
+    return pa.RecordBatch.from_pydict(columns, ADDS)
 
 
 def _read_file(storage: FileIOStorage, path: str, columns: Sequence[str]) -> Iterator[Rows]:
@@ -208,7 +205,8 @@ def _read_parquet(storage: FileIOStorage, path: str, columns: Sequence[str]) -> 
             )
             schema = parquet.schema_arrow
             _check_schema(schema)
-            wanted = [*columns, STATS_PARSED] if _has_struct_stats_only(schema) else list(columns)
+            has_stats = STATS in columns and _has_struct_stats_only(schema)
+            wanted = [*columns, STATS_PARSED] if has_stats else list(columns)
             for batch in parquet.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
                 batch.validate(full=True)
                 yield _decode_batch(batch, path)
