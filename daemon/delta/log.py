@@ -167,6 +167,20 @@ class DeltaLog:
         hint = "No writer has touched it for a minute: restore the file, then `dvsync resume` the table."
         raise CorruptInput(what, version=version, path=path, offset=meta.size, hint=hint) from fault
 
+    def read_compacted(self, from_version: int, to_version: int) -> Commit | None:
+        """What the log compaction file of these commits, both inclusive, says of files, protocol and metadata.
+
+        None for one that is gone or invalid: its commits say the same. PROTOCOL.md, "Log Compaction Files".
+        """
+        path = f"{self.folder}/{from_version:020d}.{to_version:020d}.compacted.json"
+        lines = _Lines(self._storage.read_blocks(path), size_max=sys.maxsize)
+        try:
+            actions, fault = _decode(lines, to_version, path)
+            known = _Known(to_version, FileMeta(path, lines.size_bytes, modified_ms=0), head=0, timestamp_ms=0)
+            return self._validated(to_version, path, actions, known) if actions and not fault else None
+        except (ObjectMissing, CorruptInput, Unsupported):
+            return None
+
     def read_checksum(self, version: int) -> Totals | None:
         """Delta's totals of `version`; None where its writer left none (yet), or none that can be read."""
         try:

@@ -1,0 +1,58 @@
+"""Statistics that a checkpoint has as a struct only, as the JSON that commits have.
+
+Delta PROTOCOL.md, "Checkpoints" (`stats_parsed`), "Per-file Statistics".
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, date, datetime
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# Arrow spells no other years rightly, and Python and Iceberg's bounds have no others.
+FIRST_DAY, LAST_DAY = date(1, 1, 1), date(9999, 12, 31)
+# As Delta would spell any of them: no reader of statistics takes it for a date.
+OTHER_YEARS = "+10000-01-01"
+
+_encoder = msgspec.json.Encoder(decimal_format="number")
+
+
+def encode_stats(stats: pa.StructArray) -> pa.Array:
+    """One text a row; null where the statistics are. Fields that are null are left out, as in Delta's own."""
+    rows = _with_texts(stats).to_pylist()
+    return pa.array([None if row is None else _encoder.encode(_told(row)).decode() for row in rows], pa.string())
+
+
+def _with_texts(values: pa.Array) -> pa.Array:
+    """Dates and timestamps as texts, at any depth: Python has not all of them."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        fields = [kind.field(number).name for number in range(kind.num_fields)]
+        arrays = [_with_texts(pc.struct_field(values, [number])) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(arrays, fields, mask=pc.is_null(values)) if arrays else values
+    if pa.types.is_date32(kind):
+        return _spelled(values, pa.scalar(FIRST_DAY), pa.scalar(LAST_DAY))
+    if pa.types.is_timestamp(kind):
+        first = datetime(1, 1, 1, tzinfo=UTC if kind.tz else None)
+        last = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC if kind.tz else None)
+        micros = values.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=False)
+        return _spelled(micros, pa.scalar(first, micros.type), pa.scalar(last, micros.type))
+    return values
+
+
+def _spelled(values: pa.Array, first: pa.Scalar, last: pa.Scalar) -> pa.Array:
+    known = pc.and_(pc.greater_equal(values, first), pc.less_equal(values, last))
+    return pc.if_else(known, values.cast(pa.string()), OTHER_YEARS)
+
+
+def _told(value: Any) -> Any:
+    """Without nulls; what JSON has no number for is a text."""
+    if isinstance(value, dict):
+        return {name: _told(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value

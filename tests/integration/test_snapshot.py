@@ -1,0 +1,214 @@
+"""A state that is replayed here is the one that Delta on Spark tells, whatever kind of log Spark wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from daemon.clock import SystemClock
+from daemon.delta.actions import resolve_path
+from daemon.delta.log import DeltaLog
+from daemon.delta.log_segment import LogSegment, load_log_segment
+from daemon.delta.snapshot import replay
+from daemon.spark.answers import collect
+from daemon.spark.table_state import read_table_state
+from daemon.storage import FileIOStorage
+from tests.integration.test_delta_log import DELTA, DV, TOP_LEVEL, V2, compact, confs, delta_log
+
+EVERY_4 = f"{DV}, 'delta.checkpointInterval' = '4'"
+ROWS = (
+    "SELECT id, concat('n', id) AS name, id / 4 AS score, timestamp_micros(id * 1000001) AS moment,"
+    " element_at(array('a b/c=d%é', '', NULL, '2020-01-01 10:00:00', 'plain#?'), CAST(id % 5 AS INT) + 1) AS part"
+    " FROM range({start}, {end}, 1, 1)"
+)
+MAPPING = "'delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2', 'delta.minWriterVersion' = '5'"
+
+
+def rows(start: int, end: int) -> str:
+    return ROWS.format(start=start, end=end)
+
+
+# With a checkpoint every four versions there is churn on both sides of each; metadata and protocol change at the end.
+HISTORY = (
+    "DELETE FROM {t} WHERE id % 7 = 0",
+    "UPDATE {t} SET name = 'new' WHERE id % 10 = 3",
+    f"INSERT INTO {{t}} {rows(50, 70)}",
+    "DELETE FROM {t} WHERE id % 7 = 1",
+    "DELETE FROM {t} WHERE part = 'plain#?'",
+    "RESTORE TABLE {t} TO VERSION AS OF 2",
+    "OPTIMIZE {t}",
+    "DELETE FROM {t} WHERE id % 7 = 2",
+    f"INSERT INTO {{t}} {rows(80, 90)}",
+    "ALTER TABLE {t} ADD COLUMN extra INT",
+    "ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')",
+)
+
+
+@dataclass
+class Written:
+    """A Delta table that Spark writes."""
+
+    spark: SparkSession
+    source: Path
+
+    @property
+    def log_folder(self) -> Path:
+        return self.source / "_delta_log"
+
+    @property
+    def log(self) -> DeltaLog:
+        return DeltaLog(FileIOStorage(), f"file://{self.source}", SystemClock())
+
+    def create(self, properties: str) -> None:
+        self.sql(f"CREATE TABLE {{t}} USING delta PARTITIONED BY (part) TBLPROPERTIES ({properties}) AS {rows(0, 40)}")
+
+    def sql(self, *statements: str) -> None:
+        for statement in statements:
+            self.spark.sql(statement.replace("{t}", f"delta.`{self.source}`"))
+
+    def names(self, pattern: str) -> list[str]:
+        return sorted(path.name for path in self.log_folder.iterdir() if re.fullmatch(pattern, path.name))
+
+    def segment(self, version: int | None = None) -> LogSegment:
+        return load_log_segment(FileIOStorage(), self.log, version)
+
+    def assert_as_delta(self, version: int | None = None) -> LogSegment:
+        """The state at `version`, or the newest, is the same; the files that it was replayed from."""
+        # As the daemon's pipeline does for each of its threads.
+        jvm: Any = self.spark._jvm
+        jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self.spark._jsparkSession)
+        delta_log(self.spark, self.source)
+        segment = self.segment(version)
+        replayed = replay(FileIOStorage(), self.log, segment)
+        told = read_table_state(self.spark, self.log, version)
+        assert replayed.version == told.version
+        assert replayed.timestamp_ms == told.timestamp_ms
+        assert replayed.protocol == told.protocol
+        assert replayed.metadata == told.metadata
+        location = self.log.location
+        assert comparable(replayed.adds.to_pylist(), location) == comparable(collect(told.adds).to_pylist(), location)
+        return segment
+
+
+def comparable(found: Sequence[dict[str, Any]], location: str) -> list[dict[str, Any]]:
+    """Sorted rows; Delta spells absolute paths anew, and the statistics that it makes of structs."""
+    some = [
+        {
+            **row,
+            "path": resolve_path(location, row["path"]),
+            "partition_values": dict(row["partition_values"]),
+            "stats": json.loads(row["stats"], object_hook=_with_moments) if row["stats"] else None,
+        }
+        for row in found
+    ]
+    assert some
+    return sorted(some, key=lambda row: str(row["path"]))
+
+
+def _with_moments(values: dict[str, Any]) -> dict[str, Any]:
+    """Spark spells timestamps in the session's time zone; those of INT96 have none in Arrow, and are in UTC."""
+    text = values.get("moment")
+    if not isinstance(text, str):
+        return values
+    moment = datetime.fromisoformat(text)
+    return {**values, "moment": moment if moment.tzinfo else moment.replace(tzinfo=UTC)}
+
+
+@pytest.mark.parametrize(
+    ("properties", "conf", "checkpoint"),
+    [
+        (EVERY_4, {}, r"\d{20}\.checkpoint\.parquet"),
+        (
+            f"{EVERY_4}, {MAPPING}",
+            {f"{DELTA}.checkpoint.partSize": "2"},
+            r"\d{20}\.checkpoint\.\d{10}\.\d{10}\.parquet",
+        ),
+        (
+            EVERY_4 + V2,
+            {TOP_LEVEL: "parquet", f"{DELTA}.checkpoint.partSize": "2"},
+            r"\d{20}\.checkpoint\.[-0-9a-f]{36}\.p.*",
+        ),
+        (
+            f"{EVERY_4}{V2}, 'delta.enableInCommitTimestamps' = 'true'",
+            {TOP_LEVEL: "json"},
+            r"\d{20}\.checkpoint\..*\.json",
+        ),
+        (EVERY_4.replace("true", "false"), {}, r"\d{20}\.checkpoint\.parquet"),
+    ],
+    ids=["classic", "multi-part", "v2-parquet", "v2-json", "without-vectors"],
+)
+def test_every_kind_of_log(
+    spark: SparkSession, tmp_path: Path, properties: str, conf: dict[str, str], checkpoint: str
+) -> None:
+    """At each version: on, before and after checkpoints, after RESTORE and OPTIMIZE, with odd partition values."""
+    table = Written(spark, tmp_path / "t")
+    with confs(spark, conf):
+        table.create(properties)
+        table.sql(*HISTORY)
+    assert {int(name[:20]) for name in table.names(checkpoint)} >= {4, 8}
+    newest = table.assert_as_delta()
+    assert newest.checkpoint is not None
+    assert newest.version > newest.checkpoint.version == 8
+    for version in (3, 6):
+        segment = table.assert_as_delta(version)
+        assert (segment.checkpoint is None) == (version < 4)
+
+
+def test_compacted_logs(spark: SparkSession, tmp_path: Path) -> None:
+    """Log compaction files are read in place of commits, where Delta reads them."""
+    table = Written(spark, tmp_path / "t")
+    table.create(f"{DV}, 'delta.checkpointInterval' = '100'")
+    # RESTORE writes a checkpoint of its own.
+    table.sql(*HISTORY[:5], *HISTORY[6:])
+    compact(table, 1, 3)  # type: ignore[arg-type]
+    compact(table, 5, 8)  # type: ignore[arg-type]
+    segment = table.assert_as_delta()
+    assert [file.to_version for file in segment.commits if file.is_compacted] == [3, 8]
+    assert "compacted" in delta_log(spark, table.source).unsafeVolatileSnapshot().logSegment().deltas().mkString(",")
+    table.assert_as_delta(8)
+    table.assert_as_delta(7)
+
+
+@pytest.mark.parametrize("as_struct", ["true", "false"])
+def test_statistics_that_are_no_json(spark: SparkSession, tmp_path: Path, as_struct: str) -> None:
+    """Checkpoints with statistics as a struct only, or with none."""
+    table = Written(spark, tmp_path / "t")
+    table.create(
+        f"{EVERY_4}, 'delta.checkpoint.writeStatsAsJson' = 'false',"
+        f" 'delta.checkpoint.writeStatsAsStruct' = '{as_struct}'"
+    )
+    table.sql(*HISTORY[:6])
+    table.assert_as_delta()
+
+
+def test_shallow_clones(spark: SparkSession, tmp_path: Path) -> None:
+    """Their paths are absolute, in commits and in checkpoints."""
+    source, clone = Written(spark, tmp_path / "source folder"), Written(spark, tmp_path / "clone")
+    source.create(EVERY_4)
+    clone.sql(f"CREATE TABLE {{t}} SHALLOW CLONE delta.`{source.source}`", *HISTORY[:1])
+    clone.assert_as_delta()
+    delta_log(spark, clone.source).checkpoint()
+    clone.sql(*HISTORY[1:4])
+    segment = clone.assert_as_delta()
+    assert segment.checkpoint is not None
+
+
+def test_logs_that_were_cleaned_up(spark: SparkSession, tmp_path: Path) -> None:
+    """The state comes from the checkpoint when older commits are gone."""
+    table = Written(spark, tmp_path / "t")
+    table.create(EVERY_4)
+    table.sql(*HISTORY[:5])
+    for version in range(4):
+        (table.log_folder / f"{version:020d}.json").unlink()
+    assert [file.from_version for file in table.assert_as_delta().commits] == [5]
+    (table.log_folder / "_last_checkpoint").unlink()
+    table.assert_as_delta()
+    table.assert_as_delta(4)

@@ -1,0 +1,565 @@
+"""A state replayed from a log: every kind of log file, every way that actions supersede each other, every fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daemon.delta import checkpoint as checkpoints
+from daemon.delta.checkpoint import ADDS
+from daemon.delta.snapshot import ReplayedState
+from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
+from tests.kit.logs import (
+    ADD_TYPE,
+    CHECKPOINT,
+    KINDS,
+    METADATA,
+    PROTOCOL,
+    Action,
+    HandmadeLog,
+    add,
+    remove,
+    vector,
+)
+
+START = [PROTOCOL, METADATA]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> HandmadeLog:
+    return HandmadeLog(tmp_path / "t")
+
+
+def live(state: ReplayedState) -> dict[str, str | None]:
+    """Path, as spelled, and deletion vector's path of each row."""
+    assert state.adds.schema == ADDS
+    found = {row["path"]: row["dv_path"] for row in state.adds.to_pylist()}
+    assert len(found) == len(state.adds), "a path is there once"
+    return found
+
+
+def test_commits_alone(log: HandmadeLog) -> None:
+    """The newest of protocol, metadata and each file's adds, with all that an add says."""
+    log.create(add("a"), add("b"))
+    changed = {"metaData": {**METADATA["metaData"], "id": "t-1", "configuration": {"k": "v"}}}
+    log.commit(remove("b"), add("c", vector("dv", offset=5), partitionValues={"part": None}, stats=None), changed)
+    os.utime(log.name(1), (5, 5))
+    state = log.state()
+    assert (state.version, state.timestamp_ms) == (1, 5_000)
+    read = [(verb, log.name(version).name) for version in (1, 0) for verb in ("stat", "open")]
+    assert log.storage.asked == [("read", "_last_checkpoint"), ("list after 0", "_delta_log"), *read]
+    assert state.metadata.configuration == {"k": "v"}
+    assert state.protocol.reader_features == ["deletionVectors", "v2Checkpoint"]
+    rows = {row["path"]: row for row in state.adds.to_pylist(maps_as_pydicts="strict")}
+    assert rows.keys() == {"a", "c"}
+    assert rows["a"] == {
+        "path": "a",
+        "partition_values": {"part": "x"},
+        "size": 10,
+        "stats": '{"numRecords":3}',
+        **dict.fromkeys(("dv_storage_type", "dv_path", "dv_offset", "dv_size", "dv_cardinality")),
+    }
+    assert rows["c"] == {
+        **{"path": "c", "partition_values": {"part": None}, "size": 10, "stats": None},
+        **{"dv_storage_type": "u", "dv_path": "dv", "dv_offset": 5, "dv_size": 40, "dv_cardinality": 6},
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_checkpoint(log: HandmadeLog, kind: str) -> None:
+    """A checkpoint stands for the commits up to it, and later commits supersede what it says."""
+    log.create(add("lost"))
+    log.commit()
+    rows = [
+        *START,
+        {"txn": {"appId": "x", "version": 1}},
+        *(add(f"f{number}", vector(f"dv{number}")) for number in range(7)),
+        add("empty", partitionValues={}),
+        remove("tombstone"),
+        remove("f1", vector("older")),
+    ]
+    files = log.checkpoint(rows, kind=kind)
+    log.drop_commits(0)
+    log.commit(remove("f0", vector("dv0")), add("f0", vector("new")), remove("f2", vector("dv2")), add("n"))
+    log.commit(remove("f3", vector("older")), add("f4", vector("dv4"), stats=None))
+    state = log.state()
+    expected = {f"f{number}": f"dv{number}" for number in (1, 3, 4, 5, 6)} | {"f0": "new", "n": None, "empty": None}
+    assert live(state) == expected
+    assert next(row["stats"] for row in state.adds.to_pylist() if row["path"] == "f4") is None
+    assert state.metadata.configuration == METADATA["metaData"]["configuration"]
+    commits = sum(log.name(version).stat().st_size for version in (2, 3))
+    assert log.segment().size_bytes == commits + sum(file.stat().st_size for file in files)
+    assert live(log.state(1)) == {f"f{number}": f"dv{number}" for number in range(7)} | {"empty": None}
+    assert log.state(2).version == 2
+
+
+def test_a_checkpoint_without_a_newer_commit(log: HandmadeLog) -> None:
+    """The time is that of the version's own commit; the checkpoint's where that commit is gone."""
+    log.create()
+    log.commit()
+    log.name(1).write_text(json.dumps({"commitInfo": {"inCommitTimestamp": 77}}))
+    (file,) = log.checkpoint([*START, add("a")])
+    assert (log.state().version, log.state().timestamp_ms) == (1, 77)
+    log.drop_commits(0, 1)
+    os.utime(file, (9, 9))
+    assert (log.state().version, log.state().timestamp_ms) == (1, 9_000)
+
+
+def test_logical_files(log: HandmadeLog) -> None:
+    """A file is named by its path and its deletion vector; a tombstone of another one does nothing."""
+    one, two = vector("one"), vector("two")
+    log.create(*(add(path, one) for path in "abcdef"), add("inline", vector("i", kind="i", offset=None)))
+    log.checkpoint([*START, *(add(path, one) for path in "abcdef"), add("inline", vector("i", kind="i", offset=None))])
+    log.commit(
+        remove("a", two), remove("b", one), remove("c", one), add("c", two), remove("d", vector("one", offset=2))
+    )
+    log.commit(add("b", one), remove("c", one), remove("e"), remove("inline", vector("i", kind="i", offset=None)))
+    log.commit(add("f", two), remove("nothing"))
+    assert live(log.state()) == {"a": "one", "b": "one", "c": "two", "d": "one", "e": "one", "f": "two"}
+
+
+def test_the_newest_add_of_a_path_wins(log: HandmadeLog) -> None:
+    """Even without a remove of the older one, and after the newer one went: as following the log has it."""
+    log.create(add("a", vector("one")), add("b"))
+    log.commit(add("a", vector("two")), add("b", vector("two")))
+    log.commit(remove("b", vector("two")))
+    assert live(log.state()) == {"a": "two"}
+
+
+def test_spellings_of_one_path(log: HandmadeLog) -> None:
+    """Paths are compared decoded and absolute, and given as they are spelled."""
+    spelled = ["p=%25C3/a%20b", "x", "plain,+", f"file://{log.folder}/abs", "q/./r", "stays%20here", "..hidden/y"]
+    log.create()
+    log.checkpoint([*START, *(add(path) for path in spelled)])
+    absolute = [f"file:{log.folder}/p=%25C3/a%20b", f"{log.folder}/x", "plain%2C%2B", "abs", "q/%2E/r"]
+    log.commit(*(remove(path) for path in absolute), add("file:///elsewhere/z"))
+    assert live(log.state()) == {"stays%20here": None, "..hidden/y": None, "file:///elsewhere/z": None}
+
+
+def test_hint(log: HandmadeLog) -> None:
+    """Whatever `_last_checkpoint` says, the state is right; a good hint saves the listing of what is older."""
+    log.create()
+    log.checkpoint([*START, add("old")])
+    for number in range(4):
+        log.commit(add(f"n{number}"))
+    (file,) = log.checkpoint([*START, add("old"), add("n0")], version=1)
+    log.hint(1, sizeInBytes=file.stat().st_size)
+    expected = {"old": None, **{f"n{number}": None for number in range(4)}}
+    assert live(log.state()) == expected
+    log.storage.asked.clear()
+    assert len(log.segment().commits) == 3
+    assert log.storage.asked == [("read", "_last_checkpoint"), ("list after 1", "_delta_log")]
+    assert live(log.state(0)) == {"old": None}
+    for text in (
+        "",
+        "\xff{",
+        "[]",
+        '{"version":-1}',
+        '{"version":3}',
+        '{"version":99}',
+        '{"version":10000000000000000}',
+    ):
+        (log.path / "_last_checkpoint").write_text(text)
+        assert live(log.state()) == expected, text
+    log.hint(1)
+    file.unlink()
+    log.storage.asked.clear()
+    assert live(log.state()) == expected
+    assert ("list after 0", "_delta_log") in log.storage.asked
+
+
+@pytest.mark.parametrize("kind", ["v2-parquet", "v2-json", "v2-classic"])
+def test_sizes_of_sidecars_by_the_hint(log: HandmadeLog, kind: str) -> None:
+    """A hint that tells the size spares a look into the checkpoint; one about another version does not count."""
+    log.create()
+    log.checkpoint([*START, add("a")], kind=kind)
+    without = log.segment().size_bytes
+    log.hint(0, sizeInBytes=without)
+    log.storage.asked.clear()
+    assert log.segment().size_bytes == without
+    assert "open" not in dict(log.storage.asked)
+    log.hint(7, sizeInBytes=5_000_000)
+    assert log.segment().size_bytes == without
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_missing_part(log: HandmadeLog, missing: int) -> None:
+    """A checkpoint that lacks a part is passed over, for an older one or for the commits."""
+    log.create(add("a"))
+    log.checkpoint([*START, add("x"), add("y")], kind="multi-part", parts=3)[missing].unlink()
+    assert live(log.state()) == {"a": None}
+
+
+def test_the_best_of_several_checkpoints(log: HandmadeLog) -> None:
+    """Those with missing parts, and empty files, are passed over; at one version the UUID-named one is taken."""
+    log.create(add("a"))
+    log.checkpoint([*START, add("from-classic")])
+    log.commit()
+    log.checkpoint([*START, add("from-parts")], kind="multi-part", parts=3)[1].unlink()
+    assert live(log.state()) == {"from-classic": None}
+    log.checkpoint([*START, add("from-two")], kind="multi-part", parts=2)
+    assert live(log.state()) == {"from-two": None}
+    log.name(1, "checkpoint.parquet").touch()
+    log.name(1, "checkpoint.zzz.json").touch()
+    log.name(1, "checkpoint.x.y.parquet").write_text("no name of a checkpoint")
+    log.checkpoint([*START, add("from-v2")], kind="v2-json")
+    assert live(log.state()) == {"from-v2": None}
+
+
+def test_compacted_files(log: HandmadeLog) -> None:
+    """One is read in place of the commits that it stands for; the longest that ends in time."""
+    log.create(add("a"))
+    for number in range(1, 6):
+        log.commit(add(f"f{number}"))
+    says = {"1.2": "x12", "1.3": "x13", "2.4": "x24", "4.5": "x45", "5.9": "x59", "3.3": "x33"}
+    for name, path in says.items():
+        first, last = name.split(".")
+        log.write_lines(log.path / f"{int(first):020d}.{int(last):020d}.compacted.json", [add(path)])
+    state = log.state()
+    assert live(state) == {"a": None, "x13": None, "x45": None}
+    assert state.timestamp_ms == log.log.read_commit(5).timestamp_ms
+    assert live(log.state(4)) == {"a": None, "x13": None, "f4": None}
+    log.checkpoint([*START, add("c")], version=1)
+    assert live(log.state()) == {"c": None, "x24": None, "f5": None}
+    assert [(file.from_version, file.to_version) for file in log.segment().commits] == [(2, 4), (5, 5)]
+
+
+@pytest.mark.parametrize("lines", [[], [add("x"), add("x")], [add("x"), remove("x")], None])
+def test_invalid_compacted_files(log: HandmadeLog, lines: list[Action] | None) -> None:
+    """One that is empty, contradicts itself or is cut says nothing: its commits are read."""
+    log.create(add("a"))
+    log.commit(add("b"))
+    path = log.write_lines(log.path / f"{0:020d}.{1:020d}.compacted.json", lines or [])
+    if lines is None:
+        path.write_text('{"add":{"path":"x","partitionValues":{},"size":1,"dataChange":true}}\n{"remove":')
+    assert live(log.state()) == {"a": None, "b": None}
+
+
+def test_missing_commits(log: HandmadeLog) -> None:
+    """A gap is corrupt, a version that is not there is missing, and a log that is gone is gone."""
+    for number in range(4):
+        log.create(add(f"f{number}"))
+    log.drop_commits(1)
+    with pytest.raises(CorruptInput, match="commit 1 is missing, 2 is there, and no checkpoint"):
+        log.segment()
+    log.checkpoint([*START, add("f0")], version=1)
+    assert live(log.state()) == {"f0": None, "f2": None, "f3": None}
+    with pytest.raises(ObjectMissing, match=r"the log has no version 4 \["):
+        log.segment(4)
+    log.drop_commits(0)
+    with pytest.raises(ObjectMissing, match="no version 0, or no longer what it is made of"):
+        log.segment(0)
+    log.name(1, "checkpoint.parquet").unlink()
+    with pytest.raises(CorruptInput, match="commit 0 is missing, 2 is there"):
+        log.segment()
+    log.drop_commits(2, 3)
+    with pytest.raises(ObjectMissing, match="the Delta log is gone"):
+        log.segment()
+    log.checkpoint([*START], kind="multi-part", version=6)[0].unlink()
+    with pytest.raises(CorruptInput, match="the checkpoint of version 6 lacks parts"):
+        log.segment()
+
+
+def test_commits_that_a_listing_leaves_out(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is asked for before it counts as missing."""
+    for number in range(3):
+        log.create(add(f"f{number}"))
+    listed = log.storage.list_from(f"file://{log.path}", "")
+    some = [file for file in listed if "1.json" not in file.path]
+    monkeypatch.setattr(log.storage, "list_from", lambda directory, after: iter(some))
+    assert live(log.state()) == {"f0": None, "f1": None, "f2": None}
+
+
+def test_a_commit_that_is_being_written(log: HandmadeLog) -> None:
+    """It is waited for, and corrupt when it stays so, as while following."""
+    log.create()
+    log.commit(add("a"))
+    log.name(1).write_bytes(log.name(1).read_bytes()[:-5])
+    with pytest.raises(CommitIncomplete):
+        log.state()
+    os.utime(log.name(1), (5, 5))
+    with pytest.raises(CorruptInput, match="ends inside a line"):
+        log.state()
+
+
+@pytest.mark.parametrize("kept", [PROTOCOL, METADATA])
+def test_protocol_and_metadata(log: HandmadeLog, kept: Action) -> None:
+    """A log without one of them is corrupt; a protocol that is not known is refused."""
+    log.commit(kept, add("a"))
+    missing = "metaData" if "protocol" in kept else "protocol"
+    with pytest.raises(CorruptInput, match=f"no {missing} action could be recovered") as raised:
+        log.state()
+    assert raised.value.version == 0
+    log.commit(METADATA, {"protocol": {"minReaderVersion": 9, "minWriterVersion": 9}})
+    with pytest.raises(Unsupported, match="reader version 9"):
+        log.state()
+
+
+@pytest.mark.parametrize("kind", ["v2-parquet", "v2-json"])
+def test_a_missing_sidecar(log: HandmadeLog, kind: str) -> None:
+    """It is named and waited for, like a data file."""
+    log.create()
+    file = log.checkpoint([*START, add("a"), add("b")], kind=kind)[-1]
+    file.unlink()
+    with pytest.raises(ObjectMissing) as raised:
+        log.state()
+    assert str(raised.value.path).endswith(f"/_delta_log/_sidecars/{file.name}")
+
+
+def with_field(name: str, kind: pa.DataType) -> pa.Schema:
+    """The checkpoint's schema, with another type of `add`'s field."""
+    index = ADD_TYPE.get_field_index(name)
+    fields = [ADD_TYPE.field(number) for number in range(ADD_TYPE.num_fields)]
+    fields[index] = pa.field(name, kind)
+    return CHECKPOINT.set(CHECKPOINT.get_field_index("add"), pa.field("add", pa.struct(fields)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields", "says"),
+    [
+        (with_field("path", pa.int32()), {"path": 5}, "add.path is int32, and should be string"),
+        (with_field("size", pa.string()), {"size": "5"}, "add.size is string, and should be int64"),
+        (with_field("partitionValues", TYPE := pa.struct([("p", pa.int8())])), {}, "add.partitionValues is struct"),
+        (with_field("deletionVector", pa.string()), {}, "add.deletionVector.storageType is in no struct, but string"),
+        (CHECKPOINT, {"size": None}, "an add of the checkpoint has no size"),
+        (CHECKPOINT, {"deletionVector": {"storageType": "u"}}, "has no deletionVector.pathOrInlineDv"),
+        (CHECKPOINT, {"path": "a b"}, "Delta cannot read the path 'a b' of a data file: ' ' is not escaped"),
+        (CHECKPOINT, {"path": ""}, "it names no file"),
+        (CHECKPOINT, {"path": "a/.."}, "it names no file"),
+        (CHECKPOINT, {"path": "b"}, "the checkpoint has 2 adds for the one path b"),
+        (CHECKPOINT, {"path": "%62"}, "the checkpoint has 2 adds for the one path b"),
+    ],
+)
+def test_faults_of_a_checkpoint(log: HandmadeLog, schema: pa.Schema, fields: Action, says: str) -> None:
+    """Wrong types, missing values and double files are corrupt, and the file or the log is named."""
+    log.create()
+    action = {**add("a")["add"], **fields}
+    rows = [*START, {"add": {**action, "partitionValues": {}}}, *([] if schema is not CHECKPOINT else [add("b")])]
+    if schema is not CHECKPOINT and "partitionValues" in says:
+        rows[2] = {"add": {name: value for name, value in action.items() if name != "partitionValues"}}
+    log.write_parquet(log.name(0, "checkpoint.parquet"), rows, schema)
+    with pytest.raises(CorruptInput, match=says) as raised:
+        log.state()
+    assert str(raised.value.path).startswith(f"file://{log.path}")
+    assert raised.value.hint
+
+
+def without(column: str, field: str | None = None) -> pa.Schema:
+    index = CHECKPOINT.get_field_index(column)
+    if field is None:
+        return CHECKPOINT.remove(index)
+    kept = [inner for inner in CHECKPOINT.field(index).type if inner.name != field]
+    return CHECKPOINT.set(index, pa.field(column, pa.struct(kept)))
+
+
+@pytest.mark.parametrize("field", ["path", "partitionValues", "size"])
+def test_missing_columns(log: HandmadeLog, field: str) -> None:
+    """No add is without these: a struct that lacks one is corrupt, or has no rows at all."""
+    log.create()
+    rows = [*START, {"add": {name: value for name, value in add("a")["add"].items() if name != field}}]
+    log.write_parquet(log.name(0, "checkpoint.parquet"), rows, without("add", field))
+    with pytest.raises(CorruptInput, match=f"has no {field}"):
+        log.state()
+
+
+def test_columns_that_may_be_missing(log: HandmadeLog) -> None:
+    """Statistics and deletion vectors may be missing, and whole kinds of actions: all that is null."""
+    log.create()
+    schema = without("add", "stats")
+    rows = [*START, {"add": {name: value for name, value in add("a")["add"].items() if name != "stats"}}]
+    log.write_parquet(log.name(0, "checkpoint.parquet"), rows, schema)
+    assert log.state().adds["stats"].to_pylist() == [None]
+    log.write_parquet(log.name(0, "checkpoint.parquet"), START, without("add"))
+    assert live(log.state()) == {}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "json" not in kind])
+@pytest.mark.parametrize("change", [lambda data: data[:-20], lambda data: data[9:], lambda data: b"PAR1", bytes.upper])
+def test_a_damaged_parquet_file(log: HandmadeLog, kind: str, change: Any) -> None:
+    """It is corrupt, and named."""
+    log.create()
+    file = log.checkpoint([*START, *(add(f"f{number}") for number in range(9))], kind=kind)[-1]
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(CorruptInput, match="the checkpoint cannot be read") as raised:
+        log.state()
+    assert str(raised.value.path).endswith(file.name)
+
+
+def test_a_changed_byte(log: HandmadeLog) -> None:
+    """The checksums of Parquet pages, which Spark writes, are held against the bytes."""
+    log.create()
+    (file,) = log.checkpoint([*START, add("f-seven"), add("f-eight")])
+    assert file.read_bytes().count(b"f-seven")
+    file.write_bytes(file.read_bytes().replace(b"f-seven", b"g-seven"))
+    with pytest.raises(CorruptInput, match="CRC"):
+        log.state()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "line 2 of the checkpoint is not a Delta action"),
+        ('{"add":{"path":5}}', "line 2 of the checkpoint is not a Delta action"),
+        ('{"sidecar":{"path":"x"}}', r"line 2 of .* field `sizeInBytes`"),
+        ("[" * 100_000, "line 2"),
+    ],
+)
+def test_a_damaged_json_file(log: HandmadeLog, line: str, says: str) -> None:
+    """The line is named, and the file; a checkpoint is never half written."""
+    log.create()
+    file = log.name(0, "checkpoint.x.json")
+    file.write_text(json.dumps(PROTOCOL) + "\n" + line)
+    with pytest.raises(CorruptInput, match=says) as raised:
+        log.state()
+    assert str(raised.value.path).endswith(file.name)
+
+
+def test_a_line_that_is_too_long(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "LINE_BYTES_MAX", 50)
+    log.create()
+    log.name(0, "checkpoint.x.json").write_text("\n" + " " * 60)
+    with pytest.raises(Unsupported, match="line 2 of the checkpoint has more than 50 bytes"):
+        log.state()
+
+
+class FailingFile:
+    """A file of a store that answers some requests, and then no more."""
+
+    def __init__(self, file: pa.NativeFile, answers: int) -> None:
+        self.size = file.size
+        self._file = file
+        self._answers = answers
+
+    def read_at(self, size: int, offset: int) -> bytes:
+        self._answers -= 1
+        if self._answers < 0:
+            raise OSError("no route to host")
+        return bytes(self._file.read_at(size, offset))
+
+    def __enter__(self) -> FailingFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+@pytest.mark.parametrize("kind", ["classic", "v2-json-whole"])
+@pytest.mark.parametrize(("block_bytes", "answers"), [(1 << 20, 0), (16, 0), (16, 1)])
+def test_a_store_that_fails(
+    log: HandmadeLog, monkeypatch: pytest.MonkeyPatch, kind: str, block_bytes: int, answers: int
+) -> None:
+    """A store that is away is not a damaged file."""
+    log.create()
+    log.checkpoint([*START, add("a")], kind=kind)
+    segment = log.segment()
+    assert segment.checkpoint
+    monkeypatch.setattr(checkpoints, "BLOCK_BYTES", block_bytes)
+    real = log.storage.open_input
+    monkeypatch.setattr(log.storage, "open_input", lambda path: FailingFile(real(path), answers))
+    with pytest.raises(ObjectStoreAway, match="no route to host"):
+        list(checkpoints.read_checkpoint(log.storage, log.log.folder, segment.checkpoint))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_files_are_read_in_pieces(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """By columns and rows, with the same state."""
+    monkeypatch.setattr(checkpoints, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(checkpoints, "BATCH_ROWS", 3)
+    log.create()
+    log.checkpoint([*START, *(add(f"f{number}", vector(f"{number}")) for number in range(20))], kind=kind)
+    assert live(log.state()) == {f"f{number}": f"{number}" for number in range(20)}
+
+
+PATHS = ("a", "b%20c", "p=1/d", "e")
+DVS: tuple[Action | None, ...] = (None, vector("one"), vector("two"), vector("two", offset=2))
+NUMBERS = st.integers(0, 5)
+BRIEF = ("path", "size", "dv_path", "dv_offset")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_replay_is_a_fold(data: st.DataObject) -> None:
+    """Random histories with checkpoints and compacted files at random versions are what a naive fold makes of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = HandmadeLog(Path(folder) / "t")
+        now: dict[str, Action] = {}
+        tombstones: dict[tuple[str, str], Action] = {}
+        states: list[dict[str, Action]] = []
+        written: list[list[Action]] = []
+        for version in range(data.draw(st.integers(1, 7))):
+            actions = data.draw(commits(now, tombstones))
+            log.commit(*(START if version == 0 else []), *actions)
+            written.append(actions)
+            states.append(dict(now))
+            if data.draw(NUMBERS) == 0:
+                kind = data.draw(st.sampled_from(KINDS))
+                parts = data.draw(st.integers(2, 3))
+                rows = [*START, *now.values(), *tombstones.values()]
+                log.checkpoint(rows, kind=kind, parts=parts)
+            if version and data.draw(NUMBERS) == 0:
+                compact(log, data.draw(st.integers(1, version)), version, written)
+        for version, expected in enumerate(states):
+            found = sorted(
+                (row["path"], row["size"], row["dv_path"], row["dv_offset"]) for row in rows_at(log, version)
+            )
+            assert found == sorted(map(brief, expected.values())), version
+
+
+def rows_at(log: HandmadeLog, version: int) -> list[Action]:
+    rows: list[Action] = log.state(version).adds.to_pylist()
+    return rows
+
+
+def brief(action: Action) -> tuple[Any, ...]:
+    dv = action["add"].get("deletionVector") or {}
+    return action["add"]["path"], action["add"]["size"], dv.get("pathOrInlineDv"), dv.get("offset")
+
+
+def key_of(action: Action) -> tuple[str, str]:
+    (body,) = action.values()
+    return body["path"], json.dumps(body.get("deletionVector"))
+
+
+@st.composite
+def commits(draw: st.DrawFn, now: dict[str, Action], tombstones: dict[tuple[str, str], Action]) -> list[Action]:
+    """Actions of one commit, each path's in any order, which `now` and `tombstones` then know of."""
+    actions: list[Action] = []
+    for path in draw(st.sets(st.sampled_from(PATHS))):
+        old = now.get(path)
+        new = add(path, draw(st.sampled_from(DVS)), size=draw(st.integers(1, 1_000_000)))
+        stray = remove(path, draw(st.sampled_from(DVS)))
+        match draw(st.sampled_from(["add", "remove", "stray"])):
+            case "add":
+                if old and key_of(old) != key_of(new):
+                    actions.append(remove(path, old["add"].get("deletionVector")))
+                actions.append(new)
+                now[path] = new
+            case "remove" if old:
+                actions.append(remove(path, old["add"].get("deletionVector")))
+                del now[path]
+            case "stray" if not old or key_of(old) != key_of(stray):
+                actions.append(stray)
+    for action in actions:
+        if "remove" in action:
+            tombstones[key_of(action)] = action
+    for live_add in now.values():
+        tombstones.pop(key_of(live_add), None)
+    return draw(st.permutations(actions))
+
+
+def compact(log: HandmadeLog, first: int, last: int, written: list[list[Action]]) -> None:
+    """PROTOCOL.md, "Log Compaction Files": the newest reference of each logical file."""
+    newest: dict[tuple[str, str], Action] = {}
+    for actions in written[first : last + 1]:
+        for action in sorted(actions, key=lambda action: "add" in action):
+            newest[key_of(action)] = action
+    if first < last:
+        log.write_lines(log.path / f"{first:020d}.{last:020d}.compacted.json", list(newest.values()))
