@@ -29,7 +29,7 @@ from benchmarks.report import conditions, parser, print_report
 from benchmarks.stopwatch import REST, Steps, Stopwatch
 from daemon.config.settings import PipelineSettings, SparkSettings
 from daemon.iceberg.target import Target
-from daemon.pipeline import state
+from daemon.pipeline import runner
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import SparkState
@@ -41,7 +41,7 @@ TARGET_S = 60
 SAMPLE_INTERVAL_S = 0.1
 
 STEPS: Steps = {
-    "state read": [(state, ("read_table_state",))],
+    "state read": [(runner, ("read_table_state",))],
     "manifests": [(SparkState, ("map_adds",))],
     "plan": [(first_sync, ("plan_sync", "complete_plan"))],
     "DV kernel": [(Runner, ("write_delete_files",))],

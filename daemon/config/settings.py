@@ -93,8 +93,17 @@ class PipelineSettings(_Frozen):
     engine: Literal["auto", "spark", "local"] = Field(
         "auto",
         description=(
-            "Where deletion vectors are translated and footers are read: in the daemon's process (local), on Spark, or"
-            " by size (auto)."
+            "Where whole tables are read, deletion vectors are translated and footers are read: in the daemon's"
+            " process (local), on Spark, or by size (auto)."
+        ),
+    )
+    local_log_bytes_max: ByteSize = Field(
+        ByteSize(16 << 20),
+        ge=0,
+        le=GIB,
+        description=(
+            "With auto, Spark reads a table's whole state where its checkpoint and the commits after that have more"
+            " bytes than this. First syncs, resyncs, comparisons of states and doctor read whole states."
         ),
     )
     local_bytes_max: ByteSize = Field(
@@ -113,7 +122,10 @@ class PipelineSettings(_Frozen):
         5_000,
         ge=0,
         le=1_000_000,
-        description="With auto, the footers of more added data files than this are read on Spark.",
+        description=(
+            "With auto, Spark reads the footers of more added data files than this, and the whole state of a table"
+            " with more data files."
+        ),
     )
 
 

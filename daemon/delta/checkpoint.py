@@ -7,7 +7,7 @@ find. Tombstones are there for VACUUM alone: none is read.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -17,26 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from daemon.delta.actions import AddFile, Long, Metadata, Protocol, resolve_path
+from daemon.delta.actions import AddFile, Metadata, Protocol, resolve_path
 from daemon.delta.log import LINE_BYTES_MAX
 from daemon.delta.struct_stats import encode_stats
+from daemon.delta.table_state import ADDS, adds_batch
 from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.storage import BLOCK_BYTES, FileIOStorage, FileMeta, store_away
+from state.records import Long
 
-# One row a live file: what of an add action is needed, the deletion vector's descriptor flat.
-ADDS = pa.schema(
-    [
-        ("path", pa.string()),
-        ("partition_values", pa.map_(pa.string(), pa.string())),
-        ("size", pa.int64()),
-        ("stats", pa.string()),
-        ("dv_storage_type", pa.string()),
-        ("dv_path", pa.string()),
-        ("dv_offset", pa.int32()),
-        ("dv_size", pa.int32()),
-        ("dv_cardinality", pa.int64()),
-    ]
-)
 # PROTOCOL.md, "Checkpoint Schema": where the columns of ADDS are in the struct `add`.
 PLACES = {
     "path": ("path",),
@@ -136,24 +124,6 @@ def read_sidecars(storage: FileIOStorage, checkpoint: Checkpoint) -> list[Sideca
     """The sidecars that the checkpoint names: the requests of its own files, as `read_checkpoint` makes them."""
     files = (_read_file(storage, file.path, [SIDECAR]) for file in checkpoint.files)
     return [sidecar for rows in chain.from_iterable(files) for sidecar in rows.sidecars]
-
-
-def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
-    """The actions as rows of ADDS."""
-    rows = list(adds)
-    vectors = [add.deletion_vector for add in rows]
-    columns: dict[str, list[Any]] = {
-        "path": [add.path for add in rows],
-        "partition_values": [list(add.partition_values.items()) for add in rows],
-        "size": [add.size for add in rows],
-        "stats": [add.stats for add in rows],
-        "dv_storage_type": [vector and vector.storage_type for vector in vectors],
-        "dv_path": [vector and vector.path_or_inline_dv for vector in vectors],
-        "dv_offset": [vector and vector.offset for vector in vectors],
-        "dv_size": [vector and vector.size_in_bytes for vector in vectors],
-        "dv_cardinality": [vector and vector.cardinality for vector in vectors],
-    }
-    return pa.RecordBatch.from_pydict(columns, ADDS)
 
 
 def _read_file(storage: FileIOStorage, path: str, columns: Sequence[str]) -> Iterator[Rows]:

@@ -18,6 +18,11 @@ class Totals(msgspec.Struct, frozen=True):
     size_bytes: Long = msgspec.field(name="tableSizeBytes")
     deleted_rows: Long | None = msgspec.field(name="numDeletedRecordsOpt", default=None)
 
+    def agrees_with(self, state: Totals) -> bool:
+        """Whether all that is said here is what the whole `state` has."""
+        deleted_rows = state.deleted_rows if self.deleted_rows is None else self.deleted_rows
+        return (self.files, self.size_bytes, deleted_rows) == (state.files, state.size_bytes, state.deleted_rows)
+
 
 _decoder = msgspec.json.Decoder(Totals)
 

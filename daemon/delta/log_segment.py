@@ -13,11 +13,11 @@ from typing import Annotated
 
 import msgspec
 
-from daemon.delta.actions import Int, Long
 from daemon.delta.checkpoint import Checkpoint, read_sidecars
 from daemon.delta.log import COMMIT_FILE, DeltaLog, log_gone
 from daemon.errors import CorruptInput, ObjectMissing
 from daemon.storage import FileIOStorage, FileMeta, Span
+from state.records import Int, Long
 
 COMPACTED_FILE = re.compile(r"([0-9]{20})\.([0-9]{20})\.compacted\.json")
 CLASSIC_FILE = re.compile(r"([0-9]{20})\.checkpoint\.parquet")

@@ -5,21 +5,28 @@ Delta PROTOCOL.md, "Action Reconciliation". For tables of any kind whose log is 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from daemon.delta.actions import Commit, Metadata, Protocol, resolve_path
-from daemon.delta.checkpoint import ADDS, Rows, adds_batch, read_checkpoint
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, resolve_path
+from daemon.delta.checkpoint import Rows, read_checkpoint
+from daemon.delta.checksum import Totals
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import CommitFile, LogSegment
 from daemon.delta.protocol import check_protocol
+from daemon.delta.table_state import ADDS, Progress, TableState, adds_batch, adds_from_batch
 from daemon.delta.uri import find_uri_fault
 from daemon.errors import CorruptInput, SyncError
 from daemon.storage import FileIOStorage
+
+T = TypeVar("T")
 
 # A path below the table that is spelled as the file is called: no escapes, no scheme, no `.` or `..`.
 PLAIN_PATH = r"^[A-Za-z0-9_=+\-][A-Za-z0-9_=+\-.,~!$&'()*;@/]*$"
@@ -27,15 +34,42 @@ DOTS = "/."
 
 
 @dataclass(frozen=True)
-class ReplayedState:
-    """The state at `version`, which was committed at `timestamp_ms` (epoch, UTC). `adds` has one row a live file, with
-    the columns ADDS of `checkpoint.py`."""
+class ReplayedState(TableState):
+    """The state in memory. `rows` has the columns of `ADDS`, its paths are plain and absolute."""
 
-    version: int
-    timestamp_ms: int
-    protocol: Protocol
-    metadata: Metadata
-    adds: pa.Table
+    rows: pa.Table
+
+    def totals(self) -> Totals:
+        """What a checksum file of this version says, if it is right."""
+        size_bytes, deleted_rows = (pc.sum(self.rows[column]).as_py() or 0 for column in ("size", "dv_cardinality"))
+        return Totals(self.files, size_bytes, deleted_rows)
+
+    def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
+        rows = self.rows.drop_columns(["stats"])
+        yield from _adds(rows.filter(pc.is_valid(rows["dv_storage_type"])) if with_dv_only else rows)
+
+    def find_adds(self, is_wanted: pa.BooleanArray) -> Iterator[AddFile]:
+        yield from _adds(self.rows.filter(is_wanted))
+
+    def map_adds(
+        self,
+        function: Callable[[int, Iterable[AddFile]], Iterator[T]],
+        parts: int,
+        progress: Progress | None = None,
+        what: str = "parts",
+    ) -> Sequence[T]:
+        rows, values = self.rows.sort_by("path"), list[T]()
+        size = math.ceil(len(rows) / parts)
+        for part in range(parts):
+            values += function(part, _adds(rows.slice(part * size, size)))
+            if progress:
+                progress.advanced(part + 1, parts, what)
+        return values
+
+
+def _adds(rows: pa.Table) -> Iterator[AddFile]:
+    for batch in rows.to_batches():
+        yield from adds_from_batch(batch)
 
 
 def replay(storage: FileIOStorage, log: DeltaLog, segment: LogSegment) -> ReplayedState:
@@ -76,10 +110,7 @@ def _take_file(newest: _NewestFirst, log: DeltaLog, file: CommitFile) -> int | N
 
 
 class _NewestFirst:
-    """Reconciles actions that come from the newest to the oldest: the first of a path or a logical file decides.
-
-    Paths are plain ones, without the table's own location where they are below it.
-    """
+    """Reconciles actions that come from the newest to the oldest: the first of a path or a logical file decides."""
 
     def __init__(self, location: str) -> None:
         self._location = location
@@ -97,13 +128,12 @@ class _NewestFirst:
         """When it was committed, in ms."""
         self._protocol = self._protocol or commit.protocol
         self._metadata = self._metadata or commit.metadata
-        adds = {self._plain(add.path): add for add in commit.adds}
-        live = [add for path, add in adds.items() if self._is_live(path, add.dv_unique_id)]
+        live = [add for add in commit.adds if self._is_live(add.path, add.dv_unique_id)]
         if live:
             self._live.append(adds_batch(live))
-        self._decided |= adds.keys()
+        self._decided |= {add.path for add in commit.adds}
         for remove in commit.removes:
-            self._removed.setdefault(self._plain(remove.path), set()).add(remove.dv_unique_id)
+            self._removed.setdefault(remove.path, set()).add(remove.dv_unique_id)
         return commit.timestamp_ms
 
     def take_checkpoint_rows(self, rows: Rows) -> None:
@@ -112,9 +142,9 @@ class _NewestFirst:
         for metadata in rows.metadata:
             self._metadata = self._metadata or metadata
         if rows.adds.num_rows:
-            paths = self._plain_paths(rows.adds["path"], rows.path)
+            paths = self._resolved(rows.adds["path"], rows.path)
             self._note(paths)
-            self._live.append(self._without_superseded(rows.adds, paths))
+            self._live.append(self._without_superseded(rows.adds.set_column(0, "path", paths)))
 
     def state(self, version: int, timestamp_ms: int, folder: str) -> ReplayedState:
         if self._protocol is None or self._metadata is None:
@@ -129,7 +159,7 @@ class _NewestFirst:
                 self._check_unique(adds)
         except SyncError as error:
             raise error.located(version=version, path=folder) from error.__cause__
-        return ReplayedState(version, timestamp_ms, self._protocol, self._metadata, adds)
+        return ReplayedState(self._location, version, timestamp_ms, self._protocol, self._metadata, adds.num_rows, adds)
 
     def _is_live(self, path: str, dv_unique_id: str | None) -> bool:
         return path not in self._decided and dv_unique_id not in self._removed.get(path, ())
@@ -139,29 +169,29 @@ class _NewestFirst:
         """The paths that commits name: all of those were taken before the checkpoint."""
         return pa.array(self._decided | self._removed.keys(), pa.string())
 
-    def _without_superseded(self, adds: pa.RecordBatch, paths: pa.Array) -> pa.RecordBatch:
+    def _without_superseded(self, adds: pa.RecordBatch) -> pa.RecordBatch:
         """A deletion vector's id is made only for the rows whose path a later commit names."""
+        paths = adds["path"]
         suspects = pc.indices_nonzero(pc.is_in(paths, self._named)).to_pylist()
         gone = [row for row in suspects if not self._is_live(paths[row].as_py(), _dv_unique_id(adds, row))]
         if not gone:
             return adds
         return adds.filter(pc.invert(pc.is_in(pa.array(range(len(adds))), pa.array(gone, pa.int64()))))
 
-    def _plain_paths(self, paths: pa.Array, checkpoint: str) -> pa.Array:
-        """Raises `CorruptInput` for a path that Delta cannot read."""
+    def _resolved(self, paths: pa.Array, checkpoint: str) -> pa.Array:
+        """Plain absolute paths. Raises `CorruptInput` for one that Delta cannot read."""
         plain = pc.and_not(pc.match_substring_regex(paths, PLAIN_PATH), pc.match_substring(paths, DOTS))
         others = pc.invert(plain)
         spelled = paths.filter(others).to_pylist()
+        below = pc.binary_join_element_wise(self._location, paths, "/")
         if not spelled:
-            return paths
+            return below
         for path in spelled:
             if fault := find_uri_fault(path):
                 what = f"Delta cannot read the path {path!r} of a data file: {fault}"
                 raise CorruptInput(what, path=checkpoint, hint="Fix the program that wrote the checkpoint.")
-        return pc.replace_with_mask(paths, others, pa.array([self._plain(path) for path in spelled], pa.string()))
-
-    def _plain(self, path: str) -> str:
-        return resolve_path(self._location, path).removeprefix(f"{self._location}/")
+        resolved = [resolve_path(self._location, path) for path in spelled]
+        return pc.replace_with_mask(below, others, pa.array(resolved, pa.string()))
 
     def _note(self, paths: pa.Array) -> None:
         expected = len(self._hashes) + len(paths)
@@ -169,7 +199,7 @@ class _NewestFirst:
         self._may_have_doubles |= len(self._hashes) != expected
 
     def _check_unique(self, adds: pa.Table) -> None:
-        ((path, count),) = Counter(map(self._plain, adds["path"].to_pylist())).most_common(1)
+        ((path, count),) = Counter(adds["path"].to_pylist()).most_common(1)
         if count > 1:
             hint = "Remove the checkpoint if an older one and the commits after that are there."
             raise CorruptInput(f"the checkpoint has {count} adds for the one path {path}", hint=hint)

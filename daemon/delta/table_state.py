@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 from typing import Protocol as Interface
-from typing import TypeVar
 
 import pyarrow as pa
 
@@ -15,7 +15,7 @@ from state.records import DeletionVectorDescriptor
 
 T = TypeVar("T")
 
-# The columns of an AddFile that are needed, the descriptor flat; `path` is spelled as in the log.
+# One row a live file: what of an add action is needed, the deletion vector's descriptor flat.
 ADDS = pa.schema(
     [
         pa.field("path", pa.string()),
@@ -71,8 +71,29 @@ class TableState(ABC):
         """
 
 
-def adds_from_batch(batch: pa.RecordBatch, location: str) -> Iterator[AddFile]:
-    """Rows with columns of `ADDS`, `stats` or not, as actions of the table at `location`."""
+def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
+    """The actions as rows of ADDS."""
+    rows = list(adds)
+    vectors = [add.deletion_vector for add in rows]
+    columns: dict[str, list[Any]] = {
+        "path": [add.path for add in rows],
+        "partition_values": [list(add.partition_values.items()) for add in rows],
+        "size": [add.size for add in rows],
+        "stats": [add.stats for add in rows],
+        "dv_storage_type": [vector and vector.storage_type for vector in vectors],
+        "dv_path": [vector and vector.path_or_inline_dv for vector in vectors],
+        "dv_offset": [vector and vector.offset for vector in vectors],
+        "dv_size": [vector and vector.size_in_bytes for vector in vectors],
+        "dv_cardinality": [vector and vector.cardinality for vector in vectors],
+    }
+    return pa.RecordBatch.from_pydict(columns, ADDS)
+
+
+def adds_from_batch(batch: pa.RecordBatch, location: str | None = None) -> Iterator[AddFile]:
+    """Rows with columns of `ADDS`, `stats` or not, as actions.
+
+    With the table's `location`, paths are taken as the log spells them; without it they are resolved already.
+    """
     for row in batch.to_pylist(maps_as_pydicts="strict"):
         descriptor = None
         if row["dv_storage_type"] is not None:
@@ -84,7 +105,7 @@ def adds_from_batch(batch: pa.RecordBatch, location: str) -> Iterator[AddFile]:
                 cardinality=row["dv_cardinality"],
             )
         yield AddFile(
-            path=resolve_path(location, row["path"]),
+            path=row["path"] if location is None else resolve_path(location, row["path"]),
             partition_values=row["partition_values"] or {},
             size=row["size"],
             data_change=False,

@@ -16,8 +16,9 @@ from daemon.delta.protocol import READER_FEATURES, check_protocol
 from daemon.delta.table_state import TableState
 from daemon.doctor.examination import Examination, ExaminationTask, examine_files
 from daemon.errors import CorruptInput, SyncError, Unsupported
-from daemon.pipeline.state import open_state
+from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
+from daemon.storage import FileIOStorage
 from daemon.translate.definition import check_format_version, check_places, shape_for
 from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
 
@@ -86,7 +87,7 @@ def diagnose(
     Raises what would be tried again (`Retryable`); what the table itself is at fault for is a finding.
     """
     try:
-        with open_state(pipeline, log) as state:
+        with Runner(pipeline, settings.pipeline).open_state(log, FileIOStorage(properties)) as state:
             return _diagnose(settings, state, properties)
     except (CorruptInput, Unsupported) as error:
         return Diagnosis(settings.source, None, (_refused("table", error),))

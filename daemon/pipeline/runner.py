@@ -1,16 +1,22 @@
-"""Where the kernel runs: in this process for a small change, on Spark for a large one. One kernel, two runners."""
+"""Where work on many files is done: in this process where that is little, on Spark where it is much."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from daemon.config.settings import PipelineSettings
 from daemon.delta.actions import AddFile
+from daemon.delta.log import DeltaLog
+from daemon.delta.log_segment import load_log_segment
+from daemon.delta.snapshot import ReplayedState, replay
+from daemon.delta.table_state import TableState
 from daemon.pipeline.inspection import Inspection, InspectionTask, Inspector, joined
 from daemon.pipeline.kernel import translate
 from daemon.spark.session import SparkPipeline
+from daemon.spark.table_state import read_table_state
 from daemon.spark.tasks import map_on_spark
 from daemon.storage import FileIOStorage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask
@@ -25,10 +31,39 @@ DATA_FILES_PER_TASK = 1_000
 
 @dataclass(frozen=True)
 class Runner:
-    """Translates deletion vectors into delete files, and inspects data files, for tables that share one session."""
+    """Reads a table's whole state, translates deletion vectors and inspects data files.
+
+    A Spark session is started, and shared by all tables, for what is too much for this process.
+    """
 
     spark: SparkPipeline
     settings: PipelineSettings
+
+    @contextmanager
+    def open_state(self, log: DeltaLog, storage: FileIOStorage, version: int | None = None) -> Iterator[TableState]:
+        """The state of the Delta table at `version`, or the newest, for as long as the block lasts.
+
+        Raises as `load_log_segment` and `replay` or as `read_table_state` do, and `PipelineAway`.
+        """
+        replayed = self._replay(log, storage, version)
+        if replayed:
+            yield replayed
+            return
+        with self.spark.session() as spark:
+            yield read_table_state(spark, log, version)
+
+    def _replay(self, log: DeltaLog, storage: FileIOStorage, version: int | None) -> ReplayedState | None:
+        """None for what Spark has to read: too much, or what the version's checksum file has otherwise."""
+        limits = self.settings
+        if limits.engine == "spark":
+            return None
+        segment = load_log_segment(storage, log, version)
+        if not self._runs_here(fits=segment.size_bytes <= limits.local_log_bytes_max):
+            return None
+        state = replay(storage, log, segment)
+        checksum = log.read_checksum(state.version)
+        is_right = checksum is None or checksum.agrees_with(state.totals())
+        return state if self._runs_here(fits=is_right and state.files <= limits.local_data_files_max) else None
 
     def write_delete_files(
         self,

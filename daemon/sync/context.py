@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Self
@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 from daemon.clock import Clock
 from daemon.config.settings import LimitsSettings, TableSettings
 from daemon.delta.log import DeltaLog
-from daemon.delta.table_state import Progress
+from daemon.delta.table_state import Progress, TableState
 from daemon.errors import ObjectMissing, ObjectStoreAway, StateStoreAway, SyncError
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
@@ -132,6 +132,10 @@ class TableContext:
             yield
         finally:
             self.observe_step(name, self.clock.monotonic_s() - started_s)
+
+    def open_state(self, version: int | None = None) -> AbstractContextManager[TableState]:
+        """The state of the Delta table at `version`, or the newest; see `Runner.open_state`."""
+        return self.runner.open_state(self.log, self.storage, version)
 
     def target_properties(self, table: Table) -> dict[str, str]:
         """FileIO properties for the Iceberg table's own files, with what its catalog gave for this table alone."""

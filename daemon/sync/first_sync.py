@@ -15,7 +15,6 @@ from daemon.delta.table_state import TableState
 from daemon.errors import SyncError
 from daemon.iceberg.account import Account
 from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifests_needed
-from daemon.pipeline.state import open_state
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncResult, delete_file_records
 from daemon.sync.transaction import Transaction
@@ -32,7 +31,7 @@ def first_sync(context: TableContext, record: TableRecord, existing: Table | Non
 
     Nothing of it exists for readers before that one commit; what a failure leaves behind is known to the state store.
     """
-    with open_state(context.spark, context.log) as state:
+    with context.open_state() as state:
         # Each sync asks the log for it, which may tell another time than Delta does.
         timestamp_ms = context.log.commit_time_ms(state.version, state.timestamp_ms)
         try:

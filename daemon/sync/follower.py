@@ -33,7 +33,6 @@ from daemon.errors import (
 )
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
-from daemon.pipeline.state import open_state
 from daemon.sync.advance import advance
 from daemon.sync.context import TableContext, told_as_sync_errors
 from daemon.sync.first_sync import first_sync
@@ -305,7 +304,7 @@ class Follower:
 
     def _show_state(self, shown: Shown, version: int | None = None) -> tuple[Shown, SyncResult]:
         """Show Delta's state at `version`, or its newest, whatever Iceberg shows."""
-        with open_state(self._context.spark, self._context.log, version) as state:
+        with self._context.open_state(version) as state:
             self._check_not_older(shown, state)
             commits, totals = commits_to_state(self._context, shown, state)
         shown, result = self._advance(shown, commits, totals)

@@ -30,7 +30,6 @@ from daemon.iceberg.account import find_account
 from daemon.iceberg.manifests import read_manifest_list, referenced_data_file
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
 from daemon.iceberg.references import entries_of, metadata_files
-from daemon.pipeline.state import open_state
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, live_file, remembered, remembered_account, unchanged_outcome
@@ -89,11 +88,11 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
     theirs, log = marker.delta_table_id, context.log
     if log.find_first_table_id() == theirs:
         return
-    with open_state(context.spark, log) as state:
+    with context.open_state() as state:
         ours = state.metadata.id
     if ours == theirs:
         return
-    with suppress(CorruptInput, ObjectMissing, Unsupported), open_state(context.spark, log, marker.version) as state:
+    with suppress(CorruptInput, ObjectMissing, Unsupported), context.open_state(marker.version) as state:
         if state.metadata.id == theirs:
             return
     name, target = context.settings.name, context.settings.target
@@ -302,7 +301,7 @@ def _find_delta_state(
     # That Spark or the store is away is no answer.
     with (
         suppress(CorruptInput, ObjectMissing, Unsupported),
-        open_state(context.spark, context.log, marker.version) as state,
+        context.open_state(marker.version) as state,
     ):
         if state.metadata.id == marker.delta_table_id:
             dvs, files = {}, _FileSet()

@@ -36,11 +36,10 @@ from daemon.errors import (
     SyncError,
     Unsupported,
 )
-from daemon.pipeline import state as state_module
+from daemon.pipeline import runner
 from daemon.storage import FileIOStorage
 from daemon.translate.definition import DELTA_FEATURES, DELTA_PROTOCOL
 from state.sql import database
-from tests.kit import sparkless
 from tests.kit.checks import check, rows_of
 from tests.kit.handmade import FEATURES, Bench, HandmadeTable
 from tests.kit.readers import duckdb_connection
@@ -93,24 +92,17 @@ class Pair:
         return self.bench.store.open_table("t", self.bench.source, self.bench.target).synced_version
 
 
-@pytest.fixture(autouse=True)
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    sparkless.install(monkeypatch.setattr)
-
-
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, tuple[HandmadeTable, HandmadeTable]]:
     """Both tables synced at version 1: the folder of the tests, a copy of it as it was, and the tables."""
     folder, copy = (tmp_path_factory.mktemp(name) for name in ("case", "base"))
     tables = tuple(HandmadeTable(folder / name, partitioned=True) for name in ("delta", "other"))
-    with pytest.MonkeyPatch.context() as patch:
-        sparkless.install(patch.setattr)
-        for table, bench in zip(tables, open_benches(folder), strict=True):
-            table.create()
-            bench.follower.sync()
-            append(table)
-            bench.follower.sync()
-            bench.close()
+    for table, bench in zip(tables, open_benches(folder), strict=True):
+        table.create()
+        bench.follower.sync()
+        append(table)
+        bench.follower.sync()
+        bench.close()
     shutil.copytree(folder, copy, dirs_exist_ok=True)
     return folder, copy, (tables[0], tables[1])
 
@@ -832,15 +824,15 @@ def test_a_person_takes_a_table_back_to_an_older_state_at_once(pair: Pair) -> No
 
 def test_a_time_that_delta_tells_otherwise_is_compared_for_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Delta and the store differ by a millisecond about a version's time: no sync compares whole states for it."""
-    read_table_state, compared = state_module.read_table_state, 0
+    replay, compared = runner.replay, 0
 
     def read_late(*args: Any) -> TableState:
         nonlocal compared
         compared += 1
-        state = read_table_state(*args)
+        state = replay(*args)
         return replace(state, timestamp_ms=state.timestamp_ms + 1)
 
-    monkeypatch.setattr(state_module, "read_table_state", read_late)
+    monkeypatch.setattr(runner, "replay", read_late)
     bench = Bench(pair.bench.folder, pair.table.location, target="lake.late", name="late")
     bench.follower.sync()
     pair.bench.follower.sync(full=True)

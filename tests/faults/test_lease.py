@@ -20,7 +20,6 @@ from daemon.sync.context import Writer
 from daemon.sync.recovery import end_intents
 from state import LeaseLost, StateUnavailable
 from state.sql.store import SqlStateStore
-from tests.kit import sparkless
 from tests.kit.checks import duckdb_rows
 from tests.kit.daemons import daemon, until
 from tests.kit.handmade import Bench, HandmadeTable
@@ -174,7 +173,6 @@ def test_a_suspended_holder_that_comes_back_commits_nothing_and_ends(tmp_path, t
 @pytest.fixture
 def benches(tmp_path: Path, table: HandmadeTable, monkeypatch) -> Iterator[Callable[..., Bench]]:
     """Benches on one table and catalog, with a lease of their own database where that is asked for."""
-    sparkless.install(monkeypatch.setattr)
     opened: list[Bench] = []
 
     def make(state_name: str = "state.db", writer: Writer | None = None, clock: Clock | None = None) -> Bench:

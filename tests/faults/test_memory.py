@@ -32,6 +32,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from structlog.testing import capture_logs
 
 from daemon.clock import SystemClock
+from daemon.delta.snapshot import ReplayedState
 from daemon.errors import AccountMismatch, CommitConflict, ObjectMissing, PipelineAway, TargetChanged, Unsupported
 from daemon.iceberg import target
 from daemon.iceberg.account import Account, find_account
@@ -46,15 +47,8 @@ from daemon.sync import first_sync, recovery
 from daemon.sync.outcomes import unchanged_outcome
 from daemon.translate.definition import NAME_MAPPING, SCHEMA_ID, shape_of
 from daemon.translate.plan import by_manifest
-from tests.kit import sparkless
 from tests.kit.checks import check, check_memory, duckdb_rows, read_entries, rows_of, table_id
 from tests.kit.handmade import FEATURES, Bench, HandmadeTable
-from tests.kit.sparkless import HandmadeState
-
-
-@pytest.fixture(autouse=True)
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    sparkless.install(monkeypatch.setattr)
 
 
 @pytest.fixture
@@ -94,7 +88,7 @@ def test_a_table_that_was_away_while_a_first_sync_failed(
 
     catalog.drop_table(bench.target)
     with monkeypatch.context() as patch, pytest.raises(PipelineAway):
-        patch.setattr(HandmadeState, "map_adds", fail)
+        patch.setattr(ReplayedState, "map_adds", fail)
         bench.follower.sync()
     catalog.register_table(bench.target, location)
     change_all(table)
@@ -526,7 +520,7 @@ def test_a_table_that_was_away_after_a_version_without_rows(
 
     catalog.drop_table(bench.target)
     with monkeypatch.context() as patch, pytest.raises(PipelineAway):
-        patch.setattr(HandmadeState, "map_adds", fail)
+        patch.setattr(ReplayedState, "map_adds", fail)
         bench.follower.sync()
     catalog.register_table(bench.target, location)
     change_all(table)

@@ -115,7 +115,7 @@ def test_commands_tell_no_secret(folder: Path, command: tuple[str, ...]) -> None
     """What they print, and what they print when they fail, with the log for people."""
     config = write_config(folder, "console")
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.kit.sparkless_daemon", *command, "--config", str(config)],
+        [sys.executable, "-m", "tests.kit.daemon_process", *command, "--config", str(config)],
         cwd=ROOT,
         env={**os.environ, **ENVIRONMENT},
         capture_output=True,

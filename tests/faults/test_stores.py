@@ -16,7 +16,6 @@ from pyiceberg.exceptions import CommitFailedException
 from sqlalchemy.exc import OperationalError
 
 from daemon.errors import CommitConflict, CommitOutcomeUnknown, Retryable, SyncError, TargetChanged
-from tests.kit import sparkless
 from tests.kit.checks import check, duckdb_rows, shown_versions
 from tests.kit.faults import TARGETS, Faults, fault_seed
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
@@ -24,11 +23,6 @@ from tests.kit.handmade_histories import History
 
 CYCLES = 12
 TRIES_MAX = 4
-
-
-@pytest.fixture(autouse=True)
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    sparkless.install(monkeypatch.setattr)
 
 
 @pytest.fixture

@@ -12,16 +12,10 @@ from structlog.testing import capture_logs
 
 from daemon.errors import Unsupported
 from daemon.translate.definition import NAME_MAPPING
-from tests.kit import sparkless
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.readers import duckdb_connection
 
 LONGS = (("id", "long"), ("part", "string"), ("value", "long"))
-
-
-@pytest.fixture(autouse=True)
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    sparkless.install(monkeypatch.setattr)
 
 
 @pytest.fixture

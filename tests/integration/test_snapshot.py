@@ -94,16 +94,16 @@ class Written:
         assert replayed.protocol == told.protocol
         assert replayed.metadata == told.metadata
         location = self.log.location
-        assert comparable(replayed.adds.to_pylist(), location) == comparable(collect(told.adds).to_pylist(), location)
+        assert comparable(replayed.rows.to_pylist()) == comparable(collect(told.frame).to_pylist(), location)
         return segment
 
 
-def comparable(found: Sequence[dict[str, Any]], location: str) -> list[dict[str, Any]]:
+def comparable(found: Sequence[dict[str, Any]], location: str | None = None) -> list[dict[str, Any]]:
     """Sorted rows; Delta spells absolute paths anew, and the statistics that it makes of structs."""
     some = [
         {
             **row,
-            "path": resolve_path(location, row["path"]),
+            "path": resolve_path(location, row["path"]) if location else row["path"],
             "partition_values": dict(row["partition_values"]),
             "stats": json.loads(row["stats"], object_hook=_with_moments) if row["stats"] else None,
         }

@@ -36,7 +36,7 @@ class Daemon:
 
     config: Path
     environment: Mapping[str, str] | None = None
-    module: str = "tests.kit.sparkless_daemon"
+    module: str = "tests.kit.daemon_process"
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def launch(self) -> None:
@@ -113,7 +113,7 @@ class Daemon:
 def command(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command of `dvsync` as a process of its own, on handmade tables."""
     return subprocess.run(
-        [sys.executable, "-m", "tests.kit.sparkless_daemon", *words, "--config", str(config)],
+        [sys.executable, "-m", "tests.kit.daemon_process", *words, "--config", str(config)],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -26,6 +26,7 @@ from pyroaring import BitMap64
 from daemon.clock import Clock, SystemClock
 from daemon.config.settings import LimitsSettings, PipelineSettings, SparkSettings, TableSettings
 from daemon.delta.actions import Metadata, Protocol
+from daemon.delta.snapshot import ReplayedState
 from daemon.delta.table_state import ADDS
 from daemon.iceberg.catalogs import Catalogs
 from daemon.spark.session import SparkPipeline
@@ -34,7 +35,6 @@ from daemon.sync.first_sync import show_state
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
 from state.sql.store import SqlStateStore
-from tests.kit.sparkless import HandmadeState
 
 B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -286,7 +286,7 @@ class Bench:
         context = self.context
         record = self.store.open_table(self.name, self.source, self.target)
         commit = context.log.read_commit(0)
-        state = HandmadeState(
+        state = ReplayedState(
             location=self.source,
             version=0,
             timestamp_ms=commit.timestamp_ms,

@@ -35,7 +35,6 @@ from daemon.storage import FileIOStorage
 from daemon.sync import recovery
 from state.sql.database import Database
 from state.sql.store import SqlStateStore
-from tests.kit import sparkless
 from tests.kit.checks import check, duckdb_rows
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.power import Disk
@@ -279,7 +278,6 @@ def in_a_process(work: Callable[[], object]) -> object:
 def main() -> None:
     folder, granularity = Path(sys.argv[1]), sys.argv[2]
     warnings.simplefilter("error")
-    sparkless.install()
     orders: dict[str, Callable[..., object]] = {
         "build": lambda: build(folder, granularity),
         "kill": lambda name, event: kill(folder, name, event),

@@ -24,7 +24,6 @@ from daemon.config.settings import MaintenanceSettings
 from daemon.errors import CommitOutcomeUnknown, Retryable
 from daemon.maintenance.maintainer import Maintainer
 from state import FileStatus
-from tests.kit import sparkless
 from tests.kit.checks import check_memory, duckdb_rows, metadata_files, read_entries, rows_of, table_id
 from tests.kit.faults import TARGETS, Faults
 from tests.kit.handmade import Bench, HandmadeTable
@@ -229,7 +228,6 @@ def end(folder: Path, cycle: int) -> str:
 def main() -> None:
     folder, seed, cycles = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     warnings.simplefilter("error")
-    sparkless.install()
     gc.freeze()
     steps: list[tuple[str, Callable[[], object]]] = [("make", lambda: World.make(folder, seed) and "made")]
     for cycle in range(cycles):

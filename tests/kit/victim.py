@@ -25,7 +25,6 @@ from daemon.config.settings import LogSettings
 from daemon.log import configure_logging
 from daemon.scheduling.cycle import TableCycle
 from daemon.status.board import Board
-from tests.kit import sparkless
 from tests.kit.handmade import Bench, HandmadeTable
 
 # On a machine with work of its own; without a bound, the inputs that this is about take minutes or years.
@@ -66,7 +65,6 @@ class _Victim:
         self._folder = folder
         self._log = io.StringIO()
         configure_logging(LogSettings(format="json", level="error"), self._log)
-        sparkless.install()
         table = HandmadeTable(folder / "case" / "delta")
         table.create()
         path = table.write_file([(number, "p", f"v{number}") for number in range(3)])

@@ -7,6 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
@@ -14,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.delta import checkpoint as checkpoints
-from daemon.delta.checkpoint import ADDS
 from daemon.delta.snapshot import ReplayedState
+from daemon.delta.table_state import ADDS
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
 from tests.kit.logs import (
     ADD_TYPE,
@@ -39,11 +40,17 @@ def log(tmp_path: Path) -> HandmadeLog:
 
 
 def live(state: ReplayedState) -> dict[str, str | None]:
-    """Path, as spelled, and deletion vector's path of each row."""
-    assert state.adds.schema == ADDS
-    found = {row["path"]: row["dv_path"] for row in state.adds.to_pylist()}
-    assert len(found) == len(state.adds), "a path is there once"
+    """Path below the table and deletion vector's path of each row."""
+    assert state.rows.schema == ADDS
+    found = {row["path"]: row["dv_path"] for row in rows_of(state)}
+    assert len(found) == state.files == len(state.rows), "a path is there once"
     return found
+
+
+def rows_of(state: ReplayedState) -> list[Action]:
+    """The rows, each with its path below the table, or the absolute one of another place."""
+    below = f"{state.location}/"
+    return [{**row, "path": row["path"].removeprefix(below)} for row in state.rows.to_pylist(maps_as_pydicts="strict")]
 
 
 def test_commits_alone(log: HandmadeLog) -> None:
@@ -58,7 +65,7 @@ def test_commits_alone(log: HandmadeLog) -> None:
     assert log.storage.asked == [("read", "_last_checkpoint"), ("list after 0", "_delta_log"), *read]
     assert state.metadata.configuration == {"k": "v"}
     assert state.protocol.reader_features == ["deletionVectors", "v2Checkpoint"]
-    rows = {row["path"]: row for row in state.adds.to_pylist(maps_as_pydicts="strict")}
+    rows = {row["path"]: row for row in rows_of(state)}
     assert rows.keys() == {"a", "c"}
     assert rows["a"] == {
         "path": "a",
@@ -93,7 +100,7 @@ def test_every_kind_of_checkpoint(log: HandmadeLog, kind: str) -> None:
     state = log.state()
     expected = {f"f{number}": f"dv{number}" for number in (1, 3, 4, 5, 6)} | {"f0": "new", "n": None, "empty": None}
     assert live(state) == expected
-    assert next(row["stats"] for row in state.adds.to_pylist() if row["path"] == "f4") is None
+    assert next(row["stats"] for row in rows_of(state) if row["path"] == "f4") is None
     assert state.metadata.configuration == METADATA["metaData"]["configuration"]
     commits = sum(log.name(version).stat().st_size for version in (2, 3))
     assert log.segment().size_bytes == commits + sum(file.stat().st_size for file in files)
@@ -135,13 +142,13 @@ def test_the_newest_add_of_a_path_wins(log: HandmadeLog) -> None:
 
 
 def test_spellings_of_one_path(log: HandmadeLog) -> None:
-    """Paths are compared decoded and absolute, and given as they are spelled."""
+    """Paths are compared and given decoded and absolute."""
     spelled = ["p=%25C3/a%20b", "x", "plain,+", f"file://{log.folder}/abs", "q/./r", "stays%20here", "..hidden/y"]
     log.create()
     log.checkpoint([*START, *(add(path) for path in spelled)])
     absolute = [f"file:{log.folder}/p=%25C3/a%20b", f"{log.folder}/x", "plain%2C%2B", "abs", "q/%2E/r"]
     log.commit(*(remove(path) for path in absolute), add("file:///elsewhere/z"))
-    assert live(log.state()) == {"stays%20here": None, "..hidden/y": None, "file:///elsewhere/z": None}
+    assert live(log.state()) == {"stays here": None, "..hidden/y": None, "file:///elsewhere/z": None}
 
 
 def test_hint(log: HandmadeLog) -> None:
@@ -334,8 +341,8 @@ def with_field(name: str, kind: pa.DataType) -> pa.Schema:
         (CHECKPOINT, {"path": "a b"}, "Delta cannot read the path 'a b' of a data file: ' ' is not escaped"),
         (CHECKPOINT, {"path": ""}, "it names no file"),
         (CHECKPOINT, {"path": "a/.."}, "it names no file"),
-        (CHECKPOINT, {"path": "b"}, "the checkpoint has 2 adds for the one path b"),
-        (CHECKPOINT, {"path": "%62"}, "the checkpoint has 2 adds for the one path b"),
+        (CHECKPOINT, {"path": "b"}, "the checkpoint has 2 adds for the one path .*/b"),
+        (CHECKPOINT, {"path": "%62"}, "the checkpoint has 2 adds for the one path .*/b"),
     ],
 )
 def test_faults_of_a_checkpoint(log: HandmadeLog, schema: pa.Schema, fields: Action, says: str) -> None:
@@ -376,7 +383,7 @@ def test_columns_that_may_be_missing(log: HandmadeLog) -> None:
     schema = without("add", "stats")
     rows = [*START, {"add": {name: value for name, value in add("a")["add"].items() if name != "stats"}}]
     log.write_parquet(log.name(0, "checkpoint.parquet"), rows, schema)
-    assert log.state().adds["stats"].to_pylist() == [None]
+    assert log.state().rows["stats"].to_pylist() == [None]
     log.write_parquet(log.name(0, "checkpoint.parquet"), START, without("add"))
     assert live(log.state()) == {}
 
@@ -481,7 +488,6 @@ def test_large_files_are_read_in_pieces(log: HandmadeLog, monkeypatch: pytest.Mo
 PATHS = ("a", "b%20c", "p=1/d", "e")
 DVS: tuple[Action | None, ...] = (None, vector("one"), vector("two"), vector("two", offset=2))
 NUMBERS = st.integers(0, 5)
-BRIEF = ("path", "size", "dv_path", "dv_offset")
 
 
 @settings(max_examples=60, deadline=None)
@@ -508,19 +514,14 @@ def test_replay_is_a_fold(data: st.DataObject) -> None:
                 compact(log, data.draw(st.integers(1, version)), version, written)
         for version, expected in enumerate(states):
             found = sorted(
-                (row["path"], row["size"], row["dv_path"], row["dv_offset"]) for row in rows_at(log, version)
+                (row["path"], row["size"], row["dv_path"], row["dv_offset"]) for row in rows_of(log.state(version))
             )
             assert found == sorted(map(brief, expected.values())), version
 
 
-def rows_at(log: HandmadeLog, version: int) -> list[Action]:
-    rows: list[Action] = log.state(version).adds.to_pylist()
-    return rows
-
-
 def brief(action: Action) -> tuple[Any, ...]:
     dv = action["add"].get("deletionVector") or {}
-    return action["add"]["path"], action["add"]["size"], dv.get("pathOrInlineDv"), dv.get("offset")
+    return unquote(action["add"]["path"]), action["add"]["size"], dv.get("pathOrInlineDv"), dv.get("offset")
 
 
 def key_of(action: Action) -> tuple[str, str]:

@@ -26,7 +26,6 @@ from daemon.pipeline.runner import Runner
 from daemon.storage import FileIOStorage
 from daemon.sync.outcomes import unchanged_outcome
 from state import FileKind, FileStatus, Intent, OrphanReason
-from tests.kit import sparkless
 from tests.kit.checks import check_files, check_memory, read_entries, rows_of, table_id
 from tests.kit.handmade import ARROW, Bench, HandmadeTable
 
@@ -104,7 +103,6 @@ class World:
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
-    sparkless.install(monkeypatch.setattr)
     worlds = []
 
     def made(*arguments: Any, **options: Any) -> World:
@@ -641,9 +639,7 @@ def test_a_scan_removes_nothing_where_two_tables_share_a_folder(make: Callable[.
     world.bench.table_options["location"] = location
     world.bench.open()
     world.maintainer = Maintainer(world.bench.context)
-    with pytest.MonkeyPatch.context() as patch:
-        sparkless.install(patch.setattr)
-        world.bench.follower.sync()
+    world.bench.follower.sync()
     age(Path(location.removeprefix("file://")))
     before = {path for path in Path(location.removeprefix("file://")).rglob("*")}
     done = world.clean_up(scan=True, remove_found=True)

@@ -1,4 +1,4 @@
-"""`dvsync` on handmade tables, without a JVM: `python -m tests.kit.sparkless_daemon run --config PATH`.
+"""`dvsync` on handmade tables: `python -m tests.kit.daemon_process run --config PATH`.
 
 `FAULTS=SEED` makes one call in five fail of what dvsync stands on; `CLOCK_FILE` names a file with the seconds that the
 wall clock is ahead of the machine's, which may change while the daemon runs.
@@ -18,7 +18,6 @@ from daemon.cli.commands import main
 from daemon.clock import SystemClock
 from daemon.scheduling import scheduler
 from daemon.service import fleet
-from tests.kit import sparkless
 from tests.kit.faults import TARGETS, Faults
 
 FAULT_SHARE = 0.2
@@ -43,7 +42,6 @@ def jump_with(clock_file: Path) -> None:
 
 
 if __name__ == "__main__":
-    sparkless.install()
     # A test has no thirty seconds for a new folder to be seen.
     fleet.DISCOVERY_INTERVAL_S = 0.5
     if seed := os.environ.get("FAULTS"):
