@@ -1,4 +1,4 @@
-"""What `dvsync doctor` learns of a table's files: Spark tasks look at every footer, and every fault is told."""
+"""Examines a table's files for `dvsync doctor`: Spark tasks read every footer and report every fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FACTS = pa.schema(
         pa.field("n", pa.int64()),
     ]
 )
-# Kinds of facts; the names of columns and the texts of refusals are in `text`.
+# The kinds of facts. `text` holds the name of a column or the text of a refusal.
 FILES, ROWS, DELETED_FROM, DELETED_ROWS, WITHOUT_STATS = (
     "files",
     "rows",
@@ -35,13 +35,13 @@ FILES, ROWS, DELETED_FROM, DELETED_ROWS, WITHOUT_STATS = (
     "without stats",
 )
 INT96, HIDDEN, NO_ZONE, REFUSED = "int96", "hidden", "no zone", "refused"
-# Between a refusal's message and its hint.
+# Separates a refusal's message from its hint in `text`.
 SEPARATOR = "\n"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why files are refused, how many, and one of them."""
+    """A reason why files are refused, the number of these files, and the path of one of them."""
 
     message: str
     hint: str
@@ -51,7 +51,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Examination:
-    """What the live files of a table are like. Columns are named in full."""
+    """A summary of a table's live files. Columns have their full names."""
 
     files: int
     physical_rows: int
@@ -66,7 +66,7 @@ class Examination:
 
 @dataclass(frozen=True)
 class ExaminationTask:
-    """What a Spark task must know to look at files."""
+    """What a Spark task needs to inspect files."""
 
     table: TableSchema
     table_location: str
@@ -114,7 +114,7 @@ class ExaminationTask:
 
 
 def examine_files(state: TableState, task: ExaminationTask) -> Examination:
-    """Look at every live file of `state`. Raises `PipelineAway`."""
+    """Inspect every live file of `state` in Spark tasks. Raises `PipelineAway`."""
     frame = state.adds.repartition(max(1, manifests_needed(state.files)))
     counts: Counter[tuple[str, str]] = Counter()
     examples: dict[tuple[str, str], str] = {}

@@ -85,7 +85,7 @@ def test_a_search_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     found, told = surveyed("lake")
     assert found == {"lake/a": "lake.a"}
     (line,) = told
-    assert "only 10 folders were looked into" in line
+    assert "the search stopped after 10 folders" in line
 
 
 def dvsync(*arguments: str) -> tuple[int, str]:
@@ -99,8 +99,8 @@ def test_places_without_a_table_are_told_all_at_once() -> None:
     Path("empty/inner").mkdir(parents=True)
     code, output = dvsync("init", "lake", "empty", "nowhere")
     assert code == 2
-    assert f"file://{Path.cwd()}/empty: there is no Delta table, and none in the 4 levels of folders below it" in output
-    assert f"file://{Path.cwd()}/nowhere: there is no such folder" in output
+    assert f"file://{Path.cwd()}/empty: no Delta table here or in the 4 levels of folders below" in output
+    assert f"file://{Path.cwd()}/nowhere: no such folder" in output
     assert dvsync("init", "nowhere/*/")[0] == 1
     assert {path.name for path in Path.cwd().iterdir()} == {"lake", "empty"}
 
@@ -110,7 +110,7 @@ def test_a_file_that_is_there_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
     made("lake/orders")
     Path("config.yaml").write_text("precious")
     code, output = dvsync("init", "lake")
-    assert (code, output.splitlines()[0]) == (2, "config.yaml is there already")
+    assert (code, output.splitlines()[0]) == (2, "config.yaml already exists")
     assert "--config PATH" in output
 
     def examine(*_: Any) -> Iterator[Any]:
@@ -183,6 +183,6 @@ def test_without_spark_the_file_is_written_all_the_same() -> None:
     lines = ended.stdout.splitlines()
     assert lines[1].startswith(f"{a}: could not be examined: PipelineAway: ")
     assert f"{b}: could not be examined, for the same reason" in lines
-    assert "config.yaml is written. Tables: 2 could not be examined." in lines
+    assert "Wrote config.yaml. Tables: 2 could not be examined." in lines
     code, output = dvsync("config", "check")
     assert (code, output.count(" -> local lake.")) == (0, 2)
