@@ -1,4 +1,4 @@
-"""How far a long Spark job has come, for whoever wants to be told."""
+"""Reports the progress of a long Spark job."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOOK_INTERVAL_S = 0.5
+POLL_INTERVAL_S = 0.5
 
 
 class Progress(Protocol):
-    """Told now and then, from another thread, how far a long step has come."""
+    """Receives the progress of a long step now and then, from another thread."""
 
     def advanced(self, done: int, total: int, what: str) -> None: ...
 
 
 @contextmanager
 def watched(spark: SparkSession, tasks: int, progress: Progress | None, what: str) -> Iterator[None]:
-    """While the block runs a job whose last stage has `tasks` tasks, tell `progress` how many are done."""
+    """Report to `progress` how many tasks are done, while the block runs a job whose last stage has `tasks` tasks."""
     if progress is None:
         yield
         return
     finished = threading.Event()
     tracker = spark.sparkContext.statusTracker()
 
-    def look() -> None:
-        while not finished.wait(LOOK_INTERVAL_S):
+    def poll() -> None:
+        while not finished.wait(POLL_INTERVAL_S):
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
             done = [stage.numCompletedTasks for stage in stages if stage and stage.numTasks == tasks]
             if done:
                 progress.advanced(max(done), tasks, what)
 
-    watcher = threading.Thread(target=look, name="spark-progress", daemon=True)
+    watcher = threading.Thread(target=poll, name="spark-progress", daemon=True)
     watcher.start()
     try:
         yield

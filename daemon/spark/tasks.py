@@ -1,4 +1,4 @@
-"""Functions over Arrow batches in Spark's tasks, with errors that arrive as themselves."""
+"""Runs functions over Arrow batches in Spark's tasks, and raises their errors with their own types."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# Spark reports an exception of a worker as text only: our errors travel in a column of their own.
+# Spark reports a worker's exception only as text, so our errors come back in an extra column.
 ERROR_FIELD = pa.field("error", pa.binary())
 ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def run_on_spark(frame: DataFrame, function: ArrowFunction, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """`function` over the frame's batches in Spark's tasks. A `SyncError` raised there is raised here again.
+    """Apply `function` to the frame's batches in Spark's tasks. A `SyncError` raised there is raised here again.
 
-    Also raises what reading the frame comes to (`failures.py`).
+    Also raises the errors of reading the frame itself (`failures.py`).
     """
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
@@ -51,8 +51,11 @@ def _guarded(function: ArrowFunction, schema: pa.Schema, batches: Iterable[pa.Re
 
 
 def _forget_archives() -> None:
-    """Spare the next task 0.2 s: before each, PySpark's `importlib.invalidate_caches` reads each archive that something
-    was imported from anew, Spark's own jar among them. What is needed again is found again."""
+    """Forget the archives that Python has imported from, which saves the next task 0.2 s.
+
+    Before each task PySpark calls `importlib.invalidate_caches`, which reads each known archive again, Spark's own jar
+    among them. Python finds an archive again if it is needed.
+    """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
             del sys.path_importer_cache[path]
