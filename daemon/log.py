@@ -1,4 +1,4 @@
-"""Structured logging: JSON lines, or lines for people on a terminal. Events are the constants below, values are keys.
+"""Structured logging: JSON lines, or readable lines on a terminal. Events are the constants below; values are keys.
 
 `table` and `cycle_id` are bound once for a cycle with `bind_cycle`. Nothing here decides what is worth logging.
 """

@@ -42,7 +42,7 @@ def load_settings(path: Path, text: str | None = None) -> Settings:
             *_places_that_vacuum_cleans(readable),
         ]
     if faults or readable is None:
-        raise ConfigInvalid("\n".join(faults), hint=f"Correct {path}; `dvsync config check` reads it again.")
+        raise ConfigInvalid("\n".join(faults), hint=f"Correct {path}, then run `dvsync config check`.")
     return readable.settings
 
 
@@ -113,7 +113,7 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
         try:
             settings = Settings(**remaining)
         except ValidationError:
-            return None  # The fault comes from the environment, which cannot be left out.
+            return None  # The fault is in an environment variable, which Settings reads again by itself.
     indexes = (index for index in range(len(settings.tables) + len(tables_out)) if index not in tables_out)
     return _Readable(settings, tuple(f"tables[{index}]" for index in indexes), frozenset(left_out))
 

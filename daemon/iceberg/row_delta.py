@@ -81,7 +81,7 @@ class RowDelta:
 
     @property
     def operation(self) -> Operation:
-        """Iceberg spec, "Snapshots", `operation`."""
+        """The snapshot's operation. Iceberg spec, "Snapshots", `operation`."""
         adds = bool(self.added_data_files or self.written_manifests)
         deletes = bool(self.removed_data_files or self.added_delete_files or self.replacements or self.replaces_all)
         if not deletes:
@@ -310,7 +310,7 @@ def _count_replaced(counts: dict[str, int], manifest: ManifestFile) -> None:
 
 
 def _counts(added: Sequence[_Draft], changed: _Changed, delta: RowDelta) -> dict[str, int]:
-    """Iceberg spec, appendix "Optional Snapshot Summary Fields"."""
+    """Count the changes for the summary. Iceberg spec, appendix "Optional Snapshot Summary Fields"."""
     counts: dict[str, int] = defaultdict(int)
     counted = [(draft.content, entry) for draft in added for entry in draft.entries]
     counted += [

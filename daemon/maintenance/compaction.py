@@ -224,7 +224,7 @@ class _Groups:
             self._parents[self.find(root)] = self.find(roots[0])
 
 
-# --- doing it ---
+# --- rewriting and committing ---
 
 
 def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]) -> Compaction | None:

@@ -1,4 +1,4 @@
-"""Spark's jars by Maven coordinates."""
+"""The jars that Spark needs, as Maven coordinates."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def fetch_jars(settings: SparkSettings) -> str:
     pipeline = SparkPipeline(SparkSettings(master="local[1]", conf=conf))
     try:
         with pipeline.session() as spark:
-            jars = session_conf(settings).get("spark.jars.packages", "those of spark.jars").replace(",", ", ")
+            jars = session_conf(settings).get("spark.jars.packages", "the jars in spark.jars").replace(",", ", ")
             return f"Java {java} and Spark {spark.version} are ready: {jars}"
     finally:
         pipeline.close()

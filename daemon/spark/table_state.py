@@ -82,7 +82,7 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
             adds=DataFrame(snapshot.allFiles().toDF(), spark).selectExpr(*ADD_COLUMNS),
         )
     except msgspec.ValidationError as error:
-        refused = CorruptInput(f"the metadata is not one of Delta's: {error}", path=log.folder, hint=HINT_METADATA)
+        refused = CorruptInput(f"the metadata is not valid: {error}", path=log.folder, hint=HINT_METADATA)
         raise _find_fault(log, refused) or refused from error
     except (PySparkException, Py4JJavaError) as error:
         known = as_known_error(error, log.folder, version)

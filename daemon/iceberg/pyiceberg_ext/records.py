@@ -45,10 +45,10 @@ class ResolvedAvroFile(AvroFile[D]):
             raise unreadable(why, self.input_file.location) from error
 
 
-ANEW = "Restore the file, or let `dvsync resync` write the newest snapshot anew from Delta's state."
+HINT_UNREADABLE = "Restore the file, or run `dvsync resync`, which writes the newest snapshot anew from Delta's state."
 
 
-def unreadable(why: str, path: str, hint: str = ANEW) -> TargetUnreadable:
+def unreadable(why: str, path: str, hint: str = HINT_UNREADABLE) -> TargetUnreadable:
     return TargetUnreadable(f"a metadata file of the Iceberg table is damaged: {why}", path=path, hint=hint)
 
 
