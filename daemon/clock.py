@@ -1,4 +1,4 @@
-"""Time arrives through here, so that tests can move it."""
+"""The clock. Callers receive it as an argument, so that tests can control the time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Epoch milliseconds, UTC; may jump."""
+        """Return the wall-clock time as epoch milliseconds, UTC. It may jump."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds that only ever grow."""
+        """Return seconds that never go backwards. Only differences have a meaning."""
         ...
 
 

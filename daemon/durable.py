@@ -1,6 +1,7 @@
-"""What a power cut must not take: files and folders on local file systems, forced to the disk before they are named.
+"""Forces files and folders of local file systems to the disk, so that they survive a power cut.
 
-Paths on other stores are passed over: an object that a store has confirmed is there.
+A commit calls this before anything refers to the files. Paths on other stores are ignored: an object store confirms an
+object only when it is safe.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from typing import Final
 from daemon.locations import canonical
 from daemon.storage import store_away
 
-# File systems write what is asked for at the same time in one go: twenty files take hardly longer than two.
+# File systems combine fsync calls that arrive at the same time: twenty files take hardly longer than two.
 FORCED_AT_ONCE: Final = 16
-# Some file systems cannot force a folder, and a folder that may not be read cannot be opened for it.
+# Some file systems cannot fsync a folder, and a folder without read permission cannot be opened for it.
 NO_FOLDER_SYNC: Final = (EACCES, EINVAL, ENOTSUP)
 
 _LOCAL: Final = "file://"
-# A folder that another thread has just made is in the next one's way until it is on the disk.
+# Without the lock, a thread could use a folder that another thread has created but not forced to the disk yet.
 _making = Lock()
 
 
 def make_folder_of(path: str) -> None:
-    """Make the folder of a local file to be, with all that are missing above it, each forced to the disk.
+    """Create the folder of a local file before the file is written, and missing folders above. Force each to the disk.
 
     Raises OSError.
     """
@@ -42,9 +43,9 @@ def make_folder_of(path: str) -> None:
 
 
 def force_to_disk(paths: Collection[str]) -> None:
-    """Return once these files, and their names in their folders, would be there after a power cut.
+    """Return once these files, and their names in their folders, would survive a power cut.
 
-    Raises ObjectStoreAway, which leaves open which of them would.
+    Raises ObjectStoreAway; some of the files may then be on the disk and others not.
     """
     files = {_local(path) for path in paths if is_local(path)}
     if not files:
@@ -61,7 +62,7 @@ def force_to_disk(paths: Collection[str]) -> None:
 
 
 def is_local(path: str) -> bool:
-    """Whether `path` is a file's of a mounted file system, in any of its spellings."""
+    """Return whether `path` is on a local file system, in any of its spellings."""
     return canonical(path).startswith(_LOCAL)
 
 

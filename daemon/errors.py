@@ -1,7 +1,7 @@
-"""The error kinds of dvsync: each kind is one thing that the daemon or the operator does about it.
+"""The error kinds of dvsync. Each kind stands for one reaction of the daemon or of the operator.
 
-Every error names what happened and where (table, Delta version, file, byte offset) and carries a hint of one
-sentence. All packages raise them; `scheduling` and `cli` decide what follows.
+Every error says what happened and where (table, Delta version, file, byte offset) and carries a hint of one
+sentence. All packages raise these errors; `scheduling` and `cli` react to them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from daemon.masking import scrub
 from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
 
 
-def as_told(text: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
-    """`text` as it may be shown: its secrets masked, not too long, and nothing in it but line breaks to obey."""
+def as_shown(text: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
+    """Make `text` safe to show: secrets are masked, its length is limited, control characters are escaped."""
     return excerpt(scrub(text), characters_max, keep="\n")
 
 
 class SyncError(Exception):
-    """Base of all kinds; never raised itself. `kind` is the word that users see."""
+    """The base class of all kinds; only subclasses are raised. Users see the class name as `kind`."""
 
     characters_max: ClassVar[int] = TEXT_CHARACTERS_MAX
-    # Trying again changes nothing until a person has acted.
+    # True: retrying cannot help until a person has acted, so the table is parked.
     parks: ClassVar[bool] = False
 
     def __init__(
@@ -35,10 +35,10 @@ class SyncError(Exception):
         path: str | None = None,
         offset: int | None = None,
     ) -> None:
-        # What libraries say may quote the credentials that they were given, and what a log says may be anything.
-        self.message = as_told(message, self.characters_max)
+        # A library's message may quote credentials, and text from a Delta log may contain anything.
+        self.message = as_shown(message, self.characters_max)
         super().__init__(self.message)
-        self.hint = as_told(hint)
+        self.hint = as_shown(hint)
         self.table = table
         self.version = version
         self.path = path
@@ -49,7 +49,7 @@ class SyncError(Exception):
         return type(self).__name__
 
     def located(self, *, table: str | None = None, version: int | None = None, path: str | None = None) -> Self:
-        """Fill in the places that an inner package could not know; what it did say stays."""
+        """Add the places that an inner package did not know. Places that are already set stay."""
         self.table = self.table or table
         self.version = self.version if self.version is not None else version
         self.path = self.path or path
@@ -58,7 +58,7 @@ class SyncError(Exception):
     def __str__(self) -> str:
         places = (("table", self.table), ("version", self.version), ("file", self.path), ("offset", self.offset))
         where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
-        return f"{self.message} [{as_told(where)}]" if where else self.message
+        return f"{self.message} [{as_shown(where)}]" if where else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross a process boundary when the kernel runs on Spark's workers: keep every field.
@@ -72,11 +72,11 @@ class SyncError(Exception):
 
 
 class Retryable(SyncError):
-    """Something is away or in the way for now: back off and try again."""
+    """A temporary fault: the daemon backs off and tries again."""
 
 
 class ObjectStoreAway(Retryable):
-    """The store that holds the Delta or the Iceberg files does not answer."""
+    """The store of the Delta or Iceberg files does not answer."""
 
 
 class CatalogAway(Retryable):
@@ -92,15 +92,15 @@ class PipelineAway(Retryable):
 
 
 class TargetHeld(Retryable):
-    """Another dvsync, with a state database of its own, keeps the Iceberg table in step."""
+    """Another dvsync, with its own state database, already keeps the Iceberg table in step."""
 
 
 class CommitIncomplete(Retryable):
-    """A Delta commit file ends in the middle of a line, or grew while it was read: it is still being written."""
+    """A Delta commit file ends in the middle of a line, or grew while dvsync read it: its writer has not finished."""
 
 
 class CommitConflict(Retryable):
-    """Another writer was first; our commit certainly did not land."""
+    """Another writer committed first; our commit certainly did not land."""
 
 
 class ObjectMissing(Retryable):
@@ -108,19 +108,19 @@ class ObjectMissing(Retryable):
 
 
 class CommitOutcomeUnknown(SyncError):
-    """Our Iceberg commit may or may not have landed: look for our marker before anything else."""
+    """Our Iceberg commit may or may not have landed: the next cycle searches the table for our marker first."""
 
 
 class ResyncNeeded(SyncError):
-    """The Delta log cannot be followed step by step from here: compare whole states."""
+    """dvsync cannot follow the Delta log commit by commit from here: it compares whole states."""
 
 
 class StateMismatch(ResyncNeeded):
-    """The state store is wrong about the Iceberg table: what is remembered is rebuilt first."""
+    """The state store is wrong about the Iceberg table: dvsync rebuilds the table's state first."""
 
 
 class ReplacementNeeded(ResyncNeeded):
-    """The Iceberg table shows what no difference mends, such as a file twice: all of it is written anew."""
+    """Committing a difference cannot repair the Iceberg table (it shows a file twice, say): it is written anew."""
 
 
 class TargetChanged(SyncError):
@@ -130,32 +130,32 @@ class TargetChanged(SyncError):
 
 
 class TargetUnreadable(SyncError):
-    """A metadata file, manifest or manifest list of the Iceberg table is not what was written: the table is parked."""
+    """A metadata file, manifest or manifest list of the Iceberg table is damaged: the table is parked."""
 
     parks = True
 
 
 class CorruptInput(SyncError):
-    """A length, checksum, cardinality or action does not hold: the table is parked."""
+    """A length, checksum, cardinality or action of the Delta table is wrong: the table is parked."""
 
     parks = True
 
 
 class AccountMismatch(SyncError):
-    """What a snapshot would show does not add up to what Delta says: nothing is committed, the table is parked."""
+    """The totals of a new snapshot differ from Delta's totals: nothing is committed, the table is parked."""
 
     parks = True
 
 
 class Unsupported(SyncError):
-    """A Delta feature or an Iceberg format version that is not handled: the table is parked."""
+    """dvsync does not support a Delta feature or an Iceberg format version: the table is parked."""
 
     parks = True
 
 
 class ConfigInvalid(SyncError):
-    """`config.yaml` or the environment is wrong: refuse to start."""
+    """`config.yaml` or the environment is wrong: the daemon refuses to start."""
 
     parks = True
-    # A line a fault, each of which the operator must see.
+    # The message has one line for each fault, and the operator must see all of them.
     characters_max = 1_000_000

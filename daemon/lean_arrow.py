@@ -1,4 +1,4 @@
-"""How Arrow is imported, before PyIceberg imports it: without pandas, which only PySpark asks for."""
+"""Imports Arrow without pandas, before PyIceberg imports it. Only PySpark needs pandas."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class _WithoutPandas(MetaPathFinder):
 def import_arrow() -> None:
     """Import `pyarrow.dataset`, which PyIceberg uses, without pandas.
 
-    Arrow takes pandas along when it finds it, for 45 MB that an idle daemon would hold for ever. It looks for it again
-    when a caller really wants a data frame.
+    Arrow imports pandas if it is installed, and an idle daemon would hold its 45 MB for ever. Arrow imports it later
+    when a caller converts to a data frame.
     """
     finder = _WithoutPandas()
     sys.meta_path.insert(0, finder)

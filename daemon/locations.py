@@ -1,24 +1,26 @@
-"""How places are written, and which lies in which. Apart from `storage`, so that a configuration is read without
-PyIceberg's weight."""
+"""Spellings of locations, and whether one location is inside another.
+
+This is apart from `storage`, so that reading a configuration does not import PyIceberg, which is slow.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-# Delta, DeltaTableUtils.isHiddenDirectory: `_…` and `.…` are left alone, but not these.
+# Delta, DeltaTableUtils.isHiddenDirectory: VACUUM skips folders named `_…` and `.…`, except these.
 NOT_HIDDEN = ("_delta_index", "_change_data", "_delta_log")
 
 
 def normalize_location(location: str) -> str:
-    """Absolute URI without a trailing slash: `/data/t/` -> `file:///data/t`; other schemes stay as they are."""
+    """Return an absolute URI without a trailing slash: `/data/t/` -> `file:///data/t`. Other schemes stay unchanged."""
     if "://" not in location:
         location = "file://" + str(Path(location.removeprefix("file:")).absolute())
     return location.rstrip("/")
 
 
 def canonical(path: str) -> str:
-    """One spelling for what engines spell differently: `/a`, `file:/a` and `file:///a`; `s3://b`, `s3a://b`, `s3n://b`."""
+    """Return one spelling for paths that engines spell differently: `/a`, `file:/a`, `file:///a`; `s3://b`, `s3a://b`."""
     scheme, _, rest = path.partition(":")
     if path.startswith("/") or (scheme == "file" and rest.startswith("/") and not rest.startswith("//")):
         return f"file://{path.removeprefix('file:')}"
@@ -26,13 +28,13 @@ def canonical(path: str) -> str:
 
 
 def real(path: str) -> str:
-    """The canonical spelling with all links of the local file system followed; other stores have none."""
+    """Return the canonical spelling after following all links of the local file system. Other stores have no links."""
     path = canonical(path)
     return f"file://{os.path.realpath(path.removeprefix('file://'))}" if path.startswith("file://") else path
 
 
 def parts_below(path: str, place: str) -> list[str] | None:
-    """The names that lead from `place` to `path`, both spelled in one way; None where it is not below."""
+    """Return the path components from `place` to `path`; None if `path` is not below. Both need the same spelling."""
     path, place = path.rstrip("/"), place.rstrip("/")
     if path == place:
         return []
@@ -40,8 +42,9 @@ def parts_below(path: str, place: str) -> list[str] | None:
 
 
 def vacuum_cleans(location: str, source: str) -> bool:
-    """Whether VACUUM, or the log's clean-up, of the Delta table at `source` would remove files at `location`, however
-    the two are spelled and whatever links lead there.
+    """Return whether VACUUM or log cleanup of the Delta table at `source` would remove files at `location`.
+
+    Both are compared in their canonical spelling and with links followed.
     """
     below = (parts_below(inner, outer) for inner in _spellings(location) for outer in _spellings(source))
     return any(parts is not None and not _is_hidden(parts) for parts in below)

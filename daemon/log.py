@@ -1,4 +1,4 @@
-"""Structured logging: JSON lines, or lines for people on a terminal. Events are the constants below, values are keys.
+"""Structured logging: JSON lines, or readable lines on a terminal. Events are the constants below; values are keys.
 
 `table` and `cycle_id` are bound once for a cycle with `bind_cycle`. Nothing here decides what is worth logging.
 """
@@ -62,14 +62,14 @@ PIPELINE_IDLED = "pipeline.idled"
 PIPELINE_MISSING = "pipeline.missing"
 PIPELINE_SAID = "pipeline.said"
 
-# What libraries remark at warning level in the daily round, and nobody can act on: it is logged at debug level. Each is
-# a logger and the beginning of what it says. All else that libraries say from warning on is logged as they mean it.
+# Warnings of libraries that are part of normal work and need no action: they are logged at debug level. Each entry is
+# a logger and the beginning of its message. All other warnings and errors of libraries keep their level.
 REMARKS = (
-    # A poll that finds its table still syncing is passed over, which is what `max_instances=1` is for.
+    # The scheduler skips a poll while its table is still syncing; `max_instances=1` asks for exactly that.
     ("apscheduler.scheduler", 'Execution of job "%s" skipped: maximum number of running instances reached'),
-    # Arrow has INT96 timestamps in nanoseconds. Those that PyIceberg would show wrong are refused by column.
+    # Arrow reads INT96 timestamps as nanoseconds. dvsync refuses the columns that PyIceberg would show wrong.
     ("pyiceberg.io.pyarrow", "Iceberg does not yet support 'ns' timestamp precision. Downcasting to 'us'."),
-    # How the writer of a file had a column in memory; the file has the plain type, which every reader takes.
+    # The writer held the column as a dictionary in memory; the file has the plain type, which every reader supports.
     ("pyiceberg.io.pyarrow", "Iceberg does not have a dictionary type."),
 )
 
@@ -77,7 +77,7 @@ REMARKS = (
 def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
     """Send our events, and what libraries log at warning and above, to `stream` (standard output). May be repeated.
 
-    The least level holds for both; what libraries say below warning is not logged at any level.
+    The configured level applies to both; messages of libraries below warning are never logged.
     """
     stream = stream or sys.stdout
     console = settings.format == "console" or (settings.format == "auto" and stream.isatty())
@@ -113,7 +113,7 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> No
 
 
 class _Levels(logging.Filter):
-    """Gives the remarks of libraries their level, and lets through what is at the least level or above."""
+    """Lowers the messages in REMARKS to debug level, and drops records below the configured level."""
 
     def __init__(self, least: int) -> None:
         super().__init__()
@@ -131,18 +131,18 @@ def bind_cycle(table: str, cycle_id: str) -> AbstractContextManager[None]:
 
 
 def _renderers(console: bool, stream: TextIO) -> list[Processor]:
-    # Tracebacks are rendered without local variables: those hold credentials and whole batches of rows.
+    # Tracebacks must not show local variables, which hold credentials and whole batches of rows.
     if console:
         console_renderer = structlog.dev.ConsoleRenderer(
             colors=stream.isatty(), exception_formatter=_printable_traceback, pad_event_to=0
         )
         return [_printable_values, console_renderer, lambda _logger, _name, line: scrub(str(line))]
-    # Before the rendering: JSON spells some characters otherwise.
+    # Mask secrets before rendering: JSON escapes some characters, so a secret would no longer match.
     return [structlog.processors.format_exc_info, _scrubbed, structlog.processors.JSONRenderer()]
 
 
 def _printable_values(_logger: object, _name: str, values: EventDict) -> EventDict:
-    """A terminal obeys what it is given; JSON escapes it. Only what libraries say may have several lines."""
+    """Escape control characters, which a terminal would execute. Only messages of libraries may have several lines."""
     return {
         key: printable(value, keep="\n" if key == "event" else "") if isinstance(value, str) else value
         for key, value in values.items()
@@ -155,7 +155,8 @@ def _printable_traceback(stream: TextIO, error: ExcInfo) -> None:
     stream.write(printable(text.getvalue(), keep="\n"))
 
 
-# Words of our own and of the configuration's names, which a short secret must not tear to pieces.
+# Values under these keys are our own words or configured names. They are not scrubbed, or a short secret could mask
+# a part of them.
 _OURS = ("event", "level", "timestamp", "table", "kind")
 
 

@@ -1,4 +1,4 @@
-"""What must never be shown: the secrets of the configuration, taken out of every text that leaves the process."""
+"""Masks the secrets of the configuration in every text that leaves the process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from urllib.parse import quote, unquote
 
-# Shorter ones would be found in words that give nothing away.
+# Shorter secrets are not masked: they would match parts of harmless words.
 SECRET_MIN = 5
 MASK = "***"
 
@@ -14,20 +14,21 @@ _hidden: tuple[str, ...] = ()
 
 
 def hide(secrets: Iterable[str]) -> None:
-    """Mask these from now on, beside those before."""
+    """Mask these secrets from now on, in addition to earlier ones."""
     global _hidden  # noqa: PLW0603 - one process has one log
-    telling = (secret for secret in secrets if len(secret) >= SECRET_MIN and secret.lower() not in ("true", "false"))
-    found = {spelling for secret in telling for spelling in _spellings(secret)}
-    # A secret may be a part of another one.
+    maskable = (secret for secret in secrets if len(secret) >= SECRET_MIN and secret.lower() not in ("true", "false"))
+    found = {spelling for secret in maskable for spelling in _spellings(secret)}
+    # The longest first: a secret may be a part of another, whose rest would stay readable.
     _hidden = tuple(sorted(found.union(_hidden), key=len, reverse=True))
 
 
 def _spellings(secret: str) -> tuple[str, ...]:
-    """A secret as it is, as URLs have it, and as Python and JSON print it."""
+    """Return a secret as it is, as URLs encode it, and as Python and JSON print it."""
     return secret, quote(secret, safe=""), unquote(secret), repr(secret)[1:-1], json.dumps(secret)[1:-1]
 
 
 def scrub(text: str) -> str:
+    """Return `text` with every hidden secret replaced by MASK."""
     for secret in _hidden:
         if secret in text:
             text = text.replace(secret, MASK)

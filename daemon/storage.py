@@ -1,4 +1,4 @@
-"""The one door to bytes: files by URI, on PyIceberg's FileIO, with "missing" and "away" told apart.
+"""All file access of dvsync: files by URI, through PyIceberg's FileIO. A missing file and a failing store differ.
 
 Paths here are plain strings, never URL-encoded. `file:///a/b` and `/a/b` are the same local file.
 """
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
-# PyIceberg 0.12 takes these for the end of a path, and reads another file (FileIO.parse_location).
+# PyIceberg 0.12 cuts a path at these characters, and so reads another file (FileIO.parse_location).
 CUT_AT = "#?"
-# One request to an object store for a file of up to this size.
+# A file of up to this size costs one request to an object store.
 BLOCK_BYTES = 8 << 20
-# They wait for the store, and are no work for the processor.
+# More threads than cores: the checks wait for the store and hardly use the processor.
 EXISTENCE_CHECKS_AT_ONCE = 16
 
 
@@ -42,7 +42,7 @@ class Span:
 
 @dataclass(frozen=True)
 class FileMeta:
-    """What a listing or a look at one file tells. `modified_ms` is the store's clock, epoch, UTC."""
+    """Metadata of one file, from a listing or `stat`. `modified_ms` is by the store's clock, epoch, UTC."""
 
     path: str
     size: int
@@ -50,9 +50,9 @@ class FileMeta:
 
 
 class Storage(Protocol):
-    """What the rest of dvsync may ask of a store.
+    """The operations that dvsync needs of a store.
 
-    All verbs raise `ObjectStoreAway` when the store does not answer. `read` and `stat` raise `ObjectMissing`.
+    All of them raise `ObjectStoreAway` when the store does not answer. `read` and `stat` also raise `ObjectMissing`.
     """
 
     def exists(self, path: str) -> bool: ...
@@ -60,25 +60,28 @@ class Storage(Protocol):
     def stat(self, path: str) -> FileMeta: ...
 
     def read(self, path: str, span: Span | None = None) -> bytes:
-        """All bytes, or those of `span`; fewer than asked only where the file ends."""
+        """Return all bytes, or those in `span`; fewer only if the file ends inside `span`."""
         ...
 
     def read_blocks(self, path: str) -> Iterator[bytes]:
-        """All bytes up to the file's end, in blocks of up to BLOCK_BYTES. Raises as `read` does."""
+        """Yield all bytes of the file, in blocks of up to BLOCK_BYTES. Raises as `read` does."""
         ...
 
     def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
-        """Files right in `directory` whose name is greater than `after`, sorted; empty when there is no such place."""
+        """List the files directly in `directory` whose name is greater than `after`, sorted by name.
+
+        A missing directory gives no files.
+        """
         ...
 
 
 def check_path(path: str) -> None:
-    """Raise `Unsupported` for a path that PyIceberg would cut, `CorruptInput` for one that no file can have."""
+    """Raise `Unsupported` for a path that PyIceberg would cut, `CorruptInput` for a path that no file can have."""
     if "\0" in path:
-        raise CorruptInput("the path has a NUL in it", path=path, hint="Fix the program that wrote this path.")
+        raise CorruptInput("the path contains a NUL", path=path, hint="Fix the program that wrote this path.")
     if any(sign in path for sign in CUT_AT):
         raise Unsupported(
-            "the path has a '#' or a '?' in it, where PyIceberg cuts paths: it would read another file, or none",
+            "the path contains '#' or '?': PyIceberg cuts the path there and would read the wrong file or none",
             path=path,
             hint="Move the table to a location without these characters.",
         )
@@ -87,8 +90,8 @@ def check_path(path: str) -> None:
 class FileIOStorage:
     """Storage on the file systems that PyIceberg's FileIO configures (properties as in `config.yaml`, `storage:`).
 
-    What is there is asked of the operating system where it is local: a command that opens no file, as `dvsync status`,
-    is done before PyIceberg and Arrow would be imported.
+    Local files are listed and checked through the operating system: a command that reads no file, such as
+    `dvsync status`, then need not import PyIceberg and Arrow, which is slow.
     """
 
     def __init__(self, properties: Mapping[str, str] | None = None) -> None:
@@ -105,20 +108,20 @@ class FileIOStorage:
         local = _local_name(path)
         if local is not None:
             return self._io.fs_by_scheme("file", None), local
-        # Not by PyIceberg's own URL splitting, see CUT_AT.
+        # PyIceberg's own URL splitting would cut the path, see CUT_AT.
         scheme, _, rest = path.partition("://")
         netloc = urlparse(path).netloc
         try:
             return self._io.fs_by_scheme(scheme, netloc), rest
         except ValueError as error:
             raise Unsupported(
-                f"PyIceberg reads and writes no files at {scheme}://",
+                f"PyIceberg cannot read or write files at {scheme}://",
                 path=path,
-                hint="Use a scheme that PyIceberg knows, such as file, s3, gs or abfss.",
+                hint="Use a scheme that PyIceberg supports, such as file, s3, gs or abfss.",
             ) from error
 
     def find_missing(self, paths: Sequence[str]) -> list[str]:
-        """Those of `paths` that are not there, by one request each. Raises as `exists` does."""
+        """Return those of `paths` that do not exist, with one request for each. Raises as `exists` does."""
         with ThreadPoolExecutor(EXISTENCE_CHECKS_AT_ONCE, thread_name_prefix="exists") as pool:
             exist = list(pool.map(self.exists, paths))
         return [path for path, exists in zip(paths, exist, strict=True) if not exists]
@@ -128,7 +131,7 @@ class FileIOStorage:
             return self._find(path) is not None
         fs, name = self._open_fs(path)
         try:
-            # One request. A look would go on to list what is not there, as it may be a folder.
+            # One request. `get_file_info` would add a LIST for a missing key, which may be a prefix.
             fs.open_input_file(name).close()
         except FileNotFoundError:
             return False
@@ -143,7 +146,7 @@ class FileIOStorage:
         return found
 
     def _find(self, path: str) -> FileMeta | None:
-        """The file at `path`; None where there is none, or a folder."""
+        """Return the file at `path`; None if nothing is there, or a folder."""
         local = _local_name(path)
         try:
             if local is not None:
@@ -163,7 +166,7 @@ class FileIOStorage:
                 with fs.open_input_stream(name) as stream:
                     return bytes(stream.read())
             with fs.open_input_file(name) as file:
-                # Arrow refuses to start reading past the end, and makes room for all that it is asked for.
+                # Arrow refuses to start reading past the end, and allocates memory for all bytes that are requested.
                 size = min(span.size, file.size() - span.offset)
                 return bytes(file.read_at(size, span.offset)) if size > 0 else b""
         except FileNotFoundError as error:
@@ -180,7 +183,7 @@ class FileIOStorage:
                 raise store_away(path, error) from error
 
     def open_input(self, path: str) -> NativeFile:
-        """The file for random access, as Arrow's readers want it."""
+        """Open the file for random access by Arrow's readers. Raises as `read` does."""
         fs, name = self._open_fs(path)
         try:
             return fs.open_input_file(name)
@@ -190,7 +193,7 @@ class FileIOStorage:
             raise store_away(path, error) from error
 
     def delete(self, path: str) -> None:
-        """Remove one file; one that is gone already is no error. Raises ObjectStoreAway."""
+        """Remove one file. A missing file is no error. Raises ObjectStoreAway."""
         fs, name = self._open_fs(path)
         try:
             fs.delete_file(name)
@@ -200,7 +203,7 @@ class FileIOStorage:
             raise store_away(path, error) from error
 
     def list_below(self, directory: str) -> Iterator[FileMeta]:
-        """All files below `directory`, at any depth, in no order. Raises ObjectStoreAway."""
+        """List all files below `directory`, at any depth and in no order. Raises ObjectStoreAway."""
         _, name = self._open_fs(directory)
         try:
             infos = self._select(directory, allow_not_found=True, recursive=True)
@@ -211,11 +214,11 @@ class FileIOStorage:
                 yield _file_meta(f"{directory}{info.path.removeprefix(name)}", info)
 
     def list_folders(self, directory: str) -> list[str]:
-        """The names of the folders right in `directory`, sorted. Raises ObjectMissing, ObjectStoreAway."""
+        """Return the sorted names of the folders directly in `directory`. Raises ObjectMissing, ObjectStoreAway."""
         try:
             entries = self._list(directory, allow_not_found=False)
         except FileNotFoundError as error:
-            hint = "Make it or mount it, or correct the source's pattern."
+            hint = "Create or mount the folder, or correct the pattern in source."
             raise ObjectMissing("the folder is not there", path=directory, hint=hint) from error
         return sorted(name for name, file in entries.items() if file is None)
 
@@ -226,9 +229,9 @@ class FileIOStorage:
         return (file for name, file in sorted(entries.items()) if file is not None and name > after)
 
     def _list(self, directory: str, *, allow_not_found: bool) -> dict[str, FileMeta | None]:
-        """By name, the files right in `directory`, and None for each folder.
+        """Return the entries directly in `directory` by name: a FileMeta for each file, None for each folder.
 
-        Raises FileNotFoundError unless that is allowed, and ObjectStoreAway.
+        Raises ObjectStoreAway, and FileNotFoundError unless `allow_not_found`.
         """
         local = _local_name(directory)
         try:
@@ -251,7 +254,7 @@ class FileIOStorage:
         return list(fs.get_file_info(FileSelector(name, allow_not_found=allow_not_found, recursive=recursive)))
 
     def _check_bucket(self, directory: str) -> None:
-        """S3 says of a bucket that is not there what it says of an empty folder: nothing."""
+        """Raise ObjectStoreAway if the bucket does not exist: S3 lists a missing bucket as an empty folder."""
         if canonical(directory).startswith("s3://"):
             fs, name = self._open_fs(directory)
             bucket = name.partition("/")[0]
@@ -260,12 +263,12 @@ class FileIOStorage:
             except OSError as error:
                 raise store_away(directory, error) from error
             if not is_there:
-                hint = "Check the spelling of the bucket's name, and s3.endpoint."
+                hint = "Check the bucket's name and the property s3.endpoint."
                 raise ObjectStoreAway(f"there is no bucket {bucket}", path=directory, hint=hint)
 
 
 def _local_name(path: str) -> str | None:
-    """The path as the operating system has it; None where it is on another store."""
+    """Return the path for the operating system; None if it is on another store."""
     scheme, separator, rest = canonical(path).partition("://")
     if not separator:
         return path
@@ -277,11 +280,11 @@ def _local_file(path: str, found: os.stat_result) -> FileMeta | None:
 
 
 def _list_local(directory: str, local: str) -> dict[str, FileMeta | None]:
-    """As `FileIOStorage._list`; links lead to what they point at."""
+    """List a local folder as `FileIOStorage._list` does. Links are followed."""
     entries: dict[str, FileMeta | None] = {}
     with os.scandir(local) as found:
         for entry in found:
-            # What is removed while it is listed is not there.
+            # Skip an entry that another process removes while we list the folder.
             with suppress(FileNotFoundError):
                 if entry.is_dir():
                     entries[entry.name] = None
@@ -296,7 +299,7 @@ def _file_meta(path: str, info: FileInfo) -> FileMeta:
 
 def _missing(path: str) -> ObjectMissing:
     return ObjectMissing(
-        "the file is not there", path=path, hint="If VACUUM or a person removed it, restore it; dvsync tries again."
+        "the file is not there", path=path, hint="If VACUUM or a person removed it, restore it. dvsync tries again."
     )
 
 

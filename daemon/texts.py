@@ -1,16 +1,16 @@
-"""Texts that others wrote (a Delta log, a library, the name of a file), made fit to be shown: short and harmless."""
+"""Makes foreign text (from a Delta log, a library, a file name) safe to show: short and without control characters."""
 
 from __future__ import annotations
 
-# Room for what Java says of a failed Spark job, with its causes.
+# Enough for Java's message about a failed Spark job, with its causes.
 TEXT_CHARACTERS_MAX = 8_000
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """`text` with Python's escapes for what is no visible character, but for those to `keep`.
+    """Replace invisible characters in `text` by Python's escapes, except those in `keep`.
 
-    A terminal obeys control characters, and turns a line round at some others. Halves of UTF-16 pairs, which JSON can
-    spell, cannot be written at all.
+    A terminal executes control characters, and some others reverse the direction of a line. Unpaired UTF-16
+    surrogates, which JSON can contain, cannot be written at all.
     """
     if text.isprintable():
         return text
@@ -21,7 +21,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def excerpt(text: str, characters_max: int, *, keep: str = "") -> str:
-    """`text`, printable, or the beginning of one that is too long, which then says how long it was."""
+    """Make `text` printable, and cut it to `characters_max` characters. A cut text ends with its original length."""
     shown = printable(text[:characters_max], keep=keep)
     if len(text) <= characters_max >= len(shown):
         return shown

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Builds the image of the Dockerfile without Docker, and proves that it starts and answers, as root on Debian.
+# Builds the image of the Dockerfile without Docker, and proves that it starts and answers. Run it as root on Debian.
 #
-# The base is a Debian that is made here, buildah builds on it, and the image's own command runs as its own user in a
-# chroot with namespaces of its own: no network but loopback. A Delta table is synced and followed, the Iceberg table is
-# read from outside by PyIceberg and DuckDB, SIGTERM ends it, and a second start goes on with what the volume keeps.
+# The script makes a Debian base, buildah builds the image on it, and the image's own command runs as its own user in a
+# chroot with its own namespaces and no network but loopback. dvsync syncs and follows a Delta table, PyIceberg and DuckDB
+# read the Iceberg table from outside, SIGTERM ends dvsync, and a second start continues with the kept volume.
 #
 #   deploy/prove-image.sh PYTHON      a Python with dvsync's packages and those of its tests, such as .venv/bin/python
 #
-# Needs debootstrap, buildah, iproute2 and Java 17; some ten minutes and 10 GB, in buildah's store and in $WORK, which stay.
-# Where registries are behind a proxy with a certificate of its own: CA=bundle.pem JAVA_TRUST_STORE=cacerts.
+# Needs debootstrap, buildah, iproute2 and Java 17, about ten minutes and 10 GB. Files stay in buildah's store and in $WORK.
+# For registries behind a proxy with its own certificate, set CA=bundle.pem JAVA_TRUST_STORE=cacerts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=$(realpath --no-symlinks "${1:?a Python with dvsync}")
@@ -54,18 +54,18 @@ import json, pathlib, sys, tarfile
 image, oci = json.loads(pathlib.Path(sys.argv[1]).read_text()), pathlib.Path(sys.argv[2])
 blob = lambda digest: oci / "blobs" / digest.replace(":", "/")
 manifest = json.loads(blob(json.loads((oci / "index.json").read_text())["manifests"][0]["digest"]).read_text())
-told = []
+layers = []
 for layer in manifest["layers"]:
     with tarfile.open(blob(layer["digest"])) as tar:
-        told.append((layer["size"], sum(member.size for member in tar)))
+        layers.append((layer["size"], sum(member.size for member in tar)))
 steps = [step["created_by"] for step in image["Docker"]["history"] if not step.get("empty_layer")]
-for step, (packed, size) in zip(steps, told):
+for step, (packed, size) in zip(steps, layers):
     print(f"{size / 1e6:8.1f} MB {packed / 1e6:8.1f} MB packed  {step[:90]}")
-print(f"{sum(size for _, size in told) / 1e6:8.1f} MB {sum(packed for packed, _ in told) / 1e6:8.1f} MB packed  in all")
+print(f"{sum(size for _, size in layers) / 1e6:8.1f} MB {sum(packed for packed, _ in layers) / 1e6:8.1f} MB packed  in all")
 PYTHON
 }
 
-# Runs the image's own command, as its own user and with its own environment, where there is no network.
+# Runs the image's own command without a network, as the image's user and with the image's environment.
 start() {
     "$PYTHON" - "$WORK" <<'PYTHON'
 import json, pathlib, shlex, sys
@@ -92,7 +92,7 @@ done
 mount -o remount,bind,ro "$WORK/container$WORK/run/lake"
 mount --bind "$WORK/run/state" "$WORK/container/var/lib/dvsync"
 cp "$WORK/run/config.yaml" "$WORK/container/etc/dvsync/config.yaml"
-# As every engine has it.
+# The hosts file that container engines provide.
 printf '127.0.0.1 localhost\n127.0.1.1 %s\n' "\$(hostname)" >"$WORK/container/etc/hosts"
 exec $(cat "$WORK/inside") $(cat "$WORK/command")
 SH
@@ -145,7 +145,7 @@ sys.exit((pyiceberg.num_rows, *found) != (expected, expected, summed))
 PYTHON
 }
 
-# Runs Spark outside, as whoever writes the Delta table: SQL in which {t} is the table; prints its live rows.
+# Runs Spark outside of the container, as the writer of the Delta table: SQL in which {t} is the table. Prints its live rows.
 spark_sql() {
     "$PYTHON" - "$WORK/run/lake/orders" "$@" 2>>"$WORK/spark.log" <<'PYTHON'
 import sys

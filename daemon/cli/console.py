@@ -1,4 +1,4 @@
-"""What commands print: tables and progress bars on a terminal, plain lines elsewhere."""
+"""The output of the commands: tables and progress bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLOURS = {
     TableState.PAUSED: "dim",
     TableState.GONE: "red",
 }
-# Of `dvsync status` on a terminal, with the side that its cells keep to.
+# The columns of `dvsync status` on a terminal, each with its alignment.
 COLUMNS: dict[str, Literal["left", "right"]] = {
     "table": "left",
     "state": "left",
@@ -44,17 +44,17 @@ COLUMNS: dict[str, Literal["left", "right"]] = {
     "deleted": "right",
     "orphans": "right",
 }
-# The space between two of them, and what a table's name needs at least; a narrower terminal gets plain lines.
+# The space between two columns, and the smallest width of the name column. A narrower terminal gets plain lines.
 GAP, NAME_MIN = 2, 16
 
 
 def print_statuses(console: Console, statuses: Sequence[TableStatus]) -> None:
-    """On a terminal how many tables are in which state, then the tables, the worst first; elsewhere a line for each."""
+    """Print a count of tables by state, then the tables, the worst first. Off a terminal, print one line for each."""
     if not console.is_terminal:
         _print_lines(console, statuses)
         return
     console.print(count_states(statuses), style="bold", markup=False, highlight=False)
-    # Of those in one state, the one that is furthest behind comes first.
+    # Within one state, the table that is furthest behind comes first.
     worst_first = sorted(statuses, key=lambda each: (WORST_FIRST.index(each.state), -(each.lag_seconds or 0)))
     rows = [[Text(heading, style="bold") for heading in COLUMNS], *map(_cells, worst_first)]
     names, *others = (max(cell.cell_len for cell in column) for column in zip(*rows, strict=True))
@@ -76,7 +76,7 @@ def _print_lines(console: Console, statuses: Sequence[TableStatus]) -> None:
 
 
 def _cells(status: TableStatus) -> list[Text]:
-    """One for each of COLUMNS."""
+    """Return one cell for each of COLUMNS."""
     return [
         Text(printable(status.name)),
         Text(status.state.value, style=_COLOURS[status.state]),
@@ -89,7 +89,7 @@ def _cells(status: TableStatus) -> list[Text]:
 
 
 def _row(cells: Sequence[Text], widths: Sequence[int]) -> Table:
-    """By itself, so that an error can stand under it. A name that is too long goes on in the next line."""
+    """Lay out one row as a grid of its own, so that an error can follow it. A name that is too long is wrapped."""
     row = Table.grid(padding=(0, GAP, 0, 0))
     for width, justify in zip(widths, COLUMNS.values(), strict=True):
         row.add_column(width=width, justify=justify, overflow="fold")
@@ -116,7 +116,7 @@ def _orphans(status: TableStatus) -> str:
 
 
 def _lag(status: TableStatus, seconds: Callable[[float], str]) -> str:
-    """Versions, and in brackets for how long, as `seconds` spells it."""
+    """Format the lag in versions and, in parentheses, in time. `seconds` formats the time."""
     if status.lag_versions is None:
         return "-"
     if status.lag_versions <= 0:
@@ -125,11 +125,11 @@ def _lag(status: TableStatus, seconds: Callable[[float], str]) -> str:
 
 
 def verdict_line(name: str, verdict: Verdict) -> str:
-    """One line on one cycle of `dvsync sync`."""
+    """Describe one table's result of `dvsync sync`."""
     if verdict.error is not None:
         return f"{name}: {verdict.error.kind}: {verdict.error.message}\n  {verdict.error.hint}"
     if verdict.paused:
-        return f"{name}: paused; `dvsync resume {name}` lets it go on"
+        return f"{name}: paused; `dvsync resume {name}` resumes it"
     result = verdict.result
     if result is None or result.outcome == "waiting":
         return f"{name}: the Delta table is not there yet"
@@ -147,7 +147,7 @@ def verdict_line(name: str, verdict: Verdict) -> str:
 
 
 def compaction_line(name: str, done: Compaction, *, dry_run: bool) -> str:
-    """One line on one table of `dvsync compact`."""
+    """Describe one table's result of `dvsync compact`."""
     if not done.data_files:
         return f"{name}: nothing to compact"
     verb = "would compact" if dry_run else "compacted"
@@ -158,18 +158,18 @@ def compaction_line(name: str, done: Compaction, *, dry_run: bool) -> str:
 
 
 def expiry_lines(name: str, done: Expiry, *, dry_run: bool) -> list[str]:
-    """What `dvsync expire` says of one table."""
+    """Describe one table's result of `dvsync expire`."""
     lines = [f"{name}: {'would expire' if dry_run else 'expired'} {len(done.expired)} snapshots"]
     if not done.expired:
         lines = [f"{name}: no snapshot to expire"]
     if done.unreadable:
-        lines.append(f"  unreadable, their data files are gone: {', '.join(map(str, done.unreadable))}")
-    lines += (f"  unreadable, and kept ({why}): {snapshot_id}" for snapshot_id, why in done.held)
+        lines.append(f"  unreadable because data files are gone: {', '.join(map(str, done.unreadable))}")
+    lines += (f"  unreadable, but kept ({why}): {snapshot_id}" for snapshot_id, why in done.held)
     return lines
 
 
 def cleanup_lines(name: str, done: Cleanup, *, dry_run: bool) -> list[str]:
-    """What `dvsync cleanup` says of one table."""
+    """Describe one table's result of `dvsync cleanup`."""
     verb = "would remove" if dry_run else "removed"
     kinds = Counter(file.kind for file in done.removed)
     by_kind = f" ({', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))})" if kinds else ""
@@ -178,12 +178,12 @@ def cleanup_lines(name: str, done: Cleanup, *, dry_run: bool) -> list[str]:
         lines += (f"    {file.path} ({file.reason}, {decimal(file.size_bytes or 0)})" for file in done.removed)
     lines += (f"  left {count}: {reason}" for reason, count in sorted(done.left.items()))
     lines += (f"  could not be removed: {failure}" for failure in done.failed)
-    lines += (f"  found, unknown to the state database: {file.path}" for file in done.found)
+    lines += (f"  unknown to the state database: {file.path}" for file in done.found)
     return lines
 
 
 class SyncProgress:
-    """Bars for the long steps of `dvsync sync`, shown while there is something to show; nothing off a terminal."""
+    """Progress bars for the long steps of `dvsync sync`. Off a terminal, nothing is shown."""
 
     def __init__(self, console: Console) -> None:
         self._bars = RichProgress(
@@ -210,7 +210,7 @@ class SyncProgress:
 
 
 class TableProgress:
-    """One table's bar; a new one for each kind of work."""
+    """One table's progress: one bar for each kind of work."""
 
     def __init__(self, bars: RichProgress, name: str) -> None:
         self._bars = bars

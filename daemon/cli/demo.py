@@ -1,4 +1,4 @@
-"""`dvsync demo`: Spark changes a real Delta table, dvsync follows it, and three readers are held against Delta."""
+"""`dvsync demo`: Spark changes a Delta table, dvsync follows it, and three Iceberg readers are compared with Delta."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ HEADER = ("version", "operation", "Delta", "PyIceberg", "Polars", "Spark", "posi
 
 @dataclass(frozen=True)
 class Step:
-    """What one version looks like in every reader. `seconds` is the sync alone, from commit file to snapshot."""
+    """One Delta version as each reader shows it. `seconds` is the sync alone, from commit file to snapshot."""
 
     version: int
     operation: str
@@ -74,13 +74,14 @@ class Step:
 
 
 def run_demo(folder: Path) -> int:
-    """Make the tables in `folder` (replacing an earlier demo's), print a line a version; 0 when all readers agree.
+    """Create the tables in `folder` (replacing those of an earlier demo) and print a line for each version.
 
-    Raises `ConfigInvalid` when the folder holds something else, or Polars is not installed.
+    Returns 0 if all readers agree with Delta, else 1. Raises `ConfigInvalid` if the folder holds something else, or if
+    Polars is not installed.
     """
     _clear(folder)
     console = Console()
-    # Polars remarks on the planner that it uses anyway.
+    # Without this, Polars warns about the planner that it uses anyway.
     os.environ.setdefault("POLARS_ICEBERG_PLANNER", "pyiceberg")
     (folder / "config.yaml").write_text(CONFIG)
     settings = load_settings(folder / "config.yaml")
@@ -93,17 +94,17 @@ def run_demo(folder: Path) -> int:
             console.print(_line(step), style="red" if step.differing else "", highlight=False, soft_wrap=True)
         table = parts.catalogs.open("local").load_table("sales.orders")
         copied = [task.file.file_path for task in table.scan().plan_files() if source not in task.file.file_path]
-        _tell(console, folder, table, copied)
+        _print_next_steps(console, folder, table, copied)
     return 1 if copied or any(step.differing for step in steps) else 0
 
 
 def _clear(folder: Path) -> None:
-    # Only what a demo made may be removed: it is known by its configuration.
+    # Remove only what an earlier demo created. Its configuration file identifies it.
     if folder.exists() and any(folder.iterdir()):
         config = folder / "config.yaml"
         if not config.exists() or not config.read_text().startswith(CONFIG.splitlines()[0]):
             raise ConfigInvalid(
-                f"{folder} is not empty and not an earlier demo's", hint="Give another folder with --folder."
+                f"{folder} is not empty and not from an earlier demo", hint="Choose another folder with --folder."
             )
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +112,7 @@ def _clear(folder: Path) -> None:
 
 @contextmanager
 def _spark() -> Iterator[SparkSession]:
-    """A session that writes Delta tables and reads Iceberg tables; dvsync's own pipeline then uses it, too."""
+    """Start a session that writes Delta tables and reads Iceberg tables. dvsync's own pipeline shares it."""
     conf = {"spark.jars.packages": ICEBERG_JAR, "spark.sql.shuffle.partitions": "2"}
     pipeline = SparkPipeline(SparkSettings(conf=conf))
     try:
@@ -154,11 +155,11 @@ def _step(spark: SparkSession, parts: Parts, follower: Follower, delta: str) -> 
 
 
 def _read_all(spark: SparkSession, delta: str, table: IcebergTable) -> dict[str, pa.Table]:
-    """All rows in every reader, in one order and one spelling of the types."""
+    """Read all rows with each reader. The results have the same order and the same types."""
     try:
         import polars  # noqa: PLC0415 - only the demo and the tests need it
     except ImportError as error:
-        raise ConfigInvalid("the demo reads with Polars, which is not installed", hint="pip install polars") from error
+        raise ConfigInvalid("the demo needs Polars, which is not installed", hint="pip install polars") from error
     found = {
         "Delta": spark.table(delta).toArrow(),
         "PyIceberg": table.scan().to_arrow(),
@@ -182,16 +183,16 @@ def _line(step: Step) -> str:
     return f"{line}   DIFFERS: {', '.join(step.differing)}" if step.differing else line
 
 
-def _tell(console: Console, folder: Path, table: IcebergTable, copied: list[str]) -> None:
+def _print_next_steps(console: Console, folder: Path, table: IcebergTable, copied: list[str]) -> None:
     text = f"""
 Every data file of the Iceberg table is Delta's own: {"yes" if not copied else f"NO, copied: {copied}"}.
-Left in {folder}/: lake/orders (Delta), warehouse/ (Iceberg), catalog.db, dvsync.db, config.yaml.
+Files are in {folder}/: lake/orders (Delta), warehouse/ (Iceberg), catalog.db, dvsync.db, config.yaml.
 
-Follow it further:  dvsync run --config {folder}/config.yaml
-Ask how it stands:  dvsync status --config {folder}/config.yaml
-Read it, in Python: from pyiceberg.catalog import load_catalog
+Keep following it:  dvsync run --config {folder}/config.yaml
+Show its status:    dvsync status --config {folder}/config.yaml
+Read it in Python:  from pyiceberg.catalog import load_catalog
                     catalog = load_catalog("local", type="sql", uri="sqlite:///{folder}/catalog.db")
                     catalog.load_table("sales.orders").scan().to_arrow()
-or with any engine: {table.metadata_location}
+Or in any engine:   {table.metadata_location}
 """
     console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""`dvsync init`: a first configuration for the Delta tables that are there, and what the doctor says of each."""
+"""`dvsync init`: finds Delta tables, examines them as `dvsync doctor` does, and writes a first configuration."""
 
 from __future__ import annotations
 
@@ -29,77 +29,77 @@ WIDTH = 118
 HEAD = """\
 # Written by `dvsync init`. docs/configuration.md explains every key, and so does `dvsync config keys`.
 #
-# `dvsync config check` reads this file, `dvsync sync` brings its tables up to date once, `dvsync run` keeps them so.
+# `dvsync config check` checks this file, `dvsync sync` syncs its tables once, `dvsync run` keeps them in step.
 # Relative paths are relative to this file. Environment variables override it: DVSYNC_HEALTH__PORT=9000.
 
-# What dvsync remembers of the tables.
+# The state database, where dvsync records what it has synced.
 state:
   url: sqlite:///var/dvsync.db        # or postgresql+psycopg://…; three slashes are relative, four are absolute
 
-# Where the Iceberg tables are: PyIceberg's properties of a catalog, by a name of your choice. This one is a file, which
-# will do for one machine; docs/stores.md has others, such as {type: rest, uri: https://…}.
+# The catalogs of the Iceberg tables: PyIceberg's catalog properties under a name of your choice. This catalog is a
+# file, which is enough for one machine; docs/stores.md shows others, such as {type: rest, uri: https://…}.
 catalogs:
   local:
     type: sql
     uri: sqlite:///var/catalog.db
-    warehouse: var/warehouse          # metadata and delete files; the data files stay where Delta has them
+    warehouse: var/warehouse          # metadata and delete files; the data files stay where Delta wrote them
 
-# The object store, where tables are on one: dvsync and Spark read and write with these properties. Without keys the
-# store's own defaults are asked, such as AWS_ACCESS_KEY_ID. The warehouse belongs there, too: s3://bucket/warehouse.
+# The object store, if tables are in one: dvsync and Spark read and write with these properties. Without keys, the
+# store's own defaults apply, such as AWS_ACCESS_KEY_ID. Put the warehouse there as well: s3://bucket/warehouse.
 # storage:
 #   s3.endpoint: https://…            # for S3 other than Amazon's
 #   s3.region: eu-central-1
 #   s3.access-key-id: …
 #   s3.secret-access-key: {file: /run/secrets/s3}     # or {env: NAME}
 
-# What holds for each table that does not say otherwise.
+# Settings of every table that does not set them itself.
 defaults:
   catalog: local
-  poll_interval: 10s                  # how often a table is asked for its next commit: one request to the store
+  poll_interval: 10s                  # how often dvsync checks a table for its next commit: one request to the store
 
-# The Delta tables (source: a path or URI) and their Iceberg tables (target: namespace and name). A source with `*` in
-# it stands for every Delta table that it fits, new ones as they come.
+# The Delta tables (source: a path or URI) and their Iceberg tables (target: namespace and name). A source that contains
+# `*` is a pattern: it stands for every Delta table that matches it, also for new ones.
 """
 
 
-def write_configuration(path: Path, places: Iterable[str], tell: Callable[[str], None]) -> None:
-    """Examine the Delta tables in `places` and write a configuration for them to `path`; `tell` gets lines for people.
+def write_configuration(path: Path, places: Iterable[str], report: Callable[[str], None]) -> None:
+    """Examine the Delta tables in `places` and write a configuration for them to `path`. `report` gets lines to print.
 
-    Raises ConfigInvalid when `path` is there already or cannot be written, or a place has no table, and
-    ObjectStoreAway: nothing has been written then.
+    Raises ConfigInvalid if `path` already exists or cannot be written, or if a place has no table. Raises
+    ObjectStoreAway. After an error nothing has been written.
     """
     if os.path.lexists(path):
-        raise _there_already(path)
+        raise _already_exists(path)
     if not path.absolute().parent.is_dir():
-        raise ConfigInvalid(f"{path}: there is no such folder", hint="Make the folder, or name another place.")
+        raise ConfigInvalid(f"{path}: its folder does not exist", hint="Create the folder, or choose another path.")
     bare = _load(path, [])
     hide(bare.secrets())
-    items = survey(bare, CATALOG, places, tell)
+    items = survey(bare, CATALOG, places, report)
     settings = _load(path, items)
     found = discover(settings, SystemClock(), {})
     if found.tables:
-        tell(f"Delta tables found: {len(found.tables)}. Spark is started to examine them.")
-    verdicts = _examine(settings, found, items, tell)
+        report(f"Delta tables found: {len(found.tables)}. Examining them.")
+    verdicts = _examine(settings, found, items, report)
     _load(path, items)
     _write_new(path, _text(items))
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "none yet"
     option = f" --config {shlex.quote(str(path))}"
-    tell(
-        f"{path} is written. Tables: {counts}.\n"
-        f"`dvsync sync{option}` brings them up to date once, `dvsync run{option}` keeps them so."
+    report(
+        f"Wrote {path}. Tables: {counts}.\n"
+        f"`dvsync sync{option}` syncs them once, `dvsync run{option}` keeps them in step."
     )
 
 
-def _examine(settings: Settings, found: Found, items: Sequence[Item], tell: Callable[[str], None]) -> Counter[str]:
-    """Say what the doctor says of each table, here and in the items; gives how many tables got which verdict."""
+def _examine(settings: Settings, found: Found, items: Sequence[Item], report: Callable[[str], None]) -> Counter[str]:
+    """Examine each table, report the findings, and add refusals to the items. Returns a count of tables by verdict."""
     for item in items:
         if item.is_pattern:
-            item.remarks.append(f"Tables that it finds now: {list(found.patterns.values()).count(item.source)}.")
+            item.remarks.append(f"Matching tables now: {list(found.patterns.values()).count(item.source)}.")
     by_source = {item.source: item for item in items}
     verdicts: Counter[str] = Counter()
     before = None
     for table, examined in examine_tables(settings, found.tables):
-        tell("\n".join(_lines_on(table.source, examined, is_same=examined is before)))
+        report("\n".join(_lines_on(table.source, examined, is_same=examined is before)))
         before = examined
         if isinstance(examined, SyncError):
             verdicts["could not be examined"] += 1
@@ -111,7 +111,7 @@ def _examine(settings: Settings, found: Found, items: Sequence[Item], tell: Call
 
 
 def _remark(item: Item, refused: Diagnosis) -> None:
-    """A table is commented out with the reasons; in a pattern, they are all that can be said."""
+    """Add the reasons of a refusal to the item. A single table is also commented out; a pattern stays active."""
     verdict = f"{refused.source} will be parked" if item.is_pattern else "Refused"
     item.is_refused = not item.is_pattern
     item.remarks += (
@@ -122,7 +122,7 @@ def _remark(item: Item, refused: Diagnosis) -> None:
 
 
 def _lines_on(source: str, examined: Diagnosis | SyncError, *, is_same: bool) -> Sequence[str]:
-    """What the doctor says, without what goes well and without the readers; an error that `is_same` is said once."""
+    """Return the notes and refusals of one table as lines. An error that `is_same` as the last one is not repeated."""
     if isinstance(examined, Diagnosis):
         findings = tuple(finding for finding in examined.findings if finding.verdict is not Verdict.FOLLOWED)
         return as_lines(msgspec.structs.replace(examined, findings=findings, readers=()))
@@ -132,11 +132,11 @@ def _lines_on(source: str, examined: Diagnosis | SyncError, *, is_same: bool) ->
 
 
 def _load(path: Path, items: Sequence[Item]) -> Settings:
-    """What is going to be written, as it will be read. Raises ConfigInvalid."""
+    """Load the settings from the text that will be written, before it is written. Raises ConfigInvalid."""
     try:
         return load_settings(path, _text(items))
     except ConfigInvalid as error:
-        hint = "Nothing was written. Relative places begin at the file's folder: --config PATH takes them elsewhere."
+        hint = "Nothing was written. Relative paths begin at the file's folder; --config PATH changes that folder."
         raise ConfigInvalid(error.message, hint=hint) from None
 
 
@@ -147,7 +147,7 @@ def _text(items: Iterable[Item]) -> str:
 
 
 def _lines_of(item: Item) -> Iterator[str]:
-    """One that is refused is a comment."""
+    """Yield the YAML lines of an item. A refused item becomes a comment."""
     for remark in item.remarks:
         printable = "".join(sign if sign.isprintable() else " " for sign in remark)
         yield from textwrap.wrap(
@@ -165,18 +165,18 @@ def _lines_of(item: Item) -> Iterator[str]:
 
 
 def _scalar(text: str) -> str:
-    """In YAML, on one line, with quotes where it needs them."""
+    """Format `text` as a YAML scalar on one line, with quotes if it needs them."""
     style = None if text.isprintable() else '"'
     written: str = yaml.safe_dump(text, default_style=style, allow_unicode=True, width=math.inf)
     return written.removesuffix("...\n").rstrip("\n")
 
 
-def _there_already(path: Path) -> ConfigInvalid:
-    return ConfigInvalid(f"{path} is there already", hint="Move it away, or name another file with --config PATH.")
+def _already_exists(path: Path) -> ConfigInvalid:
+    return ConfigInvalid(f"{path} already exists", hint="Move it away, or name another file with --config PATH.")
 
 
 def _write_new(path: Path, text: str) -> None:
-    """All at once, and never over a file that has come in the meantime. Raises ConfigInvalid."""
+    """Write the file atomically, and never over a file that appeared in the meantime. Raises ConfigInvalid."""
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with staged.open("w", encoding="utf-8") as file:
@@ -185,11 +185,11 @@ def _write_new(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         path.hardlink_to(staged)
     except FileExistsError:
-        raise _there_already(path) from None
+        raise _already_exists(path) from None
     except OSError as error:
         raise ConfigInvalid(
             f"{path}: cannot be written: {(error.strerror or str(error)).lower()}",
-            hint="Name a file in a folder that dvsync may write to, with --config PATH.",
+            hint="Name a file in a writable folder with --config PATH.",
         ) from error
     finally:
         with suppress(OSError):

@@ -12,7 +12,7 @@ from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import Progress
 from daemon.doctor.diagnosis import Diagnosis, diagnose
-from daemon.errors import ObjectMissing, PipelineAway, SyncError, Unsupported
+from daemon.errors import ObjectMissing, SyncError, Unsupported
 from daemon.locations import normalize_location
 from daemon.maintenance.maintainer import Maintainer
 from daemon.scheduling.cycle import Verdict
@@ -81,21 +81,19 @@ def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
 def examine_tables(
     settings: Settings, tables: Sequence[TableSettings]
 ) -> Iterator[tuple[TableSettings, Diagnosis | SyncError]]:
-    """What following each of these Delta tables would be like, or why nobody can tell, with one Spark for all of them.
+    """What following each of these Delta tables would be like, or why nobody can tell.
 
-    Where Spark cannot be started, that is the answer for the rest as well.
+    Large tables share one Spark session. If it cannot be started, that is the answer for all of them.
     """
     clock = SystemClock()
-    spark = SparkPipeline(with_stores(settings, *(table.source for table in tables)), clock)
-    away: PipelineAway | None = None
+    spark = SparkPipeline(with_stores(settings, *(table.source for table in tables)), clock, retries=False)
     try:
         for table in tables:
             properties = settings.file_properties(table.catalog)
             log = DeltaLog(FileIOStorage(properties), table.source, clock)
             try:
-                yield table, away or diagnose(table, log, spark, properties)
+                yield table, diagnose(table, log, spark, properties)
             except SyncError as error:
-                away = error if isinstance(error, PipelineAway) and not spark.is_running else None
                 yield table, error
     finally:
         spark.close()

@@ -1,4 +1,4 @@
-"""Asking a running daemon how it is, as `dvsync healthcheck` does."""
+"""Asks a running daemon for its health, for `dvsync healthcheck`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.request import ProxyHandler, build_opener
 from daemon.config.settings import HealthSettings
 
 TIMEOUT_S = 4.0
-# An address that means "every one" is not one to ask.
+# A server can listen on a wildcard address, but a client cannot connect to one.
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -20,10 +20,10 @@ class Answer:
 
 
 def ask(health: HealthSettings, probe: str) -> Answer:
-    """What `/livez` or `/readyz` says; that nobody answers is an answer, too."""
+    """Ask the daemon's `/livez` or `/readyz`. If the daemon does not answer, the result says so; nothing is raised."""
     host = ANY.get(health.host, health.host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{health.port}/{probe}"
-    # A proxy of the environment knows nothing of this machine's loopback.
+    # Ignore the proxies of the environment: a proxy cannot reach this machine's loopback address.
     opener = build_opener(ProxyHandler({}))
     try:
         with opener.open(url, timeout=TIMEOUT_S) as response:

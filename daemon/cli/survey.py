@@ -1,4 +1,4 @@
-"""Which Delta tables there are in the places that a person names, and what their Iceberg tables may be called."""
+"""Finds the Delta tables in the places that a person names, and proposes names for their Iceberg tables."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from daemon.locations import normalize_location
 from daemon.service.discovery import discover
 from daemon.storage import FileIOStorage
 
-# How far below a folder tables are looked for, and in how many folders in all.
+# The search for tables goes this many levels below a folder, and stops after this many folders.
 LEVELS_MAX = 4
 FOLDERS_MAX = 2_000
 
 
 @dataclass
 class Item:
-    """One item under `tables`: a table or a pattern, its target, and what is to be said of it."""
+    """One item under `tables`: a table or a pattern, its target, and comments for the configuration file."""
 
     source: str
     target: str
@@ -36,16 +36,16 @@ class Item:
         return "*" in self.source
 
 
-def survey(settings: Settings, catalog: str, places: Iterable[str], tell: Callable[[str], None]) -> list[Item]:
-    """An item for each pattern in `places`, and one for each Delta table at or below the others; no target twice.
+def survey(settings: Settings, catalog: str, places: Iterable[str], report: Callable[[str], None]) -> list[Item]:
+    """Return an item for each pattern in `places`, and one for each Delta table at or below the other places.
 
-    `settings` say how the stores are reached, `tell` gets what was passed over. Raises ConfigInvalid, naming each place
-    without a table, and ObjectStoreAway.
+    No two items have the same target. `settings` configure the access to the stores; `report` gets a line for each
+    folder that was skipped. Raises ObjectStoreAway, and ConfigInvalid naming each place without a table.
     """
     clock, storage = SystemClock(), FileIOStorage(settings.file_properties(catalog))
     locations = list(dict.fromkeys(_location(place) for place in places))
     patterns = [Item(place, _pattern_target(place)) for place in locations if "*" in place]
-    tables = _find_tables(storage, clock, [place for place in locations if "*" not in place], tell)
+    tables = _find_tables(storage, clock, [place for place in locations if "*" not in place], report)
     found = discover(
         settings.model_copy(
             update={
@@ -61,11 +61,11 @@ def survey(settings: Settings, catalog: str, places: Iterable[str], tell: Callab
     for about, reason in found.troubles.items():
         if any(item.source == about for item in patterns):
             raise ObjectStoreAway(reason, hint="Check the folder and the store.")
-        # What its pattern cannot name can be listed by itself.
+        # A table whose folder name does not fit the pattern gets an item of its own.
         if _is_table(storage, clock, about):
-            nameless[about] = f"Not named by its pattern: {reason}."
+            nameless[about] = f"The pattern cannot name this table: {reason}."
         else:
-            tell(f"{about}: passed over: {reason}")
+            report(f"{about}: skipped: {reason}")
     taken = {table.target.casefold() for table in found.tables}
     listed = []
     for source in sorted({*tables, *nameless} - found.patterns.keys()):
@@ -79,33 +79,35 @@ def _location(place: str) -> str:
     return place.rstrip("/") if "://" in place else normalize_location(os.path.normpath(Path(place).expanduser()))
 
 
-def _find_tables(storage: FileIOStorage, clock: Clock, places: Iterable[str], tell: Callable[[str], None]) -> set[str]:
-    """The Delta tables at and below `places`. Raises ConfigInvalid, naming each place where there is none."""
+def _find_tables(
+    storage: FileIOStorage, clock: Clock, places: Iterable[str], report: Callable[[str], None]
+) -> set[str]:
+    """Find the Delta tables at and below `places`. Raises ConfigInvalid, naming each place without a table."""
     tables: set[str] = set()
     faults = []
     for place in places:
         try:
-            found = set(_walk(storage, clock, place, tell))
+            found = set(_walk(storage, clock, place, report))
         except ObjectMissing:
-            faults.append(f"{place}: there is no such folder")
+            faults.append(f"{place}: no such folder")
             continue
         if not found:
-            faults.append(f"{place}: there is no Delta table, and none in the {LEVELS_MAX} levels of folders below it")
+            faults.append(f"{place}: no Delta table here or in the {LEVELS_MAX} levels of folders below")
         tables |= found
     if faults:
-        hint = "Name the folder of a Delta table, one above it, or a pattern such as 'lake/*/'."
+        hint = "Name the folder of a Delta table, a folder above Delta tables, or a pattern such as 'lake/*/'."
         raise ConfigInvalid("\n".join(faults), hint=hint)
     return tables
 
 
-def _walk(storage: FileIOStorage, clock: Clock, place: str, tell: Callable[[str], None]) -> Iterator[str]:
-    """The Delta tables at and below `place`, level by level; nothing inside of a table or of a hidden folder."""
+def _walk(storage: FileIOStorage, clock: Clock, place: str, report: Callable[[str], None]) -> Iterator[str]:
+    """Yield the Delta tables at and below `place`, level by level. Tables and hidden folders are not entered."""
     level, folders = [place], 0
     for _ in range(LEVELS_MAX + 1):
         below: list[str] = []
         for folder in level:
             if folders == FOLDERS_MAX:
-                tell(f"{place}: only {FOLDERS_MAX} folders were looked into; name what is further down by itself")
+                report(f"{place}: the search stopped after {FOLDERS_MAX} folders; name deeper folders explicitly")
                 return
             folders += 1
             try:
@@ -114,12 +116,12 @@ def _walk(storage: FileIOStorage, clock: Clock, place: str, tell: Callable[[str]
             except SyncError as error:
                 if folder == place:
                     raise
-                tell(f"{folder}: passed over: {error.message}")
+                report(f"{folder}: skipped: {error.message}")
                 continue
             if is_table:
                 yield folder
             else:
-                # A `*` in a source stands for other names.
+                # Leave out a folder with `*` in its name: as a source it would be a pattern.
                 below += (f"{folder}/{name}" for name in names if not name.startswith(("_", ".")) and "*" not in name)
         level = below
 
@@ -137,19 +139,19 @@ def _pattern_target(pattern: str) -> str:
 
 
 def _table_target(source: str, taken: Collection[str]) -> str:
-    """The folder above and the table's own, with a number where that is `taken`."""
+    """Return the folder above and the table's folder as a target, with a number if that is `taken`."""
     target = ".".join(map(_word, _last_folders(source)))
     numbered = (f"{target}_{number}" for number in count(2))
     return next(name for name in chain([target], numbered) if name.casefold() not in taken)
 
 
 def _last_folders(location: str) -> tuple[str, str]:
-    """The table's own folder and the one above it, which may be the bucket, or nothing at all."""
+    """Return the folder above the table (or the bucket, or `default` if there is neither) and the table's folder."""
     *_, above, name = ("default", *filter(None, location.partition("://")[2].split("/")))
     return above, name
 
 
 def _word(folder: str) -> str:
-    """A folder's name as part of an identifier: letters, digits and `_`, a letter first."""
+    """Make an identifier part of a folder's name: letters, digits and `_`, beginning with a letter."""
     word = re.sub(r"\W+", "_", folder).strip("_")
     return word if word[:1].isalpha() else f"t_{word}".rstrip("_")

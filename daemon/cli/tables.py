@@ -1,4 +1,4 @@
-"""The configured tables: which there are, how far each is, what people say of them. Needs no PyIceberg."""
+"""Commands on the configured tables: select them, read their status, pause, resume, resync. Imports no PyIceberg."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 def find_tables(settings: Settings, names: Sequence[str]) -> list[TableSettings]:
-    """The tables of these names, all when there are none. Raises ConfigInvalid, naming every unknown one."""
+    """Return the tables with these names, or all tables if `names` is empty. Raises ConfigInvalid for unknown names."""
     known = {table.name: table for table in settings.tables}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -33,10 +33,10 @@ def find_tables(settings: Settings, names: Sequence[str]) -> list[TableSettings]
 
 
 def with_found_tables(settings: Settings) -> tuple[Settings, list[SyncError]]:
-    """The settings with what their patterns find now, and what is wrong with patterns whose folders cannot be listed.
+    """Return the settings with the tables that the patterns match now, and an error for each pattern that failed.
 
-    The tables that such a pattern found before are among the settings'. A folder that is no table for a reason is told
-    in the log. Raises StateStoreAway.
+    If a pattern's folders cannot be listed, its tables come from the state database. A folder that cannot be followed
+    is logged. Raises StateStoreAway.
     """
     patterns = {table.source for table in settings.tables if table.is_pattern}
     if not patterns:
@@ -44,7 +44,7 @@ def with_found_tables(settings: Settings) -> tuple[Settings, list[SyncError]]:
     with open_store(settings) as store:
         owners = {record.name: record.source for record in store.list_tables()}
     found = discover(settings, SystemClock(), owners)
-    hint = "Check the folder and the store, or take the pattern out of the configuration."
+    hint = "Check the folder and the store, or remove the pattern from the configuration."
     troubles: list[SyncError] = []
     for about, reason in found.troubles.items():
         if about in patterns:
@@ -55,9 +55,9 @@ def with_found_tables(settings: Settings) -> tuple[Settings, list[SyncError]]:
 
 
 def read_statuses(settings: Settings) -> list[TableStatus]:
-    """Each table's status from the state store and a look at its source. Works beside a running daemon.
+    """Return each table's status from the state store and its Delta log. Works beside a running daemon.
 
-    A source that cannot be looked at leaves its fields null. Raises ConfigInvalid, StateStoreAway.
+    If a Delta log cannot be read, the fields that come from it are null. Raises ConfigInvalid, StateStoreAway.
     """
     clock = SystemClock()
     with open_store(settings) as store:
@@ -82,9 +82,9 @@ def read_statuses(settings: Settings) -> list[TableStatus]:
 
 
 def resume_table(settings: Settings, table: TableSettings) -> bool:
-    """Clear a table's error and parking, and take back its pause; a running daemon sees it within seconds.
+    """Clear a table's error, and end its parking or pause. A running daemon notices within seconds.
 
-    False when there was neither. Raises StateStoreAway.
+    Returns False if the table had no error and was not paused. Raises StateStoreAway.
     """
     with open_store(settings) as store:
         record = store.find_table(table.name, table.source, table.target)
@@ -96,22 +96,22 @@ def resume_table(settings: Settings, table: TableSettings) -> bool:
 
 
 def forget_table(settings: Settings, name: str) -> None:
-    """Remove all that the state database knows of a table that is gone; no file is touched.
+    """Remove a table that is gone from the state database. No file is touched.
 
-    Raises StateStoreAway, and ConfigInvalid for a table that is followed or not known.
+    Raises StateStoreAway, and ConfigInvalid for a table that is still followed or unknown.
     """
     if any(table.name == name for table in settings.tables):
-        hint = "Take it out of the configuration first, or out of the folders that a pattern finds."
-        raise ConfigInvalid(f"{name}: it is followed", hint=hint)
+        hint = "First remove it from the configuration, or move its folder so that no pattern matches it."
+        raise ConfigInvalid(f"{name}: the table is still followed", hint=hint)
     with open_store(settings) as store:
         record = next((record for record in store.list_tables() if record.name == name), None)
         if record is None:
-            raise ConfigInvalid(f"{name}: no such table", hint="`dvsync status` lists those that are gone.")
+            raise ConfigInvalid(f"{name}: no such table", hint="`dvsync status` lists the tables that are gone.")
         store.forget_table(record.id)
 
 
 def pause_table(settings: Settings, table: TableSettings) -> None:
-    """Hold a table until it is resumed, over restarts, too; a running daemon sees it within seconds.
+    """Pause a table until someone resumes it, also across restarts. A running daemon notices within seconds.
 
     Raises StateStoreAway, ConfigInvalid.
     """
@@ -120,7 +120,7 @@ def pause_table(settings: Settings, table: TableSettings) -> None:
 
 
 def want_resync(settings: Settings, table: TableSettings) -> None:
-    """Have the next sync write the table anew from Delta's state, parked or not; a running daemon begins at once.
+    """Make the next sync write the table anew from Delta's state, even if it is parked. A running daemon begins soon.
 
     Raises StateStoreAway, ConfigInvalid.
     """
@@ -131,12 +131,15 @@ def want_resync(settings: Settings, table: TableSettings) -> None:
 
 
 def _known_or_new(store: StateStore, table: TableSettings) -> TableRecord:
-    """The table's row. Raises ConfigInvalid when its name stands for another source or target in the state database."""
+    """Return the table's row, creating it if needed.
+
+    Raises ConfigInvalid if the state database has this name with another source or target.
+    """
     records = store.list_tables()
     other = next((record for record in records if record.name == table.name), None)
     if other and find_record(records, table) is None:
         raise ConfigInvalid(
-            f"{table.name}: the state database knows it as {other.source} -> {other.target}",
-            hint="Start dvsync with the changed configuration first, which forgets the old table, or change it back.",
+            f"{table.name}: the state database has this name for {other.source} -> {other.target}",
+            hint="Start dvsync with the new configuration first, so that it forgets the old table; or undo the change.",
         )
     return store.open_table(table.name, table.source, table.target)

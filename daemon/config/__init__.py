@@ -1,1 +1,1 @@
-"""The configuration: the file and the environment, read, checked and resolved."""
+"""The configuration: reads, checks and resolves the file and the environment."""

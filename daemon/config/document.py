@@ -1,4 +1,4 @@
-"""The YAML document: safe, strict, each key once."""
+"""Reading the YAML document: safe types only, and no key twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from daemon.errors import ConfigInvalid
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that remembers keys written twice; YAML forbids them, PyYAML keeps the last one in silence."""
+    """A SafeLoader that records duplicate keys. YAML forbids them; PyYAML silently keeps the last one."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -23,39 +23,40 @@ class _StrictLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
-                    self.faults.append(f"line {key.start_mark.line + 1}: the key {key.value!r} is there twice")
+                    self.faults.append(f"line {key.start_mark.line + 1}: the key {key.value!r} appears twice")
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[str]]:
-    """The file's mapping and the faults of its spelling. Raises ConfigInvalid where nothing can be read from it."""
-    hint = "Give the configuration with --config PATH; the config.yaml that comes with dvsync explains every key."
+    """Return the file's mapping and its duplicate and unknown keys. Raises ConfigInvalid if it cannot be parsed."""
+    hint = "Name the configuration file with --config PATH. The config.yaml that comes with dvsync explains every key."
     try:
         loader = _StrictLoader(path.read_text(encoding="utf-8") if text is None else text)
     except OSError as error:
         raise ConfigInvalid(f"{path}: {(error.strerror or str(error)).lower()}", hint=hint) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigInvalid(f"{path}: not a text in UTF-8", hint=hint) from error
+        raise ConfigInvalid(f"{path}: the file is not UTF-8 text", hint=hint) from error
     try:
         document = loader.get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        # What PyYAML quotes may be a secret that was written without quotes.
+        # PyYAML quotes the text at the fault. It may be a secret that was written without quotes, so cut it off.
         problem = (error.problem or error.context or "").partition("'")[0].strip()
-        advice = "A text that begins with one of *&!%@` needs quotes. " + hint
+        advice = "Put text that begins with one of *&!%@` in quotes. " + hint
         raise ConfigInvalid(f"{where}{problem}", path=str(path), hint=advice) from None
     except (ValueError, RecursionError) as error:
-        reason = "it contains an invalid date or number" if isinstance(error, ValueError) else "it is nested too deeply"
+        is_value = isinstance(error, ValueError)
+        reason = "the file contains an invalid date or number" if is_value else "the file is nested too deeply"
         raise ConfigInvalid(f"{path}: {reason}", hint=hint) from None
     finally:
         loader.dispose()
     if document is None:
-        raise ConfigInvalid(f"{path}: is empty", hint=hint)
+        raise ConfigInvalid(f"{path}: the file is empty", hint=hint)
     if not isinstance(document, dict):
-        raise ConfigInvalid(f"{path}: must be a mapping of keys to values at its top", hint=hint)
-    # pydantic-settings takes keyword arguments that begin with `_` as instructions.
+        raise ConfigInvalid(f"{path}: the top level must be a mapping of keys to values", hint=hint)
+    # Take out keys that begin with `_`: pydantic-settings treats such keyword arguments as its own options.
     unknown = [key for key in document if not isinstance(key, str) or key.startswith("_")]
     faults = [*loader.faults, *(f"{key}: unknown key" for key in unknown)]
     return {key: value for key, value in document.items() if key not in unknown}, faults

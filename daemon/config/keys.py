@@ -1,6 +1,6 @@
-"""Every key of the configuration in words, from the settings' own descriptions.
+"""A reference of all configuration keys in Markdown, made from the settings' descriptions.
 
-`dvsync config keys` prints it, and docs/configuration.md holds it.
+`dvsync config keys` prints it, and `make docs` puts it into docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIZE_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def render_keys() -> str:
-    """Markdown: a table a section, with each key's values, default and meaning."""
+    """Return one Markdown table for each section, with the values, default and meaning of each key."""
     parts = [_section(name, field) for name, field in Settings.model_fields.items()]
     return "\n\n".join(parts) + "\n"
 
@@ -29,7 +29,7 @@ def render_keys() -> str:
 def _section(name: str, field: FieldInfo) -> str:
     if name == "tables":
         keys = [key for key in TableSettings.model_fields if key not in DefaultsSettings.model_fields]
-        intro = "A list; each table has these keys, and those of `defaults`."
+        intro = "A list. Each table can set these keys and those of `defaults`."
         return f"### `tables`\n\n{intro}\n\n" + _table(TableSettings, keys)
     model = field.annotation
     if isinstance(model, type) and issubclass(model, BaseModel):
@@ -48,7 +48,7 @@ def _row(field: FieldInfo, name: str) -> str:
 
 
 def _values(field: FieldInfo) -> str:
-    """What may be written, and its bounds."""
+    """Describe the accepted values and their bounds."""
     kinds = [kind for kind in _kinds(field.annotation) if kind is not type(None)]
     literals = [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
     if literals:
@@ -68,7 +68,7 @@ def _values(field: FieldInfo) -> str:
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
-    """The alternatives of a type, without what annotates them."""
+    """Yield the alternatives of a union type, without their annotations."""
     if get_origin(annotation) in (Literal, dict):
         yield annotation
     elif arguments := get_args(annotation):
@@ -94,7 +94,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _spelled(field: FieldInfo, value: Any) -> str:
-    """A value as people write it."""
+    """Format a value as it is written in the file, such as `10s` or `64MiB`."""
     if isinstance(value, bool):
         return str(value).lower()
     if Duration in _metadata(field):

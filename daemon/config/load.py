@@ -1,6 +1,6 @@
-"""`config.yaml` and `DVSYNC_…` variables are read, resolved and checked here; nothing else reads either.
+"""Read, resolve and check `config.yaml` and the `DVSYNC_…` variables. No other module reads them.
 
-Defaults are applied to each table and relative paths are taken from the file's folder. Every fault is told at once.
+Each table gets the defaults, and relative paths begin at the file's folder. All faults are reported at once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Section = TypeVar("Section", bound=BaseModel)
 
 
 def load_settings(path: Path, text: str | None = None) -> Settings:
-    """Read the file and the environment. `text` is what the file is going to hold, where it is not there yet.
+    """Read the file and the environment. If `text` is given, it is used instead of the file, which need not exist yet.
 
-    Raises ConfigInvalid with the faults, one a line, each with its place (`tables[2].poll_interval: …`).
+    Raises ConfigInvalid with all faults: one line each, with its place (`tables[2].poll_interval: …`).
     """
     document, faults = read_document(path, text)
     faults += _unknown_variables()
     readable = _validate(document, faults)
     if readable is not None:
-        readable = readable.looked_up(path.absolute().parent, faults).resolved(path.absolute().parent)
+        readable = readable.dereferenced(path.absolute().parent, faults).resolved(path.absolute().parent)
         faults += [
             *_property_faults(readable),
             *_catalog_faults(readable),
@@ -42,39 +42,43 @@ def load_settings(path: Path, text: str | None = None) -> Settings:
             *_places_that_vacuum_cleans(readable),
         ]
     if faults or readable is None:
-        raise ConfigInvalid("\n".join(faults), hint=f"Correct {path}; `dvsync config check` reads it again.")
+        raise ConfigInvalid("\n".join(faults), hint=f"Correct {path}, then run `dvsync config check`.")
     return readable.settings
 
 
 @dataclass(frozen=True)
 class _Readable:
-    """The part of the configuration that passed its own checks: what the checks between its parts look at."""
+    """The sections and tables that are valid by themselves. The checks across sections run on them."""
 
     settings: Settings
-    places: tuple[str, ...]  # of each table in `settings`, as in the file
-    left_out: frozenset[str]  # sections with a fault, here replaced by their defaults
+    places: tuple[str, ...]  # the place in the file of each table in `settings`, such as `tables[2]`
+    left_out: frozenset[str]  # invalid sections; `settings` has their defaults instead
 
     def tables(self) -> Iterator[tuple[str, TableSettings]]:
         return zip(self.places, self.settings.tables, strict=True)
 
-    def looked_up(self, folder: Path, faults: list[str]) -> _Readable:
-        """What references lead to in their place; where one leads to nothing, the key is left out."""
-        settings, lookup = self.settings, _Lookup(folder, faults)
+    def dereferenced(self, folder: Path, faults: list[str]) -> _Readable:
+        """Replace each reference by its text. A key whose reference cannot be read is left out, and is a fault."""
+        settings, references = self.settings, _References(folder, faults)
         update = {
-            "storage": lookup.properties("storage", settings.storage),
-            "catalogs": {name: lookup.properties(f"catalogs.{name}", each) for name, each in settings.catalogs.items()},
-            "spark": settings.spark.model_copy(update={"conf": lookup.properties("spark.conf", settings.spark.conf)}),
+            "storage": references.properties("storage", settings.storage),
+            "catalogs": {
+                name: references.properties(f"catalogs.{name}", each) for name, each in settings.catalogs.items()
+            },
+            "spark": settings.spark.model_copy(
+                update={"conf": references.properties("spark.conf", settings.spark.conf)}
+            ),
             "state": StateSettings(),
         }
-        url = lookup.text("state.url", settings.state.url)
+        url = references.text("state.url", settings.state.url)
         if url is not None and not URL.match(url):
-            faults.append(f"state.url: what stands {_where(settings.state.url)} is not an SQLAlchemy URL")
+            faults.append(f"state.url: the text {_where(settings.state.url)} is not an SQLAlchemy URL")
         elif url is not None:
             update["state"] = settings.state.model_copy(update={"url": url})
         return replace(self, settings=settings.model_copy(update=update))
 
     def resolved(self, folder: Path) -> _Readable:
-        """Defaults applied to each table, and relative paths taken from `folder`."""
+        """Apply the defaults to each table, and take relative paths from `folder`."""
         settings = self.settings
         catalogs = {name: _anchored_catalog(properties, folder) for name, properties in settings.catalogs.items()}
         state = settings.state.model_copy(update={"url": _anchored_sqlite(settings.state.url, folder)})
@@ -85,7 +89,7 @@ class _Readable:
 
 
 def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
-    """Validate; after faults once more without the faulty parts, so that the rest can be checked too."""
+    """Validate the document. After faults, validate it again without the faulty parts, to check the rest as well."""
     left_out: set[str] = set()
     tables_out: set[int] = set()
     try:
@@ -96,7 +100,7 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
     except ValidationError as error:
         for fault in error.errors(include_url=False):
             if fault["type"] == "default_factory_not_called":
-                continue  # `name` could not be taken from a faulty `target`: that fault is told already.
+                continue  # `name` could not be derived from a faulty `target`; the target has its own fault.
             faults.append(_fault_line(fault))
             match fault["loc"]:
                 case ("tables", int(index), *_):
@@ -109,7 +113,7 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
         try:
             settings = Settings(**remaining)
         except ValidationError:
-            return None  # The fault comes from the environment, which cannot be left out.
+            return None  # The fault is in an environment variable, which Settings reads again by itself.
     indexes = (index for index in range(len(settings.tables) + len(tables_out)) if index not in tables_out)
     return _Readable(settings, tuple(f"tables[{index}]" for index in indexes), frozenset(left_out))
 
@@ -126,7 +130,7 @@ def _fault_line(fault: ErrorDetails) -> str:
         case "byte_size":
             return f"{place}: is not a size: write a number and its unit, such as 64MiB"
         case _:
-            # What stands in the four that may hold secrets is not repeated.
+            # Values of these four sections may be secrets, so the message does not quote them.
             open_text = fault["loc"][0] not in ("catalogs", "storage", "spark", "state")
             found = f", not {fault['input']!r}" if open_text and isinstance(fault["input"], str | int | float) else ""
             return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]}{found}"
@@ -135,14 +139,14 @@ def _fault_line(fault: ErrorDetails) -> str:
 def _unknown_variables() -> Iterator[str]:
     for name in sorted(os.environ):
         section, nested, _ = name.upper().removeprefix(ENV_PREFIX).partition("__")
-        # Without `__` it may be one that Kubernetes made for a service called dvsync: DVSYNC_PORT_8080_TCP.
+        # A name without `__` may come from Kubernetes, for a service called dvsync: DVSYNC_PORT_8080_TCP.
         if name.upper().startswith(ENV_PREFIX) and nested and section.lower() not in Settings.model_fields:
             yield f"{name} (environment): no such setting"
 
 
 @dataclass(frozen=True)
-class _Lookup:
-    """Finds what `{file: PATH}` and `{env: NAME}` lead to, and writes down those that lead to nothing."""
+class _References:
+    """Reads the text behind `{file: PATH}` and `{env: NAME}`. A reference without a text is added to `faults`."""
 
     folder: Path
     faults: list[str]
@@ -158,7 +162,7 @@ class _Lookup:
         try:
             text = (self.folder / Path(name).expanduser()).read_text("utf-8") if kind == "file" else os.environ[name]
         except (OSError, KeyError, ValueError, RuntimeError) as error:
-            reason = "is not set" if isinstance(error, KeyError) else "is not a file with a text in UTF-8"
+            reason = "is not set" if isinstance(error, KeyError) else "is not a UTF-8 text file"
             if isinstance(error, OSError):
                 reason = (error.strerror or str(error)).lower()
             self.faults.append(f"{place}: {name} ({_KINDS[kind]}): {reason}")
@@ -219,7 +223,7 @@ def _anchored_sqlite(url: str, folder: Path) -> str:
 
 
 def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str]:
-    """A SQL catalog's `uri` and `warehouse` are places; another kind's warehouse may be a mere name."""
+    """Make the paths of an SQL catalog absolute. The warehouse of another catalog may be a name, not a path."""
     uri, warehouse = properties.get("uri", ""), properties.get("warehouse")
     anchored = {"uri": _anchored_sqlite(uri, folder)} if uri else {}
     if warehouse and (properties.get("type") == "sql" or SQLITE_FILE.match(uri)):
@@ -227,19 +231,19 @@ def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str
     return {**properties, **anchored}
 
 
-# PyIceberg's, which is not imported for a look at a configuration; a test holds them against its own.
+# PyIceberg's catalog types. Importing PyIceberg to check a configuration would be slow; a test compares the two lists.
 CATALOG_TYPES = ("rest", "hive", "glue", "dynamodb", "sql", "in-memory", "bigquery")
 
-# The properties without a prefix that most catalogs have; of the many others only PyIceberg knows the names.
+# The common catalog properties without a prefix, to suggest corrections. PyIceberg has many others.
 COMMON_PROPERTIES = ("type", "uri", "warehouse", "credential", "token", "py-catalog-impl")
 
 
 def _property_faults(readable: _Readable) -> Iterator[str]:
-    """What of a catalog's properties cannot be right, whoever answers at its address."""
+    """Find faults in the catalogs' properties without connecting to the catalogs."""
     for name, properties in readable.settings.catalogs.items():
         kind = properties.get("type", "").lower()
         if kind and kind not in CATALOG_TYPES:
-            yield f"catalogs.{name}.type: PyIceberg has no such kind of catalog; it has {', '.join(CATALOG_TYPES)}"
+            yield f"catalogs.{name}.type: PyIceberg has no such catalog type; it has {', '.join(CATALOG_TYPES)}"
         for key in properties:
             meant = get_close_matches(key, COMMON_PROPERTIES, n=1, cutoff=0.8)
             if meant and meant[0] not in properties:
@@ -247,7 +251,7 @@ def _property_faults(readable: _Readable) -> Iterator[str]:
         if kind != "sql":
             continue
         if "uri" not in properties:
-            yield f"catalogs.{name}.uri: is missing, the SQLAlchemy URL of the catalog's database"
+            yield f"catalogs.{name}.uri: is missing; give the SQLAlchemy URL of the catalog's database"
         homeless = next((each for _, each in readable.tables() if each.catalog == name and not each.location), None)
         if "warehouse" not in properties and homeless is not None:
             yield f"catalogs.{name}.warehouse: is missing, and {homeless.name} has no location of its own"
@@ -263,7 +267,7 @@ def _catalog_faults(readable: _Readable) -> Iterator[str]:
         yield f"defaults.catalog: there is no catalog {default!r} under catalogs ({named})"
     for place, table in readable.tables():
         if not table.catalog:
-            yield f"{place}.catalog: name one of the catalogs ({named}), here or under defaults"
+            yield f"{place}.catalog: is missing; name one of the catalogs ({named}), here or under defaults"
         elif table.catalog not in known and table.catalog != default:
             yield f"{place}.catalog: there is no catalog {table.catalog!r} under catalogs ({named})"
 
@@ -274,23 +278,23 @@ def _clashes(readable: _Readable) -> Iterator[str]:
     places: list[tuple[str, str]] = []
     for place, table in readable.tables():
         if table.is_pattern:
-            continue  # What it finds is checked when it is found.
+            continue  # Tables that match a pattern are checked when they are discovered.
         first = targets.setdefault((table.catalog, table.target), place)
         if first != place:
-            yield f"{place}.target: {table.target} is the target of {first} too"
+            yield f"{place}.target: {table.target} is already the target of {first}"
         written = [location for location in (table.location, table.delete_files_location) if location]
         for other, location in places:
             if any(f"{location}/".startswith(f"{own}/") or f"{own}/".startswith(f"{location}/") for own in written):
-                yield f"{place}: it writes its files to where {other} does, {location}; each needs a place of its own"
+                yield f"{place}: its files would overlap those of {other} at {location}; give each its own location"
         places += ((place, location) for location in written)
         first_named = names.setdefault(table.name, place)
-        # Two tables that differ in neither have one fault, not two.
+        # Two tables with the same target and the same name get one fault, not two.
         if first_named not in (place, first):
-            yield f"{place}.name: {table.name} is the name of {first_named} too; give one of them another name"
+            yield f"{place}.name: {table.name} is already the name of {first_named}; rename one of them"
 
 
 def faults_of_found(settings: Settings, table: TableSettings) -> list[str]:
-    """What is wrong with a table that one of the patterns of `settings` found."""
+    """Find the faults of `table`, which a pattern of `settings` matched."""
     alone = settings.model_copy(update={"tables": (table,)})
     return list(_places_that_vacuum_cleans(_Readable(alone, (table.name,), frozenset())))
 
@@ -310,5 +314,5 @@ def _places_that_vacuum_cleans(readable: _Readable) -> Iterator[str]:
             if vacuum_cleans(location, source):
                 yield (
                     f"{place}: {location} is inside the Delta table {source}, where VACUUM removes every file that"
-                    " Delta does not know: choose a place outside of it, or one whose name begins with '_' or '.'"
+                    " Delta does not know: choose a folder outside of it, or one whose name begins with '_' or '.'"
                 )

@@ -1,4 +1,4 @@
-"""What of the settings is secret, and the settings without it."""
+"""Finds the secrets in the settings, and masks them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mask_section(key: str, value: object) -> object:
 
 
 def find_secrets(key: str, value: object) -> Iterator[str]:
-    """What `mask_section` would mask."""
+    """Return the texts that `mask_section` masks."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from find_secrets(str(name), inner)
@@ -34,7 +34,7 @@ def find_secrets(key: str, value: object) -> Iterator[str]:
         for inner in value:
             yield from find_secrets(key, inner)
     elif isinstance(value, str):
-        # A setting whose name only sounds like it has a value that says nothing: true, 8.
+        # A setting that only sounds like a secret, such as a switch, has the value true or false.
         if isinstance(value, Secret) or (SECRET_KEY.search(key) and value not in ("true", "false")):
             yield value
         for found in USERINFO.findall(value):

@@ -1,7 +1,7 @@
-"""The shape of the configuration: frozen, bounded settings, each key with its unit, bounds, default and meaning.
+"""The settings: immutable models. Each key has its unit, bounds, default and description.
 
-Attributes carry their unit (`poll_interval_s`); the keys that people write do not (`poll_interval: 10s`).
-How they are read from the file and the environment is `load.py`'s business.
+Attributes carry their unit (`poll_interval_s`); the keys in the file do not (`poll_interval: 10s`).
+`load.py` reads them from the file and the environment.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ class StateSettings(_Frozen):
         alias="lease",
         ge=1,
         le=3600,
-        description="A standby daemon takes over from one that shows no sign of life for this long.",
+        description="A standby daemon takes over when the active daemon has not renewed its lease for this long.",
     )
 
     @property
     def place(self) -> str:
-        """Where the state is, for people and other machines: host and file, or the URL without user and options."""
+        """Where the state is stored: host and file, or the URL without user and options. It contains no secret."""
         if self.sqlite_file is not None:
             return f"{socket.gethostname()}:{self.sqlite_file}"
         return USERINFO.sub("", self.url).partition("?")[0]
 
     @property
     def sqlite_file(self) -> Path | None:
-        """The database file, where the state is in SQLite."""
+        """The database file of SQLite; None for another database."""
         match = SQLITE_FILE.match(self.url)
         return Path(match["path"]) if match else None
 
@@ -79,7 +79,7 @@ class SparkSettings(_Frozen):
         min_length=1,
         description="Spark master: local[N], spark://…, k8s://… or yarn.",
     )
-    conf: Properties = Field(default_factory=dict, description="Any Spark setting, given as it is.")
+    conf: Properties = Field(default_factory=dict, description="Any Spark settings; dvsync passes them on unchanged.")
     idle_timeout_s: Annotated[float, Duration] = Field(
         600.0,
         alias="idle_timeout",
@@ -93,8 +93,8 @@ class PipelineSettings(_Frozen):
     engine: Literal["auto", "spark", "local"] = Field(
         "auto",
         description=(
-            "Where whole tables are read, deletion vectors are translated and footers are read: in the daemon's"
-            " process (local), on Spark, or by size (auto)."
+            "Where dvsync reads whole tables, translates deletion vectors and reads footers: in its own process"
+            " (local), on Spark (spark), or on Spark for large tables and changes only (auto)."
         ),
     )
     local_log_bytes_max: ByteSize = Field(
@@ -102,7 +102,7 @@ class PipelineSettings(_Frozen):
         ge=0,
         le=GIB,
         description=(
-            "With auto, Spark reads a table's whole state where its checkpoint and the commits after that have more"
+            "With auto, Spark reads the whole state of a table if its checkpoint and the commits after it have more"
             " bytes than this. First syncs, resyncs, comparisons of states and doctor read whole states."
         ),
     )
@@ -110,27 +110,27 @@ class PipelineSettings(_Frozen):
         ByteSize(64 << 20),
         ge=0,
         le=GIB,
-        description="With auto, a change with more bytes of deletion vectors than this goes to Spark.",
+        description="With auto, Spark translates a change whose deletion vectors have more bytes than this.",
     )
     local_deletion_vectors_max: int = Field(
         2_000,
         ge=0,
         le=1_000_000,
-        description="With auto, a change of more deletion vectors than this goes to Spark.",
+        description="With auto, Spark translates a change with more deletion vectors than this.",
     )
     local_data_files_max: int = Field(
         5_000,
         ge=0,
         le=1_000_000,
         description=(
-            "With auto, Spark reads the footers of more added data files than this, and the whole state of a table"
-            " with more data files."
+            "With auto, Spark reads the footers of a change with more added data files than this, and the whole state"
+            " of a table with more data files than this."
         ),
     )
 
 
 class MaintenanceSettings(_Frozen):
-    """What keeps a table quick to read and its storage small. Each part can be turned off by itself."""
+    """Compaction, expiry and cleanup keep a table fast to read and its storage small. Each has its own switch."""
 
     interval_s: Annotated[float, Duration] = Field(
         600.0,
@@ -141,7 +141,7 @@ class MaintenanceSettings(_Frozen):
     )
     compact: bool = Field(True, description="Whether the daemon compacts delete files.")
     expire: bool = Field(True, description="Whether the daemon expires snapshots.")
-    cleanup: bool = Field(True, description="Whether the daemon removes files that nothing references any more.")
+    cleanup: bool = Field(True, description="Whether the daemon removes its own files that are no longer referenced.")
     delete_files_max: int = Field(
         10, ge=1, le=100_000, description="Compact a data file once more than this many delete files apply to it."
     )
@@ -168,19 +168,19 @@ class MaintenanceSettings(_Frozen):
         ge=0,
         le=3650 * DAY_S,
         description=(
-            "Older snapshots are expired; unset follows the Iceberg table's history.expire.max-snapshot-age-ms, or 5"
-            " days. Never more than Delta's own retention."
+            "Snapshots older than this are expired. Unset: the Iceberg table's history.expire.max-snapshot-age-ms, or 5"
+            " days. Delta's own retention limits the value."
         ),
     )
     snapshots_max: int = Field(
-        100, ge=1, le=1_000_000, description="The main branch keeps no more snapshots than this, whatever their age."
+        100, ge=1, le=1_000_000, description="The main branch keeps at most this many snapshots, whatever their age."
     )
     snapshots_min: int | None = Field(
         None,
         ge=1,
         le=1_000_000,
         description=(
-            "The main branch keeps so many snapshots, whatever their age; unset follows the Iceberg table's"
+            "The main branch keeps at least this many snapshots, whatever their age. Unset: the Iceberg table's"
             " history.expire.min-snapshots-to-keep, or 1."
         ),
     )
@@ -189,7 +189,7 @@ class MaintenanceSettings(_Frozen):
         alias="orphan_grace",
         ge=60,
         le=3650 * DAY_S,
-        description="A file that nothing references any more stays for this long, for readers that still have it open.",
+        description="Cleanup waits this long before it removes an unreferenced file, which a reader may have open.",
     )
     history_s: Annotated[float, Duration] = Field(
         7.0 * DAY_S,
@@ -202,19 +202,19 @@ class MaintenanceSettings(_Frozen):
 
 class LimitsSettings(_Frozen):
     commits_max: int = Field(
-        100, ge=1, le=10_000, description="Delta commits that one cycle of a table reads and syncs at most."
+        100, ge=1, le=10_000, description="The most Delta commits that one sync cycle of a table reads."
     )
     fold_after_versions: int = Field(
         200,
         ge=1,
         le=1_000_000,
-        description="A table that is more versions behind than this catches up in snapshots of several versions each.",
+        description="A table that is more versions behind than this catches up with several versions per snapshot.",
     )
     fold_when_busy: bool = Field(
         True,
         description=(
-            "Whether a table's versions share a snapshot while other tables wait for their turn; false gives each"
-            " version a snapshot of its own and lets tables fall behind."
+            "Whether several versions of a table share a snapshot while other tables wait to sync. With false, each"
+            " version gets its own snapshot, and tables may fall behind."
         ),
     )
     commit_bytes_max: ByteSize = Field(
@@ -222,17 +222,17 @@ class LimitsSettings(_Frozen):
         ge=1 << 20,
         le=64 * GIB,
         description=(
-            "A Delta commit file larger than this is refused, and no more commits share a snapshot once they have more"
-            " together. Reading one takes two to four times its size in memory."
+            "Delta commit files larger than this are refused. Commits stop sharing a snapshot once they are larger"
+            " than this together. Reading a commit file takes two to four times its size in memory."
         ),
     )
-    tables_at_once: int = Field(4, ge=1, le=64, description="Tables that sync at the same time, at most.")
+    tables_at_once: int = Field(4, ge=1, le=64, description="The most tables that sync at the same time.")
 
 
 class _TableOptions(_Frozen):
-    """What `defaults` and each table may set."""
+    """The keys that `defaults` and each table can set."""
 
-    catalog: str = Field("", description="Name under `catalogs`; may be left out where there is only one.")
+    catalog: str = Field("", description="A name under `catalogs`. Not needed if there is only one catalog.")
     poll_interval_s: Annotated[float, Duration] = Field(
         10.0,
         alias="poll_interval",
@@ -246,30 +246,30 @@ class _TableOptions(_Frozen):
     delete_granularity: Literal["file", "partition"] | None = Field(
         None,
         description=(
-            "One delete file for each data file, or for each partition; unset follows the Iceberg table's"
+            "Write one delete file for each data file, or for each partition. Unset: the Iceberg table's"
             " write.delete.granularity."
         ),
     )
     int96_overflow: Literal["refuse", "follow"] = Field(
         "refuse",
         description=(
-            "What to do with INT96 timestamps before 1677 or after 2262: PyIceberg and Polars show them wrong, Spark"
-            " and DuckDB right."
+            "Refuse or follow files with INT96 timestamps before 1677 or after 2262. PyIceberg and Polars read such"
+            " timestamps wrong, Spark and DuckDB right."
         ),
     )
     partition_time_zone: Annotated[str, AfterValidator(time_zone_name)] = Field(
         "UTC",
         description=(
-            "The zone of timestamp partition values that name none: the session time zone of Spark at the time. "
-            "Another one for a table that is followed already, and is partitioned by them, needs a `dvsync resync`."
+            "Time zone of timestamp partition values that name no zone: the session time zone of the Spark that wrote"
+            " them. After a change, run `dvsync resync` on tables that are partitioned by timestamps."
         ),
     )
 
     on_foreign_commit: Literal["park", "overwrite"] = Field(
         "park",
         description=(
-            "What to do when someone else committed to the Iceberg table, or rolled it back: park it, or bring back"
-            " Delta's state in one snapshot."
+            "What dvsync does if someone else committed to the Iceberg table or rolled it back: park the table, or"
+            " overwrite it with Delta's state in one snapshot."
         ),
     )
 
@@ -285,23 +285,21 @@ class DefaultsSettings(_TableOptions):
 class TableSettings(_TableOptions):
     source: Location = Field(
         description=(
-            "The Delta table: a path or URI. With `*` in it, every Delta table that it fits, new ones as they come; the"
-            " other keys may then use {name} and {parent}, the table's folder and the one above it."
+            "Path or URI of the Delta table. A `*` makes it a pattern for every matching Delta table, also for new"
+            " ones. The other keys can then use {name} and {parent}: the table's folder and the folder above it."
         ),
     )
     target: Annotated[str, AfterValidator(identifier)] = Field(
-        description="The Iceberg table: namespace and name, joined by dots."
+        description="The Iceberg table: namespace and name, joined by a dot."
     )
     name: str = Field(
         default_factory=lambda data: data.get("target", "unnamed"),
         pattern=r"^[^\s/]+$",
-        description="The table's name in commands, logs and status; defaults to the target.",
+        description="The table's name in commands, logs and status. Unset: the target.",
     )
-    location: Location | None = Field(
-        None, description="Location of the Iceberg table; defaults to the catalog's choice."
-    )
+    location: Location | None = Field(None, description="Location of the Iceberg table. Unset: the catalog chooses it.")
     delete_files_location: Location | None = Field(
-        None, description="Folder for delete files; defaults to one below the Iceberg table."
+        None, description="Folder for delete files. Unset: a folder below the Iceberg table's location."
     )
     pipeline: PipelineSettings = Field(
         default_factory=PipelineSettings, description="Overrides of `pipeline` for this table."
@@ -319,13 +317,13 @@ class TableSettings(_TableOptions):
         if self.is_pattern:
             for field in ("target", "name", "location", "delete_files_location"):
                 if "{name}" not in (getattr(self, field) or "{name}"):
-                    raise ValueError(f"the {field} of a pattern needs {{name}} in it, or its tables would share it")
+                    raise ValueError(f"the {field} of a pattern must contain {{name}}, or its tables would share it")
         elif "{name}" in self.target or "{parent}" in self.target:
-            raise ValueError("{name} and {parent} go with a source that has a `*` in it")
+            raise ValueError("{name} and {parent} need a source that contains `*`")
         return self
 
     def for_found(self, source: str) -> Self:
-        """The settings of a table that this pattern fits. Raises ValueError when its folders are no names for it."""
+        """Return the settings of a table that matches this pattern. Raises ValueError if a folder cannot be a name."""
         *_, parent, name = source.rsplit("/", 2)
         words = {"name": name, "parent": parent}
 
@@ -333,7 +331,7 @@ class TableSettings(_TableOptions):
             for key, word in words.items():
                 if f"{{{key}}}" in text and not re.fullmatch(r"[^.\s{}]+", word):
                     raise ValueError(
-                        f"the folder {word!r} cannot be part of {text}: it holds a dot, a space or a brace"
+                        f"the folder {word!r} cannot be part of {text}: it contains a dot, a space or a brace"
                     )
                 text = text.replace(f"{{{key}}}", word)
             return text
@@ -347,36 +345,38 @@ class TableSettings(_TableOptions):
 
 
 class HealthSettings(_Frozen):
-    host: str = Field("127.0.0.1", min_length=1, description="Address of the health server; defaults to loopback.")
-    port: int = Field(8080, ge=0, le=65_535, description="Port of the health server; 0 takes any free one.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address of the health server.")
+    port: int = Field(8080, ge=0, le=65_535, description="Port of the health server; 0 takes any free port.")
     lag_budget_s: Annotated[float, Duration] = Field(
         300.0,
         alias="lag_budget",
         ge=1,
         le=30 * DAY_S,
-        description="A table that is behind for longer than this makes /readyz fail.",
+        description="/readyz fails when a table is behind for longer than this.",
     )
 
 
 class LogSettings(_Frozen):
     format: Literal["auto", "json", "console"] = Field(
-        "auto", description="JSON lines, lines for people, or the latter on a terminal only (auto)."
+        "auto",
+        description="JSON lines (json), readable lines (console), or console on a terminal and json elsewhere (auto).",
     )
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="The lowest level of events that are logged."
+        "info", description="Events below this level are not logged."
     )
 
 
 class _Variables(EnvSettingsSource):
-    """`DVSYNC_…` variables. Properties are spelled as PyIceberg spells its own: `__` for a dot, `_` for a dash.
+    """Reads `DVSYNC_…` variables. Names of properties follow PyIceberg's own: `__` for a dot, `_` for a dash.
 
-    `DVSYNC_STORAGE__S3__ACCESS_KEY_ID` is `s3.access-key-id`; with `__FILE` at the end, the path of a file that has it.
+    `DVSYNC_STORAGE__S3__ACCESS_KEY_ID` sets `s3.access-key-id`. With `__FILE` at the end, the value is the path of a
+    file that holds the property.
     """
 
     def __init__(self, settings_cls: type[BaseSettings]) -> None:
         super().__init__(settings_cls)
         sections = tuple(f"{ENV_PREFIX}{section}__".lower() for section in ("storage", "catalogs"))
-        # The base class would read each value as JSON first: `1.50` would become `1.5`.
+        # Take the properties away from the base class, which parses each value as JSON: `1.50` would become `1.5`.
         self._properties = {key: value or "" for key, value in self.env_vars.items() if key.startswith(sections)}
         self.env_vars = {key: value for key, value in self.env_vars.items() if key not in self._properties}
 
@@ -389,14 +389,14 @@ class _Variables(EnvSettingsSource):
                 properties = properties.setdefault(parts.pop(0), {})
             in_file = parts[-1:] == ["file"]
             name = ".".join(parts[:-1] if in_file else parts)
-            # The only two with an underscore are PyIceberg's for its SQL catalog.
+            # Only these two properties of PyIceberg, both of its SQL catalog, are spelled with underscores.
             name = name if name in ("init_catalog_tables", "pool_pre_ping") else name.replace("_", "-")
             properties[name] = {"file": value} if in_file else value
         return found
 
 
 class Settings(BaseSettings):
-    """The whole configuration, defaults applied to each table and every path absolute."""
+    """The whole configuration. After `load_settings`, each table has the defaults and every path is absolute."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
@@ -404,12 +404,13 @@ class Settings(BaseSettings):
     spark: SparkSettings = SparkSettings()
     catalogs: dict[str, Properties] = Field(
         default_factory=dict,
-        description="PyIceberg catalogs by a name of your choice, with their properties as PyIceberg has them.",
+        description="PyIceberg catalogs: a name of your choice, and under it PyIceberg's own catalog properties.",
     )
     storage: Properties = Field(
         default_factory=dict,
         description=(
-            "PyIceberg FileIO properties for the files of both sides: s3.endpoint and the like. Spark gets them, too."
+            "PyIceberg FileIO properties, such as s3.endpoint, for the files of Delta and Iceberg tables. Spark gets"
+            " them as well."
         ),
     )
     pipeline: PipelineSettings = PipelineSettings()
@@ -432,10 +433,10 @@ class Settings(BaseSettings):
         return _Variables(settings_cls), init_settings
 
     def file_properties(self, catalog: str | None = None) -> dict[str, str]:
-        """FileIO properties for the files of both sides of a catalog's tables: its own and `storage`, which wins.
+        """Return the FileIO properties for the files of a catalog's tables: the catalog's own, overridden by `storage`.
 
-        Without a region PyIceberg asks AWS for that of each bucket: AWS_REGION answers for it, and no store that has an
-        endpoint of its own is asked about.
+        They always have a region if AWS_REGION or an endpoint is set. Otherwise PyIceberg would ask AWS for the region
+        of each bucket, which fails for stores other than Amazon's.
         """
         properties = {**self.catalogs.get(catalog or "", {}), **self.storage}
         if not properties.keys() & {"s3.region", "client.region"}:
@@ -445,11 +446,11 @@ class Settings(BaseSettings):
         return properties
 
     def secrets(self) -> set[str]:
-        """Every text in the settings that is a secret, or may be one."""
+        """Return every text in the settings that is or may be a secret."""
         return set(find_secrets("", self.model_dump(by_alias=True)))
 
     def redacted(self) -> dict[str, Any]:
-        """The settings by the keys that people write, without a secret in them: fit for printing and logs."""
+        """Return the settings under the keys of the file, with secrets masked: safe to print and log."""
         masked = mask_section("", self.model_dump(by_alias=True))
         assert isinstance(masked, dict)
         return masked

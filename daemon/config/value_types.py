@@ -1,4 +1,4 @@
-"""The kinds of values that settings have: durations, places, properties, references to secrets."""
+"""The types of values in the settings: durations, locations, properties, references to secrets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SQLITE_FILE = re.compile(r"(?P<scheme>sqlite(?:\+\w+)?:///)(?!:memory:|file:)(?P
 
 
 def duration_s(value: object) -> float:
-    """`10s`, `1m30s`, `250ms` -> seconds. A bare number is refused: nobody can see which unit it has."""
+    """Convert `10s`, `1m30s` or `250ms` to seconds. A bare number is refused: its unit would be a guess."""
     if isinstance(value, str) and re.search(r"[a-z]", value, re.IGNORECASE):
         try:
             seconds = parse_timespan(value)
@@ -29,32 +29,32 @@ def duration_s(value: object) -> float:
 
 
 def property_text(value: object) -> str:
-    """PyIceberg and Spark take strings; YAML's `true` and `8` are spelled as those two expect."""
+    """Convert a YAML value such as `true` or `8` to the string that PyIceberg and Spark expect."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):
         return str(value)
-    raise ValueError("a property is a text, a number, true or false")
+    raise ValueError("a property must be a text, a number, true or false")
 
 
 def identifier(value: str) -> str:
     if re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", value):
         return value
-    raise ValueError(f"{value!r} is not an Iceberg identifier: write namespace and name joined by dots: sales.orders")
+    raise ValueError(f"{value!r} is not an Iceberg identifier: join namespace and name by a dot, such as sales.orders")
 
 
 def time_zone_name(value: str) -> str:
     if value in available_timezones():
         return value
-    raise ValueError(f"{value!r} is not a time zone: write UTC, or a name like Europe/Paris")
+    raise ValueError(f"{value!r} is not a time zone: write UTC or a name such as Europe/Paris")
 
 
 class Reference(str):
-    """`file:PATH` or `env:NAME`: stands for the text that `load.py` finds there."""
+    """`file:PATH` or `env:NAME`. `load.py` replaces it by the text of that file or variable."""
 
 
 class Secret(str):
-    """A text that a reference led to: it is never shown."""
+    """A text that was read through a reference. It is never shown."""
 
 
 def or_reference(value: object, text: ValidatorFunctionWrapHandler) -> object:
@@ -62,14 +62,14 @@ def or_reference(value: object, text: ValidatorFunctionWrapHandler) -> object:
         return text(value)
     (kind, place), *more = value.items() or [("", "")]
     if more or kind not in ("file", "env") or not isinstance(place, str) or not place:
-        raise ValueError("write the text itself, {file: PATH} or {env: NAME}")
+        raise ValueError("must be a text, {file: PATH} or {env: NAME}")
     return Reference(f"{kind}:{place}")
 
 
 def location_text(value: str) -> str:
-    """Locations are kept in Iceberg's metadata and in the state database."""
+    """Refuse credentials in a location: Iceberg's metadata and the state database store locations in plain text."""
     if USERINFO.search(value):
-        raise ValueError("a location holds no user or password: put credentials under storage")
+        raise ValueError("a location must not contain a user or password: put credentials under storage")
     return value
 
 
@@ -78,5 +78,5 @@ Location = Annotated[str, StringConstraints(min_length=1), AfterValidator(locati
 Properties = dict[str, Annotated[str, BeforeValidator(property_text), WrapValidator(or_reference)]]
 URL = re.compile(r"^\w[\w+]*://")
 
-# abfss://container@account is a place; elsewhere what stands before the @ is a user, and perhaps a password.
+# In abfss://container@account the part before the @ is a container; in other URLs it is a user and perhaps a password.
 USERINFO = re.compile(r"(?<=://)(?<!abfss://)(?<!abfs://)(?<!wasbs://)(?<!wasb://)(?:[^/@\s]*:\S*|[^/@\s]*)@")

@@ -1,1 +1,1 @@
-"""`dvsync doctor`: can a Delta table be followed, what does it cost, which readers will have trouble."""
+"""`dvsync doctor`: whether dvsync can follow a Delta table, and which readers will have problems with it."""

@@ -1,4 +1,4 @@
-"""`dvsync doctor`: what following a Delta table will be like, before the first sync. Reads it, writes nothing."""
+"""`dvsync doctor`: finds out, before the first sync, whether dvsync can follow a Delta table. It writes nothing."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from daemon.storage import FileIOStorage
 from daemon.translate.definition import check_format_version, check_places, shape_for
 from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
 
-# What each table feature comes to. Those that are not here and only in the writers' list do not concern readers.
+# How dvsync treats each table feature. A feature that only writers list, and that is missing here, does not concern
+# readers.
 FEATURES = {
-    "changeDataFeed": "its cdc files are no data and are passed over",
-    "clustering": "the layout is Delta's; Iceberg shows the files as they are",
-    "columnMapping": "Iceberg's field ids are Delta's, renames and drops are followed",
+    "changeDataFeed": "dvsync ignores the cdc files, which hold no rows of the table",
+    "clustering": "no effect: Iceberg shows the same files",
+    "columnMapping": "Iceberg gets Delta's field ids; dvsync follows renames and drops",
     "deletionVectors": "become position-delete files",
-    "icebergCompatV2": "the ids of elements, keys and values are used",
-    "icebergCompatV3": "the ids of elements, keys and values are used",
+    "icebergCompatV2": "dvsync uses its ids of elements, keys and values",
+    "icebergCompatV3": "dvsync uses its ids of elements, keys and values",
     "inCommitTimestamp": "snapshots carry the in-commit time",
     "rowTracking": "its hidden columns stay hidden",
-    "timestampNtz": "timestamps without a zone",
-    "typeWidening": "int to long, float to double and wider decimals are followed, files of other widenings refused",
-    "v2Checkpoint": "read by Delta itself",
+    "timestampNtz": "timestamps without a time zone",
+    "typeWidening": "dvsync follows int to long, float to double, wider decimals, and refuses files of other widenings",
+    "v2Checkpoint": "Delta itself reads the checkpoints",
     "vacuumProtocolCheck": "changes no rows",
-    "variantShredding-preview": "variant columns are refused by name",
-    "variantType": "variant columns are refused by name",
-    "variantType-preview": "variant columns are refused by name",
+    "variantShredding-preview": "dvsync refuses variant columns by name",
+    "variantType": "dvsync refuses variant columns by name",
+    "variantType-preview": "dvsync refuses variant columns by name",
 }
 FOR_WRITERS = "concerns writers only"
 CHAR_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
@@ -51,7 +52,7 @@ class Verdict(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing about the table. `hint` is what to do about a refusal."""
+    """One fact about the table. `hint` says what to do about a refusal."""
 
     verdict: Verdict
     subject: str
@@ -60,14 +61,14 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class ReaderTrouble(msgspec.Struct, frozen=True):
-    """What a reader of the Iceberg table will not do well, and why."""
+    """A problem that a reader of the Iceberg table will have."""
 
     reader: str
     text: str
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """A table at a version; None of it is known where Delta itself cannot read it."""
+    """The findings on a table at a version. `version` is None if Delta itself cannot read the table."""
 
     source: str
     version: int | None
@@ -82,9 +83,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
 def diagnose(
     settings: TableSettings, log: DeltaLog, pipeline: SparkPipeline, properties: Mapping[str, str]
 ) -> Diagnosis:
-    """Look at the whole of a Delta table. `properties` are PyIceberg FileIO properties of its store.
+    """Examine a Delta table: settings, protocol, columns and every file. `properties` are PyIceberg FileIO properties.
 
-    Raises what would be tried again (`Retryable`); what the table itself is at fault for is a finding.
+    A fault of the table is a finding. Temporary faults are raised (`Retryable`).
     """
     try:
         with Runner(pipeline, settings.pipeline).open_state(log, FileIOStorage(properties)) as state:
@@ -130,8 +131,10 @@ def _of_protocol(protocol: Protocol) -> Iterator[Finding]:
 
 
 def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema | None, set[str], list[Finding]]:
-    """The schema of the columns that can be shown together, the physical names of the others, and what is refused of
-    these, each by itself."""
+    """Translate each column by itself, so that one refused column does not hide the others.
+
+    Returns the schema of the accepted columns, the physical names of the refused columns, and the findings.
+    """
     try:
         struct = parse_struct(metadata.schema_string)
     except SyncError as error:
@@ -162,7 +165,7 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
         return None, refused, [*findings, _refused("columns", error)]
     chars = [field["name"] for field in shown if (field.get("metadata") or {}).get(CHAR_TYPE, "").startswith("char(")]
     if chars:
-        text = "Spark pads CHAR values with spaces when it reads Delta; Iceberg shows them as they are stored"
+        text = "Spark pads CHAR values with spaces when it reads Delta; Iceberg shows the stored values"
         findings.append(Finding(Verdict.NOTE, f"column {', '.join(chars)}", text))
     return table, refused, findings
 
@@ -177,14 +180,14 @@ def _of_files(files: Examination, settings: TableSettings, refused: Container[st
         more = f" and {refusal.files - 1} more" if refusal.files > 1 else ""
         yield Finding(Verdict.REFUSED, f"file {refusal.path}{more}", refusal.message, refusal.hint)
     if files.files_without_stats:
-        text = f"{files.files_without_stats} have none: readers cannot pass over these files"
+        text = f"{files.files_without_stats} files have none: readers cannot skip these files"
         yield Finding(Verdict.NOTE, "statistics", text)
     for column in sorted(files.partitions_without_zone):
-        text = f"values without a zone are taken as {settings.partition_time_zone} (partition_time_zone)"
+        text = f"values without a time zone are read as {settings.partition_time_zone} (partition_time_zone)"
         yield Finding(Verdict.NOTE, f"partition column {column}", text)
     hidden = [column for column in sorted(files.hidden_columns) if column.split(".")[0] not in refused]
     if hidden:
-        text = f"{', '.join(hidden)}: in files, not in Delta's schema; shown to nobody"
+        text = f"{', '.join(hidden)}: in the files but not in Delta's schema; readers do not see them"
         yield Finding(Verdict.NOTE, "hidden columns", text)
 
 
@@ -193,37 +196,40 @@ def _readers(
 ) -> Iterator[ReaderTrouble]:
     mode = state.metadata.column_mapping_mode
     if mode == "none":
-        yield ReaderTrouble("Daft", "does not read files without field ids, which these are")
+        yield ReaderTrouble("Daft", "cannot read files without field ids, and these files have none")
     if settings.delete_granularity == "partition":
-        yield ReaderTrouble("Polars (native)", "refuses delete files that serve several data files")
+        yield ReaderTrouble("Polars (native)", "refuses delete files that apply to several data files")
     if files.int96_columns:
-        text = f"{', '.join(sorted(files.int96_columns))}: wrong before 1677 and after 2262, as INT96; "
-        text += "shown as they are (int96_overflow)" if settings.may_overflow else "such files are refused"
+        text = f"{', '.join(sorted(files.int96_columns))}: INT96 values before 1677 or after 2262 are wrong; "
+        text += "dvsync follows such files (int96_overflow)" if settings.may_overflow else "dvsync refuses such files"
         yield ReaderTrouble("PyIceberg, Polars", text)
     doubles = [
         field.name for field in schema.spec.fields if isinstance(schema.schema.find_type(field.source_id), DoubleType)
     ]
     if doubles:
-        text = f"{', '.join(doubles)}: filters on double partition columns are taken for floats"
+        text = f"{', '.join(doubles)}: filters on double partition columns compare the values as floats"
         yield ReaderTrouble("PyIceberg, Polars", text)
     if schema.spec.fields:
-        text = "filters on partition columns that are not selected find wrong rows in files without these columns"
+        text = "filters on unselected partition columns return wrong rows from files without these columns"
         yield ReaderTrouble("PyIceberg", text)
     dotted = [field.name for field in schema.schema.fields if "." in field.name]
     if dotted:
-        yield ReaderTrouble("PyIceberg", f"{', '.join(dotted)}: filters on a column with a dot in its name fail")
+        yield ReaderTrouble("PyIceberg", f"{', '.join(dotted)}: filters on columns with a dot in their name fail")
     keyed = [field.name for field in schema.schema.fields if _has_struct_keys(field.field_type)]
     if keyed and mode != "none":
-        yield ReaderTrouble("Polars (native)", f"{', '.join(keyed)}: fails on maps with structs in their keys")
+        yield ReaderTrouble("Polars (native)", f"{', '.join(keyed)}: cannot read maps with structs in their keys")
     emptied = [name for field in schema.schema.fields for name in _emptied(field.field_type, field.name)]
     if emptied:
-        text = f"{', '.join(emptied)}: a null list of structs, or map to structs, is shown as an empty one"
+        text = f"{', '.join(emptied)}: a null list of structs, or map to structs, is shown as empty"
         yield ReaderTrouble("PyIceberg, Polars (with PyIceberg)", text)
 
 
 def _emptied(kind: IcebergType, name: str) -> Iterator[str]:
-    """The lists and maps that PyIceberg 0.12 rebuilds without their nulls: those of structs, wherever it goes from
-    field to field. What is in other lists and maps it casts as a whole (ArrowProjectionVisitor)."""
+    """Yield the lists and maps whose nulls PyIceberg 0.12 loses: those that contain structs.
+
+    PyIceberg rebuilds them field by field, without their nulls. It casts other lists and maps as a whole
+    (ArrowProjectionVisitor).
+    """
     match kind:
         case StructType():
             for field in kind.fields:
@@ -245,7 +251,7 @@ def _has_struct_keys(kind: IcebergType) -> bool:
 
 
 def _flat(kind: IcebergType) -> Iterator[IcebergType]:
-    """The type itself and every type inside of it."""
+    """Yield the type itself and every type nested in it."""
     yield kind
     match kind:
         case StructType():
@@ -261,7 +267,7 @@ def _flat(kind: IcebergType) -> Iterator[IcebergType]:
 
 
 def as_lines(diagnosis: Diagnosis) -> Sequence[str]:
-    """The diagnosis for people, one finding a line."""
+    """Format the diagnosis as text, one finding in each line."""
     at = "" if diagnosis.version is None else f" at version {diagnosis.version}"
     lines = [f"{diagnosis.source}{at}: {'can be followed' if diagnosis.is_followed else 'would be refused'}"]
     for finding in sorted(diagnosis.findings, key=lambda finding: list(Verdict).index(finding.verdict)):

@@ -1,4 +1,4 @@
-"""What `dvsync doctor` learns of a table's files: tasks inspect every footer, and every fault is counted."""
+"""Examines a table's files for `dvsync doctor`: reads every footer and counts every fault."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from daemon.translate.schema import TableSchema
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why files are refused, how many, and one of them."""
+    """A reason why files are refused, the number of these files, and the path of one of them."""
 
     message: str
     hint: str
@@ -28,7 +28,7 @@ class Refusal:
 
 @dataclass
 class Examination:
-    """What the live files of a table are like. Columns are named in full; `refusals` go by message and hint."""
+    """A summary of a table's live files. Columns have their full names; `refusals` have the key (message, hint)."""
 
     files: int = 0
     physical_rows: int = 0

@@ -1,1 +1,1 @@
-"""The target: Iceberg snapshots, manifests and position deletes, on PyIceberg. Knows nothing of Delta."""
+"""The target: Iceberg snapshots, manifests and position deletes, on PyIceberg. It does not know Delta."""

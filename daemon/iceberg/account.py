@@ -1,7 +1,8 @@
-"""The account of a table: what Delta's actions add up to, held against two others before each commit.
+"""The account of a table: the totals of its files and rows. Before each commit, three accounts must agree.
 
-One of them is what Iceberg's manifests add up to, as readers will meet them. The other is Delta's own: the checksum
-file of the version, or the whole state where that was read. Each snapshot's summary carries the account on to the next.
+The first adds up Delta's actions, the second Iceberg's manifests as readers will find them. The third is Delta's own:
+the version's checksum file, or the whole state if it was read. Each snapshot's summary stores the account, and the next
+commit continues from there.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ DATA_FILES = "dvsync.delta.data-files"
 PHYSICAL_ROWS = "dvsync.delta.physical-rows"
 DELETED_ROWS = "dvsync.delta.deleted-rows"
 SIZE_BYTES = "dvsync.delta.size-bytes"
-HINT_MISMATCH = "`dvsync resync` writes the table anew from Delta's state; if it comes again, report it with the log."
+HINT_MISMATCH = (
+    "`dvsync resync` writes the table anew from Delta's state. If this error returns, report it with the log."
+)
 
 
 @dataclass(frozen=True)
 class Account:
-    """Live data files, the rows in them, how many of these are deleted, and the size of the files."""
+    """The number of live data files, of their physical rows and of the deleted rows, and the size of the files."""
 
     data_files: int
     physical_rows: int
@@ -64,7 +67,7 @@ NOTHING = Account(0, 0, 0, 0)
 
 
 def find_account(snapshot: Snapshot | None) -> Account | None:
-    """The account in a snapshot's summary; None where there is none."""
+    """Return the account in a snapshot's summary; None if it has none."""
     summary = snapshot.summary if snapshot else None
     if summary is None or summary[SIZE_BYTES] is None:
         return None
@@ -72,7 +75,10 @@ def find_account(snapshot: Snapshot | None) -> Account | None:
 
 
 def account_of(manifests: Iterable[ManifestFile], size_bytes: int) -> Account:
-    """What readers will meet. Iceberg spec, "Manifest Lists": the counts of live entries; a list has no sizes."""
+    """Add up the manifests as readers will find them. Iceberg spec, "Manifest Lists": counts of live entries.
+
+    Manifest lists contain no sizes of data files, so `size_bytes` is given.
+    """
     files = {content: 0 for content in ManifestContent}
     rows = {content: 0 for content in ManifestContent}
     for manifest in manifests:
@@ -85,6 +91,6 @@ def check_account(by_delta: Account, by_iceberg: Account) -> None:
     """Raise `AccountMismatch` when the two differ."""
     if by_delta != by_iceberg:
         raise AccountMismatch(
-            f"Delta comes to {by_delta}, the Iceberg table would show {by_iceberg}: nothing was committed",
+            f"Delta has {by_delta}, but the Iceberg table would show {by_iceberg}: nothing was committed",
             hint=HINT_MISMATCH,
         )

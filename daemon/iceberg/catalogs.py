@@ -1,4 +1,4 @@
-"""The configured catalogs, each opened when it is first asked for and shared by its tables."""
+"""The configured catalogs. Each is opened at its first use and shared by its tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
 class Catalogs:
     """PyIceberg catalogs by their name in `config.yaml`.
 
-    Opening one raises ConfigInvalid for properties that PyIceberg makes nothing of, and else whatever it raises.
+    Opening a catalog raises ConfigInvalid for invalid properties. Other exceptions of PyIceberg pass through.
     """
 
     def __init__(self, properties: Mapping[str, Mapping[str, str]]) -> None:
@@ -36,10 +36,10 @@ class Catalogs:
             return self._catalogs[name]
 
     def change(self, properties: Mapping[str, Mapping[str, str]]) -> None:
-        """Use other properties from now on. A catalog whose properties stay is not opened anew."""
+        """Use these properties from now on. A catalog with unchanged properties stays open."""
         with self._lock:
             for name in [name for name in self._catalogs if properties.get(name) != self._properties[name]]:
-                # It may be in use: it is left to whoever uses it, not closed.
+                # Do not close the catalog: a running sync may still use it.
                 del self._catalogs[name]
             self._properties = properties
 
@@ -54,8 +54,8 @@ def _load(name: str, properties: Mapping[str, str]) -> Catalog:
     try:
         return load_catalog(name, **properties)
     except (ValueError, NotInstalledError) as error:
-        # What a server answers may be a kind of ValueError, too: that is no fault of the configuration.
+        # An error from the server can be a subclass of ValueError. That is no fault of the configuration.
         if type(error) not in (ValueError, NotInstalledError):
             raise
-        hint = "Correct the catalog's properties; they are PyIceberg's."
+        hint = "Correct the catalog's properties. PyIceberg's documentation describes them."
         raise ConfigInvalid(f"catalogs.{name}: PyIceberg cannot open it: {error}", hint=hint) from error

@@ -1,7 +1,7 @@
 """Manifests and manifest lists: Iceberg spec, "Manifests" and "Manifest Lists".
 
-PyIceberg 0.12 writes data manifests only, and reads manifests without the fields 142 to 145. The record types here are
-its own; reading and writing is done with the newest schema of the format, so that nothing is lost in a rewrite.
+PyIceberg 0.12 writes only data manifests, and ignores the fields 142 to 145 when it reads. This module uses PyIceberg's
+record types, but reads and writes with the newest schema of the format, so that a rewrite loses no field.
 """
 
 from __future__ import annotations
@@ -43,23 +43,26 @@ from daemon.iceberg.pyiceberg_ext.records import (
     unreadable,
 )
 
-# A manifest is rewritten whole when one of its files leaves, so its size bounds the cost of a small commit.
+# Removing one file rewrites its whole manifest, so the manifest's size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000
 AVRO_CODEC = "gzip"
-# Iceberg spec, "Data File Fields", 143: optional in v2 already, which PyIceberg's v2 schema lacks.
+# Iceberg spec, "Data File Fields", 143: optional in v2, but missing in PyIceberg's v2 schema.
 REFERENCED_DATA_FILE = NestedField(
     field_id=143, name="referenced_data_file", field_type=StringType(), required=False, doc="Data file of all deletes"
 )
 
 
 def referenced_data_file(data_file: DataFile) -> str | None:
-    """Field 143 of a record made or read here."""
+    """Return field 143 of a record that this module made or read."""
     value: str | None = data_file[17]
     return value
 
 
 def schema_with_sources(spec: PartitionSpec, schemas: Iterable[Schema]) -> Schema:
-    """The first of `schemas`, the current one leading, that has every column of `spec`: a table may drop them later."""
+    """Return the first of `schemas` that has every column of `spec`. The current schema may have dropped some.
+
+    `schemas` begins with the current schema.
+    """
     sources = {field.source_id for field in spec.fields}
     return next(schema for schema in schemas if sources <= schema.field_ids)
 
@@ -68,7 +71,7 @@ def _entry_schema(spec: PartitionSpec, schema: Schema, version: int) -> Schema:
     return _entry_schema_with(spec.partition_type(schema), version)
 
 
-# A manifest of a few entries takes no longer than its schema.
+# Building the schema takes as long as writing a small manifest, so it is cached.
 @lru_cache(maxsize=256)
 def _entry_schema_with(partition_type: StructType, version: int) -> Schema:
     data_file = data_file_with_partition(partition_type, version)  # type: ignore[arg-type]
@@ -88,7 +91,7 @@ def write_manifest(
     snapshot_id: int,
     format_version: int = 2,
 ) -> ManifestFile:
-    """Write one manifest of at least one entry; its own sequence number is left to the commit.
+    """Write a manifest of at least one entry. The commit sets the manifest's sequence number later.
 
     Added entries carry no sequence numbers: they inherit the snapshot's (Iceberg spec, "Sequence Number Inheritance").
     """
@@ -142,18 +145,18 @@ def write_manifest(
 def read_entries(
     io: FileIO, manifest: ManifestFile, *, spec: PartitionSpec, schema: Schema, live: bool = True
 ) -> list[ManifestEntry]:
-    """The live entries of a manifest, or the deleted ones; snapshot id and sequence numbers inherited where null.
+    """Return the live entries of a manifest, or the deleted ones. Null snapshot ids and sequence numbers are inherited.
 
-    Raises TargetUnreadable, also when the manifest list tells of another number of entries.
+    Raises TargetUnreadable, also if the manifest list has another number of entries.
     """
     doubles = any(isinstance(schema.find_type(field.source_id), DoubleType) for field in spec.fields)
     file_type: type[ResolvedAvroFile[ManifestEntry]] = PreciseAvroFile if doubles else ResolvedAvroFile
     resolve = partial(_entry_reader, spec.partition_type(schema))
     read = file_type(io.new_input(manifest.manifest_path), resolve).records()
-    told = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
-    # An Avro file that ends between two blocks is a whole one to its reader.
-    if None not in told and len(read) != sum(count or 0 for count in told):
-        why = f"it has {len(read)} entries, and {sum(count or 0 for count in told)} by the manifest list"
+    listed = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
+    # Compare the counts: the Avro reader accepts a file that was cut between two blocks.
+    if None not in listed and len(read) != sum(count or 0 for count in listed):
+        why = f"it has {len(read)} entries, but the manifest list says {sum(count or 0 for count in listed)}"
         raise unreadable(why, manifest.manifest_path)
     entries = [entry for entry in read if (entry.status is not ManifestEntryStatus.DELETED) is live]
     for entry in entries:
@@ -168,7 +171,7 @@ def read_entries(
 
 
 def read_manifest_list(io: FileIO, path: str) -> list[ManifestFile]:
-    """Raises TargetUnreadable."""
+    """Read all records of a manifest list. Raises TargetUnreadable."""
     return ResolvedAvroFile[ManifestFile](io.new_input(path), _list_reader).records()
 
 
@@ -206,9 +209,9 @@ def write_manifest_list(
     sequence_number: int,
     format_version: int = 2,
 ) -> None:
-    """Write the list; new manifests (those without a sequence number) get the snapshot's.
+    """Write the list. New manifests, which have no sequence number, get the snapshot's.
 
-    The records that were given stay as they are, so that a retry can write them with another sequence number.
+    The given records are not changed, so that a retry can write them with another sequence number.
     """
     metadata = {
         "snapshot-id": str(snapshot_id),

@@ -1,4 +1,4 @@
-"""What a snapshot's summary says about the Delta version that it shows: the truth about our progress."""
+"""The marker in a snapshot's summary: which Delta version the snapshot shows. The marker defines our progress."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
-# All that dvsync puts into a table's properties and snapshots begins with it.
+# All keys that dvsync writes into table properties and snapshot summaries begin with this prefix.
 OURS = "dvsync."
 TABLE_ID = "dvsync.delta.table-id"
 VERSION = "dvsync.delta.version"
 TIMESTAMP_MS = "dvsync.delta.timestamp-ms"
-# Which dvsync committed it, by the place of its state database.
+# The dvsync that committed the snapshot: the location of its state database.
 WRITER = "dvsync.writer"
-# Only where one snapshot shows several Delta versions at once: the first of them.
+# If one snapshot shows several Delta versions at once: the first of them.
 FROM_VERSION = "dvsync.delta.from-version"
 OPERATION = "dvsync.delta.operation"
-# When a version changed the schema and no rows, table properties hold its TABLE_ID, VERSION and TIMESTAMP_MS, and here
-# the snapshot that was current then, for which alone they are true.
+# A version that changes the schema but no rows makes no snapshot. Its TABLE_ID, VERSION and TIMESTAMP_MS are then table
+# properties, and this key names the snapshot that was current. They are valid only while it is still the current one.
 DEFINED_ON = "dvsync.delta.defined-on-snapshot"
 
 
 @dataclass(frozen=True)
 class Marker:
-    """The Delta table and version that a snapshot shows; `timestamp_ms` is that version's commit time, epoch, UTC.
+    """The Delta table and version that a snapshot shows. `timestamp_ms` is that version's commit time, epoch, UTC.
 
-    `writer` is who committed it, where it says so; it is written by the commit itself.
+    `writer` is the dvsync that committed the snapshot, if known; `Target.commit` writes it.
     """
 
     delta_table_id: str
@@ -47,12 +47,12 @@ class Marker:
         return summary
 
     def to_properties(self, snapshot_id: int | None) -> dict[str, str]:
-        """The stamp of a change of the table's definition while `snapshot_id` is current."""
+        """Return the table properties for a change that makes no snapshot, while `snapshot_id` is current."""
         return {**self.to_summary(), DEFINED_ON: str(snapshot_id)}
 
 
 def shown_by(table: Table) -> Marker | None:
-    """The Delta version that the table shows: its current snapshot's, or a later one that changed only the schema."""
+    """Return the Delta version that the table shows: that of its current snapshot, or a later, schema-only version."""
     marker = find_marker(table.current_snapshot())
     properties = table.properties
     if marker is None or properties.get(DEFINED_ON) != str(table.metadata.current_snapshot_id):
@@ -61,14 +61,14 @@ def shown_by(table: Table) -> Marker | None:
 
 
 def is_marked(table: Table) -> bool:
-    """Whether dvsync has ever committed to the table: a property or a snapshot that is still there says so."""
+    """Return whether dvsync has committed to the table: it has a `dvsync.` property or a snapshot with a marker."""
     return any(key.startswith(OURS) for key in table.properties) or any(
         find_marker(snapshot) is not None for snapshot in table.metadata.snapshots
     )
 
 
 def find_marker(snapshot: Snapshot | None) -> Marker | None:
-    """The marker of a snapshot that dvsync committed; None for anyone else's."""
+    """Return the marker of a snapshot; None if dvsync did not commit it."""
     summary = snapshot.summary if snapshot else None
     if summary is None or summary[VERSION] is None:
         return None

@@ -1,4 +1,7 @@
-"""Which manifests to merge, as `commit.manifest.*` has it: each commit leaves a small one, and readers open all."""
+"""Decides which manifests to merge, by the properties `commit.manifest.*`.
+
+Each commit adds a small manifest, and readers open all of them, so small ones must be merged.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from daemon.iceberg.properties import bool_property, int_property
 
 
 def live_files(manifest: ManifestFile) -> int:
-    """The live entries of a manifest, as its list counts them."""
+    """Return the number of live entries in a manifest, by the counts in the manifest list."""
     return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
 
 
 def plan_merges(manifests: Sequence[ManifestFile], properties: Mapping[str, str]) -> Iterator[list[ManifestFile]]:
-    """Groups of small manifests of one spec and content, to be merged into one each; at most one group of a kind.
+    """Yield groups of small manifests; each group becomes one manifest. At most one group for each spec and content.
 
-    `commit.manifest.min-count-to-merge` of them must have come together. A merged manifest has at most
-    `commit.manifest.target-size-bytes` and MANIFEST_ENTRIES_MAX entries; one that fills half of that stays as it is, so
-    that the work of a commit does not grow with the table.
+    A group is merged once it has `commit.manifest.min-count-to-merge` manifests. A merged manifest has at most
+    `commit.manifest.target-size-bytes` bytes and MANIFEST_ENTRIES_MAX entries. A manifest over half of these limits is
+    not merged, so that the work of a commit does not grow with the table.
     """
     if not bool_property(properties, TableProperties.MANIFEST_MERGE_ENABLED, default=True):
         return
@@ -42,7 +45,7 @@ def plan_merges(manifests: Sequence[ManifestFile], properties: Mapping[str, str]
 
 
 def _fill(manifests: Sequence[ManifestFile], size_max: int) -> list[ManifestFile]:
-    """As many of `manifests`, in their order, as fit into one: at least two, as each fills half of it at most."""
+    """Return as many of the first `manifests` as fit into one: at least two, because none exceeds half the limits."""
     entries, size_bytes = 0, 0
     for count, manifest in enumerate(manifests):
         entries += live_files(manifest)

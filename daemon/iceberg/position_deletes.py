@@ -1,7 +1,6 @@
 """Position-delete files of Iceberg v2: Parquet, one row for each deleted position.
 
-Iceberg spec, "Position Delete Files". Which positions go into which file, and the commit that refers to it, belong
-elsewhere.
+Iceberg spec, "Position Delete Files". Other modules decide which positions go into which file, and commit the files.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from daemon.durable import make_folder_of
 from daemon.errors import ObjectStoreAway
 
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
-# Each chunk can bring a path, and paths past 1 MB are too many for a dictionary: Arrow would spell out each row's.
+# Bounds the paths of a row group: if its dictionary grows past 1 MB, Arrow writes the path of each row in full.
 ROW_GROUP_CHUNKS_MAX: Final = 1 << 12
 
 # Iceberg spec, "Reserved Field IDs"; the Parquet fields carry them.
@@ -38,7 +37,7 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class PositionDeleteFile:
-    """What a manifest entry says of a finished file. Bounds are inclusive; `data_files` are (path, positions)."""
+    """Values for the manifest entry of a finished file. Bounds are inclusive; `data_files` are (path, positions)."""
 
     path: str
     size_bytes: int
@@ -50,10 +49,10 @@ class PositionDeleteFile:
 
 
 class PositionDeleteWriter:
-    """Writes one file, with one row group in memory; an existing file is replaced.
+    """Writes one delete file, holding one row group in memory. An existing file is replaced.
 
     `write` takes positions sorted by data file and position. `finish` closes the file and reads its footer back.
-    Leaving the context without `finish` removes the file. The store's failures are raised as ObjectStoreAway.
+    Leaving the context without `finish` removes the file. Failures of the store are raised as ObjectStoreAway.
 
         with PositionDeleteWriter(io, "file:///warehouse/t/data/d.parquet") as writer:
             writer.write("file:///lake/t/a.parquet", pa.array([0, 7], pa.int64()))
@@ -75,7 +74,8 @@ class PositionDeleteWriter:
         except OSError as error:
             raise self._away(error) from error
         # DELTA_BINARY_PACKED takes half the time of PLAIN and 2 to 70 % of its bytes (benchmarks/kernel_throughput.py);
-        # pyarrow, Polars, DuckDB and Spark's Iceberg reader take it. `store_schema` would tell readers of a dictionary.
+        # pyarrow, Polars, DuckDB and Spark's Iceberg reader can read it. `store_schema` would make readers return a
+        # dictionary column instead of strings.
         self._parquet = pq.ParquetWriter(
             self._stream,
             _SCHEMA,
@@ -88,9 +88,9 @@ class PositionDeleteWriter:
         self._parquet.add_key_value_metadata({"delete-type": "position"})
 
     def write(self, file_path: str, positions: pa.Int64Array) -> None:
-        """Add positions of one data file. ValueError when they do not follow the ones before: our own bug.
+        """Add positions of one data file. Raises ValueError if they are out of order, which is a bug of ours.
 
-        Paths are compared by code point, which is the order of their UTF-8 bytes, as Parquet and Spark have it.
+        Paths are compared by code point. This is the order of their UTF-8 bytes, which Parquet and Spark use.
         """
         if not len(positions):
             return
@@ -112,7 +112,7 @@ class PositionDeleteWriter:
                 self._write_row_group()
 
     def _write_row_group(self) -> None:
-        # The paths are never spelled out row by row: 1 M rows would take 100 MB.
+        # Keep the paths as a dictionary: written out for each row, 1 M rows would take 100 MB.
         paths = pa.array([path for path, _ in self._pending], pa.string()).dictionary_encode()
         run_ends = pa.array(accumulate(len(part) for _, part in self._pending), pa.int32())
         codes = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(run_ends, paths.indices))
@@ -128,7 +128,7 @@ class PositionDeleteWriter:
             raise self._away(error) from error
 
     def finish(self) -> PositionDeleteFile:
-        """Close the file, read its footer back, and tell what was written. ValueError without any position."""
+        """Close the file, read its footer back, and describe the file. Raises ValueError if it has no position."""
         if not self._data_files:
             raise ValueError(f"{self.path} has no position")
         if self._pending:
@@ -166,14 +166,14 @@ class PositionDeleteWriter:
         self.abort()
 
     def abort(self) -> None:
-        """Remove an unfinished file. If the store refuses, the file is left behind under the name that was given."""
+        """Remove an unfinished file. If the store fails, the file is left behind under its name."""
         if self._finished:
             return
-        # The Parquet writer first: it would close itself when it is collected, on a stream that is closed by then.
+        # Close the Parquet writer first: otherwise the garbage collector closes it later, after its stream is closed.
         for step in (self._parquet.close, self._stream.close, partial(self._io.delete, self.path)):
             with suppress(OSError, pa.ArrowException):
                 step()
 
     def _away(self, reason: object) -> ObjectStoreAway:
-        hint = "Check the store, its free space and the credentials; the file is written anew at the next try."
+        hint = "Check the store, its free space and the credentials. dvsync writes the file again at the next try."
         return ObjectStoreAway(f"a position-delete file was not written: {reason}", path=self.path, hint=hint)

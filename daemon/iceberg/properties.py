@@ -1,4 +1,4 @@
-"""Table properties, which anybody may set to anything: a value that makes no sense counts as unset."""
+"""Reads table properties. Anybody can set them, so an invalid value counts as unset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 def int_property(properties: Mapping[str, str], name: str, default: int) -> int:
-    """A whole number, zero or more; else `default`."""
+    """Return a whole number, zero or more. Unset or invalid: `default`."""
     value = properties.get(name)
     if value is None:
         return default
@@ -23,5 +23,5 @@ def int_property(properties: Mapping[str, str], name: str, default: int) -> int:
 
 
 def bool_property(properties: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """`true` or `false`; else `default`."""
+    """Return `true` or `false` as a bool. Unset or invalid: `default`."""
     return {"true": True, "false": False}.get(properties.get(name, "").strip().lower(), default)

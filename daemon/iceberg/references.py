@@ -1,4 +1,4 @@
-"""What a table's metadata leads to: the files that nobody may remove, and those that later snapshots let go."""
+"""Finds the files that a table's metadata references, which must stay, and those that later snapshots removed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pyiceberg.table.snapshots import Snapshot
 
 from daemon.iceberg.manifests import read_entries, read_manifest_list, schema_with_sources
 
-# Of the manifests in which two snapshots differ that do not follow each other, so many are opened.
+# If two snapshots are not parent and child, about so many of the manifests in which they differ are opened.
 MANIFESTS_OPENED = 20
 
 
 def metadata_files(table: Table) -> set[str]:
-    """The current metadata file and those that its log still names."""
+    """Return the current metadata file and the older ones in its metadata log."""
     return {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
 
 
 def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
-    """Every metadata file, statistics file, manifest list and manifest that the metadata leads to, over all snapshots,
-    branches and tags; with `delete_files` every delete file, too, for which each delete manifest is opened.
+    """Return every metadata file, statistics file, manifest list and manifest that any snapshot or the log references.
+
+    With `delete_files`, also every delete file, which costs reading each delete manifest.
     """
     metadata = table.metadata
     found = metadata_files(table)
@@ -40,7 +41,7 @@ def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
 
 
 def live_delete_files(table: Table) -> dict[str, tuple[str, int]]:
-    """The delete files of the current snapshot: of each its partition, as a name for it, and its bytes."""
+    """Return the delete files of the current snapshot, each with a name for its partition and its size in bytes."""
     snapshot = table.current_snapshot()
     return {
         entry.data_file.file_path: (
@@ -54,16 +55,18 @@ def live_delete_files(table: Table) -> dict[str, tuple[str, int]]:
 
 
 def data_files_let_go(table: Table, snapshot: Snapshot, following: Snapshot) -> list[tuple[str, int]]:
-    """The data files of `snapshot` that `following` does not show any more, each with the sequence number of the
-    snapshot that had added it. Where others were expired between the two, perhaps not all, and some that it does show.
+    """Return data files of `snapshot` that `following` removed, each with the sequence number at which it was added.
+
+    If snapshots between the two were expired, the result is approximate: some removed files may be missing, and some
+    files may still be live.
     """
     manifests = _data_manifests(table, following)
     if following.parent_snapshot_id == snapshot.snapshot_id and following.summary:
         new = [each for each in manifests if each.added_snapshot_id == following.snapshot_id]
-        told = [each for each in new if each.deleted_files_count]
-        # One that replaced all there was tells of none of it.
-        if told or not following.summary["deleted-data-files"]:
-            return _paths(table, told, live=False)
+        with_deleted = [each for each in new if each.deleted_files_count]
+        # A snapshot that replaced the whole table has no entries of deleted files; compare manifests for it below.
+        if with_deleted or not following.summary["deleted-data-files"]:
+            return _paths(table, with_deleted, live=False)
     shared = {manifest.manifest_path for manifest in manifests}
     differing = [each for each in _data_manifests(table, snapshot) if each.manifest_path not in shared]
     return _paths(table, differing[:: max(1, len(differing) // MANIFESTS_OPENED)], live=True)
@@ -83,7 +86,7 @@ def _data_manifests(table: Table, snapshot: Snapshot) -> list[ManifestFile]:
 
 
 def entries_of(table: Table, manifest: ManifestFile, *, live: bool = True) -> list[ManifestEntry]:
-    """The live or the deleted entries of one of the table's manifests, whatever schema and spec they are of."""
+    """Return the live or the deleted entries of a manifest, with the spec and schema that it was written for."""
     spec = table.specs()[manifest.partition_spec_id]
     schema = schema_with_sources(spec, (table.schema(), *table.schemas().values()))
     return read_entries(table.io, manifest, spec=spec, schema=schema, live=live)

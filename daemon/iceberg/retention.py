@@ -1,4 +1,4 @@
-"""Which snapshots a table may lose: Iceberg spec, "Snapshot Retention Policy", capped by what can be read. Pure."""
+"""Decides which snapshots to expire: Iceberg spec, "Snapshot Retention Policy", capped by Delta's retention. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pyiceberg.table.snapshots import Snapshot
 
 from daemon.iceberg.marker import find_marker
 
-# Set from Delta's own retention: an older snapshot's data files may be gone.
+# Delta's own retention. Delta may have removed the data files of older snapshots.
 RETENTION_MS = "dvsync.delta.retention-ms"
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Snapshots older than `age_max_ms`, or beyond `count_max` on the main branch, go; the newest `count_min` stay.
+    """Which snapshots stay: the newest `count_min`, and up to `count_max` that are not older than `age_max_ms`.
 
-    A branch may ask for another age than `age_max_ms`, but for none beyond `age_cap_ms`.
+    `count_max` applies to the main branch only. A branch may have its own maximum age, but not above `age_cap_ms`.
     """
 
     age_max_ms: int
@@ -31,10 +31,11 @@ class Retention:
 def find_expired(
     metadata: TableMetadata, retention: Retention, *, now_ms: int, unreadable: Container[int] = ()
 ) -> list[Snapshot]:
-    """The snapshots to expire, the oldest first. Never one that a branch or a tag points at, or that is not dvsync's.
+    """Return the snapshots to expire, the oldest first.
 
-    A branch's own `min-snapshots-to-keep` and `max-snapshot-age-ms` go before `retention`. An `unreadable` snapshot is
-    kept by a reference only.
+    A snapshot that a branch or tag points at, or that someone else committed, always stays. A branch's own
+    `min-snapshots-to-keep` and `max-snapshot-age-ms` override `retention`. An `unreadable` snapshot of ours stays only
+    if a branch or tag points at it.
     """
     snapshots = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     kept = {ref.snapshot_id for ref in metadata.refs.values()}
@@ -45,7 +46,7 @@ def find_expired(
     }
     on_branch = {snapshot.snapshot_id for line in lines.values() for snapshot in line}
     loose = [snapshot for snapshot in snapshots.values() if snapshot.snapshot_id not in on_branch]
-    # Ours were on the main branch once, before those in between were expired.
+    # Our snapshots off every branch were on the main branch until a snapshot between was expired: count them as such.
     ours = [snapshot for snapshot in loose if find_marker(snapshot) is not None]
     lines.setdefault(MAIN_BRANCH, []).extend(sorted(ours, key=lambda each: each.sequence_number or 0, reverse=True))
     for name, line in lines.items():
@@ -58,14 +59,14 @@ def find_expired(
             stays = number < count_min or (number < count_max and is_young)
             if stays and snapshot.snapshot_id not in unreadable:
                 kept.add(snapshot.snapshot_id)
-    # Somebody else's rows, which are nowhere else: what was committed before dvsync brought back Delta's, or is staged.
+    # Keep the snapshots of others: their rows may exist nowhere else, if dvsync overwrote them or they are staged.
     kept |= {snapshot.snapshot_id for snapshot in snapshots.values() if find_marker(snapshot) is None}
     expired = [snapshot for snapshot in snapshots.values() if snapshot.snapshot_id not in kept]
     return sorted(expired, key=lambda snapshot: snapshot.timestamp_ms)
 
 
 def _ancestors(snapshots: Mapping[int, Snapshot], snapshot_id: int) -> Iterator[Snapshot]:
-    """The snapshot and what it descends from, the newest first."""
+    """Yield the snapshot and its ancestors, the newest first."""
     snapshot = snapshots.get(snapshot_id)
     while snapshot is not None:
         yield snapshot

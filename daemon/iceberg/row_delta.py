@@ -1,7 +1,7 @@
-"""One snapshot that adds and removes data files and delete files: what PyIceberg 0.12 cannot do yet.
+"""Prepares a snapshot that adds and removes data files and delete files, which PyIceberg 0.12 cannot do yet.
 
-`prepare_snapshot` writes manifests and touches only those in which something changes; `Target.commit` makes them the
-table's state. Iceberg spec, "Snapshots", "Manifests".
+`prepare_snapshot` writes manifests, and rewrites only those in which something changes. `Target.commit` then makes them
+the table's state. Iceberg spec, "Snapshots", "Manifests".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from daemon.iceberg.manifests import (
 from daemon.iceberg.merging import live_files, plan_merges
 from daemon.iceberg.pyiceberg_ext.records import entry_record
 
-# The place of `partition` among the fields of a data file record.
+# The index of `partition` among the fields of a data file record.
 PARTITION_FIELD = 3
 TOTALS = (
     ("total-data-files", "added-data-files", "deleted-data-files"),
@@ -43,9 +43,9 @@ TOTALS = (
 
 @dataclass(frozen=True)
 class TableView:
-    """What must be known of an Iceberg table to write a snapshot's files for it; of one not created yet, too.
+    """The facts about an Iceberg table that are needed to write a snapshot's files. The table may not exist yet.
 
-    `schemas` are all that it ever had, the one to be in force first.
+    `schemas` are all schemas that the table ever had. The first is the one that will be current after the commit.
     """
 
     io: FileIO
@@ -61,11 +61,11 @@ class TableView:
 class RowDelta:
     """The file changes of one snapshot. Files to remove are grouped by the path of the manifest that holds them.
 
-    A file both removed and added gets a new data sequence number: older position deletes no longer reach it.
-    `replacements` are removed delete files with those that take over what they hold, and their partitions: one of
-    either may be there several times. `replaces_all` leaves nothing of what was there, whoever wrote it.
-    `written_manifests` are data manifests that Spark tasks wrote for this very snapshot, `written_size_bytes` the sum
-    of their files' sizes. `same_rows` says that rows were only moved between files.
+    A file that is removed and added again gets a new data sequence number: older position deletes no longer apply to
+    it. `replacements` are pairs of a removed delete file and a new one that takes over its deletes and its partition;
+    both may appear in several pairs. `replaces_all` removes everything that was in the table, whoever wrote it.
+    `written_manifests` are data manifests that Spark tasks wrote for this snapshot, and `written_size_bytes` is the
+    total size of their data files. `same_rows` says that the commit only moves rows between files.
     """
 
     snapshot_id: int
@@ -81,7 +81,7 @@ class RowDelta:
 
     @property
     def operation(self) -> Operation:
-        """Iceberg spec, "Snapshots", `operation`."""
+        """The snapshot's operation. Iceberg spec, "Snapshots", `operation`."""
         adds = bool(self.added_data_files or self.written_manifests)
         deletes = bool(self.removed_data_files or self.added_delete_files or self.replacements or self.replaces_all)
         if not deletes:
@@ -93,10 +93,9 @@ class RowDelta:
 
 @dataclass(frozen=True)
 class PreparedSnapshot:
-    """Manifests are written; nothing refers to them yet.
+    """A snapshot whose manifests are written, but to which nothing refers yet.
 
-    `placements` leads from each added file to its manifest, `moved_manifests` from each rewritten manifest to the one
-    that took its place.
+    `placements` maps each added file to its manifest. `moved_manifests` maps each rewritten manifest to the new one.
     """
 
     snapshot_id: int
@@ -109,13 +108,13 @@ class PreparedSnapshot:
 
     @property
     def written_files(self) -> list[str]:
-        """The files that this process writes for the snapshot, but for its delete files."""
+        """The files that this process writes for the snapshot, except its delete files."""
         return [*{*self.placements.values(), *self.moved_manifests.values()}, self.manifest_list_path]
 
 
 @dataclass
 class _Draft:
-    """A manifest to be written. `sources` are the manifests whose place it takes."""
+    """A manifest to be written. `sources` are the manifests that it replaces."""
 
     path: str
     content: ManifestContent
@@ -124,14 +123,14 @@ class _Draft:
     sources: list[str] = field(default_factory=list)
 
 
-# Manifests, each with entries of theirs.
+# Manifests, each with all of its entries, some of them now marked as deleted.
 _Changed = Sequence[tuple[ManifestFile, Sequence[ManifestEntry]]]
 
 
 def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequence[str]], None]) -> PreparedSnapshot:
-    """Write the manifests of `delta`; `announce` is told their paths, and the manifest list's, before they are written.
+    """Write the manifests of `delta`. `announce` gets their paths and that of the manifest list before any is written.
 
-    Raises `StateMismatch` when a file to remove is not where the state store said.
+    Raises `StateMismatch` if a file to remove is not in the manifest that the state store names.
     """
     names = _names(table.locations, delta.snapshot_id)
     parent = _read_parent(table, delta)
@@ -188,7 +187,7 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
 
 
 def _read_parent(table: TableView, delta: RowDelta) -> list[ManifestFile]:
-    """The manifests of the snapshot before, if need be; what replaces all of them can do without."""
+    """Read the manifests of the parent snapshot. If they cannot be read, a delta that replaces all goes on without."""
     if table.parent is None:
         return []
     try:
@@ -200,7 +199,7 @@ def _read_parent(table: TableView, delta: RowDelta) -> list[ManifestFile]:
 
 
 def _without_removed(table: TableView, parent: Sequence[ManifestFile], delta: RowDelta) -> _Changed:
-    """The manifests that lose entries to `delta`, with what is to be told of each of theirs."""
+    """Return the manifests that lose entries to `delta`, each with its rewritten entries."""
     removed = {ManifestContent.DATA: delta.removed_data_files, ManifestContent.DELETES: delta.removed_delete_files}
     changed = [
         (manifest, _entries_without(table, manifest, gone, delta.snapshot_id))
@@ -236,7 +235,7 @@ def _draft_added(
 
 
 def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[ManifestEntry]) -> list[DataFile]:
-    """Each replacement with the partition of a delete file in whose place it comes."""
+    """Give each replacement the partition of the delete file that it replaces."""
     removed = {
         entry.data_file.file_path: entry.data_file for entry in entries if entry.status is ManifestEntryStatus.DELETED
     }
@@ -247,7 +246,7 @@ def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[M
 
 
 def _entries_without(table: TableView, manifest: ManifestFile, gone: Set[str], snapshot_id: int) -> list[ManifestEntry]:
-    """The entries of a manifest again: those of `gone` marked deleted by this snapshot, the others existing."""
+    """Rewrite the entries of a manifest: mark those of `gone` as deleted by this snapshot, the others as existing."""
     spec = table.specs[manifest.partition_spec_id]
     schema = schema_with_sources(spec, table.schemas)
     entries = []
@@ -269,9 +268,9 @@ def _entries_without(table: TableView, manifest: ManifestFile, gone: Set[str], s
 
 
 def _may_stay(table: TableView, manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> bool:
-    """Whether the manifest has anything to tell: not when all of it left along with a partition column.
+    """Return False for a manifest that has only deleted entries and whose partition column was dropped.
 
-    DuckDB 1.5.5 dies of a manifest whose partition field has no column in the current schema.
+    DuckDB 1.5.5 crashes on a manifest whose partition field has no column in the current schema.
     """
     sources = {field.source_id for field in table.specs[manifest.partition_spec_id].fields}
     return sources <= table.schemas[0].field_ids or any(
@@ -280,7 +279,7 @@ def _may_stay(table: TableView, manifest: ManifestFile, entries: Iterable[Manife
 
 
 def _pack(names: Iterator[str], manifests: _Changed) -> Iterator[_Draft]:
-    """As few manifests as can hold these entries, of one content and spec each; none is taken apart."""
+    """Pack the manifests into as few new ones as possible, each of one content and spec. No source is split."""
     filling: dict[tuple[ManifestContent, int], _Draft] = {}
     for manifest, entries in manifests:
         kind = (manifest.content, manifest.partition_spec_id)
@@ -296,14 +295,14 @@ def _pack(names: Iterator[str], manifests: _Changed) -> Iterator[_Draft]:
 
 def _misplaced(file_path: str, manifest_path: str) -> StateMismatch:
     return StateMismatch(
-        f"the state store places {file_path} in a manifest that does not hold it",
+        f"the state store says that a manifest holds {file_path}, but it does not",
         path=manifest_path,
         hint="dvsync rebuilds its state from Iceberg's manifests and the Delta log.",
     )
 
 
 def _count_replaced(counts: dict[str, int], manifest: ManifestFile) -> None:
-    """As far as a manifest list tells what leaves with the whole manifest."""
+    """Count the files and rows of a removed manifest, as far as the manifest list contains them."""
     is_data = manifest.content is ManifestContent.DATA
     counts["deleted-data-files" if is_data else "removed-delete-files"] += live_files(manifest)
     if is_data:
@@ -311,24 +310,24 @@ def _count_replaced(counts: dict[str, int], manifest: ManifestFile) -> None:
 
 
 def _counts(added: Sequence[_Draft], changed: _Changed, delta: RowDelta) -> dict[str, int]:
-    """Iceberg spec, appendix "Optional Snapshot Summary Fields"."""
+    """Count the changes for the summary. Iceberg spec, appendix "Optional Snapshot Summary Fields"."""
     counts: dict[str, int] = defaultdict(int)
-    told = [(draft.content, entry) for draft in added for entry in draft.entries]
-    told += [
+    counted = [(draft.content, entry) for draft in added for entry in draft.entries]
+    counted += [
         (manifest.content, entry)
         for manifest, entries in changed
         for entry in entries
         if entry.status is ManifestEntryStatus.DELETED
     ]
-    for content, entry in told:
+    for content, entry in counted:
         _count(counts, content, entry)
     for manifest in delta.written_manifests:
         counts["added-data-files"] += manifest.added_files_count or 0
         counts["added-records"] += manifest.added_rows_count or 0
     counts["added-files-size"] += delta.written_size_bytes
     if not delta.written_manifests:
-        # What Spark's tasks wrote is known by its sums only.
-        partitions = {(entry.data_file.spec_id, repr(entry.data_file.partition)) for _, entry in told}
+        # Of manifests that Spark tasks wrote only the sums are known, so partitions cannot be counted then.
+        partitions = {(entry.data_file.spec_id, repr(entry.data_file.partition)) for _, entry in counted}
         counts["changed-partition-count"] = len(partitions)
     return counts
 

@@ -1,4 +1,4 @@
-"""The Iceberg table of one sync: found, created and committed to, through any catalog that PyIceberg has."""
+"""The Iceberg table of one sync: finds it, creates it and commits to it, through any catalog of PyIceberg."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-# What Nessie answers when it is asked for its configuration. It shows the newest snapshot alone, has those before it in
-# its own history, each with the name mapping of its time, and refuses requests to remove one.
+# A property in Nessie's configuration response. Nessie shows only the newest snapshot. It keeps older snapshots in its
+# own history, each with the name mapping of its time, and refuses to remove them.
 IS_NESSIE = "nessie.is-nessie-catalog"
 
 
 @dataclass(frozen=True)
 class Misread:
-    """Our snapshots in which readers would find nulls, or other values, in `columns` of files without field ids.
+    """Our snapshots in which readers would see nulls or wrong values in `columns` of files without field ids.
 
-    `references` are the branches and tags, but for the main one, that hold such a snapshot, ours or not.
+    `references` are the branches (except main) and tags that point at such a snapshot, whoever committed it.
     """
 
     snapshot_ids: tuple[int, ...] = ()
@@ -67,9 +67,10 @@ class Misread:
 
 @dataclass(frozen=True)
 class Definition:
-    """What the table shall be after the commit; equal parts cost nothing. `properties` are set, never removed.
+    """Schema, spec and properties of the table after the commit. Unchanged parts cost nothing.
 
-    Snapshots that are `misread` by its name mapping leave in the very commit that brings it.
+    `properties` are set, never removed. Snapshots that readers would misread with the new name mapping (`misread`) are
+    expired in the commit that sets it.
     """
 
     schema: Schema
@@ -79,9 +80,9 @@ class Definition:
 
 
 class Target:
-    """One Iceberg identifier in one catalog. Catalog failures are `CatalogAway`.
+    """One Iceberg identifier in one catalog. Failures of the catalog are raised as `CatalogAway`.
 
-    `writer` is put into what is committed. `check_lease` is called before each commit, and raises what forbids it.
+    `writer` is recorded in each commit. `check_lease` is called before each commit, and raises if we may not commit.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Target:
         self._clock = clock
 
     def find_table(self) -> Table | None:
-        """The table as the catalog has it now; None when there is none.
+        """Load the table from the catalog; None if it does not exist.
 
         Raises ObjectMissing and TargetUnreadable for the metadata file that the catalog names.
         """
@@ -116,7 +117,7 @@ class Target:
             raise self._catalog_away(error) from error
 
     def stage(self, definition: Definition, format_version: int) -> Table:
-        """A table to be created by the first commit; its namespace is made if need be."""
+        """Stage a table that the first commit will create. Its namespace is created now if it is missing."""
         try:
             catalog = self._open_catalog()
             _ensure_namespace(catalog, self.identifier)
@@ -136,7 +137,7 @@ class Target:
     def _catalog_away(self, error: Exception) -> CatalogAway:
         return CatalogAway(
             f"the catalog of {self.identifier} does not answer: {type(error).__name__}: {error}",
-            hint="Check the catalog's address, credentials and health; dvsync tries again.",
+            hint="Check the catalog's address, credentials and health. dvsync tries again.",
         )
 
     def define(
@@ -146,9 +147,9 @@ class Target:
         announce: Announce,
         stamp: Mapping[str, str] = MappingProxyType({}),
     ) -> Table:
-        """Bring an existing table to `definition` without a snapshot; costs nothing when it is there already.
+        """Change an existing table to `definition` without a snapshot. Does nothing if the table already has it.
 
-        `stamp` are properties to set along with a change. Raises as `commit` does.
+        `stamp` are properties to set together with a change. Raises as `commit` does.
         """
         updates = _definition_changes(table, definition)
         if not updates:
@@ -157,14 +158,14 @@ class Target:
             updates = (*updates, SetPropertiesUpdate(updates={**stamp, **self._signature}))
         removals, references = _removals(table, definition.misread.snapshot_ids)
         table = self._commit_metadata(table, (*updates, *removals), announce, references)
-        _tell(table, definition.misread)
+        _log_expired(table, definition.misread)
         return table
 
     def expire(self, table: Table, snapshot_ids: Sequence[int], announce: Announce) -> Table:
-        """Take snapshots out of the table's metadata; their files stay. Raises as `commit` does.
+        """Remove snapshots from the table's metadata. Their files stay. Raises as `commit` does.
 
-        Branches and tags are as they were, or nothing is done. A tag that someone sets on one of the snapshots in this
-        very moment is lost: no requirement of the specification can ask for its absence.
+        If a branch or tag has changed meanwhile, nothing is removed. But a new tag that someone sets on one of the
+        snapshots at this very moment is lost: the specification has no requirement that a tag is absent.
         """
         removals, references = _removals(table, snapshot_ids)
         return self._commit_metadata(table, removals, announce, references)
@@ -193,12 +194,12 @@ class Target:
         marker: Mapping[str, str],
         announce: Announce,
     ) -> Table:
-        """Make `prepared` the table's current snapshot, creating the table when it was only staged.
+        """Make `prepared` the table's current snapshot. Creates the table if it was only staged.
 
-        `announce` is told the path of the new metadata file before it is written, where the client names it.
-        Raises `CommitConflict` when someone else was first (ours certainly did not land) and `CommitOutcomeUnknown`
-        when it may have landed; the files stay where they are in both cases. Trying again is for the next cycle, which
-        looks at the table first: what the lost try left behind is found before something new is written.
+        If the client names the new metadata file, `announce` gets its path before it is written. Raises
+        `CommitConflict` if someone else committed first (our commit certainly did not land) and `CommitOutcomeUnknown`
+        if our commit may have landed. The files stay in both cases. The next cycle tries again, after it has checked
+        whether this commit landed.
         """
         creating = isinstance(table, StagedTable)
         parent = None if creating else table.current_snapshot()
@@ -227,14 +228,14 @@ class Target:
         try:
             commit_updates(table, updates, requirements, announce, written=prepared.written_files)
         except (CommitFailedException, TableAlreadyExistsError) as error:
-            # A catalog that repeats a request of its own accord can be in conflict with itself.
+            # A catalog client that repeats a request by itself can conflict with its own first request.
             found = self.find_table()
             if found is None or found.metadata.current_snapshot_id != prepared.snapshot_id:
                 raise self._conflict(error) from error
             table = found
         except Exception as error:
             raise self._unknown(error) from error
-        _tell(table, definition.misread)
+        _log_expired(table, definition.misread)
         return table
 
     def _conflict(self, error: Exception) -> CommitConflict:
@@ -246,7 +247,7 @@ class Target:
     def _unknown(self, error: Exception) -> CommitOutcomeUnknown:
         return CommitOutcomeUnknown(
             f"the commit to {self.identifier} may or may not have landed: {type(error).__name__}: {error}",
-            hint="dvsync looks for its marker in the table before it does anything else.",
+            hint="dvsync first searches the table for its marker, then tries again.",
         )
 
 
@@ -255,7 +256,7 @@ def _ensure_namespace(catalog: Catalog, identifier: str) -> None:
     try:
         catalog.create_namespace_if_not_exists(namespace)
     except Exception:
-        # Catalogs look before they create: of two tables that come at the same time, one may be told anything.
+        # Catalogs check before they create. If two tables create the namespace at once, one may get any error.
         if not catalog.namespace_exists(namespace):
             raise
 
@@ -265,7 +266,7 @@ def _newest_first(table: Table) -> list[Schema]:
 
 
 def view_of(table: Table, definition: Definition) -> TableView:
-    """What a row delta needs to know of `table` once `definition` is in force."""
+    """Return what a row delta needs to know about `table`, as if it already had `definition`."""
     return TableView(
         io=table.io,
         locations=load_location_provider(table.metadata.location, table.metadata.properties),
@@ -306,14 +307,14 @@ def _changes(
             *reference,
         ), (AssertCreate(),)
     removals, references = _removals(table, definition.misread.snapshot_ids)
-    # The snapshot that was the newest until now may be among those that leave.
+    # Remove snapshots last: the previous newest snapshot may be one of them, and is current until the reference moves.
     return (*_definition_changes(table, definition), *reference, *removals), (*_unchanged(table), *references)
 
 
 def _removals(
     table: Table, snapshot_ids: Sequence[int]
 ) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
-    """What takes snapshots out of the table, while its branches and tags are as they were."""
+    """Return the update that removes snapshots, and requirements that branches and tags have not changed."""
     if not snapshot_ids or table.catalog.properties.get(IS_NESSIE) == "true":
         return (), ()
     refs = table.metadata.refs.items()
@@ -323,14 +324,14 @@ def _removals(
     )
 
 
-def _tell(table: Table, misread: Misread) -> None:
+def _log_expired(table: Table, misread: Misread) -> None:
     expired = tuple(each for each in misread.snapshot_ids if table.snapshot_by_id(each) is None)
     if expired:
         _log.warning(events.SNAPSHOTS_EXPIRED, snapshot_ids=expired, columns=misread.columns)
 
 
 def _unchanged(table: Table) -> tuple[TableRequirement, ...]:
-    """The table is still the same one, and nobody committed rows or another shape since it was loaded."""
+    """Require that the table is the same one, and that nobody changed its rows, schema or spec since it was loaded."""
     current = table.current_snapshot()
     snapshot_id = current.snapshot_id if current else None
     return (

@@ -1,1 +1,1 @@
-"""What happens beside the syncs: compaction, snapshot expiry, cleanup of files that nothing refers to."""
+"""Maintenance, which runs beside the syncs: compaction, snapshot expiry, cleanup of unreferenced files."""

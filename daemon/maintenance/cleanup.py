@@ -1,7 +1,7 @@
-"""Cleanup: files that dvsync wrote and that nothing refers to any more are removed, after a grace period.
+"""Cleanup: removes files that dvsync wrote and that nothing references any more, after a grace period.
 
-The proof is the Iceberg table's own metadata, read anew each time: what one of its snapshots leads to stays. Safe to be
-killed at any point, and to run beside a sync in this or another process.
+The Iceberg table's own metadata decides, and is read again each time: a file that any snapshot references stays.
+Cleanup may be killed at any point, and may run beside a sync in this or another process.
 """
 
 from __future__ import annotations
@@ -30,24 +30,27 @@ from daemon.sync.context import TableContext
 from daemon.sync.transaction import kind_of
 from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 
-# Requests that remove files wait on the store, not on the processor.
+# More threads than cores: removals wait for the store and hardly use the processor.
 REMOVALS_AT_ONCE = 16
 BATCH = 500
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-# What dvsync and its catalogs call the files that they write.
+# The file names that dvsync and its catalogs give.
 DELETE_FILE_NAME = re.compile(r"\d+-\d{6}-deletes\.parquet")
 METADATA_NAME = re.compile(rf"{_UUID}-\d+-m\d+\.avro|snap-\d+-{_UUID}\.avro|\d{{5,}}-{_UUID}(\.gz)?\.metadata\.json")
 
 
-# Of any catalog, Hadoop's `v1.metadata.json` as well.
+# The suffixes of metadata files of any catalog, also of Hadoop's `v1.metadata.json`.
 METADATA_SUFFIXES = (".metadata.json", ".metadata.json.gz")
 GZIP = b"\x1f\x8b"
 
 
 @dataclass
 class Cleanup:
-    """What was removed, or would be: files and bytes, as far as these are known. `left` counts orphans by why they
-    stay, `found` are files that a scan found and that no row tells of, `failed` says what could not be removed."""
+    """The result of a cleanup. `removed` are the removed files, or in a dry run those to remove.
+
+    `left` counts the orphans that stay, by reason. `found` are files that a scan found and that the state store does
+    not know. `failed` has a message for each file that could not be removed.
+    """
 
     removed: list[WrittenFile] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
@@ -62,9 +65,10 @@ class Cleanup:
 def clean_up(
     context: TableContext, stop: Event, *, dry_run: bool = False, scan: bool = False, remove_found: bool = False
 ) -> Cleanup:
-    """Remove the orphans whose time has come; `scan` looks for files that the state store does not know.
+    """Remove the orphans whose grace period is over. `scan` also lists files that the state store does not know.
 
-    What a scan finds is removed only with `remove_found`. `stop` ends it between two batches. Raises SyncError.
+    Files that the scan finds are removed only with `remove_found`. `stop` ends the work between two batches. Raises
+    SyncError.
     """
     store, settings = context.store, context.settings.maintenance
     done = Cleanup()
@@ -72,14 +76,14 @@ def clean_up(
     table = _find_own_table(context, record) if record else None
     if record is None or table is None:
         orphans = store.list_written(record.id, (FileStatus.ORPHANED,)) if record else []
-        done.left["the Iceberg table is not there, or another one, so nothing tells what is in use"] += len(orphans)
+        done.left["the Iceberg table is missing or has been replaced, so its files in use are unknown"] += len(orphans)
         return done
     own = _OwnPlaces(context, table)
-    # Listed first: whatever is written from here on has a row before it exists.
+    # List first: a file that is written later has its row in the state store before it exists.
     listed = own.scan() if scan else []
     survey = release_files(context, record, dry_run=dry_run, delete_files=scan)
     if not survey.in_use:
-        return done  # The table was dropped in this very moment.
+        return done  # Someone dropped the table at this very moment.
     waiting = list(survey.orphans)
     if scan:
         there = (FileStatus.PENDING, FileStatus.LIVE, FileStatus.ORPHANED)
@@ -90,7 +94,7 @@ def clean_up(
         done.found = own.written_among(unknown)
         other = own.find_other_table(unknown)
         if other is not None:
-            done.left[f"another Iceberg table has files in the same folder, such as {other}; move one of the two"] += (
+            done.left[f"another Iceberg table has files in this folder, such as {other}; move one of the tables"] += (
                 len(done.found)
             )
             done.found = []
@@ -116,7 +120,7 @@ def clean_up(
 
 
 def has_due_orphans(context: TableContext) -> bool:
-    """Whether the grace period of a file is over that no snapshot needs, as far as the state store tells."""
+    """Return whether, according to the state store, the grace period of an unreferenced file is over."""
     record = context.find_record()
     before_ms = context.clock.now_ms() - round(context.settings.maintenance.orphan_grace_s * 1000)
     reasons = [
@@ -127,9 +131,9 @@ def has_due_orphans(context: TableContext) -> bool:
 
 @dataclass(frozen=True)
 class Survey:
-    """What the table's metadata and the state store say of the files that dvsync wrote, at `at_ms`.
+    """The files that dvsync wrote, by the table's metadata and the state store, at `at_ms`.
 
-    `in_use` are file names: they hold an id of their own, and the same file may be spelled in several ways.
+    `in_use` are file names without folders: each name contains a unique id, and paths have several spellings.
     """
 
     in_use: Set[str]
@@ -138,12 +142,14 @@ class Survey:
 
 
 def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, delete_files: bool = False) -> Survey:
-    """Find what no snapshot leads to any more: orphaned from now on, which begins the grace period.
+    """Mark files that no snapshot references any more as orphaned, which begins their grace period.
 
-    With `delete_files` each delete file in use is told, even if none of them is in question.
+    With `delete_files`, `in_use` has every delete file. Otherwise it has them only if one of the orphans is a delete
+    file, because finding them means reading every delete manifest.
     """
     store = context.store
-    # Before the table is looked at: what is live here was committed before, so the metadata has it or has let it go.
+    # Read the state store before the table: a file that is live here was committed earlier, so the metadata that is
+    # loaded next either references it or has dropped it.
     known = store.list_written(record.id, (FileStatus.LIVE, FileStatus.ORPHANED))
     table = _find_own_table(context, record)
     at_ms = context.clock.now_ms()
@@ -159,20 +165,20 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     }
     if not dry_run:
         store.record_unreferenced(record.id, released, OrphanReason.SNAPSHOT_EXPIRED, at_ms=at_ms)
-        # A commit that landed late, metadata that was not the newest, a clock that was ahead: the grace period has not
-        # begun.
+        # These orphans are in use after all (a commit landed late, or the metadata was stale), or their time lies in
+        # the future (a clock was ahead): let their grace period begin again.
         late = [
             path
             for path, file in orphans.items()
             if (name_of(path) in in_use and not _was_in_use(file)) or file.since_ms > at_ms
         ]
         store.record_still_used(record.id, late, at_ms=at_ms)
-        _look_up_sizes(context, table, record.id, known)
+        _record_missing_sizes(context, table, record.id, known)
     return Survey(in_use, list((orphans | released).values()), at_ms)
 
 
 def _find_own_table(context: TableContext, record: TableRecord) -> Table | None:
-    """The Iceberg table, if it has the snapshot that was recorded last: ours may have been renamed, this be another."""
+    """Load the Iceberg table. None if it lacks the snapshot that was recorded last, so that it may be another table."""
     table = context.target.find_table()
     if table is None or record.snapshot_id is None or table.snapshot_by_id(record.snapshot_id) is None:
         return None
@@ -184,25 +190,25 @@ def name_of(path: str) -> str:
 
 
 def _was_in_use(file: WrittenFile) -> bool:
-    """Whether the state store still says that a snapshot, or an older one at least, leads to the file."""
+    """Return whether the state store says that a snapshot, perhaps only an older one, references the file."""
     if file.status is FileStatus.LIVE:
-        # The newest snapshot's delete files are the syncs' business, down to the last position.
+        # The syncs alone decide about delete files of the newest snapshot.
         return file.kind is not FileKind.DELETE_FILE
     return file.reason is not None and file.reason.shown_by_older
 
 
 def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, before_ms: int) -> str | None:
     if file.reason is OrphanReason.TABLE_REPLACED:
-        return "written for a table that was dropped, renamed or left for another catalog"
+        return "written for a table that was dropped, renamed or moved to another catalog"
     if name_of(file.path) in in_use:
         return "a snapshot still uses it"
     if file.since_ms > before_ms:
         return "its grace period is not over"
-    return None if own.has(file.path) else "it lies outside of the table's own places"
+    return None if own.has(file.path) else "it lies outside of the table's own folders"
 
 
-def _look_up_sizes(context: TableContext, table: Table, table_id: int, files: Sequence[WrittenFile]) -> None:
-    """Learn the bytes of files that are not known yet, by one listing of each folder."""
+def _record_missing_sizes(context: TableContext, table: Table, table_id: int, files: Sequence[WrittenFile]) -> None:
+    """Record the sizes of files whose size is unknown, with one listing of each folder."""
     unknown = {file.path for file in files if file.size_bytes is None}
     storage = FileIOStorage(context.target_properties(table))
     sizes_bytes = {
@@ -217,7 +223,7 @@ def _look_up_sizes(context: TableContext, table: Table, table_id: int, files: Se
 def _remove(
     context: TableContext, storage: FileIOStorage, table_id: int, files: Sequence[WrittenFile], done: Cleanup
 ) -> None:
-    """Remove first, record then: whoever is killed in between finds the files gone, which is no error."""
+    """Delete the files, then record it. After a crash in between, the next run finds them gone, which is no error."""
 
     def remove(file: WrittenFile) -> ObjectStoreAway | None:
         try:
@@ -235,7 +241,7 @@ def _remove(
 
 
 class _OwnPlaces:
-    """The folders of the Iceberg table, in which alone dvsync removes anything."""
+    """The folders of the Iceberg table. dvsync removes files only inside of them."""
 
     def __init__(self, context: TableContext, table: Table) -> None:
         self._source = canonical(context.location)
@@ -245,13 +251,13 @@ class _OwnPlaces:
         places = {table.metadata.location, table.properties.get("write.metadata.path"), *configured}
         self._places = sorted(canonical(place).rstrip("/") for place in places if place)
         self._uuid = table.metadata.table_uuid
-        # Below a table's location others may have theirs: a scan keeps to what the location provider names.
+        # Scan only the folders that the location provider names: other tables may lie below this table's location.
         locations = load_location_provider(table.metadata.location, table.properties)
         named = (locations.metadata_path, locations.data_path, context.settings.delete_files_location)
         self._folders = sorted({canonical(folder).rstrip("/") for folder in named if folder})
 
     def has(self, path: str) -> bool:
-        """Whether `path` lies in one of the places, links and `..` followed, and is not the Delta table's."""
+        """Return whether `path` lies in one of the folders, with links followed, and not inside the Delta table."""
         path, source = canonical(path), self._source
         return any(
             _is_inside(path, place) and (not _is_inside(path, source) or _is_inside(place, source))
@@ -259,12 +265,12 @@ class _OwnPlaces:
         )
 
     def scan(self) -> list[FileMeta]:
-        """The files in the folders that dvsync writes to, each once."""
+        """List the files in the folders that dvsync writes to, each file once."""
         found = {meta.path: meta for folder in self._folders for meta in self.storage.list_below(folder)}
         return [meta for meta in found.values() if self.has(meta.path)]
 
     def written_among(self, metas: Iterable[FileMeta]) -> list[WrittenFile]:
-        """Those that have a name as dvsync gives it, or its catalog where the client names metadata files."""
+        """Return the files whose names match those that dvsync gives, or its catalog's client for metadata files."""
         kinds = ((meta, _kind_by_name(meta)) for meta in metas)
         return [
             WrittenFile(meta.path, kind, FileStatus.ORPHANED, meta.modified_ms, OrphanReason.FOUND, meta.size)
@@ -273,7 +279,10 @@ class _OwnPlaces:
         ]
 
     def find_other_table(self, metas: Iterable[FileMeta]) -> str | None:
-        """One of these that is the metadata file of another Iceberg table: names alone do not tell whose a file is."""
+        """Return a metadata file of another Iceberg table among `metas`, or None.
+
+        If there is one, the other files may belong to that table, too: names do not show the owner.
+        """
         metadata_files = [meta for meta in metas if meta.path.endswith(METADATA_SUFFIXES)]
         for meta in sorted(metadata_files, key=lambda meta: meta.modified_ms, reverse=True):
             uuid = _table_uuid(self.storage.read(meta.path))
@@ -287,7 +296,7 @@ class _Metadata(msgspec.Struct):
 
 
 def _table_uuid(data: bytes) -> UUID | None:
-    """The table's uuid by the bytes of a metadata file; None for what no reader takes for one."""
+    """Return the table's uuid from the bytes of a metadata file. None if no reader could read the file."""
     try:
         return msgspec.json.decode(gzip.decompress(data) if data.startswith(GZIP) else data, type=_Metadata).table_uuid
     except (msgspec.DecodeError, OSError, EOFError, zlib.error):
@@ -300,7 +309,7 @@ def _kind_by_name(meta: FileMeta) -> FileKind | None:
 
 
 def _is_inside(path: str, place: str) -> bool:
-    """As it is spelled, and with links followed: what only looks to be there is not removed."""
+    """Return whether `path` is inside `place`, both as spelled and after following links, to be safe."""
     folder = path.rpartition("/")[0]
     return (
         ".." not in path.split("/")

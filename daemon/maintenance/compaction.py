@@ -1,7 +1,7 @@
-"""Compaction of position-delete files: many that serve a data file become one, and no row changes.
+"""Compaction of position-delete files: replaces the many delete files of a data file by one. No row changes.
 
-What is written comes from Delta's deletion vectors, through the kernel that writes every delete file. It is done beside
-the syncs; only the commit itself excludes them, and leaves out what they changed meanwhile.
+The kernel that writes every delete file makes the new ones from Delta's deletion vectors. This runs beside the syncs.
+Only the commit holds the table's lock, and it leaves out data files that a sync has changed meanwhile.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from daemon.translate.delete_files import (
 from daemon.translate.plan import DATA_FILES_PER_DELETE_FILE_MAX, by_manifest
 from state import DeleteFileRecord, FileKind, LiveFile, OrphanReason, TableRecord
 
-# Data files that one snapshot compacts, or a few more where delete files tie them together.
+# The data files that one snapshot compacts; a few more if they share delete files.
 DATA_FILES_AT_ONCE = 1000
-# A sync that is at work for longer is not waited for: the next round tries again.
+# If a sync holds the lock for longer than this, compaction gives up, and the next round tries again.
 COMMIT_WAIT_S = 30.0
-# What the summary of a snapshot says that compacts delete files.
+# The operation in the summary of a snapshot that compacts delete files.
 OPERATION = "compact"
 
 
 @dataclass(frozen=True)
 class Compaction:
-    """What was compacted, or would be: data files, and the delete files that served them before and serve them now."""
+    """The result of a compaction, or of a dry run: data files, and their delete files before and after."""
 
     data_files: int = 0
     delete_files_before: int = 0
@@ -64,8 +64,10 @@ class Compaction:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Data files with every delete file that serves one of them; these serve no other. `changes` is what each
-    delete file to be written instead holds."""
+    """Data files with all of their delete files, which apply to no other data file.
+
+    `changes` has the contents of each delete file that will be written instead.
+    """
 
     data_files: tuple[LiveFile, ...]
     delete_files: tuple[DeleteFileRecord, ...]
@@ -81,16 +83,17 @@ class Crowd:
 
 
 class Compactor:
-    """Compacts one table's delete files. Remembers the deletion vectors that cannot be read, and leaves them alone."""
+    """Compacts one table's delete files. Remembers unreadable deletion vectors, and does not try them again."""
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
         self._unreadable: dict[str, LiveFile] = {}
 
     def compact(self, stop: Event, *, dry_run: bool = False) -> Compaction:
-        """Compact what `maintenance` calls crowded, in one snapshot or several; `stop` ends it between two of them.
+        """Compact the data files that exceed the limits of `maintenance`, in one or several snapshots.
 
-        Raises SyncError, also when only some could not be compacted; what has landed by then stays.
+        `stop` ends the work between two snapshots. Raises SyncError, also if only some data files failed; the snapshots
+        that were committed stay.
         """
         context = self._context
         record = context.find_record()
@@ -111,14 +114,14 @@ class Compactor:
             if dry_run:
                 done += _sum(worth)
                 continue
-            # Halved after a failure, until what cannot be read stands alone.
+            # After a failure, split the part in halves until the unreadable crowd is alone.
             parts = [worth] if worth else []
             while parts and not stop.is_set():
                 part = parts.pop()
                 try:
                     rewritten = _rewrite(context, record, part)
                     if rewritten is None:
-                        # What is written for the next ones would be in vain, too.
+                        # A sync holds the lock: new delete files for the other parts would be wasted, too.
                         seeds, parts = [], []
                     else:
                         done += rewritten
@@ -133,7 +136,7 @@ class Compactor:
         return done
 
     def _is_readable(self, crowd: Crowd) -> bool:
-        """False for what failed before and has the same deletion vectors still."""
+        """Return False for a crowd that failed before and still has the same deletion vectors."""
         return not all(
             file.path in self._unreadable and self._unreadable[file.path].deletion_vector == file.deletion_vector
             for file in crowd.data_files
@@ -148,7 +151,7 @@ def _sum(crowds: Iterable[Crowd], *, snapshots: int = 0) -> Compaction:
 
 
 def _find_crowded(context: TableContext, record: TableRecord, partitions: dict[str, tuple[str, int]]) -> list[str]:
-    """Data files whose delete files should be rewritten."""
+    """Find the data files whose delete files should be rewritten."""
     settings, store = context.settings.maintenance, context.store
     crowded = store.find_crowded(
         record.id, delete_files_max=settings.delete_files_max, deleted_share=settings.deleted_share
@@ -170,7 +173,11 @@ def _gather(
     *,
     shared: bool,
 ) -> list[Crowd]:
-    """The crowds around these data files. One with a deletion vector that is not known for sure is left out."""
+    """Find the crowds of these data files: extend them until no delete file applies to another data file.
+
+    For example, if delete file d1 applies to a and b, and d2 to b and c, then a, b, c form one crowd. A crowd with an
+    unknown deletion vector is left out.
+    """
     paths, delete_files = set(seeds), context.store.find_delete_files(record.id, seeds)
     while True:
         served = {mapping.data_file for file in delete_files for mapping in file.mappings}
@@ -207,7 +214,7 @@ def _changes(data_files: Sequence[LiveFile], size: int) -> Iterator[tuple[DvChan
 
 
 class _Groups:
-    """Sets that grow together: union-find by name."""
+    """Disjoint sets of names that can be joined (union-find)."""
 
     def __init__(self) -> None:
         self._parents: dict[str, str] = {}
@@ -225,11 +232,11 @@ class _Groups:
             self._parents[self.find(root)] = self.find(roots[0])
 
 
-# --- doing it ---
+# --- rewriting and committing ---
 
 
 def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]) -> Compaction | None:
-    """Write the new delete files beside the syncs, then commit them; None when a sync was at work for too long."""
+    """Write the new delete files without the lock, then commit them. None if a sync held the lock for too long."""
     table = context.target.find_table()
     version = record.synced_version
     if table is None or version is None:
@@ -266,7 +273,7 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
                 transaction.abandon()
             return done or Compaction()
     finally:
-        # After the transaction was abandoned, if it was. What is open from here on is decided by the next sync.
+        # Only now, after a possible `abandon`: from here on the next sync may end this intent if it is still open.
         context.in_work.discard(transaction.id)
 
 
@@ -281,7 +288,7 @@ def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFi
                 raise CorruptInput(
                     f"{positions} positions were written for a deletion vector of {change.after.cardinality}",
                     path=change.data_file,
-                    hint="`dvsync resync` writes the table anew from Delta's state.",
+                    hint="Run `dvsync resync`, which writes the table anew from Delta's state.",
                 )
         assert result.file, "a deletion vector has positions"
         files.append(result.file)
@@ -292,9 +299,9 @@ Written = Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, PositionDeleteFil
 
 
 def _commit(context: TableContext, transaction: Transaction, written: Written) -> Compaction | None:
-    """One `replace` snapshot for the crowds that are as they were; None where there is none.
+    """Commit a `replace` snapshot for the crowds that no sync has changed. None if there is no such crowd.
 
-    The new files of the others become orphans.
+    The new delete files of the other crowds become orphans.
     """
     record = context.find_record()
     table = context.target.find_table()
@@ -310,7 +317,7 @@ def _commit(context: TableContext, transaction: Transaction, written: Written) -
     delta = RowDelta(
         snapshot_id=transaction.id,
         removed_delete_files=by_manifest((file.manifest_path, file.path) for now, _, _ in kept for file in now),
-        # All of a crowd's delete files have one partition.
+        # All delete files of a crowd have the same partition, so any of them can be the replaced one.
         replacements=[
             (now[0].path, delete_file_entry(file, now[0].spec_id)) for now, _, files in kept for _, file in files
         ],
@@ -320,7 +327,7 @@ def _commit(context: TableContext, transaction: Transaction, written: Written) -
     try:
         prepared = transaction.prepare(delta, account)
     except AccountMismatch:
-        # What is remembered of the delete files is wrong. The next round goes by what is read here.
+        # The state store is wrong about the delete files. Rebuild it from the manifests for the next round.
         rebuild(context, record, table, marker)
         raise
     used = {task.output_path for _, _, files in kept for task, _ in files}
@@ -342,7 +349,7 @@ def _commit(context: TableContext, transaction: Transaction, written: Written) -
 
 
 def _unchanged(context: TableContext, record: TableRecord, crowd: Crowd) -> list[DeleteFileRecord]:
-    """The crowd's delete files where they are now; none when a sync has changed anything about them."""
+    """Return the crowd's delete files with their current manifests. Empty if a sync has changed the crowd."""
     before = {file.path: file.deletion_vector for file in crowd.data_files}
     paths = list(before)
     live = context.store.find_live_files(record.id, paths)

@@ -1,6 +1,6 @@
-"""Snapshot expiry: old snapshots leave the Iceberg table's metadata, and so do those that VACUUM made unreadable.
+"""Snapshot expiry: removes old snapshots, and those that VACUUM made unreadable, from the Iceberg table's metadata.
 
-No file is removed here: those that nothing refers to any more become orphans, for `cleanup.py`.
+No file is removed here: files that become unreferenced are marked as orphans, and `cleanup.py` removes them later.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from math import ceil
 
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Snapshot
@@ -27,23 +28,24 @@ from daemon.sync.memory import find_record
 from daemon.sync.outcomes import unchanged_outcome
 from daemon.sync.transaction import Transaction
 
-# Of the data files that a snapshot let go, so many are looked for. VACUUM takes all that one version removed, or none;
-# only where a snapshot shows several versions at once may it take some.
-LOOKS = 100
-# So many live files tell whether the store of the Delta table is there at all.
+# At most so many of the data files that a snapshot removed are probed. A sample is enough: VACUUM deletes all files
+# that a Delta version removed, or none. Only if a snapshot shows several versions may VACUUM have deleted some of them.
+PROBES_MAX = 100
+# If all of so many live files are missing, the store of the Delta table is not there.
 SOURCE_FILES = 16
 DAY_MS = 86_400_000
-# Why a snapshot stays that somebody else committed.
+# The reason for keeping a snapshot that somebody else committed.
 NOT_OURS = "not dvsync's"
-# A sync that is at work for longer is not waited for.
+# If a sync holds the lock for longer than this, expiry gives up until the next round.
 COMMIT_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
 class Expiry:
-    """The snapshots that were expired, or would be, the oldest first; `unreadable` are those whose data files are gone.
+    """The result of an expiry, or of a dry run. `expired` are snapshot ids, the oldest first.
 
-    `held` are unreadable ones that stay: with the name of the branch or tag that keeps them, or `NOT_OURS`.
+    `unreadable` are those of them whose data files are gone. `held` are unreadable snapshots that stay, each with the
+    branch or tag that points at it, or `NOT_OURS`.
     """
 
     expired: tuple[int, ...] = ()
@@ -52,24 +54,26 @@ class Expiry:
 
 
 class Expirer:
-    """Expires one table's snapshots. What a snapshot let go of the one before it is read once."""
+    """Expires one table's snapshots. Reads the removed data files of each snapshot only once."""
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
         self._let_go: dict[tuple[int, int], Sequence[tuple[str, int]]] = {}
-        # Since when the clock has not leapt, and whether that was for a day.
+        # The start of the period without a jump of the wall clock, and whether that period has lasted a day.
         self._steady_since_ms, self._steady_since_s = context.clock.now_ms(), context.clock.monotonic_s()
         self._is_steady = False
 
-    def expire(self, *, dry_run: bool = False, look: bool = True) -> Expiry:
-        """Without `look`, no data file is looked for. Raises SyncError; nothing has changed then, or the next sync sees
-        that it has. Does nothing while a sync takes long, and where the table is not at dvsync's own last snapshot.
+    def expire(self, *, dry_run: bool = False, probe: bool = True) -> Expiry:
+        """Expire snapshots by age, by count and, with `probe`, because VACUUM has deleted their data files.
+
+        Does nothing while a sync takes long, or if the table's current snapshot is not the one that dvsync recorded
+        last. Raises SyncError: then nothing has changed, or the next sync finds out that the commit landed.
         """
         context, settings = self._context, self._context.settings.maintenance
         table = context.target.find_table()
         if table is None:
             return Expiry()
-        unreadable = self._find_unreadable(table) if look else set()
+        unreadable = self._find_unreadable(table) if probe else set()
         if not context.committing.acquire(timeout=COMMIT_WAIT_S):
             return Expiry()
         try:
@@ -79,10 +83,10 @@ class Expirer:
             if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
                 return Expiry()
             known_ms = max(table.metadata.last_updated_ms, *(each.last_synced_at_ms or 0 for each in records))
-            now_ms = self._believed_ms(known_ms)
+            now_ms = self._trusted_ms(known_ms)
             retention = _retention(table, settings)
             found = find_expired(table.metadata, retention, now_ms=now_ms, unreadable=unreadable)
-            expiry = _told(table, found, unreadable)
+            expiry = _to_expiry(table, found, unreadable)
             if not found or dry_run:
                 return expiry
             outcome = unchanged_outcome(record)
@@ -94,11 +98,11 @@ class Expirer:
         release_files(context, record, dry_run=False)
         return expiry
 
-    def _believed_ms(self, known_ms: int) -> int:
-        """The time of day as far as it is believed: what a wrong clock expires does not come back.
+    def _trusted_ms(self, known_ms: int) -> int:
+        """Return the wall-clock time, limited as long as it may be wrong: an expired snapshot cannot be restored.
 
-        A clock that leaps ahead is believed after a day, and so is one that is more than a day ahead of `known_ms`, the
-        newest time that anything of ours was written at, when the process starts.
+        A clock that jumps ahead is trusted only after a day. The same holds for a clock that, when the process starts,
+        is more than a day ahead of `known_ms`, the newest time that the table or the state store has recorded.
         """
         now_ms, now_s = self._context.clock.now_ms(), self._context.clock.monotonic_s()
         elapsed_ms = round((now_s - self._steady_since_s) * 1000)
@@ -109,9 +113,9 @@ class Expirer:
         return min(now_ms, elapsed_ms + (since_ms if self._is_steady else min(since_ms, known_ms + DAY_MS)))
 
     def _find_unreadable(self, table: Table) -> set[int]:
-        """Snapshots of which a file is not there any more, as far as the data files tell that the next snapshot let go.
+        """Find snapshots that have lost a file, by probing the data files that the following snapshot removed.
 
-        Raises ObjectStoreAway when the Delta table is not there at all: that is no VACUUM.
+        Raises ObjectStoreAway if the Delta table itself is missing, because then VACUUM is not the cause.
         """
         snapshots = sorted(table.metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
         let_go: dict[tuple[int, int], Sequence[tuple[str, int]]] = {}
@@ -122,7 +126,7 @@ class Expirer:
                 known = self._let_go.get(pair)
                 let_go[pair] = _spread(data_files_let_go(table, snapshot, following)) if known is None else known
             except FileNotFoundError:
-                # Not a data file, but one of the snapshots' own.
+                # The missing file is a manifest or manifest list of one of the two snapshots.
                 pair_of = (snapshot, following)
                 unreadable |= {each.snapshot_id for each in pair_of if not self._has_manifests(table, each)}
         self._let_go = let_go
@@ -145,7 +149,7 @@ class Expirer:
         return not self._context.storage.find_missing([manifest.manifest_path for manifest in manifests])
 
     def _check_source_is_there(self) -> None:
-        """A folder that is not mounted has no files either."""
+        """Raise ObjectStoreAway if the Delta table is missing: when it is not mounted, every file seems deleted."""
         context = self._context
         record = context.find_record()
         some = list(islice(context.store.read_live_files(record.id), SOURCE_FILES)) if record else []
@@ -153,22 +157,22 @@ class Expirer:
             some and len(context.storage.find_missing([file.path for file in some])) == len(some)
         ):
             raise ObjectStoreAway(
-                "the Delta table is not where it was: neither its log nor its newest files tell what VACUUM removed",
+                "the Delta table is not at its location, so dvsync cannot tell which files VACUUM removed",
                 path=context.location,
-                hint="Check that the store of the Delta table is mounted and answers; no snapshot was expired.",
+                hint="Check that the store of the Delta table is mounted and answers. No snapshot was expired.",
             )
 
 
 def _followed(snapshots: Sequence[Snapshot]) -> Iterator[tuple[Snapshot, Snapshot]]:
-    """Each snapshot with the one that was made from it, or else the next one."""
+    """Pair each snapshot with its child, or with the next snapshot if the child was expired."""
     children = {child.parent_snapshot_id: child for child in reversed(snapshots) if child.parent_snapshot_id}
     for snapshot, following in pairwise(snapshots):
         yield snapshot, children.get(snapshot.snapshot_id, following)
 
 
 def _spread(files: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
-    """At most LOOKS of them, evenly spaced by name."""
-    return sorted(files)[:: max(1, -(-len(files) // LOOKS))]
+    """Return at most PROBES_MAX of the files, evenly spaced by name."""
+    return sorted(files)[:: max(1, ceil(len(files) / PROBES_MAX))]
 
 
 def _retention(table: Table, settings: MaintenanceSettings) -> Retention:
@@ -187,7 +191,7 @@ def _retention(table: Table, settings: MaintenanceSettings) -> Retention:
     )
 
 
-def _told(table: Table, found: list[Snapshot], unreadable: Container[int]) -> Expiry:
+def _to_expiry(table: Table, found: list[Snapshot], unreadable: Container[int]) -> Expiry:
     ids = tuple(snapshot.snapshot_id for snapshot in found)
     held = [(ref.snapshot_id, name) for name, ref in sorted(table.metadata.refs.items())]
     held += [(each.snapshot_id, NOT_OURS) for each in table.metadata.snapshots if find_marker(each) is None]

@@ -1,4 +1,4 @@
-"""One table's maintenance: compact, expire, clean up, in this order, so that each leaves something for the next."""
+"""One table's maintenance: compact, expire, clean up. In this order, each step frees files for the next one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from daemon.maintenance.compaction import Compaction, Compactor
 from daemon.maintenance.expiry import Expirer, Expiry
 from daemon.sync.context import TableContext, told_as_sync_errors
 
-# How often VACUUM is looked for where nothing else happens.
-LOOK_INTERVAL_S = 3600.0
+# How often the data files of a quiet table are probed for VACUUM's traces.
+PROBE_INTERVAL_S = 3600.0
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one round did; a part that is turned off did nothing."""
+    """The results of one round. A part that is turned off has an empty result."""
 
     compaction: Compaction
     expiry: Expiry
@@ -27,21 +27,21 @@ class Round:
 
 
 class Maintainer:
-    """Maintains one Iceberg table beside its follower, with which it shares the context. All verbs raise SyncError."""
+    """Maintains one Iceberg table beside its follower; both share a context. All methods raise SyncError."""
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
         self._settings = context.settings.maintenance
         self._compactor = Compactor(context)
         self._expirer = Expirer(context)
-        self._look_after_s = 0.0
-        # The metadata file for which the last round left nothing to do but to wait.
+        self._probe_after_s = 0.0
+        # The metadata file after whose round only waiting was left. While it is current, there is nothing new to do.
         self._settled: str | None = None
 
     def run(self, stop: Event) -> Round:
-        """One round of what the configuration turns on. A table that is left alone costs next to nothing.
+        """Run one round of the parts that the configuration turns on. A table without changes costs next to nothing.
 
-        A part that fails does not keep the others from their work; the first error is raised in the end.
+        If a part fails, the others still run. The first error is raised at the end.
         """
         settings, seen, now_s = self._settings, self._metadata_location(), self._context.clock.monotonic_s()
         is_news = seen != self._settled
@@ -51,12 +51,12 @@ class Maintainer:
             with _kept(errors):
                 compaction = self.compact(stop)
         if settings.expire and not stop.is_set():
-            # VACUUM is looked for with each news, and otherwise now and then: it costs a request for each file.
-            look = is_news or now_s >= self._look_after_s
+            # Probe after each change, and otherwise only now and then: it costs a request for each file.
+            probe = is_news or now_s >= self._probe_after_s
             with _kept(errors):
-                expiry = self.expire(look=look)
-                if look:
-                    self._look_after_s = now_s + LOOK_INTERVAL_S
+                expiry = self.expire(probe=probe)
+                if probe:
+                    self._probe_after_s = now_s + PROBE_INTERVAL_S
         if settings.cleanup and not stop.is_set():
             with _kept(errors):
                 if is_news or expiry.expired or self._has_due_orphans():
@@ -71,38 +71,38 @@ class Maintainer:
         return Round(compaction, expiry, cleanup)
 
     def _metadata_location(self) -> str | None:
-        with self._told():
+        with self._as_sync_errors():
             record = self._context.find_record()
             return record.metadata_location if record else None
 
     def _has_due_orphans(self) -> bool:
-        with self._told():
+        with self._as_sync_errors():
             return has_due_orphans(self._context)
 
     def _forget_history(self) -> None:
-        """What cleanup does besides: where it is turned off, the rows of orphans have an end, too."""
+        """Remove old rows from the state store, as cleanup does. If cleanup is off, also those of orphans."""
         context = self._context
-        with self._told():
+        with self._as_sync_errors():
             record = context.find_record()
             if record is not None:
                 before_ms = context.clock.now_ms() - round(self._settings.history_s * 1000)
                 context.store.forget_before(record.id, before_ms, orphans=True)
 
-    def _told(self) -> AbstractContextManager[None]:
+    def _as_sync_errors(self) -> AbstractContextManager[None]:
         return told_as_sync_errors(self._context.settings.name)
 
     def compact(self, stop: Event, *, dry_run: bool = False) -> Compaction:
-        with self._told():
+        with self._as_sync_errors():
             return self._compactor.compact(stop, dry_run=dry_run)
 
-    def expire(self, *, dry_run: bool = False, look: bool = True) -> Expiry:
-        with self._told():
-            return self._expirer.expire(dry_run=dry_run, look=look)
+    def expire(self, *, dry_run: bool = False, probe: bool = True) -> Expiry:
+        with self._as_sync_errors():
+            return self._expirer.expire(dry_run=dry_run, probe=probe)
 
     def clean_up(
         self, stop: Event, *, dry_run: bool = False, scan: bool = False, remove_found: bool = False
     ) -> Cleanup:
-        with self._told():
+        with self._as_sync_errors():
             return clean_up(self._context, stop, dry_run=dry_run, scan=scan, remove_found=remove_found)
 
 

@@ -14,7 +14,7 @@ from daemon.errors import (
     StateStoreAway,
     SyncError,
     TargetHeld,
-    as_told,
+    as_shown,
 )
 from state import StateUnavailable, TableError
 
@@ -109,7 +109,7 @@ class Failures:
             kind, version, hint = known.kind, known.version, known.hint
         return TableError(
             kind=kind,
-            message=_one_line(as_told(message)),
+            message=_one_line(as_shown(message)),
             hint=hint,
             version=version,
             since_ms=self._last.since_ms if self._last else now_ms,

@@ -1,1 +1,1 @@
-"""Spark: its jars, its JVM, its session, Delta's state through it, and tasks that run on it."""
+"""Spark: its jars, JVM and session; reading Delta's state with it; running tasks on it."""

@@ -1,4 +1,4 @@
-"""The rows of a Spark query, taken batch by batch into a file: what a large table comes to stays out of memory."""
+"""Collects the rows of a Spark query batch by batch into a file, so that the state of a large table needs no memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def collect(frame: DataFrame) -> pa.Table:
-    """All rows of `frame`, in its order. They are in a temporary file without a name, mapped into memory.
+    """Return all rows of `frame`, in its order. They are in a deleted temporary file that is mapped into memory.
 
-    The system takes pages of it back when memory is short, and the file goes with the last reference to the table.
-    Raises as `as_known_error` says, and PipelineAway when the file cannot be written.
+    The operating system can evict pages of the file when memory is short. The file vanishes with the last reference to
+    the table. Raises what `as_known_error` returns, and PipelineAway if the file cannot be written.
     """
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
@@ -36,7 +36,7 @@ def collect(frame: DataFrame) -> pa.Table:
 
 
 def _write(frame: DataFrame, path: str) -> list[int]:
-    """Write the rows as an Arrow file; gives the numbers of its batches in the order of the rows."""
+    """Write the rows as an Arrow file. Returns the numbers of its batches in the order of the rows."""
     order: list[int] = []
     writer = None
     with _served(frame) as stream:
@@ -60,16 +60,16 @@ def _disk_errors() -> Iterator[None]:
     except OSError as error:
         folder = tempfile.gettempdir()
         raise PipelineAway(
-            f"Spark's answer cannot be kept in {folder}: {error.strerror or error}",
+            f"Spark's answer cannot be stored in {folder}: {error.strerror or error}",
             path=folder,
-            hint="About 0.3 kB a data file are needed there, for as long as a first sync, a resync or a comparison "
-            "takes. Make room, or give the daemon another folder by the environment variable TMPDIR.",
+            hint="A first sync, a resync or a comparison needs about 0.3 kB there for each data file. Free disk space, "
+            "or set the environment variable TMPDIR to another folder.",
         ) from error
 
 
 @contextmanager
 def _served(frame: DataFrame) -> Iterator[Iterator[pa.RecordBatch | list[int]]]:
-    """The batches as Spark's driver sends them, and last their order: what `DataFrame.toArrow` makes a list of."""
+    """Yield the batches as Spark's driver sends them, and at the end their order. `DataFrame.toArrow` does so, too."""
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql.pandas.serializers import ArrowCollectSerializer  # noqa: PLC0415
@@ -81,7 +81,7 @@ def _served(frame: DataFrame) -> Iterator[Iterator[pa.RecordBatch | list[int]]]:
         try:
             yield stream
         except PipelineAway:
-            # The driver's thread waits for a reader as long as the connection is open: nobody waits for it here.
+            # Do not wait for the driver's thread: it blocks until somebody reads, as long as the connection is open.
             stream.close()
             raise
         except Exception:
@@ -93,7 +93,7 @@ def _served(frame: DataFrame) -> Iterator[Iterator[pa.RecordBatch | list[int]]]:
 
 
 def _wait_for(server: Any) -> None:
-    """Wait for the driver's thread, and raise what the query came to."""
+    """Wait for the driver's thread. Raises the query's error, if it failed."""
     from pyspark.errors.exceptions.captured import unwrap_spark_exception  # noqa: PLC0415
 
     with unwrap_spark_exception():

@@ -1,15 +1,15 @@
-"""What an exception from Spark is to us: broken or unsupported input, a file that is missing, a store or Spark away.
+"""Maps exceptions from Spark to our error kinds: bad or unsupported input, a missing file, a failing store or Spark.
 
-Decided by Delta's error classes and the types of Java's exceptions, never by words of a message:
+Delta's error classes and the types of Java's exceptions decide, never the words of a message:
 
-- A store's own exceptions, and what Java throws for a network, wait for the store, whoever wrapped them; a file that is
-  not there waits for the file.
-- An error class of Delta's is in `KINDS`. One that is not there cannot come from reading a log as far as we know; what
-  Delta refuses it refuses again, so it counts as broken input.
-- What is thrown while bytes are taken apart (JSON, Parquet, a codec, a checksum), and any other `RuntimeException` or
-  failed assertion, says the same at the next try: broken input. Unknown types and column mapping modes come as
-  `UnsupportedOperationException`.
-- Any other `IOException`, and what is left (memory, a lost executor, an interrupt), may be over at the next try.
+- Exceptions of a store's client and Java's network exceptions are `ObjectStoreAway`, whatever wraps them. A missing
+  file is `ObjectMissing`.
+- `KINDS` maps Delta's error classes. As far as we know, no other class can come from reading a log. An unknown class
+  counts as broken input, because Delta would refuse the table again.
+- Exceptions from decoding bytes (JSON, Parquet, a codec, a checksum), and any other `RuntimeException` or failed
+  assertion, are broken input, because a retry would fail in the same way. Delta throws `UnsupportedOperationException`
+  for unknown types and column mapping modes.
+- Any other `IOException`, and the rest (memory, a lost executor, an interrupt), may succeed when retried.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from daemon.delta.protocol import HINT_CATALOG_MANAGED
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, PipelineAway, SyncError, Unsupported
 from daemon.locations import canonical
 
-# Delta's error classes that reading a log and its state can end in (error/delta-error-classes.json of its jar).
+# Delta's error classes that reading a log and its state can raise (error/delta-error-classes.json in its jar).
 KINDS: Mapping[str, type[SyncError]] = MappingProxyType(
     {
-        # The log: commits and checkpoints that are missing, unreadable or contradict each other.
+        # The log: commits and checkpoints are missing, unreadable or contradict each other.
         "DELTA_CHECKPOINT_SNAPSHOT_MISMATCH": CorruptInput,
         "DELTA_LOG_FILE_NOT_FOUND": CorruptInput,
         "DELTA_MISSING_PART_FILES": CorruptInput,
@@ -40,7 +40,7 @@ KINDS: Mapping[str, type[SyncError]] = MappingProxyType(
         "DELTA_UNRECOGNIZED_FILE_ACTION": CorruptInput,
         "DELTA_UNRECOGNIZED_LOGFILE": CorruptInput,
         "DELTA_VERSIONS_NOT_CONTIGUOUS": CorruptInput,
-        # Protocol, metadata and commit information that do not fit together, or say what nobody can mean.
+        # Protocol, metadata and commit information do not fit together or are invalid.
         "DELTA_COLUMN_MAPPING_MAX_COLUMN_ID_NOT_SET": CorruptInput,
         "DELTA_COLUMN_MAPPING_MAX_COLUMN_ID_NOT_SET_CORRECTLY": CorruptInput,
         "DELTA_DUPLICATE_COLUMNS_FOUND": CorruptInput,
@@ -66,7 +66,7 @@ KINDS: Mapping[str, type[SyncError]] = MappingProxyType(
         "DELTA_FAILED_CAST_PARTITION_VALUE": CorruptInput,
         "DELTA_FAIL_RELATIVIZE_PATH": CorruptInput,
         "DELTA_INVALID_PARTITIONING_SCHEMA": CorruptInput,
-        # What this version of Delta does not read.
+        # This version of Delta cannot read the table.
         "DELTA_ADAPTIVE_METADATA_REQUIRES_COLUMN_MAPPING_ID_MODE": Unsupported,
         "DELTA_ADAPTIVE_METADATA_REQUIRES_DEPENDENT_FEATURE_ENABLED": Unsupported,
         "DELTA_GEOSPATIAL_NOT_SUPPORTED": Unsupported,
@@ -81,7 +81,7 @@ KINDS: Mapping[str, type[SyncError]] = MappingProxyType(
         "DELTA_UNSUPPORTED_FEATURES_FOR_READ": Unsupported,
         "DELTA_UNSUPPORTED_TYPE_CHANGE_IN_PREVIEW": Unsupported,
         "DELTA_UNSUPPORTED_TYPE_CHANGE_IN_SCHEMA": Unsupported,
-        # There is no table, or not that version of it any more.
+        # The table, or this version of it, does not exist.
         "DELTA_EMPTY_DIRECTORY": ObjectMissing,
         "DELTA_FILE_NOT_FOUND": ObjectMissing,
         "DELTA_FILE_OR_DIR_NOT_FOUND": ObjectMissing,
@@ -89,7 +89,7 @@ KINDS: Mapping[str, type[SyncError]] = MappingProxyType(
         "DELTA_PATH_DOES_NOT_EXIST": ObjectMissing,
         "DELTA_TABLE_NOT_FOUND": ObjectMissing,
         "DELTA_VERSION_NOT_FOUND": ObjectMissing,
-        # The session is not as Delta needs it.
+        # The Spark session is not configured as Delta needs it.
         "DELTA_ACTIVE_SPARK_SESSION_NOT_FOUND": PipelineAway,
         "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG": PipelineAway,
         "DELTA_INCONSISTENT_LOGSTORE_CONFS": PipelineAway,
@@ -103,9 +103,9 @@ KINDS: Mapping[str, type[SyncError]] = MappingProxyType(
 DELTAS = "DELTA_"
 UNREAD_FILE = "FAILED_READ_FILE"
 SPARK_THROWABLE = "org.apache.spark.SparkThrowable"
-# A function of ours failed in a worker with what is no SyncError.
+# One of our functions failed in a Python worker with an exception that is no SyncError.
 IN_PYTHON = "org.apache.spark.api.python.PythonException"
-# Classes, or the packages that they begin with. Java's own of these are IOExceptions, the clients' are not all.
+# Classes or package prefixes of store and network exceptions. Not all of the clients' exceptions are IOExceptions.
 STORES = (
     *("software.amazon.awssdk.", "com.amazonaws.", "com.google.cloud.", "com.google.api.", "com.azure."),
     *("org.apache.hadoop.fs.s3a.", "org.apache.hadoop.fs.azure", "org.apache.hadoop.security.AccessControlException"),
@@ -123,12 +123,12 @@ DECODERS = (
     ),
     *("net.jpountz.", "io.airlift.compress.", "org.apache.hadoop.fs.ChecksumException", "java.io.EOFException"),
 )
-# RuntimeExceptions of a Spark that ends or is short of something.
+# RuntimeExceptions of a Spark that is stopping or lacks resources.
 SPARKS = (
     *("org.apache.spark.TaskKilledException", "org.apache.spark.rpc.", "org.apache.spark.scheduler."),
     *("org.apache.spark.network.", "org.apache.spark.shuffle.", "org.apache.spark.storage.", "java.util.concurrent."),
 )
-# The innermost exception decides, by the first line that it is of.
+# The innermost exception decides: the first line that lists one of its classes gives the kind.
 BY_TYPE: tuple[tuple[tuple[str, ...], type[SyncError]], ...] = (
     (MISSING, ObjectMissing),
     (DECODERS, CorruptInput),
@@ -140,11 +140,11 @@ BY_TYPE: tuple[tuple[tuple[str, ...], type[SyncError]], ...] = (
 CAUSES_MAX = 20
 REASON_MAX = 300
 HINTS: Mapping[type[SyncError], str] = {
-    CorruptInput: "Restore the missing or damaged file, or correct what it says, then `dvsync resume` the table.",
-    Unsupported: "Use a newer dvsync, or drop the feature from the Delta table, then `dvsync resume` the table.",
-    ObjectMissing: "If VACUUM, log cleanup or a person removed it, restore it; dvsync tries again.",
-    ObjectStoreAway: "Check the store, the network and the credentials; dvsync tries again.",
-    PipelineAway: "dvsync tries again; see Spark's own log.",
+    CorruptInput: "Restore the missing or damaged file, or correct its contents, then run `dvsync resume`.",
+    Unsupported: "Use a newer dvsync, or drop the feature from the Delta table, then run `dvsync resume`.",
+    ObjectMissing: "If VACUUM, log cleanup or a person removed the file, restore it. dvsync tries again.",
+    ObjectStoreAway: "Check the store, the network and the credentials. dvsync tries again.",
+    PipelineAway: "See Spark's own log. dvsync tries again.",
 }
 WHAT: Mapping[type[SyncError], str] = {
     CorruptInput: "Delta cannot read the table",
@@ -162,7 +162,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`'\"])")
 
 @dataclass(frozen=True)
 class Thrown:
-    """One exception of Java's: its class and those above it, who threw it, and its error class with parameters."""
+    """One Java exception: its class and superclasses, the class that threw it, and its error class with parameters."""
 
     lineage: tuple[str, ...]
     message: str = ""
@@ -178,27 +178,28 @@ class Thrown:
 
 
 def as_known_error(error: Exception, path: str | None = None, version: int | None = None) -> Exception:
-    """`error`, of PySpark's or Py4J's, as the kind that it is; the file and the version that it names replace these.
+    """Convert an exception of PySpark or Py4J to one of our error kinds.
 
-    A bug of ours stays an exception of no kind.
+    If the exception names a file or a version, these replace `path` and `version`. If one of our own functions failed
+    in a worker, the result is a RuntimeError, which is no error kind.
     """
     chain = _chain_of(error)
     if any(thrown.is_of((IN_PYTHON,)) for thrown in chain):
         said = next(thrown.message for thrown in reversed(chain) if thrown.is_of((IN_PYTHON,)))
         return RuntimeError("a task in Spark failed: " + said.strip().rpartition("\n")[2])
     kind = kind_of(chain)
-    teller = next((thrown for thrown in chain if thrown.has(DELTAS) or thrown.has(UNREAD_FILE)), Thrown(()))
-    path = canonical(teller.parameters["path"]) if "path" in teller.parameters else path
+    source = next((thrown for thrown in chain if thrown.has(DELTAS) or thrown.has(UNREAD_FILE)), Thrown(()))
+    path = canonical(source.parameters["path"]) if "path" in source.parameters else path
     if path and (commit := COMMIT_FILE.fullmatch(path.rpartition("/")[2])):
         version = int(commit[1])
-    elif "version" in teller.parameters:
-        version = int(teller.parameters["version"])
-    hint = HINT_OF.get(teller.condition or "", HINTS[kind])
+    elif "version" in source.parameters:
+        version = int(source.parameters["version"])
+    hint = HINT_OF.get(source.condition or "", HINTS[kind])
     return kind(f"{WHAT[kind]}: {reason_of(chain) or error}", hint=hint, path=path, version=version)
 
 
 def kind_of(chain: Sequence[Thrown]) -> type[SyncError]:
-    """The kind of an exception and its causes, the outermost first."""
+    """Return the error kind for an exception and its causes; `chain` begins with the outermost."""
     root = chain[-1] if chain else Thrown(())
     if root.is_of(STORES) and not root.is_of(MISSING):
         return ObjectStoreAway
@@ -211,22 +212,24 @@ def kind_of(chain: Sequence[Thrown]) -> type[SyncError]:
 
 
 def reason_of(chain: Sequence[Thrown]) -> str:
-    """Why, in one sentence: Delta's own, else that of the innermost exception that says anything."""
-    told = [thrown for thrown in chain if thrown.has(DELTAS)] or [thrown for thrown in chain[::-1] if thrown.message]
-    if not told:
+    """Return the reason in one sentence: Delta's own, else that of the innermost exception with a message."""
+    delta = [thrown for thrown in chain if thrown.has(DELTAS)]
+    telling = delta or [thrown for thrown in chain[::-1] if thrown.message]
+    if not telling:
         return chain[-1].lineage[0] if chain else ""
-    text = " ".join(FRAME.sub("", told[0].message).split())
-    if told[0].condition is None:
-        # `null` or a host's name says little without its class, and what follows the first line is Java's.
-        first_line = told[0].message.strip().splitlines()[0]
-        text = f"{told[0].lineage[0].rpartition('.')[2]}: {first_line}"
-    text = LONG_LIST.sub(r"(\1…)", text.removeprefix(f"{told[0].parameters.get('path')}: "))
+    best = telling[0]
+    text = " ".join(FRAME.sub("", best.message).split())
+    if best.condition is None:
+        # A message such as `null` or a host name needs the class. The lines after the first are Java's stack.
+        first_line = best.message.strip().splitlines()[0]
+        text = f"{best.lineage[0].rpartition('.')[2]}: {first_line}"
+    text = LONG_LIST.sub(r"(\1…)", text.removeprefix(f"{best.parameters.get('path')}: "))
     sentence = SENTENCE_END.split(text, maxsplit=1)[0].removesuffix(".")
     return sentence if len(sentence) <= REASON_MAX else f"{sentence[:REASON_MAX]}…"
 
 
 def _chain_of(error: Exception) -> list[Thrown]:
-    """The exception of Java's behind a Python one, and its causes; none where Python itself threw it."""
+    """Return the Java exception behind a Python exception, and its causes. Empty if Python itself raised it."""
     from pyspark.errors import PythonException  # noqa: PLC0415
 
     if isinstance(error, PythonException):

@@ -1,4 +1,4 @@
-"""PyIceberg's FileIO properties as Hadoop settings, so that Spark reads the Delta tables where dvsync does. Pure.
+"""Translates PyIceberg's FileIO properties to Hadoop settings, so that Spark uses the same stores as dvsync. Pure.
 
 Hadoop documentation, "Hadoop-AWS module" and "Hadoop Azure Support: ABFS"; Google's connector, "Configuration
 properties".
@@ -15,7 +15,7 @@ from daemon.spark.jars import with_s3_jars
 HADOOP = "spark.hadoop."
 S3_SCHEMES = ("s3", "s3a", "s3n")
 S3A_FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
-# How each of these is spelled by PyIceberg, and by S3A.
+# PyIceberg's names of each property, and S3A's name.
 S3_KEYS = (
     (("s3.endpoint",), "fs.s3a.endpoint"),
     (("s3.region", "client.region"), "fs.s3a.endpoint.region"),
@@ -32,17 +32,17 @@ S3_TIMEOUTS = (
 S3_DEFAULTS = {
     **{f"fs.{scheme}.impl": S3A_FILE_SYSTEM for scheme in S3_SCHEMES},
     **{f"fs.AbstractFileSystem.{scheme}.impl": "org.apache.hadoop.fs.s3a.S3A" for scheme in S3_SCHEMES},
-    # S3A's own try for minutes before they say that a store is away; dvsync tries again by itself.
+    # S3A's own retries take minutes before they report that a store is away; dvsync retries by itself.
     "fs.s3a.attempts.maximum": "3",
     "fs.s3a.retry.limit": "3",
 }
 PROVIDERS = "org.apache.hadoop.fs.s3a."
-# Environment, web identity, profile, container, instance: what PyArrow looks through, too. S3A's own list is shorter.
+# Environment, web identity, profile, container, instance, as in PyArrow. S3A's own list is shorter.
 DEFAULT_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 
 
 def with_stores(settings: Settings, *sources: str) -> SparkSettings:
-    """Spark's settings with what the stores of the configuration need, and of further `sources`; `spark.conf` wins."""
+    """Add to Spark's settings what the configured stores and those of `sources` need. `spark.conf` wins."""
     conf = {f"{HADOOP}{key}": value for key, value in _hadoop_settings(settings, sources).items()}
     conf |= settings.spark.conf
     has_jars = any("hadoop-aws" in conf.get(key, "") for key in ("spark.jars", "spark.jars.packages"))
@@ -58,7 +58,7 @@ def _hadoop_settings(settings: Settings, sources: Iterable[str]) -> dict[str, st
         return found
     found |= S3_DEFAULTS | s3a_settings(shared)
     for table in settings.tables:
-        # A catalog's properties hold for its tables' sources alone.
+        # A catalog's properties apply only to the sources of its tables, so set them by bucket.
         own = s3a_settings(settings.file_properties(table.catalog))
         if _is_on_s3(table.source) and own != s3a_settings(shared):
             bucket = urlsplit(table.source).netloc
@@ -67,13 +67,13 @@ def _hadoop_settings(settings: Settings, sources: Iterable[str]) -> dict[str, st
 
 
 def s3a_settings(properties: Mapping[str, str]) -> dict[str, str]:
-    """S3A's settings (Hadoop's keys) for the S3 properties among `properties`."""
+    """Translate the S3 properties in `properties` to S3A settings under Hadoop's keys."""
     found = {}
     for names, key in S3_KEYS:
         if value := next((properties[name] for name in names if name in properties), None):
             found[key] = value
     if endpoint := found.get("fs.s3a.endpoint"):
-        # A bucket's own host name is there only where somebody put it into the DNS.
+        # With an own endpoint, put the bucket into the path: its host name works only if someone added it to the DNS.
         virtual = properties.get("s3.force-virtual-addressing", "false").lower() == "true"
         found["fs.s3a.path.style.access"] = "false" if virtual else "true"
         found["fs.s3a.connection.ssl.enabled"] = "false" if endpoint.startswith("http://") else "true"
@@ -99,8 +99,8 @@ def _provider(properties: Mapping[str, str], found: Mapping[str, str]) -> str:
 
 def _proxy(uri: str) -> dict[str, str]:
     parts = urlsplit(uri)
-    told = {"host": parts.hostname, "port": parts.port, "username": parts.username, "password": parts.password}
-    return {f"fs.s3a.proxy.{key}": str(value) for key, value in told.items() if value}
+    values = {"host": parts.hostname, "port": parts.port, "username": parts.username, "password": parts.password}
+    return {f"fs.s3a.proxy.{key}": str(value) for key, value in values.items() if value}
 
 
 def _azure(properties: Mapping[str, str]) -> dict[str, str]:
@@ -126,7 +126,10 @@ def _azure(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _google(properties: Mapping[str, str]) -> dict[str, str]:
-    """Credentials are left to Google's application default, which both sides find: a bare token has no setting."""
+    """Translate the `gcs.` properties. PyIceberg and Spark both use Google's application default credentials.
+
+    A token cannot be passed on, because the connector has no setting for it.
+    """
     if not any(name.startswith("gcs.") for name in properties):
         return {}
     found = {

@@ -1,4 +1,4 @@
-"""Whether what is installed goes together: packages, Java, Spark, and the jar that Delta on Spark is."""
+"""Checks the versions of what is installed: Python packages, Java, Spark and Delta's jar."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DELTA_GROUP, DELTA_ARTIFACT, DELTA_VERSION = DELTA_JAR.split(":")
-# The artifact is named for the line of Spark that it was built for, and for Scala's.
+# The artifact's name contains the minor version of Spark and the version of Scala that it was built for.
 DELTA_NAME, SPARK_LINE, _ = DELTA_ARTIFACT.split("_")
-# Spark keeps its packages there unless spark.jars.ivy says otherwise; Java takes the home from the user's entry.
+# Spark stores its packages in this folder of the home, unless spark.jars.ivy is set. Java reads the home from passwd.
 IVY_FOLDER = ".ivy2.5.2"
 
 
 def check_packages() -> None:
-    """Raises ConfigInvalid, naming each installed package that is not of a version which dvsync is built on."""
+    """Raises ConfigInvalid, naming each package that is missing or whose version dvsync does not support."""
     wrong = []
     for line in requires("dvsync") or ():
         wanted = Requirement(line)
@@ -42,52 +42,52 @@ def check_packages() -> None:
     if wrong:
         raise ConfigInvalid(
             "\n".join(wrong),
-            hint="Install dvsync into an environment of its own.",
+            hint="Install dvsync into a virtual environment of its own.",
         )
 
 
 def check_pipeline(settings: SparkSettings) -> int:
-    """Java's major version, when Spark can be started as it is configured.
+    """Check, without starting Spark, that it can be started as configured. Returns Java's major version.
 
-    Raises PipelineAway for no Java, one that is too old, and a Spark or a Delta of another version. Starts no Spark.
+    Raises PipelineAway if Java is missing or too old, or if Spark or Delta have another version.
     """
     java = check_java()
     home = os.environ.get("SPARK_HOME")
     if home and not any(Path(home, "jars").glob(f"spark-core_*-{SPARK_LINE}.*.jar")):
         raise PipelineAway(
-            f"SPARK_HOME ({home}) is not Spark {SPARK_LINE}, which dvsync is built on",
-            hint="Unset SPARK_HOME: PySpark brings the Spark that fits.",
+            f"SPARK_HOME ({home}) is not Spark {SPARK_LINE}, which dvsync needs",
+            hint="Unset SPARK_HOME. PySpark contains the right Spark.",
         )
     for package in settings.conf.get("spark.jars.packages", "").split(","):
         group, _, rest = package.strip().partition(":")
         if group == DELTA_GROUP and rest.startswith(f"{DELTA_NAME}_") and package.strip() != DELTA_JAR:
             raise PipelineAway(
-                f"spark.jars.packages names {package.strip()}, and dvsync is built on {DELTA_JAR}",
-                hint="Leave it out of spark.conf: dvsync adds its own.",
+                f"spark.jars.packages names {package.strip()}, but dvsync needs {DELTA_JAR}",
+                hint="Remove it from spark.conf. dvsync adds the right jar by itself.",
             )
     return java
 
 
 def check_jars(settings: SparkSettings) -> None:
-    """Raises PipelineAway when Delta's jar is not on this machine yet; Spark would fetch it when it is first needed."""
+    """Raises PipelineAway if Delta's jar is not on this machine yet. Spark would download it at its first start."""
     conf = settings.conf
     if "spark.jars.ivySettings" in conf or "delta-spark" in conf.get("spark.jars", ""):
         return
     folder = Path(conf.get("spark.jars.ivy", Path(getpwuid(os.getuid()).pw_dir, IVY_FOLDER))) / "jars"
     if not (folder / f"{DELTA_GROUP}_{DELTA_ARTIFACT}-{DELTA_VERSION}.jar").is_file():
         raise PipelineAway(
-            f"{DELTA_JAR} is not in {folder}; Spark will look for it when it is first needed",
-            hint="Run `dvsync setup` once with a network, as the same user.",
+            f"{DELTA_JAR} is not in {folder}; Spark will try to download it at its first start",
+            hint="Run `dvsync setup` once with network access, as the same user.",
         )
 
 
 def check_session(spark: SparkSession) -> None:
-    """Raises PipelineAway when the session that was started runs another Spark or has loaded another Delta."""
+    """Raises PipelineAway if the started session has another version of Spark or Delta."""
     jvm: Any = spark._jvm
-    # Scala's package object is a class of that name.
+    # Scala compiles a package object to a class named `package`.
     delta = str(jvm.io.delta.package.VERSION())
     if not spark.version.startswith(f"{SPARK_LINE}.") or delta != DELTA_VERSION:
         raise PipelineAway(
-            f"Spark {spark.version} with Delta {delta} was started, dvsync needs {SPARK_LINE} and {DELTA_VERSION}",
-            hint="Remove the other delta-spark from spark.jars, or from Spark's own jars.",
+            f"Spark {spark.version} with Delta {delta} was started, but dvsync needs {SPARK_LINE} and {DELTA_VERSION}",
+            hint="Remove the other delta-spark jar from spark.jars or from Spark's own jars.",
         )

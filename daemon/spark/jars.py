@@ -1,4 +1,4 @@
-"""Spark's jars by Maven coordinates."""
+"""The jars that Spark needs, as Maven coordinates."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from daemon.config.settings import SparkSettings
 
 DELTA_JAR = "io.delta:delta-spark_4.1_2.13:4.4.0"
 
-# Not needed by the daemon: the demo and the tests read the Iceberg tables with it.
+# The demo and the tests read the Iceberg tables with this jar. The daemon does not need it.
 ICEBERG_JAR = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
-# hadoop-aws asks for `bundle`, every client of AWS in 600 MB. S3A needs three of them: `sts` for assumed roles and web
-# identities, the transfer manager for copies. All of it is 14 MB then.
+# hadoop-aws depends on `bundle`, which has all AWS clients in 600 MB. S3A needs only three modules, 14 MB in all: `s3`,
+# the transfer manager for copies, and `sts` for assumed roles and web identities.
 AWS_SDK = "2.29.52"  # the version that hadoop-aws 3.4.2 names
 AWS_MODULES = ("s3", "s3-transfer-manager", "sts")
 
-# Netty is Spark's own, in a newer version.
+# `bundle`: see above. Netty: Spark contains a newer version.
 S3_EXCLUDES = ("software.amazon.awssdk:bundle", "io.netty:*")
 
 
 def s3_jars() -> tuple[str, ...]:
-    """What Spark needs for S3 beside its own jars."""
+    """Return the packages that Spark needs for S3 in addition to its own jars."""
     return (
         f"org.apache.hadoop:hadoop-aws:{hadoop_version()}",
         *(f"software.amazon.awssdk:{module}:{AWS_SDK}" for module in AWS_MODULES),
@@ -31,7 +31,7 @@ def s3_jars() -> tuple[str, ...]:
 
 
 def hadoop_version() -> str:
-    """The version of the Hadoop that PySpark ships: its modules go together in one version only."""
+    """Return the version of the Hadoop that PySpark contains. All Hadoop modules must have the same version."""
     package = find_spec("pyspark")
     assert package is not None and package.origin is not None, "PySpark is one of our dependencies"
     names = [jar.name for jar in (Path(package.origin).parent / "jars").glob("hadoop-client-api-*.jar")]
@@ -41,13 +41,13 @@ def hadoop_version() -> str:
 
 
 def joined(given: str | None, *ours: str) -> str:
-    """A list as Spark writes lists, with what of `ours` is not in it yet."""
+    """Add those of `ours` that are missing to a comma-separated list, which is Spark's form of lists."""
     there = [item for item in (given or "").split(",") if item]
     return ",".join([*there, *(item for item in ours if item not in there)])
 
 
 def with_s3_jars(settings: SparkSettings) -> SparkSettings:
-    """The settings with the packages that read S3, and without what these would bring along in vain."""
+    """Add the packages for S3 to the settings, and exclude their dependencies that are not needed."""
     conf = dict(settings.conf)
     conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), *s3_jars())
     conf["spark.jars.excludes"] = joined(conf.get("spark.jars.excludes"), *S3_EXCLUDES)

@@ -1,4 +1,4 @@
-"""Whether there is a Java that Spark can run on; its own messages name classes, not the cause."""
+"""Checks Java before Spark starts: Spark's own messages about a wrong Java name classes, not the cause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER_MAX_S = 20.0
 
 
 def check_java() -> int:
-    """The major version of the Java that Spark would start. Raises PipelineAway when there is none or it is too old."""
+    """Return the major version of the Java that Spark would start. Raises PipelineAway if it is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     place = f"JAVA_HOME ({home})" if home else "PATH"

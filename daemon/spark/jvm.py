@@ -1,4 +1,4 @@
-"""Spark's JVM as a child process: started with what it must know, its output kept, ended for sure."""
+"""Spark's JVM as a child process: starts it with its launch settings, keeps its output, and ends it reliably."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 JVM_EXIT_MAX_S = 10
 
-# Ivy's report on twenty jars that it did not find.
+# Long enough for Ivy's report on twenty missing jars.
 LINES_KEPT = 400
 
 
 class JvmOutput:
-    """What Spark's JVM prints: its lines go to our log at debug level, the last ones are kept for an error."""
+    """The output of Spark's JVM. Its lines go to our log at debug level; the last lines are kept for error messages."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=LINES_KEPT)
-        # A pipe read from the start: resolving jars can print more than a pipe holds before the JVM is up.
+        # Read the pipe from the start: resolving jars can print more than a pipe can hold, and would then block.
         read_end, self.write_end = os.pipe()
         self._thread = threading.Thread(target=self._relay, args=(read_end,), name="spark-output", daemon=True)
         self._thread.start()
 
     def read_lines(self) -> list[str]:
-        """The last lines, once the JVM has ended and all that it said has come."""
+        """Return the last lines. Call this after the JVM has ended; it waits for the rest of the output."""
         self._thread.join(JVM_EXIT_MAX_S)
         return list(self._lines)
 
@@ -45,6 +45,7 @@ class JvmOutput:
 
 
 def launch_jvm(conf: Mapping[str, str], output: JvmOutput) -> None:
+    """Start the JVM with `conf` on its command line, and connect PySpark to it."""
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
@@ -58,7 +59,7 @@ def launch_jvm(conf: Mapping[str, str], output: JvmOutput) -> None:
 
 
 def end_jvm() -> None:
-    """`SparkSession.stop()` alone leaves the JVM and its memory behind."""
+    """End the JVM, and kill it if it does not end in time. `SparkSession.stop()` alone leaves the JVM running."""
     from pyspark import SparkContext  # noqa: PLC0415
 
     gateway = SparkContext._gateway

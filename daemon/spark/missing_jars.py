@@ -1,4 +1,4 @@
-"""What Ivy printed when Spark could not get its jars, in one sentence; its own report is a page."""
+"""Summarises Ivy's page-long report about missing jars in one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REASON = re.compile(r"(?P<host>Host \S+ not found)\.|Server access error at url 
 
 
 def find_missing_jars(lines: Iterable[str]) -> str | None:
-    """Which jars, where they were looked for, and why not: None where Ivy's report does not say that any is missing."""
+    """Return the missing jars, the places that Ivy searched and the reason; None if no jar is missing."""
     jars: dict[str, None] = {}
     repositories: dict[str, None] = {}
     cache = reason = None
@@ -29,6 +29,4 @@ def find_missing_jars(lines: Iterable[str]) -> str | None:
     if not jars:
         return None
     places = ", ".join([*([cache] if cache else []), *repositories])
-    return f"Spark's jars are not all here: {', '.join(jars)} not found in {places}" + (
-        f" ({reason})" if reason else ""
-    )
+    return f"jars for Spark are missing: {', '.join(jars)} not found in {places}" + (f" ({reason})" if reason else "")

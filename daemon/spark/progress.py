@@ -1,4 +1,4 @@
-"""How far a long Spark job has come."""
+"""Reports the progress of a long Spark job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLL_INTERVAL_S = 0.5
 
 @contextmanager
 def watched(spark: SparkSession, tasks: int, progress: Progress | None, what: str) -> Iterator[None]:
-    """While the block runs a job whose last stage has `tasks` tasks, call `progress` with the number of those done."""
+    """Report to `progress` how many tasks are done, while the block runs a job whose last stage has `tasks` tasks."""
     if progress is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""The Spark session: started when it is first needed, shared by all tables, ended with its JVM when it is idle."""
+"""The Spark session: starts at its first use, is shared by all tables, and ends with its JVM when it is idle."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
-    # A table's state in 50 parts, Delta's default, costs a small machine seconds for the smallest table.
+    # Delta's default of 50 partitions for a table's state takes seconds on a small machine, even for a tiny table.
     "spark.databricks.delta.snapshotPartitions": "8",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
-    # A table's state goes through the driver part by part, and is never held there whole.
+    # No limit: a table's state passes through the driver in parts, and the driver never holds all of it.
     "spark.driver.maxResultSize": "0",
-    # Spark takes the jars of its packages for Python archives, too; workers then read 33 of them before every task.
+    # Without this, Spark also treats the jars of its packages as Python archives; workers read all before each task.
     "spark.submit.pyFiles": "",
-    # A second attempt writes the same file as the first, which may be in use by then.
+    # A speculative attempt would overwrite the file of the first attempt, which may already be in use.
     "spark.speculation": "false",
 }
 LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
-# What spark-submit reads: the driver's JVM, its jars and the cluster manager's own.
+# Settings that spark-submit reads: those of the driver's JVM, of jars and of the cluster manager.
 AT_LAUNCH = (
     *("spark.master", "spark.app.name", "spark.submit.", "spark.log.level", "spark.driver.", "spark.executor."),
     *("spark.jars", "spark.files", "spark.archives", "spark.kerberos.", "spark.yarn.", "spark.kubernetes."),
@@ -53,14 +53,14 @@ AT_LAUNCH = (
 LAST_LINES = 5
 STACK_FRAME = re.compile(r"at [\w.$]+|\.\.\. \d+ more")
 SETUP_HINT = (
-    "Run `dvsync setup` once with a network, as the same user. A proxy is told to Java by JAVA_TOOL_OPTIONS="
-    "'-Dhttps.proxyHost=… -Dhttps.proxyPort=…', a mirror by spark.jars.repositories in spark.conf."
+    "Run `dvsync setup` once with network access, as the same user. For a proxy, set JAVA_TOOL_OPTIONS="
+    "'-Dhttps.proxyHost=… -Dhttps.proxyPort=…'; for a mirror, set spark.jars.repositories in spark.conf."
 )
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 def session_conf(settings: SparkSettings) -> dict[str, str]:
-    """The session's settings: ours, then the user's; lists of packages and extensions are joined, never replaced."""
+    """Return the session's settings: ours, overridden by the user's. Lists of packages and extensions are joined."""
     conf = {**DEFAULTS, **(LOCAL_DEFAULTS if settings.master.startswith("local") else {}), **settings.conf}
     conf.setdefault("spark.sql.catalog.spark_catalog", CATALOG)
     conf["spark.sql.extensions"] = joined(conf.get("spark.sql.extensions"), EXTENSION)
@@ -70,18 +70,21 @@ def session_conf(settings: SparkSettings) -> dict[str, str]:
 
 
 def launch_conf(conf: Mapping[str, str]) -> dict[str, str]:
-    """What the JVM must know when it starts, and nothing that may be secret: every user sees a command line.
+    """Return the settings that the JVM needs at its start, without secrets: every user can see its command line.
 
-    All the rest reaches Spark over the connection to the JVM.
+    The other settings reach Spark over the connection to the JVM.
     """
     return {key: value for key, value in conf.items() if key.startswith(AT_LAUNCH) and not SECRET_KEY.search(key)}
 
 
 class SparkPipeline:
-    """Holds at most one Spark session. A session that this process had before is used as it is and never ended."""
+    """Holds at most one Spark session. If the process already has an active session, uses it and never ends it."""
 
-    def __init__(self, settings: SparkSettings, clock: Clock | None = None) -> None:
+    def __init__(self, settings: SparkSettings, clock: Clock | None = None, *, retries: bool = True) -> None:
+        """Without `retries`, a failed start is the answer to every later call as well."""
         self._settings = settings
+        self._retries = retries
+        self._failed: PipelineAway | None = None
         self._clock = clock or SystemClock()
         self._lock = threading.RLock()
         self._session: SparkSession | None = None
@@ -95,14 +98,14 @@ class SparkPipeline:
 
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
-        """The session, for as long as the block lasts, from any thread.
+        """Provide the session for the duration of the block, in any thread.
 
-        Raises `PipelineAway` when Spark cannot be started, or when it dies while the block runs.
+        Raises `PipelineAway` if Spark cannot be started, or if it dies while the block runs.
         """
         with self._lock:
             if self._session is not None and _is_stopped(self._session):
                 self._end()
-            spark = self._session or self._start()
+            spark = self._session or self._try_start()
             self._users += 1
         try:
             _activate(spark)
@@ -111,17 +114,26 @@ class SparkPipeline:
             if not _is_stopped(spark):
                 raise
             with self._lock:
-                # Another thread that met the same death may have started a new session by now.
+                # Another thread may have noticed the same failure and started a new session already.
                 if self._session is spark:
                     self._end()
             raise PipelineAway(
                 f"the Spark session died: {error}",
-                hint="dvsync starts a new one at the next try. If it ran out of memory, raise spark.driver.memory.",
+                hint="dvsync starts a new session next time. If Spark ran out of memory, raise spark.driver.memory.",
             ) from error
         finally:
             with self._lock:
                 self._users -= 1
                 self._last_used_s = self._clock.monotonic_s()
+
+    def _try_start(self) -> SparkSession:
+        if self._failed is not None and not self._retries:
+            raise self._failed
+        try:
+            return self._start()
+        except PipelineAway as error:
+            self._failed = error
+            raise
 
     def _start(self) -> SparkSession:
         from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -131,11 +143,11 @@ class SparkPipeline:
             self._session, self._owned = running, False
             return running
         check_pipeline(self._settings)
-        # PySpark starts its workers with the first python3 on PATH unless it is told.
+        # Otherwise PySpark starts its workers with the first python3 on PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         if self._settings.master.startswith("local"):
-            # Spark looks up the machine's own name otherwise, and does not start where nobody resolves it.
+            # Otherwise Spark resolves the machine's own name, and does not start if that fails.
             os.environ.setdefault("SPARK_LOCAL_IP", LOCAL_DEFAULTS["spark.driver.bindAddress"])
         builder = SparkSession.builder.master(self._settings.master)
         conf = session_conf(self._settings)
@@ -149,7 +161,7 @@ class SparkPipeline:
             check_session(session)
             self._session, self._owned = session, True
             if threading.current_thread() is threading.main_thread():
-                # PySpark puts its own handler there, which cancels jobs and raises KeyboardInterrupt.
+                # Restore our handler: PySpark installs its own, which cancels jobs and raises KeyboardInterrupt.
                 signal.signal(signal.SIGINT, interrupt)
         except PipelineAway:
             end_jvm()
@@ -162,13 +174,13 @@ class SparkPipeline:
                 raise PipelineAway(missing, hint=SETUP_HINT) from error
             said = [line for line in lines if not STACK_FRAME.match(line)][-LAST_LINES:]
             raise PipelineAway(
-                f"Spark could not be started: {error}; its last words: {' / '.join(said) or 'none'}",
-                hint="See the last lines of its output and Spark's log. dvsync tries again.",
+                f"Spark could not be started: {error}; its last output: {' / '.join(said) or 'none'}",
+                hint="See Spark's last output in the message, and its log. dvsync tries again.",
             ) from error
         return self._session
 
     def stop_if_idle(self) -> bool:
-        """End the session when nobody has used it for the configured time; says whether it did."""
+        """End the session if nobody has used it for the configured time. Returns whether it was ended."""
         with self._lock:
             idle_s = self._clock.monotonic_s() - self._last_used_s
             if self._session is None or not self._owned or self._users or idle_s < self._settings.idle_timeout_s:
@@ -187,25 +199,25 @@ class SparkPipeline:
         with suppress(Exception):
             session.stop()
         with suppress(Exception):
-            # At a dead JVM the first attempt fails half-way, and the next start would meet what is left of the context.
+            # If the JVM is dead, session.stop() fails half-way; a stale context would then break the next start.
             session.sparkContext.stop()
         end_jvm()
 
 
 def _activate(session: SparkSession) -> None:
-    """Make it the active session of the JVM's thread that serves this one.
+    """Make `session` the active session of the JVM thread that serves the current Python thread.
 
-    Spark keeps the active session for each thread, and sets it only in the one that made the session. Delta asks for it
-    where it replays a log without a checksum file, and fails with DELTA_SPARK_SESSION_NOT_SET where there is none.
+    Spark keeps an active session for each thread, and sets it only in the thread that created the session. Delta needs
+    it to replay a log without a checksum file, and otherwise fails with DELTA_SPARK_SESSION_NOT_SET.
     """
     jvm: Any = session._jvm
     jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
 
 
 def _is_stopped(session: SparkSession) -> bool:
-    """Whether its context ended by itself, as when a cluster kills the application: the JVM lives on then."""
+    """Return whether the session's context has stopped. A cluster can stop it while the JVM lives on."""
     context: Any = session.sparkContext._jsc
     try:
         return context is None or bool(context.sc().isStopped())
-    except Exception:  # Py4J has many ways to say that nobody answers.
+    except Exception:  # Py4J raises many kinds of exceptions when the JVM does not answer.
         return True

@@ -1,6 +1,6 @@
-"""`dvsync setup`: have Spark resolve and keep its jars before they are needed.
+"""`dvsync setup`: lets Spark download its jars before they are needed.
 
-`python -m daemon.spark.setup` does it for the demo and the tests.
+`python -m daemon.spark.setup` does the same for the demo and the tests.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from daemon.spark.session import SparkPipeline, session_conf
 
 
 def fetch_jars(settings: SparkSettings) -> str:
-    """Start Spark once, which keeps its packages in the user's Ivy cache; says what is there. Raises PipelineAway.
+    """Start Spark once, so that it stores its packages in the user's Ivy cache. Returns a message with the versions.
 
-    Of `settings` the packages count and where they come from; no cluster is asked.
+    Only the settings about packages and repositories are used; Spark runs locally. Raises PipelineAway.
     """
     java = check_pipeline(settings)
     conf = {key: value for key, value in settings.conf.items() if key.startswith("spark.jars")}
     pipeline = SparkPipeline(SparkSettings(master="local[1]", conf=conf))
     try:
         with pipeline.session() as spark:
-            jars = session_conf(settings).get("spark.jars.packages", "those of spark.jars").replace(",", ", ")
+            jars = session_conf(settings).get("spark.jars.packages", "the jars in spark.jars").replace(",", ", ")
             return f"Java {java} and Spark {spark.version} are ready: {jars}"
     finally:
         pipeline.close()

@@ -1,4 +1,4 @@
-"""A Delta table's whole state at one version, from Delta on Spark: any kind of checkpoint, any number of files."""
+"""Reads a Delta table's whole state at one version with Delta on Spark: any kind of checkpoint, any number of files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Delta's names of the columns of `daemon.delta.table_state.ADDS`.
+# The columns of `ADDS`, as Delta names them.
 ADD_COLUMNS = (
     "path",
     "partitionValues AS partition_values",
@@ -39,8 +39,8 @@ ADD_COLUMNS = (
     "deletionVector.sizeInBytes AS dv_size",
     "deletionVector.cardinality AS dv_cardinality",
 )
-# Where the newest protocol and metadata are looked for once Delta has refused a table.
-COMMITS_LOOKED_AT_MAX = 100
+# After Delta has refused a table, at most so many commits are searched for the newest protocol and metadata.
+COMMITS_SEARCHED_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,11 @@ class _MetadataLine(msgspec.Struct):
 
 
 def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = None) -> SparkState:
-    """The state at `version`, or the newest.
+    """Read the state at `version`, or the newest state.
 
-    Raises `Unsupported` when Delta itself refuses the table, `CorruptInput` when its log is broken, `CommitIncomplete`
-    when one of its commits is being written, `ObjectMissing` when it has none, and what is away.
+    Raises `Unsupported` if Delta itself refuses the table, `CorruptInput` if its log is broken, `CommitIncomplete`
+    while one of its commits is being written, `ObjectMissing` if it has no log, and `ObjectStoreAway` or
+    `PipelineAway`.
     """
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -127,7 +128,7 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
             frame=DataFrame(snapshot.allFiles().toDF(), spark).selectExpr(*ADD_COLUMNS),
         )
     except msgspec.ValidationError as error:
-        refused = CorruptInput(f"the metadata is not one of Delta's: {error}", path=log.folder, hint=HINT_METADATA)
+        refused = CorruptInput(f"the metadata is not valid: {error}", path=log.folder, hint=HINT_METADATA)
         raise _find_fault(log, refused) or refused from error
     except (PySparkException, Py4JJavaError) as error:
         known = as_known_error(error, log.folder, version)
@@ -137,9 +138,10 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
 
 
 def _as_followed(log: DeltaLog, refused: SyncError) -> SyncError:
-    """What following the log says of the same fault, with Delta's reason; `refused` where it says nothing.
+    """Return the error that reading the log commit by commit gives for the same fault, with Delta's reason added.
 
-    It names commit, line and column, and tells a commit that is being written from a broken one; Delta does neither.
+    That error names commit, line and column, and distinguishes an unfinished commit from a broken one; Delta's error
+    does neither. Returns `refused` if our reader finds no fault.
     """
     found = _find_fault(log, refused)
     if found is None or isinstance(found, CommitIncomplete):
@@ -162,9 +164,9 @@ def _find_fault(log: DeltaLog, refused: SyncError) -> SyncError | None:
 
 
 def _check_newest(log: DeltaLog) -> None:
-    """Raise what following raises for the newest protocol and metadata, and for the commits after them."""
+    """Read the newest protocol and metadata and the commits after them. Raises what following the log would raise."""
     protocol = metadata = following = changed = None
-    for version in log.list_commits()[: -COMMITS_LOOKED_AT_MAX - 1 : -1]:
+    for version in log.list_commits()[: -COMMITS_SEARCHED_MAX - 1 : -1]:
         if following is not None and following != version + 1:
             raise log.gap(following - 1, following)
         commit, following = log.read_commit(version), version
@@ -190,7 +192,7 @@ def _check_newest(log: DeltaLog) -> None:
 def _snapshot(spark: SparkSession, location: str, version: int | None) -> Any:
     jvm: Any = spark._jvm
     delta_log = jvm.org.apache.spark.sql.delta.DeltaLog
-    # Delta keeps logs by path for an hour: a table made anew at the same place would be taken for the old one.
+    # Delta caches logs by path for an hour. Without this, it would return the old log of a recreated table.
     delta_log.invalidateCache(spark._jsparkSession, jvm.org.apache.hadoop.fs.Path(location))
     log = delta_log.forTable(spark._jsparkSession, location)
     if version is None:
@@ -199,5 +201,5 @@ def _snapshot(spark: SparkSession, location: str, version: int | None) -> Any:
 
 
 def _default(owner: Any, method: str, parameter: int) -> Any:
-    """Scala's default argument, as py4j can reach it."""
+    """Return the default value of a Scala parameter, which py4j reaches through a generated method."""
     return getattr(owner, f"{method}$default${parameter}")()

@@ -1,4 +1,4 @@
-"""Functions in Spark's tasks, whose values and errors arrive as themselves."""
+"""Runs functions in Spark's tasks, and returns their values and raises their errors with their own types."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 T = TypeVar("T")
 
-# Spark reports an exception of a worker as text only: what a task raises travels as its values do, pickled.
+# Spark reports a worker's exception only as text, so values and errors come back pickled.
 ANSWERS = pa.schema([pa.field("value", pa.binary()), pa.field("error", pa.binary())])
 
 
 @dataclass(frozen=True)
 class Answers(Sequence[T]):
-    """What tasks gave, in order. A value is unpickled when it is asked for: until then it is on the disk."""
+    """The values that tasks returned, in order. Each is unpickled when it is read, and is on the disk until then."""
 
     pickled: pa.ChunkedArray
 
@@ -47,9 +47,9 @@ class Answers(Sequence[T]):
 
 
 def run_on_spark(frame: DataFrame, function: Callable[[Iterable[pa.RecordBatch]], Iterator[T]]) -> Answers[T]:
-    """The values that `function` gives for the frame's batches, one call a partition, in Spark's tasks.
+    """Call `function` with the batches of each partition of the frame, in Spark's tasks; return all values.
 
-    A `SyncError` raised there is raised here again. Also raises what reading the frame comes to (`failures.py`).
+    A `SyncError` raised there is raised here again. Also raises the errors of reading the frame itself (`failures.py`).
     """
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
 
@@ -63,7 +63,7 @@ def run_on_spark(frame: DataFrame, function: Callable[[Iterable[pa.RecordBatch]]
 def map_on_spark(
     spark: SparkSession, chunks: Sequence[Sequence[S]], function: Callable[[Iterable[S]], Iterator[T]]
 ) -> Answers[T]:
-    """The values that `function` gives for each of `chunks`, each in a task of its own. Raises as `run_on_spark`."""
+    """Call `function` with each of `chunks`, each in its own task; return all values. Raises as `run_on_spark`."""
     pickled = [pickle.dumps(chunk) for chunk in chunks]
     rows = pa.table({"number": pa.array(range(len(chunks))), "chunk": pa.array(pickled, pa.binary())})
     frame = spark.createDataFrame(rows).repartitionByRange(len(chunks), "number").sortWithinPartitions("number")
@@ -92,8 +92,11 @@ def _answer(**columns: bytes) -> pa.RecordBatch:
 
 
 def _forget_archives() -> None:
-    """Spare the next task 0.2 s: before each, PySpark's `importlib.invalidate_caches` reads each archive that something
-    was imported from anew, Spark's own jar among them. What is needed again is found again."""
+    """Forget the archives that Python has imported from, which saves the next task 0.2 s.
+
+    Before each task PySpark calls `importlib.invalidate_caches`, which reads each known archive again, Spark's own jar
+    among them. Python finds an archive again if it is needed.
+    """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimporter):
             del sys.path_importer_cache[path]

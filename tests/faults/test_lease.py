@@ -14,8 +14,8 @@ from filelock import FileLock
 from daemon.clock import SystemClock
 from daemon.errors import CommitConflict, CommitOutcomeUnknown, StateStoreAway, TargetChanged, TargetHeld
 from daemon.iceberg import target
+from daemon.pipeline.runner import Runner
 from daemon.service.lease import LeaseKeeper, hold_lease
-from daemon.sync import recovery
 from daemon.sync.context import Writer
 from daemon.sync.recovery import end_intents
 from state import LeaseLost, StateUnavailable
@@ -389,7 +389,7 @@ def test_whose_table_it_is_is_asked_once(benches, table, monkeypatch):
     asked: list[int] = []
     find = second.context.log.find_first_table_id
     monkeypatch.setattr(second.context.log, "find_first_table_id", lambda: asked.append(0) or find())
-    monkeypatch.setattr(recovery, "read_table_state", lambda *_: pytest.fail("without Spark"))
+    monkeypatch.setattr(Runner, "open_state", lambda *_: pytest.fail("no state is read"))
     for _ in range(3):
         with pytest.raises(TargetHeld):
             second.follower.sync()

@@ -156,7 +156,7 @@ def test_a_table_whose_folder_vanished_is_in_sight_until_it_is_forgotten(tmp_pat
         shutil.move(tmp_path / "orders", tmp_path / "lake" / "orders")
         running.synced_to("lake.orders", append(table))
         until(lambda: running.reasons() == "")
-        assert "it is followed" in command(config, "forget", "lake.orders").stderr
+        assert "the table is still followed" in command(config, "forget", "lake.orders").stderr
 
     shutil.move(tmp_path / "lake" / "orders", tmp_path / "orders")
     with daemon(config) as running:

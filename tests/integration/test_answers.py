@@ -48,7 +48,7 @@ def test_small_answers(spark: SparkSession, rows: str) -> None:
 
 def test_no_room_for_an_answer(spark: SparkSession, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    with pytest.raises(PipelineAway, match=r"Spark's answer cannot be kept in .*gone: No such file") as raised:
+    with pytest.raises(PipelineAway, match=r"Spark's answer cannot be stored in .*gone: No such file") as raised:
         collect(spark.range(3))
     assert "TMPDIR" in (raised.value.hint or "")
 
@@ -60,7 +60,7 @@ def test_a_disk_that_is_full_in_the_middle_of_an_answer(spark: SparkSession) -> 
     pool = ThreadPoolExecutor(1)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     try:
-        with pytest.raises(PipelineAway, match=r"Spark's answer cannot be kept in .*: "):
+        with pytest.raises(PipelineAway, match=r"Spark's answer cannot be stored in .*: "):
             pool.submit(collect, frame).result(timeout=60)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -61,7 +61,7 @@ def test_a_table_that_can_be_followed(spark: SparkSession, service: Service, tmp
         "note      column name: Spark pads CHAR values",
         "note      hidden columns: _row-",
         "reader    Daft: ",
-        "reader    PyIceberg, Polars: moment: wrong before 1677",
+        "reader    PyIceberg, Polars: moment: INT96 values before 1677 or after 2262 are wrong",
         "reader    PyIceberg, Polars (with PyIceberg): structs: a null list",
     ):
         assert told in output, f"{told!r} is not in\n{output}"

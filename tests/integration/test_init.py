@@ -68,7 +68,7 @@ def test_from_delta_tables_to_iceberg_tables(
         f"file://{tmp_path}/{ORDERS} at version 2: can be followed\n",
         f"file://{tmp_path}/{ODD} at version 0: would be refused\n",
         "refused   column v: ",
-        "config.yaml is written. Tables: 3 can be followed, 1 refused.",
+        "Wrote config.yaml. Tables: 3 can be followed, 1 refused.",
     ):
         assert said in output, output
     assert code == 0
@@ -97,7 +97,7 @@ def test_a_refused_table_of_a_pattern(spark: SparkSession, tmp_path: Path, monke
     code, output = dvsync("init", "raw/*", "--config", "own.yaml")
     assert code == 0, output
     unwrapped = Path("own.yaml").read_text().replace("\n  #   ", " ")
-    assert "  # Tables that it finds now: 2.\n" in unwrapped
+    assert "  # Matching tables now: 2.\n" in unwrapped
     assert f"  # file://{tmp_path}/{SHOWN} will be parked: column v: " in unwrapped
     code, output = dvsync("sync", "--config", "own.yaml")
     assert code == 1

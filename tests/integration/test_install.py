@@ -131,14 +131,14 @@ def test_setup_says_which_jar_it_could_not_get_from_where(dvsync: Path, folder: 
     message, hint = result.stderr.splitlines()[-2:]
     for told in (DELTA_JAR, str(folder / "ivy" / "cache"), "https://repo1.maven.org", "Connection refused"):
         assert told in message, result.stderr
-    assert "Run `dvsync setup` once with a network" in hint
+    assert "Run `dvsync setup` once with network access" in hint
 
 
 def test_sync_fails_the_table_that_needs_the_jar(dvsync: Path, folder: Path, no_network: dict[str, str]):
     """The other one gets its turn; exit code 1."""
     result = ask(dvsync, "sync", folder=folder, environment=no_network)
     assert result.returncode == 1
-    assert f"db.new: PipelineAway: Spark's jars are not all here: {DELTA_JAR} not found in" in result.stdout
+    assert f"db.new: PipelineAway: jars for Spark are missing: {DELTA_JAR} not found in" in result.stdout
     assert "db.away: the Delta table is not there yet" in result.stdout
 
 
@@ -229,7 +229,7 @@ def test_another_spark_or_delta_is_refused_before_it_starts(tmp_path: Path, monk
     (jars / "spark-core_2.13-4.1.1.jar").touch()
     assert check_pipeline(SparkSettings(conf={"spark.jars.packages": f"a:b:1,{DELTA_JAR}"})) >= 17
     other = "io.delta:delta-spark_4.0_2.13:4.0.0"
-    with pytest.raises(PipelineAway, match=f"names {other}, and dvsync is built on {DELTA_JAR}"):
+    with pytest.raises(PipelineAway, match=f"names {other}, but dvsync needs {DELTA_JAR}"):
         check_pipeline(SparkSettings(conf={"spark.jars.packages": f"a:b:1,{other}"}))
 
 
@@ -246,5 +246,5 @@ def test_the_delta_that_spark_loaded_is_looked_at(spark, monkeypatch: pytest.Mon
     check_session(spark)
     check_jars(SparkSettings())
     monkeypatch.setattr(installed, "DELTA_VERSION", "4.0.0")
-    with pytest.raises(PipelineAway, match=r"with Delta 4\.4\.0 was started, dvsync needs 4\.1 and 4\.0\.0"):
+    with pytest.raises(PipelineAway, match=r"with Delta 4\.4\.0 was started, but dvsync needs 4\.1 and 4\.0\.0"):
         check_session(spark)

@@ -1,1 +1,1 @@
-"""The only place that touches PyIceberg's private names (pinned to 0.12.x), each with the reason."""
+"""The only package that uses private names of PyIceberg (pinned to 0.12.x). Each use states its reason."""

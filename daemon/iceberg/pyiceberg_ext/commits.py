@@ -1,4 +1,4 @@
-"""Staging a table, and one compare-and-swap at the catalog, with the names of its metadata files known in advance."""
+"""Stages tables, and commits by one compare-and-swap at the catalog. Names of metadata files are known in advance."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def stage_table(
     location: str | None,
     properties: Mapping[str, str],
 ) -> Table:
-    """A table that exists nowhere yet: its uuid, location and FileIO, as the catalog would have them."""
+    """Return a table that does not exist yet, with the uuid, location and FileIO that the catalog would give it."""
     transaction = catalog.create_table_transaction(
         identifier, schema=schema, location=location, partition_spec=spec, properties=dict(properties)
     )
-    # The transaction offers no way to its staged table, and its own updates would give every field a new id.
+    # The transaction has no public access to its staged table, and committing it would give every field a new id.
     return transaction._table
 
 
@@ -41,8 +41,8 @@ Announce = Callable[[Sequence[str]], None]
 
 @dataclass(frozen=True)
 class _Commit:
-    """The commit in work: whom to tell the names of metadata files, and which files they will lead to that this process
-    has written and not forced to the disk yet.
+    """The commit in progress. `announce` gets the paths of metadata files before they are written. `written` are files
+    that this process wrote for the commit, and that are not forced to the disk yet.
     """
 
     announce: Announce
@@ -53,15 +53,18 @@ _commit: ContextVar[_Commit | None] = ContextVar("commit", default=None)
 
 
 def writes_metadata_files(catalog: Catalog) -> bool:
-    """Whether the client of `catalog` names and writes metadata files. A REST catalog's server writes its own: which of
-    them it still needs, for a branch or a tag of the whole catalog perhaps, is its business.
+    """Return whether the client of `catalog` names and writes metadata files.
+
+    The server of a REST catalog writes its own. We never remove those: only the server knows which it still needs, for
+    example for a branch or tag of the whole catalog.
     """
     return isinstance(catalog, MetastoreCatalog)
 
 
 def announce_metadata_files(catalog: Catalog) -> None:
-    """From now on `commit_updates` tells the names of metadata files before `catalog` writes them, if it does, and
-    forces them to the disk before `catalog` names them.
+    """Make `commit_updates` announce the paths of metadata files before `catalog` writes them.
+
+    The files are also forced to the disk before the catalog refers to them. Does nothing for a REST catalog.
     """
     if not isinstance(catalog, MetastoreCatalog):
         return
@@ -72,10 +75,10 @@ def announce_metadata_files(catalog: Catalog) -> None:
             commit.announce([metadata_path])
         make_folder_of(metadata_path)
         type(catalog)._write_metadata(metadata, io, metadata_path)
-        # All at once, and their folder but once.
+        # Force all files in one call, so that their folder is forced only once.
         force_to_disk([*(commit.written if commit else ()), metadata_path])
 
-    # The name is made inside of the commit, and this is the first step that sees it.
+    # PyIceberg makes up the name inside of the commit, and this is the first function that gets it.
     catalog._write_metadata = write_metadata  # type: ignore[method-assign]
 
 
@@ -88,19 +91,19 @@ class _CommitTableRequest(CommitTableRequest):
 
 
 def complete_rest_requests() -> None:
-    """From now on clients of REST catalogs send all of what `added_schema` makes.
+    """Make clients of REST catalogs send all fields of the update that `added_schema` returns. Patches PyIceberg.
 
-    Nessie 0.99 refuses `add-schema` without the field that the REST specification calls deprecated, and that Java
-    clients send. PyIceberg does not have it, and writes no more of an update than it has.
+    Nessie 0.99 refuses `add-schema` without `last-column-id`, which the REST specification calls deprecated and which
+    Java clients send. PyIceberg lacks this field, and serializes only the fields that it knows.
     """
-    # With its HTTP client it is a tenth of all that `dvsync sync` imports, and other catalogs do without.
+    # Import late: with its HTTP client, this is a tenth of all imports of `dvsync sync`. Other catalogs do not need it.
     from pyiceberg.catalog import rest  # noqa: PLC0415
 
     rest.CommitTableRequest = _CommitTableRequest  # type: ignore[assignment, attr-defined]
 
 
 def added_schema(schema: Schema, table: Table) -> TableUpdate:
-    """Adds `schema`, in a way that every REST catalog takes."""
+    """Return an update that adds `schema`, in a form that every REST catalog accepts."""
     return _AddSchemaUpdate(schema_=schema, last_column_id=max(schema.highest_field_id, table.metadata.last_column_id))
 
 
@@ -112,16 +115,16 @@ def commit_updates(
     *,
     written: Sequence[str] = (),
 ) -> None:
-    """One compare-and-swap at the catalog; `table` shows the new metadata afterwards.
+    """Commit by one compare-and-swap at the catalog. Afterwards `table` has the new metadata.
 
-    The files in `written` are on the disk before the catalog is asked.
+    The files in `written` are forced to the disk before the catalog is asked.
     """
     if not writes_metadata_files(table.catalog):
         force_to_disk(written)
     in_work = _commit.set(_Commit(announce, written))
     try:
-        # Transactions bring their own snapshot producers and retries; this is the step below them, which also applies
-        # `write.metadata.delete-after-commit.enabled`.
+        # Transactions have their own snapshot producers and retries, which we cannot use. This is the function below
+        # them; it also applies `write.metadata.delete-after-commit.enabled`.
         table._do_commit(updates=updates, requirements=requirements)
         if writes_metadata_files(table.catalog):
             metadata_cache.written_metadata.add(table.metadata_location, table.metadata)

@@ -1,4 +1,4 @@
-"""The metadata files that this process wrote, kept in memory: the next commit need not read them."""
+"""Caches the table metadata that this process wrote, so that the next commit need not read it again."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from daemon.iceberg.pyiceberg_ext.records import unreadable
 
 WRITTEN_METADATA_MAX_BYTES = 64 << 20
 
-# About what each takes in memory: snapshots and columns were measured, the rest is taken for as much.
+# Estimated bytes in memory. The values for snapshots and columns were measured; METADATA_BYTES is a guess for the rest.
 SNAPSHOT_BYTES, COLUMN_BYTES, METADATA_BYTES = 6000, 1200, 20_000
 
 
 class WrittenMetadata:
-    """The newest metadata of the tables that this process committed to last, one a table.
+    """A cache of the newest metadata of each table that this process committed to. The oldest entry is dropped first.
 
-    A commit reads the metadata twice, and most of its time went into that where snapshots are many. Nobody changes a
-    metadata object, and nobody else writes to the names that we made up: a file of theirs is what we remember of it.
+    A commit reads the metadata twice; with many snapshots that took most of its time. The cache is safe: metadata
+    objects are immutable, and a metadata file's unique name is written once.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        # By the table's uuid, and the uuids by the file's place.
+        # The entries by table uuid, and the table uuids by the path of the metadata file.
         self._by_table: dict[UUID, tuple[str, TableMetadata, int]] = {}
         self._tables: dict[str, UUID] = {}
         self._lock = Lock()
@@ -65,11 +65,14 @@ _read_metadata = FromInputFile.table_metadata
 
 
 def find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableMetadata:
+    """Return the metadata from the cache, or read the file. Raises ObjectMissing and TargetUnreadable."""
     metadata = written_metadata.find(input_file.location)
-    # One that somebody removed is missed as any other.
+    # Check that the file still exists: if somebody removed it, the table is broken for everyone else.
     if metadata and input_file.exists():
         return metadata
-    hint = "Restore the file, or let `dvsync resync` go back to the newest one of the table that can be read."
+    hint = (
+        "Restore the file, or run `dvsync resync`, which goes back to the newest readable metadata file of the table."
+    )
     try:
         return _read_metadata(input_file, encoding)
     except FileNotFoundError as error:
@@ -82,10 +85,10 @@ def find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableM
 
 
 def remember_metadata() -> None:
-    """From now on this process remembers the metadata that it commits, whatever catalog a table is in."""
-    # All catalogs whose client reads metadata files do it by this.
+    """Make this process cache the metadata that it commits, for tables in any catalog. Patches PyIceberg."""
+    # Every catalog client that reads metadata files calls this function.
     FromInputFile.table_metadata = staticmethod(find_or_read_metadata)  # type: ignore[method-assign]
-    # Each change of a table ends with a deep copy of its metadata: of every snapshot ever, none of which ever changes.
-    # Nor does a schema, but for what it finds out of itself when asked: while another thread asks, it cannot be copied.
+    # Each commit deep-copies the metadata, also of every snapshot, although snapshots never change. Schemas
+    # do not change either, except for cached attributes: copying fails while another thread computes one.
     for constant in (Snapshot, SnapshotLogEntry, MetadataLogEntry, Schema):
         constant.__deepcopy__ = lambda self, memo=None: self  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Records of manifests and manifest lists, and the Avro files that they are read from."""
+"""Records of manifests and manifest lists, and readers of their Avro files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ D = TypeVar("D", bound=StructProtocol)
 
 
 class ResolvedAvroFile(AvroFile[D]):
-    """Reads with what `resolve` makes of the file's Avro schema, and may remember: a manifest list is read faster than
-    its schema.
+    """Reads an Avro file with the reader that `resolve` returns for the file's schema.
+
+    `resolve` may cache readers: parsing the schema takes longer than reading a manifest list.
     """
 
     def __init__(self, input_file: InputFile, resolve: Callable[[str], Reader]) -> None:
@@ -27,14 +28,14 @@ class ResolvedAvroFile(AvroFile[D]):
         self._resolve = resolve
 
     def records(self) -> list[D]:
-        """All records of the file. Raises TargetUnreadable; what the store raises stays as it is."""
+        """Read all records of the file. Raises TargetUnreadable. Exceptions of the store pass through."""
         with self.input_file.open() as stream:
             data = stream.read()
-        # Whatever a decoder may stumble over in bytes that are not Avro.
+        # Catch everything: a decoder may raise any exception for bytes that are not Avro.
         try:
             self.decoder = new_decoder(data)
             self.header = self._read_header()
-            # PyIceberg's compiled decoder reads on behind the end of a file that was cut, in whatever memory is there.
+            # Check the end first: PyIceberg's compiled decoder reads past the end of a truncated file, in any memory.
             if not data.endswith(self.header.sync):
                 raise ValueError("the sync bytes at its end are missing")
             self.reader = self._resolve(self.header.meta["avro.schema"])
@@ -44,18 +45,18 @@ class ResolvedAvroFile(AvroFile[D]):
             raise unreadable(why, self.input_file.location) from error
 
 
-ANEW = "Restore the file, or let `dvsync resync` write the newest snapshot anew from Delta's state."
+HINT_UNREADABLE = "Restore the file, or run `dvsync resync`, which writes the newest snapshot anew from Delta's state."
 
 
-def unreadable(why: str, path: str, hint: str = ANEW) -> TargetUnreadable:
+def unreadable(why: str, path: str, hint: str = HINT_UNREADABLE) -> TargetUnreadable:
     return TargetUnreadable(f"a metadata file of the Iceberg table is damaged: {why}", path=path, hint=hint)
 
 
 class PreciseAvroFile(ResolvedAvroFile[D]):
-    """Reads doubles as doubles: PyIceberg 0.12's compiled decoder takes them for floats. Several times slower."""
+    """Reads doubles correctly, but several times slower: PyIceberg 0.12's compiled decoder reads them as floats."""
 
     def _read_block(self) -> int:
-        # The block's decoder is made in here and nowhere else.
+        # Overridden because PyIceberg creates the decoder of a block here and nowhere else.
         if self.block and self.decoder.read(SYNC_SIZE) != self.header.sync:
             raise ValueError("the sync bytes of a block are wrong")
         records = self.decoder.read_int()
@@ -66,21 +67,21 @@ class PreciseAvroFile(ResolvedAvroFile[D]):
         return records
 
 
-# Records are held in the shape of v3, the widest, which only this parameter of PyIceberg's records selects; files are
-# written in the table's own version.
+# In memory, records have the fields of format version 3, which has the most; this parameter selects them. Files are
+# written in the table's own format version.
 RECORD_VERSION: Final = 3
 
 
 def data_file_record(partition: Sequence[Any], **fields: Any) -> DataFile:
-    """A `data_file` of Iceberg spec, "Data File Fields", by field names; what is not given is null."""
+    """Make a `data_file` of Iceberg spec, "Data File Fields", by field names. Missing fields are null."""
     return DataFile.from_args(_table_format_version=RECORD_VERSION, partition=Record(*partition), **fields)
 
 
 def entry_record(status: ManifestEntryStatus, data_file: DataFile, **fields: Any) -> ManifestEntry:
-    """A `manifest_entry` of Iceberg spec, "Manifests"."""
+    """Make a `manifest_entry` of Iceberg spec, "Manifests"."""
     return ManifestEntry.from_args(_table_format_version=RECORD_VERSION, status=status, data_file=data_file, **fields)
 
 
 def manifest_record(**fields: Any) -> ManifestFile:
-    """A `manifest_file` of Iceberg spec, "Manifest Lists", by field names; what is not given is null."""
+    """Make a `manifest_file` of Iceberg spec, "Manifest Lists", by field names. Missing fields are null."""
     return ManifestFile.from_args(_table_format_version=RECORD_VERSION, **fields)

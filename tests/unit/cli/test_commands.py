@@ -151,7 +151,7 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
     lost = Path(followed.iceberg().location().removeprefix("file://")) / "data" / "7-000000-deletes.parquet"
     lost.write_bytes(b"x")
     os.utime(lost, (0, 0))
-    assert f"  found, unknown to the state database: file://{lost}\n" in dvsync("cleanup", "--scan").output
+    assert f"  unknown to the state database: file://{lost}\n" in dvsync("cleanup", "--scan").output
     assert "removed 1 files, 1 byte (delete-file 1)" in dvsync("cleanup", "--scan", "--remove").output
     assert dvsync("cleanup", "--remove").exit_code == 2
     assert len(followed.iceberg().scan().to_arrow()) == 4
@@ -175,7 +175,7 @@ def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
     """A paused table is skipped and says so; a resync writes the table anew at the next sync, once."""
     assert dvsync("pause", "t", config=FOLLOWED).output == "t: paused\n"
     result = dvsync("sync")
-    assert (result.exit_code, result.output) == (0, "t: paused; `dvsync resume t` lets it go on\n")
+    assert (result.exit_code, result.output) == (0, "t: paused; `dvsync resume t` resumes it\n")
     assert json.loads(dvsync("status", "--json").output)[0]["state"] == "paused"
     assert dvsync("resume", "t").output == "t: resumed\n"
     assert dvsync("resume", "t").output == "t: was neither parked nor paused; nothing to do\n"
@@ -196,7 +196,7 @@ def test_a_changed_configuration_forgets_nothing_by_a_pause(dvsync, followed: Be
     for command in ("pause", "resync"):
         result = dvsync(command, "t", config=FOLLOWED.replace("lake.t", "lake.t_v2"))
         assert result.exit_code == 2
-        assert f"the state database knows it as {followed.source} -> lake.t" in result.output
+        assert f"the state database has this name for {followed.source} -> lake.t" in result.output
     assert followed.store.list_tables() == before
 
 

@@ -170,7 +170,7 @@ def test_a_duration_needs_a_unit_and_sane_bounds(load, duration):
         ("- a\n- b\n", "must be a mapping"),
         ("a: [1, 2\nb: 3\n", "line 2, column 2"),
         ("a: !!python/object/apply:os.system ['true']\n", "line 1, column 4"),
-        ("a: \x00", "not a text"),
+        ("a: \x00", "the file is not UTF-8 text"),
     ],
 )
 def test_a_document_that_is_none_is_told_apart(load, text, words):
@@ -182,12 +182,12 @@ def test_a_catalog_that_cannot_be_is_told(load):
     """Without asking anybody: a kind that PyIceberg does not have, a misspelt property, no place for an SQL catalog."""
     text = "catalogs: {local: %s}\ntables: [{source: x, target: a.b}]"
     assert faults_of(load, text % '{type: sqll, uri: "sqlite:///c.db", warehose: wh}') == [
-        "catalogs.local.type: PyIceberg has no such kind of catalog; it has "
+        "catalogs.local.type: PyIceberg has no such catalog type; it has "
         "rest, hive, glue, dynamodb, sql, in-memory, bigquery",
         "catalogs.local.warehose: unknown property, did you mean warehouse?",
     ]
     assert faults_of(load, text % "{type: sql}") == [
-        "catalogs.local.uri: is missing, the SQLAlchemy URL of the catalog's database",
+        "catalogs.local.uri: is missing; give the SQLAlchemy URL of the catalog's database",
         "catalogs.local.warehouse: is missing, and a.b has no location of its own",
     ]
     placed = "catalogs: {local: {type: SQL, uri: 'sqlite:///c.db'}}\ntables: [{source: x, target: a.b, location: y}]"
@@ -205,7 +205,7 @@ def test_a_missing_file_is_told_with_the_way_out(tmp_path):
 def test_a_catalog_must_be_named_where_there_are_several(load):
     """With two catalogs and no default, a table has to choose."""
     faults = faults_of(load, "catalogs: {a: {}, b: {}}\ntables: [{source: x, target: a.b}]")
-    assert faults == ["tables[0].catalog: name one of the catalogs (a, b), here or under defaults"]
+    assert faults == ["tables[0].catalog: is missing; name one of the catalogs (a, b), here or under defaults"]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_properties_are_texts(load):
     """YAML's true, 8 and 1.5 are spelled as PyIceberg and Spark expect; anything else is a fault."""
     settings = load("spark: {conf: {a: true, b: 8, c: 1.5, d: x}}")
     assert settings.spark.conf == {"a": "true", "b": "8", "c": "1.5", "d": "x"}
-    assert faults_of(load, "storage: {a: [1], b: null}")[0].startswith("storage.a: a property is")
+    assert faults_of(load, "storage: {a: [1], b: null}")[0].startswith("storage.a: a property must be")
 
 
 def test_no_secret_is_printed(load):
@@ -316,10 +316,10 @@ def test_references_that_lead_nowhere_are_faults(load, tmp_path):
         "catalogs.c.uri: missing (file): no such file or directory",
         "catalogs.c.warehouse: UNSET_HERE (environment): is not set",
         "catalogs.c.token: empty (file): is empty",
-        "state.url: what stands in no-url (file) is not an SQLAlchemy URL",
+        "state.url: the text in no-url (file) is not an SQLAlchemy URL",
         "tables[0].catalog: there is no catalog 'other' under catalogs (c)",
     ]
-    wrong = "write the text itself, {file: PATH} or {env: NAME}"
+    wrong = "must be a text, {file: PATH} or {env: NAME}"
     assert faults[:4] == [f"storage.{key}: {wrong}" for key in "abcd"]
 
 

@@ -413,7 +413,7 @@ def test_a_file_that_is_not_where_it_should_be(made: MadeTable, kind: str, place
     manifest = paths.get(place, "file:///gone.avro")
     made.announced.clear()
     written = set(made.folder.glob("**/*"))
-    with pytest.raises(ResyncNeeded, match="places zzz in a manifest that does not hold it") as caught:
+    with pytest.raises(ResyncNeeded, match="says that a manifest holds zzz, but it does not") as caught:
         made.prepare(made.table(), **{kind: {manifest: {"zzz"}}, "added_data_files": some("n")})
     assert caught.value.path == manifest
     assert made.announced == []
@@ -432,7 +432,7 @@ def test_one_wrong_place_among_right_ones(made: MadeTable) -> None:
     """All removals must hold, whichever manifest they are in."""
     made.commit(added_data_files=some("a", "b"))
     manifest = made.live()["a"][0]
-    with pytest.raises(ResyncNeeded, match="places zzz"):
+    with pytest.raises(ResyncNeeded, match="a manifest holds zzz, but it does not"):
         made.prepare(made.table(), removed_data_files={manifest: {"a", "zzz"}})
 
 

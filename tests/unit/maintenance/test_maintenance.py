@@ -342,7 +342,7 @@ def test_a_delta_table_that_is_away_is_no_vacuum(make: Callable[..., World]) -> 
     world.commit([world.table.remove(world.paths[0])])
     away = world.table.folder.with_name("away")
     world.table.folder.rename(away)
-    with pytest.raises(ObjectStoreAway, match="the Delta table is not where it was"):
+    with pytest.raises(ObjectStoreAway, match="the Delta table is not at its location"):
         world.maintainer.expire()
     away.rename(world.table.folder)
     assert world.maintainer.expire().expired == ()
@@ -423,7 +423,7 @@ def test_only_orphans_in_the_tables_own_places_are_removed(make: Callable[..., W
     world.orphan(f"file://{folder}/metadata/gone.avro")
     done = world.clean_up()
     assert {os.path.basename(file.path) for file in done.removed} == {"rest.avro", "gone.avro"}
-    assert done.left == {"it lies outside of the table's own places": 5}
+    assert done.left == {"it lies outside of the table's own folders": 5}
     assert not inside.exists()
     assert all(path.exists() for path in (outside, behind_link, beside, deltas))
     assert world.clean_up().removed == []
@@ -449,7 +449,7 @@ def test_without_the_iceberg_table_nothing_is_removed(make: Callable[..., World]
     world.bench.catalogs.open("local").drop_table("lake.t")
     done = world.clean_up()
     assert done.removed == []
-    assert done.left == {"the Iceberg table is not there, or another one, so nothing tells what is in use": 1}
+    assert done.left == {"the Iceberg table is missing or has been replaced, so its files in use are unknown": 1}
 
 
 def test_a_file_that_cannot_be_removed_is_told_and_tried_again(
@@ -566,7 +566,7 @@ def test_a_table_that_was_renamed_keeps_its_files(make: Callable[..., World], in
     assert rows_of(catalog.load_table("lake.backup").scan().to_arrow()) == before
     done = world.clean_up(scan=True)
     assert done.found == []
-    assert done.left["written for a table that was dropped, renamed or left for another catalog"] > 5
+    assert done.left["written for a table that was dropped, renamed or moved to another catalog"] > 5
 
 
 def test_another_table_by_the_same_name_proves_nothing(make: Callable[..., World]) -> None:
@@ -644,7 +644,7 @@ def test_a_scan_removes_nothing_where_two_tables_share_a_folder(make: Callable[.
     before = {path for path in Path(location.removeprefix("file://")).rglob("*")}
     done = world.clean_up(scan=True, remove_found=True)
     assert (done.found, done.removed) == ([], [])
-    (reason,) = [reason for reason in done.left if "another Iceberg table has files in the same folder" in reason]
+    (reason,) = [reason for reason in done.left if "another Iceberg table has files in this folder" in reason]
     assert ".metadata.json" in reason
     assert {path for path in Path(location.removeprefix("file://")).rglob("*")} == before
     old = world.bench.catalogs.open("local").load_table("lake.t")

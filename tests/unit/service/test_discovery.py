@@ -114,10 +114,10 @@ def test_a_place_that_vacuum_cleans_is_refused_when_its_table_is_found(tmp_path)
 @pytest.mark.parametrize(
     ("table", "fault"),
     [
-        ("{source: lake/*, target: lake.orders}", "the target of a pattern needs {name}"),
-        ('{source: lake/*, target: "lake.{name}", name: all}', "the name of a pattern needs {name}"),
-        ('{source: lake/*, target: "lake.{name}", location: out}', "the location of a pattern needs {name}"),
-        ('{source: lake/orders, target: "lake.{name}"}', "go with a source that has a `*`"),
+        ("{source: lake/*, target: lake.orders}", "the target of a pattern must contain {name}"),
+        ('{source: lake/*, target: "lake.{name}", name: all}', "the name of a pattern must contain {name}"),
+        ('{source: lake/*, target: "lake.{name}", location: out}', "the location of a pattern must contain {name}"),
+        ('{source: lake/orders, target: "lake.{name}"}', "need a source that contains `*`"),
     ],
 )
 def test_a_pattern_and_its_names_go_together(tmp_path, table, fault):
