@@ -59,6 +59,8 @@ class Follower:
     def __init__(self, context: TableContext) -> None:
         self._context = context
         self._synced_version: int | None = None
+        # A version that `has_news` has found: the sync after that need not ask for it again.
+        self._seen_version: int | None = None
         self._in_doubt = True
         self._continuity_due_s = self._newest_commit_due_s = 0.0
         # Another dvsync's newest metadata file, and since when it could have gone on from it.
@@ -82,7 +84,10 @@ class Follower:
             return True
         if self._synced_version is None:
             return log.is_there()
-        if now_s >= self._continuity_due_s or log.has_version(self._synced_version + 1):
+        if now_s >= self._continuity_due_s:
+            return True
+        if log.has_version(self._synced_version + 1):
+            self._seen_version = self._synced_version + 1
             return True
         if now_s >= self._newest_commit_due_s:
             # A commit behind a missing one is waited for in vain: two requests tell, and no listing.
@@ -166,10 +171,12 @@ class Follower:
             result = result.then(step)
         else:
             try:
-                self._check_continuity(shown)
-                for commits in self._read_news(shown, stop, others_wait):
+                news = self._read_news(shown, stop, others_wait) if self._check_continuity(shown) else ()
+                for commits, has_next in news:
                     for current, step in self._steps(shown, commits):
                         shown, result = current, result.then(step)
+                    result = result.with_more(has_next)
+                return shown, result
             except (StateMismatch, AccountMismatch) as mismatch:
                 shown, step = self._compare_rebuilt(shown, mismatch)
                 result = result.then(step)
@@ -232,23 +239,26 @@ class Follower:
             return True
         return False
 
-    def _read_news(self, shown: Shown, stop: Event, others_wait: Callable[[], bool]) -> Iterator[list[Commit]]:
-        """Delta's commits after the shown one, grouped as snapshots: one by one, or folded when there is no time.
+    def _read_news(
+        self, shown: Shown, stop: Event, others_wait: Callable[[], bool]
+    ) -> Iterator[tuple[list[Commit], bool]]:
+        """Delta's commits after the shown one, of which there is one, and whether another one follows.
 
-        While `others_wait`, one group is enough: the table's turn comes again.
+        They come in groups, a snapshot each: one by one, or folded when there is no time. Each version is asked for
+        once. While `others_wait`, one group is enough: the table's turn comes again.
         """
         limits, log = self._context.limits, self._context.log
         version = shown.record.synced_version
         assert version is not None, "what is shown has a version"
         last = version + limits.commits_max
-        far_behind = log.has_version(version + limits.fold_after_versions + 1)
-        while version < last and not stop.is_set():
+        far_behind: bool | None = None
+        has_next = True
+        while has_next and version < last and not stop.is_set():
             group: list[Commit] = []
             size_bytes = 0
-            folds = far_behind or (limits.fold_when_busy and others_wait())
-            while version < last and log.has_version(version + 1) and (folds or not group) and not stop.is_set():
-                if size_bytes > limits.commit_bytes_max:
-                    break  # Actions are held in memory until they are shown.
+            busy = limits.fold_when_busy and others_wait()
+            # Actions are held in memory until they are shown.
+            while has_next and version < last and size_bytes <= limits.commit_bytes_max and not stop.is_set():
                 try:
                     with self._context.step("read"):
                         commit = log.read_commit(version + 1, bytes_max=limits.commit_bytes_max)
@@ -265,20 +275,26 @@ class Follower:
                     )
                 group.append(commit)
                 size_bytes += commit.size_bytes
-            if not group:
-                return
-            yield group
+                has_next = log.has_version(version + 1)
+                if far_behind is None:
+                    far_behind = has_next and log.has_version(version + limits.fold_after_versions)
+                if not (far_behind or busy):
+                    break
+            yield group, has_next
             if others_wait():
                 return
 
-    def _check_continuity(self, shown: Shown) -> None:
-        """Raise `ResyncNeeded` when the log is not the one that was followed so far."""
+    def _check_continuity(self, shown: Shown) -> bool:
+        """Whether there is a next version. Raises `ResyncNeeded` for another log than the one followed so far."""
         log, record = self._context.log, shown.record
         version, timestamp_ms = record.synced_version, record.source_timestamp_ms
         assert version is not None and timestamp_ms is not None, "what is shown has a version and its time"
-        if not log.has_version(version + 1):
+        has_next = self._seen_version == version + 1 or log.has_version(version + 1)
+        self._seen_version = None
+        if not has_next:
             log.check_continuity(version)
         log.check_commit(version, timestamp_ms)
+        return has_next
 
     def _compare(self, shown: Shown, reason: str) -> tuple[Shown, SyncResult]:
         """Show Delta's newest state by its difference to what is remembered, which is rebuilt if it is wrong."""

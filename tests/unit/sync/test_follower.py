@@ -1,0 +1,93 @@
+"""What following costs: the requests to the Delta log, each of which an object store answers in tens of milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.storage import FileIOStorage
+from tests.kit.handmade import Bench, HandmadeTable
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> HandmadeTable:
+    """Version 1: one file of six rows."""
+    table = HandmadeTable(tmp_path / "delta")
+    table.create()
+    path = table.write_file([(number, "x", f"v{number}") for number in range(6)])
+    table.commit([table.add(path)])
+    return table
+
+
+@pytest.fixture
+def bench(tmp_path: Path, table: HandmadeTable) -> Iterator[Bench]:
+    """A warm daemon, in step with version 1."""
+    bench = Bench(tmp_path / "dvsync", table.location)
+    bench.follower.sync()
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def asked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(verb, file) of each request to the log from now on."""
+    requests: list[tuple[str, str]] = []
+
+    def counted(verb: str) -> Callable[..., Any]:
+        original = getattr(FileIOStorage, verb)
+
+        def call(storage: FileIOStorage, path: str, *others: Any, **options: Any) -> Any:
+            if "/_delta_log" in path:
+                requests.append((verb, path.partition("/_delta_log")[2].strip("/").lstrip("0") or "0"))
+            return original(storage, path, *others, **options)
+
+        return call
+
+    for verb in ("exists", "stat", "read", "open_input", "list_from"):
+        monkeypatch.setattr(FileIOStorage, verb, counted(verb))
+    return requests
+
+
+def delete(table: HandmadeTable, row: int) -> None:
+    (path,) = table.live
+    table.commit(table.delete({path: [row]}))
+
+
+def test_a_quiet_table_costs_one_request(bench: Bench, asked: list[tuple[str, str]]) -> None:
+    """The next commit is asked for, and nothing else."""
+    assert not bench.follower.has_news()
+    assert asked == [("exists", "2.json")]
+
+
+def test_a_commit_asks_for_each_thing_once(table: HandmadeTable, bench: Bench, asked: list[tuple[str, str]]) -> None:
+    """The commit is found, the one before it is the one that was synced, it is read, and nothing follows yet."""
+    delete(table, 1)
+    assert bench.follower.has_news()
+    assert bench.follower.sync().to_version == 2
+    assert asked == [
+        ("exists", "2.json"),
+        ("stat", "1.json"),
+        ("stat", "2.json"),
+        ("open_input", "2.json"),
+        ("exists", "3.json"),
+        ("read", "2.crc"),
+    ]
+
+
+def test_each_further_commit_costs_a_read_and_a_look_for_its_successor(
+    table: HandmadeTable, bench: Bench, asked: list[tuple[str, str]]
+) -> None:
+    """Whether many follow is asked for once."""
+    for row in range(3):
+        delete(table, row)
+    result = bench.follower.sync()
+    assert (result.to_version, result.snapshots, result.more) == (4, 3, False)
+    assert (
+        asked.count(("exists", "3.json")) == asked.count(("exists", "4.json")) == asked.count(("exists", "5.json")) == 1
+    )
+    assert [name for verb, name in asked if verb == "open_input"] == ["2.json", "3.json", "4.json"]
+    far = [name for verb, name in asked if verb == "exists" and int(name.removesuffix(".json")) > 5]
+    assert len(far) == 1
