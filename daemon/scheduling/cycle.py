@@ -20,7 +20,6 @@ from daemon.clock import Clock
 from daemon.config.settings import TableSettings
 from daemon.errors import AccountMismatch, TargetHeld
 from daemon.scheduling.failures import Failures
-from daemon.scheduling.slots import Slots
 from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.status.timeline import RUNS_MAX
@@ -109,6 +108,7 @@ class TableCycle:
             record = replace(record, error=replace(record.error, parked=False))
         self._record = record
         self._is_unrecorded = False
+        self._has_wish = False
         self._seen = Observation()
         self._counts_due = True
         self._count_after_s = clock.monotonic_s()
@@ -145,8 +145,13 @@ class TableCycle:
         record = self._store.open_table(self.name, self.table.source, self.table.target)
         return record if self.is_told_otherwise(record) else None
 
-    def take_up_wish(self) -> None:
-        """Do as a person said, if the store says so still: a sync may have ended since it was seen."""
+    def expect_wish(self) -> None:
+        """A person said something of the table in the store: the next poll takes it up. From any thread."""
+        self._has_wish = True
+
+    def _take_up_wish(self) -> None:
+        """Do as a person said, if the store still says so: a sync may have ended since then."""
+        self._has_wish = False
         try:
             wish = self.read_wish()
         except StateUnavailable as error:
@@ -173,24 +178,13 @@ class TableCycle:
             _log.info(events.RESYNC_WANTED, table=self.name)
         self._show()
 
-    def poll(self, slots: Slots, stop: Event, on_free: Callable[[str], None]) -> Verdict:
-        """Look for news, and sync when there is some and a slot is free; without news this is one existence check.
+    def poll(self) -> Verdict | None:
+        """The verdict when no sync is needed; None when there is something to sync.
 
-        `on_free` is told which table may have a slot afterwards.
+        Without news this is one existence check.
         """
-        verdict = self._look()
-        if verdict is None and not slots.try_take(self.name):
-            self._look_at_lag()
-            return Verdict()
-        try:
-            return verdict or self.sync(stop, others_wait=slots.are_wanted)
-        finally:
-            waiting = slots.leave(self.name) if verdict else slots.give_back()
-            if waiting is not None:
-                on_free(waiting)
-
-    def _look(self) -> Verdict | None:
-        """What the table comes to without a sync; None when there is news."""
+        if self._has_wish:
+            self._take_up_wish()
         if is_held(self._record):
             if self._is_unrecorded and self._record.error is not None:
                 self._record_failure(self._record.error)
@@ -204,6 +198,10 @@ class TableCycle:
             self._in_step()
             return Verdict()
         return None
+
+    def wait_for_slot(self) -> None:
+        """There is news, but too many other tables sync: show how far behind this one is."""
+        self._look_at_lag()
 
     def sync(self, stop: Event, *, full: bool = False, others_wait: Callable[[], bool] = lambda: False) -> Verdict:
         """One cycle of the follower, news or not."""

@@ -11,6 +11,7 @@ import structlog
 from daemon import log as events
 from daemon.config.settings import LimitsSettings, Settings, TableSettings
 from daemon.maintenance.maintainer import Maintainer
+from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.maintenance_job import TableUpkeep
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import Parts
@@ -48,6 +49,7 @@ class Fleet:
         self._scheduler = scheduler
         # What is followed, by name; the leaving ones are not begun again and wait for the end of their work.
         self._running: dict[str, _Definition] = {}
+        self._cycles: dict[str, TableCycle] = {}
         self._leaving: set[str] = set()
         self._gone: set[str] = set()
         self._found = Found()
@@ -82,6 +84,18 @@ class Fleet:
         missing = [table.name for table in self._found.tables if table.name not in self._running]
         self._board.tell("tables", [Unready(name, "it is not followed yet") for name in missing])
 
+    def read_wishes(self) -> None:
+        """Wake the tables of which a person said something in the state store. May run beside `look`."""
+        try:
+            for read in self._parts.store.list_tables():
+                cycle = self._cycles.get(read.name)
+                # The table may have failed since its record was read: only a second read counts.
+                if cycle is not None and cycle.is_told_otherwise(read) and cycle.read_wish():
+                    cycle.expect_wish()
+                    self._scheduler.wake(cycle.name)
+        except StateUnavailable as error:
+            _log.warning(events.STATE_UNREAD, reason=str(error))
+
     def _discover(self, *, keep_vanished: bool) -> None:
         parts, before = self._parts, self._found
         owners = {record.name: record.source for record in parts.store.list_tables()}
@@ -98,6 +112,7 @@ class Fleet:
         changed = {name for name, definition in self._running.items() if wanted.get(name) != definition}
         for name in changed - self._leaving:
             self._scheduler.remove(name)
+            del self._cycles[name]
             self._leaving.add(name)
         for name in [name for name in self._leaving if not self._scheduler.is_busy(name)]:
             self._leaving.remove(name)
@@ -145,5 +160,6 @@ class Fleet:
             raise
         upkeep = TableUpkeep(cycle, Maintainer(context), board=board, clock=parts.clock, random=Random())
         self._scheduler.add(cycle, upkeep)
+        self._cycles[table.name] = cycle
         self._running[table.name] = definition
         _log.info(events.TABLE_ADDED, table=table.name, source=table.source, target=table.target)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -14,7 +15,7 @@ from daemon import log as events
 from daemon.config.settings import Settings, SparkSettings
 from daemon.errors import ConfigInvalid, PipelineAway, StateStoreAway
 from daemon.log import configure_logging
-from daemon.scheduling.scheduler import BEAT_INTERVAL_S, Scheduler
+from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import open_parts
 from daemon.service.fleet import Fleet
 from daemon.service.lease import UNWRITABLE, LeaseKeeper
@@ -32,6 +33,13 @@ from state import StateUnavailable
 CLOSING_MAX_S = 1.5
 # What the process is built on: changing it takes a new process.
 FIXED_SECTIONS = ("state", "spark", "health")
+BEAT_INTERVAL_S = 5.0
+# How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen.
+WISHES_INTERVAL_S = 2.0
+TABLES_INTERVAL_S = 2.0
+TABLES_JOB = "/tables"
+# How often Spark is checked for being idle.
+IDLE_INTERVAL_S = 30.0
 # So long does a thread that comes back from SQLite or a file wait for a busy one. With Python's own 5 ms that was most
 # of a transaction's time, in which nobody else can write to the state database.
 THREAD_SWITCH_S = 0.001
@@ -78,15 +86,12 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         def on_unrenewed(reason: str | None) -> None:
             board.tell("state", [Unready(None, f"the state database cannot be written: {reason}")] if reason else [])
 
-        scheduler = Scheduler(
-            store=parts.store,
-            beat=beat,
-            look_for_tables=lambda: fleet.look(),  # noqa: PLW0108 - the fleet needs the scheduler
-            clock=parts.clock,
-            tables_at_once=settings.limits.tables_at_once,
-            stop_if_idle=lambda: _stop_if_idle(parts.spark),
-        )
+        scheduler = Scheduler(parts.clock, tables_at_once=settings.limits.tables_at_once)
         fleet = Fleet(parts, board, scheduler)
+        scheduler.every("/beat", BEAT_INTERVAL_S, beat)
+        scheduler.every("/wishes", WISHES_INTERVAL_S, fleet.read_wishes)
+        scheduler.every(TABLES_JOB, TABLES_INTERVAL_S, fleet.look)
+        scheduler.every("/idle", IDLE_INTERVAL_S, partial(_stop_if_idle, parts.spark))
         _warn_without_pipeline(settings.spark)
         notifier.ready()
         _log.info(events.DAEMON_STARTED, version=version, health=web.url, pid=os.getpid())
@@ -104,7 +109,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             scheduler.start()
             while (received := signals.wait()) == RELOAD:
                 reload()
-                scheduler.look_now()
+                scheduler.wake(TABLES_JOB)
         notifier.stopping()
         _log.info(events.DAEMON_STOPPING, reason=received)
         finished = scheduler.stop(grace_s=STOP_GRACE_S) if is_at_work else True

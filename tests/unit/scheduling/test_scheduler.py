@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from random import Random
 from threading import Event
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -35,6 +36,7 @@ from daemon.scheduling.failures import BACKOFF_MAX_S
 from daemon.scheduling.maintenance_job import TableUpkeep
 from daemon.scheduling.scheduler import Scheduler
 from daemon.scheduling.slots import Slots
+from daemon.service.fleet import Fleet
 from daemon.status.board import Board, UpkeepCounts
 from daemon.status.table_status import AccountCounts, TableState, TableStatus
 from daemon.sync.outcomes import SyncResult
@@ -153,7 +155,8 @@ class Bench:
         self.table = settings_of("orders")
         self.follower = FakeFollower(self.table, self.store)
         self.board = Board([self.table], self.clock, lag_budget_s=300)
-        self.slots = Slots(1)
+        self.scheduler = Scheduler(self.clock, tables_at_once=1)
+        self.slots = self.scheduler._slots
         self.start()
 
     def start(self) -> None:
@@ -170,7 +173,7 @@ class Bench:
 
     def poll(self, after_s: float = 0.0):
         self.clock.time_s += after_s
-        return self.cycle.poll(self.slots, Event(), lambda _: None)
+        return self.scheduler._take_turn(self.cycle)
 
     @property
     def status(self) -> TableStatus:
@@ -482,11 +485,10 @@ def test_a_table_is_told_whether_others_wait(bench):
 @pytest.mark.parametrize("why", ["paused", "without news", "its source is away"])
 def test_a_slot_that_is_not_wanted_any_more_goes_to_the_next(bench, why):
     """A table that was called and has nothing to sync hands the call on."""
-    woken: list[str] = []
     bench.poll()
     bench.follower.newest = 1
     assert bench.slots.try_take("other")
-    bench.cycle.poll(bench.slots, Event(), woken.append)
+    bench.poll()
     assert not bench.slots.try_take("third")
     assert bench.slots.give_back() == "orders"
     if why == "paused":
@@ -496,8 +498,9 @@ def test_a_slot_that_is_not_wanted_any_more_goes_to_the_next(bench, why):
         bench.follower.newest = 0
     else:
         bench.follower.poll_fails = away()
-    bench.cycle.poll(bench.slots, Event(), woken.append)
-    assert woken == ["third"]
+    with mock.patch.object(bench.scheduler, "wake") as wake:
+        bench.poll()
+    wake.assert_called_once_with("third")
     assert bench.slots.try_take("third")
 
 
@@ -542,7 +545,9 @@ def until(condition: Callable[[], bool]) -> None:
 class Running:
     """A scheduler over fake followers that polls every 100 ms."""
 
-    def __init__(self, *names: str, tables_at_once: int = 4, poll_interval: str = "100ms") -> None:
+    def __init__(
+        self, *names: str, tables_at_once: int = 4, poll_interval: str = "100ms", wishes_interval_s: float = 2.0
+    ) -> None:
         clock = SystemClock()
         self.store = MemoryStateStore()
         tables = [settings_of(name, poll_interval) for name in names]
@@ -562,22 +567,15 @@ class Running:
             )
             for table in tables
         ]
-        self.looks = 0
-        self.scheduler = Scheduler(
-            store=self.store,
-            beat=self.board.beat,
-            look_for_tables=self.look,
-            clock=clock,
-            tables_at_once=tables_at_once,
-            stop_if_idle=lambda: None,
-        )
+        self.scheduler = Scheduler(clock, tables_at_once=tables_at_once)
+        self.fleet = Fleet(SimpleNamespace(store=self.store, clock=clock), self.board, self.scheduler)
+        self.fleet._cycles.update({cycle.name: cycle for cycle in cycles})
+        self.scheduler.every("/beat", 5.0, self.board.beat)
+        self.scheduler.every("/wishes", wishes_interval_s, self.fleet.read_wishes)
         for cycle in cycles:
             maintainer, random = self.maintainers[cycle.name], Random(cycle.name)
             upkeep = TableUpkeep(cycle, maintainer, board=self.board, clock=clock, random=random)
             self.scheduler.add(cycle, upkeep)
-
-    def look(self) -> None:
-        self.looks += 1
 
     def __enter__(self) -> Running:
         self.scheduler.start()
@@ -633,9 +631,9 @@ def test_a_stale_look_at_the_store_is_no_resume():
         until(lambda: running.states()["a"] is TableState.RETRYING)
         with (
             mock.patch.object(running.store, "list_tables", lambda: before),
-            mock.patch.object(running.scheduler, "_wake") as wake,
+            mock.patch.object(running.scheduler, "wake") as wake,
         ):
-            running.scheduler._look_at_wishes()
+            running.fleet.read_wishes()
         assert not wake.called
 
 
@@ -692,22 +690,21 @@ def test_a_resume_that_is_seen_during_a_good_try():
 
     def resume() -> None:
         running.store.record_resumed(1)
-        running.scheduler._look_at_wishes()
+        running.fleet.read_wishes()
 
     with running:
         until(lambda: running.states()["a"] is TableState.RETRYING)
         follower.fails, follower.meanwhile = None, resume
         tries, polls = follower.syncs, follower.polls
-        running.scheduler._wake("a")
+        running.scheduler.wake("a")
         until(lambda: follower.polls == polls + 2)
         until(lambda: running.states()["a"] is TableState.SYNCED)
         assert follower.syncs == tries + 1
 
 
-def test_resume_in_another_terminal_sets_a_parked_table_free(monkeypatch):
+def test_resume_in_another_terminal_sets_a_parked_table_free():
     """The store is looked at even if the table's own poll is an hour away."""
-    monkeypatch.setattr("daemon.scheduling.scheduler.WISHES_LOOK_INTERVAL_S", 0.05)
-    running = Running("a", poll_interval="1h")
+    running = Running("a", poll_interval="1h", wishes_interval_s=0.05)
     running.followers["a"].fails = Unsupported("cannot", hint="Mend it.")
     with running:
         until(lambda: running.states()["a"] is TableState.PARKED)
@@ -716,10 +713,9 @@ def test_resume_in_another_terminal_sets_a_parked_table_free(monkeypatch):
         until(lambda: running.states()["a"] is TableState.SYNCED)
 
 
-def test_pause_and_resync_in_another_terminal_reach_the_daemon(monkeypatch):
+def test_pause_and_resync_in_another_terminal_reach_the_daemon():
     """A paused table is not synced until it is resumed; a resync is one sync, news or not."""
-    monkeypatch.setattr("daemon.scheduling.scheduler.WISHES_LOOK_INTERVAL_S", 0.05)
-    with Running("a", poll_interval="1h") as running:
+    with Running("a", poll_interval="1h", wishes_interval_s=0.05) as running:
         follower = running.followers["a"]
         until(lambda: running.states()["a"] is TableState.SYNCED)
         running.store.record_resync_wanted(1, True)
