@@ -14,7 +14,7 @@ from daemon.doctor.diagnosis import Diagnosis, diagnose
 from daemon.errors import ObjectMissing, PipelineAway, SyncError, Unsupported
 from daemon.locations import normalize_location
 from daemon.maintenance.maintainer import Maintainer
-from daemon.scheduling.cycle import Verdict
+from daemon.scheduling.cycle import CycleResult
 from daemon.service.assembly import open_parts
 from daemon.service.lease import hold_lease
 from daemon.service.signals import STOP_GRACE_S, StopSignals
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 def sync_tables(
     settings: Settings, tables: Sequence[TableSettings], progress_of: Callable[[str], Progress], *, full: bool
-) -> Iterator[tuple[TableSettings, Verdict]]:
+) -> Iterator[tuple[TableSettings, CycleResult]]:
     """Bring each of `tables` up to date, one after the other, and tell each cycle's verdict.
 
     `full` writes the tables anew from Delta's whole state. A table's error ends that table's turn only; after a
@@ -48,7 +48,7 @@ def sync_tables(
             board.add(table)
             cycle = parts.cycle(parts.context(table, progress_of(table.name)), board)
             if cycle.is_paused:
-                yield table, Verdict(paused=True)
+                yield table, CycleResult(paused=True)
                 continue
             more = True
             while more and not stop.is_set():

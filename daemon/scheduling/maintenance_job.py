@@ -15,7 +15,7 @@ from daemon.clock import Clock
 from daemon.errors import SyncError
 from daemon.maintenance.maintainer import Maintainer, Round
 from daemon.scheduling.cycle import TableCycle
-from daemon.status.board import Board, UpkeepCounts
+from daemon.status.board import Board, MaintenanceCounts
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -23,7 +23,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 FIRST_AFTER_MAX_S = 600.0
 
 
-class TableUpkeep:
+class MaintenanceJob:
     """Maintains the table of `cycle`, in a thread of its own."""
 
     def __init__(
@@ -56,15 +56,15 @@ class TableUpkeep:
                     hint=error.hint if isinstance(error, SyncError) else "This is a bug in dvsync: please report it.",
                     exc_info=None if known else error,
                 )
-                self._board.count_upkeep(self.name, UpkeepCounts(rounds=1, failures=1))
+                self._board.count_maintenance(self.name, MaintenanceCounts(rounds=1, failures=1))
                 return
             _log_round(done, round((self._clock.monotonic_s() - started_s) * 1000))
-            self._board.count_upkeep(self.name, _counts(done))
-            self.cycle.recount()
+            self._board.count_maintenance(self.name, _counts(done))
+            self.cycle.observer.recount()
 
 
-def _counts(done: Round) -> UpkeepCounts:
-    return UpkeepCounts(
+def _counts(done: Round) -> MaintenanceCounts:
+    return MaintenanceCounts(
         rounds=1,
         failures=0,
         compacted_delete_files=done.compaction.delete_files_before,

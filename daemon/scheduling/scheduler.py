@@ -21,8 +21,8 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.scheduling.cycle import TableCycle, Verdict
-from daemon.scheduling.maintenance_job import TableUpkeep
+from daemon.scheduling.cycle import CycleResult, TableCycle
+from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.slots import Slots
 
 CLOCK_CHECK_INTERVAL_S = 1.0
@@ -89,7 +89,7 @@ class Scheduler:
         self._timer.start()
         Thread(target=self._follow_the_clock, name="clock", daemon=True).start()
 
-    def add(self, cycle: TableCycle, upkeep: TableUpkeep) -> None:
+    def add(self, cycle: TableCycle, job: MaintenanceJob) -> None:
         """Poll and maintain the table from now on. No table of its name may be scheduled or busy."""
         now, poll_interval_s = datetime.now(UTC), cycle.table.poll_interval_s
         with self._lock:
@@ -103,11 +103,11 @@ class Scheduler:
         )
         self._timer.add_job(
             self._maintain,
-            IntervalTrigger(seconds=upkeep.interval_s, jitter=JITTER * upkeep.interval_s, timezone=UTC),
-            args=(upkeep,),
-            id=_maintenance_id(upkeep.name),
+            IntervalTrigger(seconds=job.interval_s, jitter=JITTER * job.interval_s, timezone=UTC),
+            args=(job,),
+            id=_maintenance_id(job.name),
             executor=_MAINTENANCE,
-            next_run_time=now + timedelta(seconds=upkeep.first_after_s),
+            next_run_time=now + timedelta(seconds=job.first_after_s),
         )
 
     def remove(self, name: str) -> None:
@@ -165,7 +165,7 @@ class Scheduler:
                 with self._lock:
                     self._wanted[cycle.name] = verdict.delay_s
 
-    def _take_turn(self, cycle: TableCycle) -> Verdict:
+    def _take_turn(self, cycle: TableCycle) -> CycleResult:
         """Poll the table, and sync it if there is news and a free slot. Without a slot the table waits to be called."""
         verdict = cycle.poll()
         if verdict is not None:
@@ -173,7 +173,7 @@ class Scheduler:
             return verdict
         if not self._slots.try_take(cycle.name):
             cycle.wait_for_slot()
-            return Verdict()
+            return CycleResult()
         try:
             return cycle.sync(self._stopping, others_wait=self._slots.are_wanted)
         finally:
@@ -184,11 +184,11 @@ class Scheduler:
         if waiting is not None:
             self.wake(waiting)
 
-    def _maintain(self, upkeep: TableUpkeep) -> None:
-        with self._at_work(upkeep.name) as may_work:
+    def _maintain(self, job: MaintenanceJob) -> None:
+        with self._at_work(job.name) as may_work:
             # The table may have been set up anew while this job waited in the queue.
-            if may_work and self._cycles.get(upkeep.name) is upkeep.cycle:
-                upkeep.run(self._stopping)
+            if may_work and self._cycles.get(job.name) is job.cycle:
+                job.run(self._stopping)
 
     @contextmanager
     def _at_work(self, name: str) -> Iterator[bool]:

@@ -12,6 +12,7 @@ from daemon.clock import Clock, SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.iceberg.catalogs import Catalogs
 from daemon.scheduling.cycle import TableCycle
+from daemon.scheduling.observer import Observer
 from daemon.service.lease import LeaseKeeper
 from daemon.spark.hadoop import with_stores
 from daemon.spark.progress import Progress
@@ -51,15 +52,9 @@ class Parts:
 
     def cycle(self, context: TableContext, board: Board) -> TableCycle:
         """Raises StateUnavailable."""
-        return TableCycle(
-            context.settings,
-            Follower(context),
-            store=self.store,
-            board=board,
-            clock=self.clock,
-            random=Random(),
-            commit_time_ms=context.log.find_written_ms,
-        )
+        table, clock = context.settings, self.clock
+        observer = Observer(table.name, context.log, store=self.store, board=board, clock=clock)
+        return TableCycle(table, Follower(context), observer, store=self.store, clock=clock, random=Random())
 
     def with_settings(self, settings: Settings) -> Self:
         """The same store, Spark and clock for a changed configuration."""

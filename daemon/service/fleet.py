@@ -12,7 +12,7 @@ from daemon import log as events
 from daemon.config.settings import LimitsSettings, Settings, TableSettings
 from daemon.maintenance.maintainer import Maintainer
 from daemon.scheduling.cycle import TableCycle
-from daemon.scheduling.maintenance_job import TableUpkeep
+from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import Parts
 from daemon.service.discovery import Found, discover, find_pattern
@@ -158,8 +158,8 @@ class Fleet:
         except StateUnavailable:
             board.remove(table.name)
             raise
-        upkeep = TableUpkeep(cycle, Maintainer(context), board=board, clock=parts.clock, random=Random())
-        self._scheduler.add(cycle, upkeep)
+        job = MaintenanceJob(cycle, Maintainer(context), board=board, clock=parts.clock, random=Random())
+        self._scheduler.add(cycle, job)
         self._cycles[table.name] = cycle
         self._running[table.name] = definition
         _log.info(events.TABLE_ADDED, table=table.name, source=table.source, target=table.target)

@@ -17,7 +17,7 @@ from daemon.status.table_status import (
     WORST_FIRST,
     AccountCounts,
     Observation,
-    TableState,
+    SyncState,
     TableStatus,
     count_states,
     table_status,
@@ -25,7 +25,7 @@ from daemon.status.table_status import (
 from daemon.status.timeline import SAMPLE_INTERVAL_S, Sample, Timeline
 
 
-class UpkeepCounts(msgspec.Struct, frozen=True):
+class MaintenanceCounts(msgspec.Struct, frozen=True):
     """What maintenance did for a table since the process started."""
 
     rounds: int = 0
@@ -35,8 +35,9 @@ class UpkeepCounts(msgspec.Struct, frozen=True):
     removed_files: int = 0
     removed_bytes: int = 0
 
-    def __add__(self, other: UpkeepCounts) -> UpkeepCounts:
-        return UpkeepCounts(*(getattr(self, name) + getattr(other, name) for name in UpkeepCounts.__struct_fields__))
+    def __add__(self, other: MaintenanceCounts) -> MaintenanceCounts:
+        fields = MaintenanceCounts.__struct_fields__
+        return MaintenanceCounts(*(getattr(self, name) + getattr(other, name) for name in fields))
 
 
 class Unready(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ class Board:
         self._lock = Lock()
         self._seen: dict[str, Observation] = {}
         self.activity = Activity()
-        self._upkeep: dict[str, UpkeepCounts] = {}
+        self._maintained: dict[str, MaintenanceCounts] = {}
         self._timelines: dict[str, Timeline] = {}
         self._troubles: dict[str, list[Unready]] = {}
         self._gone: list[TableStatus] = []
@@ -70,12 +71,12 @@ class Board:
         with self._lock:
             self._tables[table.name] = table
             self._seen[table.name] = Observation()
-            self._upkeep[table.name] = UpkeepCounts()
+            self._maintained[table.name] = MaintenanceCounts()
             self._timelines[table.name] = Timeline()
 
     def remove(self, name: str) -> None:
         with self._lock:
-            for places in (self._tables, self._seen, self._upkeep, self._timelines):
+            for places in (self._tables, self._seen, self._maintained, self._timelines):
                 del places[name]
         self.activity.forget(name)
 
@@ -107,16 +108,16 @@ class Board:
             if name in self._tables:
                 self._seen[name] = seen
 
-    def count_upkeep(self, name: str, counts: UpkeepCounts) -> None:
+    def count_maintenance(self, name: str, counts: MaintenanceCounts) -> None:
         """Add what a round of maintenance did."""
         with self._lock:
             if name in self._tables:
-                self._upkeep[name] += counts
+                self._maintained[name] += counts
 
-    def upkeep(self) -> dict[str, UpkeepCounts]:
+    def maintenance(self) -> dict[str, MaintenanceCounts]:
         """What maintenance did for each table, by name."""
         with self._lock:
-            return dict(self._upkeep)
+            return dict(self._maintained)
 
     def beat(self) -> None:
         """The scheduler is alive. Once a minute, every table is put on its timeline."""
@@ -174,9 +175,9 @@ class Board:
 
     def _unready(self, table: TableSettings, seen: Observation, now_ms: int, now_s: float) -> str | None:
         status = table_status(table, seen, now_ms)
-        if status.state is TableState.PAUSED:
+        if status.state is SyncState.PAUSED:
             return None
-        if status.state is TableState.PARKED:
+        if status.state is SyncState.PARKED:
             return f"parked: {status.error.kind if status.error else 'unknown'}"
         if seen.looked_at_s is None:
             return f"not synced yet: {status.error.kind}" if status.error else "not looked at yet"

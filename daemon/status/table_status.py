@@ -18,7 +18,7 @@ from daemon.masking import scrub
 from state import TableCounts, TableError, TableRecord, WrittenCount
 
 
-class TableState(StrEnum):
+class SyncState(StrEnum):
     WAITING = "waiting"  # the source is not there yet
     SYNCING = "syncing"
     SYNCED = "synced"
@@ -30,14 +30,14 @@ class TableState(StrEnum):
 
 
 WORST_FIRST = (
-    TableState.PARKED,
-    TableState.RETRYING,
-    TableState.GONE,
-    TableState.BEHIND,
-    TableState.SYNCING,
-    TableState.WAITING,
-    TableState.PAUSED,
-    TableState.SYNCED,
+    SyncState.PARKED,
+    SyncState.RETRYING,
+    SyncState.GONE,
+    SyncState.BEHIND,
+    SyncState.SYNCING,
+    SyncState.WAITING,
+    SyncState.PAUSED,
+    SyncState.SYNCED,
 )
 
 
@@ -61,7 +61,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     name: str
     source: str
     target: str
-    state: TableState
+    state: SyncState
     synced_version: int | None
     source_version: int | None
     lag_versions: int | None
@@ -124,7 +124,7 @@ def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int) ->
         parked=False,
     )
     seen = Observation(replace(record, error=error), counts)
-    return replace(table_status(record, seen, now_ms), state=TableState.GONE)
+    return replace(table_status(record, seen, now_ms), state=SyncState.GONE)
 
 
 def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: int) -> TableStatus:
@@ -175,20 +175,20 @@ def _error_status(error: TableError) -> ErrorStatus:
     )
 
 
-def _state(seen: Observation, lag_versions: int | None) -> TableState:
+def _state(seen: Observation, lag_versions: int | None) -> SyncState:
     record = seen.record
     if record and record.paused:
-        return TableState.PAUSED
+        return SyncState.PAUSED
     if record and record.error and record.error.parked:
-        return TableState.PARKED
+        return SyncState.PARKED
     if seen.syncing:
-        return TableState.SYNCING
+        return SyncState.SYNCING
     if record and record.error:
-        return TableState.RETRYING
+        return SyncState.RETRYING
     if lag_versions is None:
         # Once synced and its source not looked at: the promise of "synced" is not given blindly.
-        return TableState.WAITING if record is None or record.synced_version is None else TableState.BEHIND
-    return TableState.BEHIND if lag_versions > 0 else TableState.SYNCED
+        return SyncState.WAITING if record is None or record.synced_version is None else SyncState.BEHIND
+    return SyncState.BEHIND if lag_versions > 0 else SyncState.SYNCED
 
 
 def _iso(epoch_ms: int) -> str:

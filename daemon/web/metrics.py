@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from daemon.status.board import Board
-from daemon.status.table_status import TableState, TableStatus, WrittenStatus
+from daemon.status.table_status import SyncState, TableStatus, WrittenStatus
 
 Value = float | None
 
@@ -46,7 +46,7 @@ AMOUNTS = {
     "delete_files_added": "Delete files that syncs wrote.",
     "positions_added": "Deleted positions that syncs wrote.",
 }
-UPKEEP = {
+MAINTENANCE = {
     "maintenance_rounds": "Rounds of maintenance.",
     "maintenance_failures": "Rounds of maintenance that failed.",
     "compacted_delete_files": "Delete files that compaction replaced.",
@@ -76,7 +76,7 @@ class BoardCollector(Collector):
             "dvsync_table_state", "1 for the state that a table is in.", labels=["table", "state"]
         )
         for table in statuses:
-            for name in TableState:
+            for name in SyncState:
                 state.add_metric([table.name, name], float(table.state is name))
         yield state
         accounts = CounterMetricFamily(
@@ -102,10 +102,10 @@ class BoardCollector(Collector):
             gauge = GaugeMetricFamily(name, text)
             gauge.add_metric([], float(value))
             yield gauge
-        upkeep = self._board.upkeep()
-        for field, text in UPKEEP.items():
+        maintained = self._board.maintenance()
+        for field, text in MAINTENANCE.items():
             counter = CounterMetricFamily(f"dvsync_{field}", text, labels=["table"])
-            for name, counts in upkeep.items():
+            for name, counts in maintained.items():
                 counter.add_metric([name], getattr(counts, field.removeprefix("maintenance_")))
             yield counter
 

@@ -8,20 +8,20 @@ from datetime import UTC, datetime
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from daemon.status.board import Unready
-from daemon.status.table_status import TableState, TableStatus, count_states, span
+from daemon.status.table_status import SyncState, TableStatus, count_states, span
 from daemon.status.timeline import Sample
 from state import SyncRun
 
 # How each state looks: a word of the style sheet.
 LOOKS = {
-    TableState.SYNCED: "good",
-    TableState.SYNCING: "busy",
-    TableState.WAITING: "busy",
-    TableState.BEHIND: "late",
-    TableState.RETRYING: "late",
-    TableState.PARKED: "bad",
-    TableState.PAUSED: "held",
-    TableState.GONE: "late",
+    SyncState.SYNCED: "good",
+    SyncState.SYNCING: "busy",
+    SyncState.WAITING: "busy",
+    SyncState.BEHIND: "late",
+    SyncState.RETRYING: "late",
+    SyncState.PARKED: "bad",
+    SyncState.PAUSED: "held",
+    SyncState.GONE: "late",
 }
 WIDTH, HEIGHT = 600, 120
 

@@ -21,7 +21,7 @@ from daemon.errors import ConfigInvalid
 from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.status.timeline import Sample
-from daemon.sync.outcomes import SyncResult
+from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, make_app
 from daemon.web.server import CONNECTIONS_MAX, WebServer
 from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
@@ -322,8 +322,8 @@ def test_the_page_loads_nothing(server):
 def test_metrics_tell_what_the_syncs_did(server):
     """Syncs by outcome, failures by kind, amounts by table, durations by step, and whether Spark is up."""
     activity = server.board.activity
-    activity.count_sync("orders", SyncResult("advanced", 1, 2, snapshots=2, positions_added=30))
-    activity.count_sync("orders", SyncResult("rebuilt", 2, 2))
+    activity.count_sync("orders", SyncResult(SyncOutcome.ADVANCED, 1, 2, snapshots=2, positions_added=30))
+    activity.count_sync("orders", SyncResult(SyncOutcome.REBUILT, 2, 2))
     activity.count_failure("orders", "CatalogAway")
     for seconds in (0.004, 0.03, 4000.0):
         activity.observe_step("commit", seconds)

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.status.board import Board
 from daemon.status.table_status import Observation
-from daemon.sync.outcomes import SyncResult
+from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.metrics import make_metrics
 from state import FileKind, FileStatus, TableCounts, TableRecord, WrittenCount
 from tests.kit.tools import find_tool
@@ -40,7 +40,7 @@ def metrics() -> str:
     counts = TableCounts(1, 1, 0, 1, (WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 1, 1),))
     record = TableRecord(1, "orders", "s", "t", synced_version=1, last_synced_at_ms=1)
     board.show("orders", Observation(record, counts, source_version=1))
-    board.activity.count_sync("orders", SyncResult("advanced", 1, 2, snapshots=1))
+    board.activity.count_sync("orders", SyncResult(SyncOutcome.ADVANCED, 1, 2, snapshots=1))
     board.activity.count_failure("orders", "CatalogAway")
     board.activity.observe_step("commit", 0.1)
     return make_metrics(board, lambda: False)().decode()
