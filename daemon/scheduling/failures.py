@@ -10,13 +10,9 @@ import structlog
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.errors import (
-    StateStoreAway,
-    SyncError,
-    TargetHeld,
-    as_told,
-)
-from state import StateUnavailable, TableError
+from daemon.errors import InternalError, SyncError, TargetHeld, as_told
+from daemon.sync.memory import as_sync_error
+from state import TableError
 
 BACKOFF_FIRST_MAX_S = 5.0
 BACKOFF_MAX_S = 300.0
@@ -53,8 +49,11 @@ class Failures:
 
     def add(self, raised: Exception, *, synced_version: int | None) -> Failure:
         """Count `raised` and log it when it is worth a line."""
-        known = _as_sync_error(raised)
-        last, self._last = self._last, self._describe(raised, known, synced_version)
+        known = as_sync_error(raised)
+        is_bug = isinstance(known, InternalError)
+        if is_bug:
+            known = known.located(version=synced_version)
+        last, self._last = self._last, self._describe(known)
         error = self._last
         delay_s = None if error.parked else self._backoff_s(error.consecutive)
         if isinstance(known, TargetHeld):
@@ -63,7 +62,7 @@ class Failures:
         if is_news or self._is_time_to_tell(error.consecutive):
             self._told_at_s = self._clock.monotonic_s()
             _log.log(
-                logging.WARNING if known is not None and not error.parked else logging.ERROR,
+                logging.ERROR if is_bug or error.parked else logging.WARNING,
                 events.TABLE_PARKED if error.parked else events.SYNC_FAILED,
                 table=self._table,
                 kind=error.kind,
@@ -72,7 +71,7 @@ class Failures:
                 hint=error.hint,
                 consecutive_errors=error.consecutive,
                 backoff_s=None if delay_s is None else round(delay_s, 1),
-                exc_info=raised if known is None else None,
+                exc_info=raised if is_bug else None,
             )
         return Failure(error, delay_s, is_news)
 
@@ -96,25 +95,20 @@ class Failures:
         self._last = None
         self._told_at_s = None
 
-    def _describe(self, raised: Exception, known: SyncError | None, synced_version: int | None) -> TableError:
+    def _describe(self, known: SyncError) -> TableError:
         now_ms = self._clock.now_ms()
-        if known is None:
-            kind, message, version = "InternalError", f"{type(raised).__name__}: {raised}", synced_version
-            hint = "This is a bug in dvsync: report it with the traceback from the log. dvsync tries the table again."
-        else:
-            # Table and version have fields of their own.
-            places = (("file", known.path), ("offset", known.offset))
-            where = ", ".join(f"{word} {value}" for word, value in places if value is not None)
-            message = f"{known.message} [{where}]" if where else known.message
-            kind, version, hint = known.kind, known.version, known.hint
+        # Table and version have fields of their own.
+        places = (("file", known.path), ("offset", known.offset))
+        where = ", ".join(f"{word} {value}" for word, value in places if value is not None)
+        message = f"{known.message} [{where}]" if where else known.message
         return TableError(
-            kind=kind,
+            kind=known.kind,
             message=_one_line(as_told(message)),
-            hint=hint,
-            version=version,
+            hint=known.hint,
+            version=known.version,
             since_ms=self._last.since_ms if self._last else now_ms,
             consecutive=self._last.consecutive + 1 if self._last else 1,
-            parked=known is not None and known.parks,
+            parked=known.parks,
         )
 
     def _backoff_s(self, consecutive: int) -> float:
@@ -130,12 +124,3 @@ class Failures:
 def _one_line(text: str) -> str:
     """What Java and databases say fills several lines; a table has one."""
     return " ".join(filter(None, (line.strip() for line in text.split("\n"))))
-
-
-def _as_sync_error(raised: Exception) -> SyncError | None:
-    """None is a bug of ours."""
-    if isinstance(raised, SyncError):
-        return raised
-    if isinstance(raised, StateUnavailable):
-        return StateStoreAway(str(raised), hint="Check the state database and the disk it is on; dvsync tries again.")
-    return None

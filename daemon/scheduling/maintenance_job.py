@@ -12,10 +12,11 @@ import structlog
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.errors import SyncError
+from daemon.errors import InternalError
 from daemon.maintenance.maintainer import Maintainer, Round
 from daemon.scheduling.cycle import TableCycle
 from daemon.status.board import Board, MaintenanceCounts
+from daemon.sync.memory import as_sync_error
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -48,13 +49,13 @@ class MaintenanceJob:
             try:
                 done = self._maintainer.run(stop)
             except Exception as error:
-                known = isinstance(error, SyncError)
+                known = as_sync_error(error)
                 _log.warning(
                     events.MAINTENANCE_FAILED,
-                    kind=error.kind if isinstance(error, SyncError) else "InternalError",
-                    reason=str(error) if known else f"{type(error).__name__}: {error}",
-                    hint=error.hint if isinstance(error, SyncError) else "This is a bug in dvsync: please report it.",
-                    exc_info=None if known else error,
+                    kind=known.kind,
+                    reason=str(known),
+                    hint=known.hint,
+                    exc_info=error if isinstance(known, InternalError) else None,
                 )
                 self._board.count_maintenance(self.name, MaintenanceCounts(rounds=1, failures=1))
                 return

@@ -13,7 +13,7 @@ import structlog
 
 from daemon import log as events
 from daemon.config.settings import Settings, SparkSettings
-from daemon.errors import ConfigInvalid, PipelineAway, StateStoreAway
+from daemon.errors import InternalError, PipelineAway, StateStoreAway
 from daemon.log import configure_logging
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import open_parts
@@ -25,6 +25,7 @@ from daemon.spark.hadoop import with_stores
 from daemon.spark.installed import check_jars, check_pipeline
 from daemon.spark.session import SparkPipeline
 from daemon.status.board import Board, Unready
+from daemon.sync.memory import as_sync_error
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
 from state import StateUnavailable
@@ -155,9 +156,9 @@ def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fl
         read = read_settings()
     except Exception as error:
         board.tell("configuration", [Unready(None, "the changed configuration is refused; see the log")])
-        is_fault = isinstance(error, ConfigInvalid)
-        hint = error.hint if isinstance(error, ConfigInvalid) else "This is a bug in dvsync: please report it."
-        _log.error(events.CONFIG_REFUSED, reason=str(error), hint=hint, exc_info=None if is_fault else error)
+        known = as_sync_error(error)
+        is_bug = isinstance(known, InternalError)
+        _log.error(events.CONFIG_REFUSED, reason=str(known), hint=known.hint, exc_info=error if is_bug else None)
         return settings
     kept = [section for section in FIXED_SECTIONS if getattr(read, section) != getattr(settings, section)]
     if with_stores(read) != with_stores(read.model_copy(update={"storage": settings.storage})):
