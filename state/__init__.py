@@ -18,17 +18,19 @@ from state.records import (
     WrittenCount,
     WrittenFile,
 )
-from state.store import LeaseLost, StateStore, StateUnavailable
+from state.store import FileLedger, LeaseLost, LeaseStore, StateStore, StateUnavailable, TableStore
 
 __all__ = [
     "DeleteFileRecord",
     "DeletionVectorRecord",
     "DvMapping",
     "FileKind",
+    "FileLedger",
     "FileStatus",
     "Intent",
     "Lease",
     "LeaseLost",
+    "LeaseStore",
     "LiveFile",
     "OrphanReason",
     "Outcome",
@@ -38,6 +40,7 @@ __all__ = [
     "TableCounts",
     "TableError",
     "TableRecord",
+    "TableStore",
     "WrittenCount",
     "WrittenFile",
 ]

@@ -1,6 +1,6 @@
-"""The verbs of the state store: one verb, one transaction, but for `record_rebuilt`.
+"""The verbs of the state store, by who uses them: one verb, one transaction, but for `record_rebuilt`.
 
-SQLite and the in-memory twin behave the same.
+One object offers all of them. SQLite, PostgreSQL and the tests' store in memory behave the same.
 """
 
 from __future__ import annotations
@@ -33,11 +33,8 @@ class LeaseLost(StateUnavailable):
     """Somebody else holds the lease that this store had taken."""
 
 
-class StateStore(Protocol):
-    """Safe to use from many threads. Every verb but `open_table` and `find_table` takes ids that the store gave or was
-    given: for a table that it does not know it raises LookupError, and so do `record_pending` and `record_prepared` for
-    an intent.
-    """
+class LeaseStore(Protocol):
+    """Who may work on the state: for the process as a whole, and before each commit."""
 
     def read_lease(self) -> Lease: ...
 
@@ -61,6 +58,10 @@ class StateStore(Protocol):
         """Let the next one take the lease at once. Raises LeaseLost."""
         ...
 
+
+class TableStore(Protocol):
+    """The tables: their cursors, errors and runs, and what people want of them. For the scheduling and the commands."""
+
     def open_table(self, name: str, source: str, target: str) -> TableRecord:
         """The table's row, made when it is new. A changed source or target of a known name starts it afresh."""
         ...
@@ -71,13 +72,39 @@ class StateStore(Protocol):
 
     def list_tables(self) -> list[TableRecord]: ...
 
+    def rename_table(self, table_id: int, name: str) -> None:
+        """The table has another name from now on, which no other one has; all else of it stays."""
+        ...
+
     def forget_table(self, table_id: int) -> None:
         """The table and all that is known of it is gone from here; no file is touched."""
         ...
 
-    def rename_table(self, table_id: int, name: str) -> None:
-        """The table has another name from now on, which no other one has; all else of it stays."""
+    def record_paused(self, table_id: int, paused: bool) -> None:
+        """Hold the table, or let it go on."""
         ...
+
+    def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
+        """The next sync writes the table anew, or has done so."""
+        ...
+
+    def record_failure(self, table_id: int, error: TableError) -> None: ...
+
+    def record_resumed(self, table_id: int) -> None:
+        """Clear the error and the parking of a table: the next poll tries again."""
+        ...
+
+    def record_run(self, run: SyncRun) -> None: ...
+
+    def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
+        """The newest first."""
+        ...
+
+    def count(self, table_id: int) -> TableCounts: ...
+
+
+class FileLedger(Protocol):
+    """The files of a table, and the intents to commit them. For the syncs and the maintenance."""
 
     def find_live_files(self, table_id: int, paths: Collection[str]) -> dict[str, LiveFile]:
         """Those of `paths` that are live, by path; cost grows with `paths`, not with the table."""
@@ -204,24 +231,6 @@ class StateStore(Protocol):
         """
         ...
 
-    def record_failure(self, table_id: int, error: TableError) -> None: ...
-
-    def record_run(self, run: SyncRun) -> None: ...
-
-    def record_resumed(self, table_id: int) -> None:
-        """Clear the error and the parking of a table: the next poll tries again."""
-        ...
-
-    def record_paused(self, table_id: int, paused: bool) -> None:
-        """Hold the table, or let it go on."""
-        ...
-
-    def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
-        """The next sync writes the table anew, or has done so."""
-        ...
-
-    def count(self, table_id: int) -> TableCounts: ...
-
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
         """The files that dvsync wrote and that are in one of `statuses`, the longest in it first."""
         ...
@@ -237,8 +246,12 @@ class StateStore(Protocol):
         """
         ...
 
-    def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
-        """The newest first."""
-        ...
+
+class StateStore(LeaseStore, TableStore, FileLedger, Protocol):
+    """The whole store. Safe to use from many threads.
+
+    Every verb but `open_table` and `find_table` takes ids that the store gave or was given: for a table that it does
+    not know it raises LookupError, and so do `record_pending` and `record_prepared` for an intent.
+    """
 
     def close(self) -> None: ...

@@ -22,7 +22,7 @@ from daemon.scheduling.failures import Failures
 from daemon.scheduling.observer import Observer
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
-from state import StateStore, StateUnavailable, TableError, TableRecord
+from state import StateUnavailable, TableError, TableRecord, TableStore
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -51,7 +51,7 @@ class TableCycle:
         follower: Follower,
         observer: Observer,
         *,
-        store: StateStore,
+        store: TableStore,
         clock: Clock,
         random: Random,
     ) -> None:

@@ -14,7 +14,7 @@ from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.status.timeline import RUNS_MAX
 from daemon.sync.outcomes import SyncOutcome, SyncResult
-from state import StateStore, StateUnavailable, SyncRun, TableError, TableRecord
+from state import StateUnavailable, SyncRun, TableError, TableRecord, TableStore
 
 # Counting a table's files reads all its rows in the state database: it may take a fiftieth of the time.
 COUNT_SHARE = 50
@@ -34,7 +34,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class Observer:
     """Observes one table for its cycle. Nothing in here changes what the cycle does, and no method raises."""
 
-    def __init__(self, name: str, log: DeltaLog, *, store: StateStore, board: Board, clock: Clock) -> None:
+    def __init__(self, name: str, log: DeltaLog, *, store: TableStore, board: Board, clock: Clock) -> None:
         self._name = name
         self._source = log
         self._store = store

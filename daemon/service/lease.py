@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from daemon import log as events
 from daemon.clock import Clock
 from daemon.errors import StateStoreAway
-from state import Lease, LeaseLost, StateStore, StateUnavailable
+from state import Lease, LeaseLost, LeaseStore, StateUnavailable
 
 # A holder renews its lease, and others look at it, so many times in the length of a lease.
 LOOKS = 3
@@ -45,7 +45,7 @@ class LeaseKeeper:
     nor has a clock that jumps. For an SQLite file, the operating system's lock tells at once that a process has ended.
     """
 
-    def __init__(self, store: StateStore, clock: Clock, *, sqlite_file: Path | None, lease_s: float) -> None:
+    def __init__(self, store: LeaseStore, clock: Clock, *, sqlite_file: Path | None, lease_s: float) -> None:
         self._store = store
         self._clock = clock
         self._lock: FileLock | None = None

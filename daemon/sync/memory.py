@@ -10,7 +10,7 @@ from daemon.config.settings import Settings, TableSettings
 from daemon.config.value_types import SQLITE_FILE
 from daemon.durable import make_folder_of
 from daemon.errors import ConfigInvalid, InternalError, StateStoreAway, SyncError
-from state import StateStore, StateUnavailable, TableRecord
+from state import StateStore, StateUnavailable, TableRecord, TableStore
 from state.sql.store import SqlStateStore
 
 
@@ -40,12 +40,12 @@ def as_sync_error(raised: Exception) -> SyncError:
 
 
 def find_record(records: Iterable[TableRecord], table: TableSettings) -> TableRecord | None:
-    """What is remembered of a table, without making a row for it as `StateStore.open_table` does."""
+    """What is remembered of a table, without making a row for it as `TableStore.open_table` does."""
     key = (table.name, table.source, table.target)
     return next((record for record in records if (record.name, record.source, record.target) == key), None)
 
 
-def keep_rows(store: StateStore, tables: Iterable[TableSettings], names: Set[str]) -> None:
+def keep_rows(store: TableStore, tables: Iterable[TableSettings], names: Set[str]) -> None:
     """A table that has a new name and no row yet keeps the row of its source and target, whose name is not among
     `names`, those in use. Raises StateUnavailable.
     """
