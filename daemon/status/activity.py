@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from itertools import accumulate
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,8 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper bound, durations up to it), as Prometheus has them."""
-        bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
-        return [(bound, float(sum(self.counts[: number + 1]))) for number, bound in enumerate(bounds)]
+        bounds = (*map(str, BUCKETS_S), "+Inf")
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
 
 class Activity:

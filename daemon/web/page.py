@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.filesize import decimal
 
 from daemon.status.board import Unready
 from daemon.status.table_status import SyncState, TableStatus, count_states, span
@@ -27,14 +28,7 @@ WIDTH, HEIGHT = 600, 120
 
 
 def _bytes(value: int | None) -> str:
-    if value is None:
-        return "?"
-    size, units = float(value), ("B", "kB", "MB", "GB", "TB")
-    for unit in units:
-        if size < 1000 or unit == units[-1]:
-            break
-        size /= 1000
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    return "?" if value is None else decimal(value).replace("bytes", "B")
 
 
 def _span(seconds: float | None) -> str:
