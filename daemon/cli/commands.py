@@ -8,10 +8,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import msgspec
 import typer
@@ -27,6 +28,9 @@ from daemon.masking import hide, scrub
 from daemon.texts import printable
 
 if TYPE_CHECKING:
+    from daemon.maintenance.cleanup import Cleanup
+    from daemon.maintenance.compaction import Compaction
+    from daemon.maintenance.expiry import Expiry
     from daemon.maintenance.maintainer import Maintainer
 
 DEFAULT_CONFIG = Path("config.yaml")
@@ -99,7 +103,7 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
     import_arrow()
     from daemon.service.run import run_daemon  # noqa: PLC0415 - each command imports what it uses, and nothing else
 
-    with _told():
+    with _reported_errors():
         ending = run_daemon(lambda: _load(context, config), version("dvsync"))
     sys.stdout.flush()
     # A thread that still waits for a store would hold up the interpreter's own end.
@@ -120,8 +124,8 @@ def sync(
     from daemon.cli.tables import find_tables  # noqa: PLC0415
 
     failed = False
-    with _told():
-        settings = _load_for_people(context, config)
+    with _reported_errors():
+        settings = _load_with_found(context, config)
         failed = not tables and PATTERN_FAILED in context.meta
         chosen = find_tables(settings, tables or [])
         console = Console()
@@ -143,8 +147,8 @@ def status(
     from daemon.cli.console import print_statuses  # noqa: PLC0415
     from daemon.cli.tables import read_statuses  # noqa: PLC0415
 
-    with _told():
-        statuses = read_statuses(_load_for_people(context, config))
+    with _reported_errors():
+        statuses = read_statuses(_load_with_found(context, config))
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(statuses), indent=2))
     else:
@@ -168,9 +172,8 @@ def doctor(
     from daemon.cli.tables import with_found_tables  # noqa: PLC0415
     from daemon.doctor.diagnosis import as_lines  # noqa: PLC0415
 
-    with _told():
-        settings, _ = with_found_tables(_load_if_there(context, config))
-        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+    with _reported_errors():
+        settings, _ = with_found_tables(_load(context, config, optional=True, quiet=True))
         diagnosis = examine_table(settings, table)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(diagnosis), indent=2))
@@ -198,9 +201,9 @@ def init(
     import_arrow()
     from daemon.cli.init import write_configuration  # noqa: PLC0415
 
-    with _told():
+    with _reported_errors():
         _hide_environment()
-        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+        _log_to_stderr()
         write_configuration(_path(context, config), places, typer.echo)
 
 
@@ -209,8 +212,8 @@ def resume(context: typer.Context, table: TableName, config: ConfigPath = None) 
     """Let a parked or paused table go on. A running daemon sees it within seconds."""
     from daemon.cli.tables import find_tables, resume_table  # noqa: PLC0415
 
-    with _told():
-        settings = _load_for_people(context, config)
+    with _reported_errors():
+        settings = _load_with_found(context, config)
         cleared = resume_table(settings, find_tables(settings, [table])[0])
     typer.echo(f"{table}: resumed" if cleared else f"{table}: was neither parked nor paused; nothing to do")
 
@@ -220,8 +223,8 @@ def pause(context: typer.Context, table: TableName, config: ConfigPath = None) -
     """Hold a table as it is until `dvsync resume`. A running daemon sees it within seconds."""
     from daemon.cli.tables import find_tables, pause_table  # noqa: PLC0415
 
-    with _told():
-        settings = _load_for_people(context, config)
+    with _reported_errors():
+        settings = _load_with_found(context, config)
         pause_table(settings, find_tables(settings, [table])[0])
     typer.echo(f"{table}: paused")
 
@@ -231,8 +234,8 @@ def resync(context: typer.Context, table: TableName, config: ConfigPath = None) 
     """Write a table anew from Delta's whole state. A running daemon begins within seconds."""
     from daemon.cli.tables import find_tables, want_resync  # noqa: PLC0415
 
-    with _told():
-        settings = _load_for_people(context, config)
+    with _reported_errors():
+        settings = _load_with_found(context, config)
         want_resync(settings, find_tables(settings, [table])[0])
     typer.echo(f"{table}: is written anew by its next sync")
 
@@ -242,8 +245,8 @@ def forget(context: typer.Context, table: TableName, config: ConfigPath = None) 
     """Drop all that is remembered of a table that is gone. Its files and its Iceberg table stay."""
     from daemon.cli.tables import forget_table  # noqa: PLC0415
 
-    with _told():
-        forget_table(_load_for_people(context, config), table)
+    with _reported_errors():
+        forget_table(_load_with_found(context, config), table)
     typer.echo(f"{table}: forgotten")
 
 
@@ -255,16 +258,12 @@ def compact(
     config: ConfigPath = None,
 ) -> None:
     """Rewrite the delete files of data files that have many. Each has one afterwards; no row changes."""
-    from daemon.cli.console import compaction_line  # noqa: PLC0415
+    from daemon.cli.console import compaction_lines  # noqa: PLC0415
 
-    _maintain(
-        context,
-        config,
-        tables,
-        lambda maintainer, stop: maintainer.compact(stop, dry_run=dry_run),
-        lambda name, done: [compaction_line(name, done, dry_run=dry_run)],
-        alone=not dry_run,
-    )
+    def work(maintainer: Maintainer, stop: Event) -> Compaction:
+        return maintainer.compact(stop, dry_run=dry_run)
+
+    _maintain(context, config, tables, work, partial(compaction_lines, dry_run=dry_run), alone=not dry_run)
 
 
 @app.command()
@@ -277,14 +276,10 @@ def expire(
     """Take old and unreadable snapshots out of the Iceberg tables. `cleanup` removes their files later."""
     from daemon.cli.console import expiry_lines  # noqa: PLC0415
 
-    _maintain(
-        context,
-        config,
-        tables,
-        lambda maintainer, _: maintainer.expire(dry_run=dry_run),
-        lambda name, done: expiry_lines(name, done, dry_run=dry_run),
-        alone=not dry_run,
-    )
+    def work(maintainer: Maintainer, _: Event) -> Expiry:
+        return maintainer.expire(dry_run=dry_run)
+
+    _maintain(context, config, tables, work, partial(expiry_lines, dry_run=dry_run), alone=not dry_run)
 
 
 @app.command()
@@ -304,35 +299,32 @@ def cleanup(
 
     if remove and not scan:
         raise typer.BadParameter("it goes with --scan", param_hint="--remove")
-    _maintain(
-        context,
-        config,
-        tables,
-        lambda maintainer, stop: maintainer.clean_up(stop, dry_run=dry_run, scan=scan, remove_found=remove),
-        lambda name, done: cleanup_lines(name, done, dry_run=dry_run),
-        alone=False,
-    )
+
+    def work(maintainer: Maintainer, stop: Event) -> Cleanup:
+        return maintainer.clean_up(stop, dry_run=dry_run, scan=scan, remove_found=remove)
+
+    _maintain(context, config, tables, work, partial(cleanup_lines, dry_run=dry_run), alone=False)
 
 
 def _maintain(
     context: typer.Context,
     config: Path | None,
     tables: list[str] | None,
-    verb: Callable[[Maintainer, Event], T],
+    work: Callable[[Maintainer, Event], T],
     lines: Callable[[str, T], list[str]],
     *,
     alone: bool,
 ) -> None:
-    """One part of the maintenance of the named tables, told table by table."""
+    """Do `work` for each of the named tables, and print its `lines`."""
     import_arrow()
     from daemon.cli.operations import maintain_tables  # noqa: PLC0415
     from daemon.cli.tables import find_tables  # noqa: PLC0415
 
     failed = False
-    with _told():
-        settings = _load_for_people(context, config)
+    with _reported_errors():
+        settings = _load_with_found(context, config)
         failed = not tables and PATTERN_FAILED in context.meta
-        for table, done in maintain_tables(settings, find_tables(settings, tables or []), verb, alone=alone):
+        for table, done in maintain_tables(settings, find_tables(settings, tables or []), work, alone=alone):
             if isinstance(done, SyncError):
                 failed = True
                 _say(f"{table.name}: {done.kind}: {done}\n  {done.hint}")
@@ -350,7 +342,7 @@ def healthcheck(
     """Ask the running daemon whether it is alive. Exit code 0 or 1, for containers."""
     from daemon.cli.probe import ask  # noqa: PLC0415
 
-    with _told():
+    with _reported_errors():
         answer = ask(_load(context, config).health, "readyz" if ready else "livez")
     typer.echo(answer.text)
     raise typer.Exit(0 if answer.is_well else 1)
@@ -367,9 +359,8 @@ def setup(
     from daemon.spark.jars import with_s3_jars  # noqa: PLC0415
     from daemon.spark.setup import fetch_jars  # noqa: PLC0415
 
-    with _told():
-        spark = with_stores(_load_if_there(context, config))
-        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+    with _reported_errors():
+        spark = with_stores(_load(context, config, optional=True, quiet=True))
         typer.echo(fetch_jars(with_s3_jars(spark) if s3 else spark))
 
 
@@ -381,8 +372,8 @@ def demo(
     import_arrow()
     from daemon.cli.demo import run_demo  # noqa: PLC0415
 
-    with _told():
-        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+    with _reported_errors():
+        _log_to_stderr()
         code = run_demo(folder)
     raise typer.Exit(code)
 
@@ -398,7 +389,7 @@ def keys() -> None:
 @config_app.command()
 def check(context: typer.Context, config: ConfigPath = None) -> None:
     """Tell every fault in the configuration, or what it says."""
-    with _told():
+    with _reported_errors():
         settings = _load(context, config)
     typer.echo(f"{_path(context, config)}: all well")
     typer.echo(f"state: {settings.redacted()['state']['url']}")
@@ -414,12 +405,31 @@ def _path(context: typer.Context, config: Path | None) -> Path:
     return config or context.find_root().obj or (Path(from_environment) if from_environment else DEFAULT_CONFIG)
 
 
-def _load(context: typer.Context, config: Path | None) -> Settings:
+def _load(context: typer.Context, config: Path | None, *, optional: bool = False, quiet: bool = False) -> Settings:
+    """The settings; the defaults if `optional` and no file is named or there.
+
+    `quiet` is for a command that prints its result: its log goes to standard error, warnings and above.
+    """
     from daemon.config.load import load_settings  # noqa: PLC0415
 
-    settings = load_settings(_path(context, config))
-    hide(settings.secrets())
-    _hide_environment()
+    settings, path = Settings(), _path(context, config)
+    if not optional or config or context.find_root().obj or path.exists():
+        settings = load_settings(path)
+        hide(settings.secrets())
+        _hide_environment()
+    if quiet:
+        _log_to_stderr("error" if settings.log.level == "error" else "warning")
+    return settings
+
+
+def _load_with_found(context: typer.Context, config: Path | None) -> Settings:
+    """The settings with the tables that patterns find now; a pattern that cannot be listed is printed and noted."""
+    from daemon.cli.tables import with_found_tables  # noqa: PLC0415
+
+    settings, troubles = with_found_tables(_load(context, config, quiet=True))
+    for trouble in troubles:
+        typer.echo(f"{trouble}\n{trouble.hint}", err=True)
+        context.meta[PATTERN_FAILED] = True
     return settings
 
 
@@ -427,24 +437,8 @@ def _hide_environment() -> None:
     hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
 
 
-def _load_if_there(context: typer.Context, config: Path | None) -> Settings:
-    """For a command that can do without a configuration, as long as none is named."""
-    named = config or context.find_root().obj or _path(context, config).exists()
-    return _load(context, config) if named else Settings()
-
-
-def _load_for_people(context: typer.Context, config: Path | None) -> Settings:
-    """Settings for a command that prints its result: the log then goes to standard error, warnings and above."""
-    from daemon.cli.tables import with_found_tables  # noqa: PLC0415
-
-    settings = _load(context, config)
-    level = settings.log.level if settings.log.level in ("warning", "error") else "warning"
+def _log_to_stderr(level: Literal["warning", "error"] = "warning") -> None:
     configure_logging(LogSettings(format="console", level=level), sys.stderr)
-    settings, troubles = with_found_tables(settings)
-    for trouble in troubles:
-        typer.echo(f"{trouble}\n{trouble.hint}", err=True)
-        context.meta[PATTERN_FAILED] = True
-    return settings
 
 
 def _say(text: str) -> None:
@@ -453,7 +447,7 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _reported_errors() -> Iterator[None]:
     """The work of a command, which has imported what it uses: errors that are no bugs become words and an exit code."""
     if not gc.isenabled():
         # What has been imported stays for good, and is not looked through any more.

@@ -148,15 +148,15 @@ def verdict_line(name: str, verdict: CycleResult) -> str:
     )
 
 
-def compaction_line(name: str, done: Compaction, *, dry_run: bool) -> str:
-    """One line on one table of `dvsync compact`."""
+def compaction_lines(name: str, done: Compaction, *, dry_run: bool) -> list[str]:
+    """What `dvsync compact` says of one table."""
     if not done.data_files:
-        return f"{name}: nothing to compact"
+        return [f"{name}: nothing to compact"]
     verb = "would compact" if dry_run else "compacted"
-    return (
+    return [
         f"{name}: {verb} the delete files of {done.data_files} data files:"
         f" {done.delete_files_before} into {done.delete_files_after}"
-    )
+    ]
 
 
 def expiry_lines(name: str, done: Expiry, *, dry_run: bool) -> list[str]:

@@ -63,7 +63,7 @@ class Parts:
 
     def board(self) -> Board:
         """An empty one."""
-        return Board((), self.clock, lag_budget_s=self.settings.health.lag_budget_s)
+        return Board(self.clock, lag_budget_s=self.settings.health.lag_budget_s)
 
     def lease_keeper(self) -> LeaseKeeper:
         state = self.settings.state

@@ -17,7 +17,7 @@ from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import Parts
 from daemon.service.discovery import Found, discover, find_pattern
 from daemon.service.log_progress import LogProgress
-from daemon.status.board import Board, Unready
+from daemon.status.board import Board, Topic, Unready
 from daemon.status.table_status import gone_status
 from daemon.sync.memory import keep_rows
 from state import StateUnavailable
@@ -82,7 +82,7 @@ class Fleet:
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
         missing = [table.name for table in self._found.tables if table.name not in self._running]
-        self._board.tell("tables", [Unready(name, "it is not followed yet") for name in missing])
+        self._board.set_unready(Topic.TABLES, [Unready(name, "it is not followed yet") for name in missing])
 
     def read_wishes(self) -> None:
         """Wake the tables of which a person said something in the state store. May run beside `look`."""
@@ -104,7 +104,9 @@ class Fleet:
         for about, reason in troubles.items():
             if before.troubles.get(about) != reason:
                 _log.warning(events.PATTERN_REFUSED, source=about, reason=reason)
-        self._board.tell("sources", [Unready(None, f"{about}: {reason}") for about, reason in troubles.items()])
+        self._board.set_unready(
+            Topic.SOURCES, [Unready(None, f"{about}: {reason}") for about, reason in troubles.items()]
+        )
         self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S
 
     def _apply(self) -> None:
@@ -141,7 +143,7 @@ class Fleet:
         # Who takes an entry out of the configuration knows it; that a folder vanishes is news.
         vanished = [record.name for record in gone if find_pattern(parts.settings, record.source)]
         reason = "its folder is gone: bring it back, or `dvsync forget` the table"
-        self._board.tell("gone", [Unready(name, reason) for name in vanished])
+        self._board.set_unready(Topic.GONE, [Unready(name, reason) for name in vanished])
 
     def _definition(self, table: TableSettings) -> _Definition:
         settings = self._parts.settings

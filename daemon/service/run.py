@@ -24,7 +24,7 @@ from daemon.service.systemd import Notifier
 from daemon.spark.hadoop import with_stores
 from daemon.spark.installed import check_jars, check_pipeline
 from daemon.spark.session import SparkPipeline
-from daemon.status.board import Board, Unready
+from daemon.status.board import Board, Topic, Unready
 from daemon.sync.memory import as_sync_error
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
@@ -85,7 +85,9 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             signals.say(events.LEASE_LOST)
 
         def on_unrenewed(reason: str | None) -> None:
-            board.tell("state", [Unready(None, f"the state database cannot be written: {reason}")] if reason else [])
+            board.set_unready(
+                Topic.STATE, [Unready(None, f"the state database cannot be written: {reason}")] if reason else []
+            )
 
         scheduler = Scheduler(parts.clock, tables_at_once=settings.limits.tables_at_once)
         fleet = Fleet(parts, board, scheduler)
@@ -133,7 +135,7 @@ def _stand_by(
         except (StateUnavailable, StateStoreAway) as error:
             holder, hint = "unknown", UNWRITABLE
             reason = f"the state database cannot be written, so nothing is followed: {error}"
-        board.tell("lease", [Unready(None, reason)] if holder else [])
+        board.set_unready(Topic.LEASE, [Unready(None, reason)] if holder else [])
         if holder is None:
             return None
         if reason != told:
@@ -155,7 +157,7 @@ def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fl
     try:
         read = read_settings()
     except Exception as error:
-        board.tell("configuration", [Unready(None, "the changed configuration is refused; see the log")])
+        board.set_unready(Topic.CONFIGURATION, [Unready(None, "the changed configuration is refused; see the log")])
         known = as_sync_error(error)
         is_bug = isinstance(known, InternalError)
         _log.error(events.CONFIG_REFUSED, reason=str(known), hint=known.hint, exc_info=error if is_bug else None)
@@ -166,7 +168,7 @@ def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fl
     read = read.model_copy(update={section: getattr(settings, section) for section in FIXED_SECTIONS})
     configure_logging(read.log)
     fleet.change(read)
-    board.tell("configuration", [])
+    board.set_unready(Topic.CONFIGURATION, [])
     write = _log.warning if kept else _log.info
     write(events.CONFIG_RELOADED, need_a_restart=kept)
     return read

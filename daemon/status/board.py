@@ -6,6 +6,7 @@ It is memory only, so that a probe costs nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from threading import Lock
 
 import msgspec
@@ -40,6 +41,17 @@ class MaintenanceCounts(msgspec.Struct, frozen=True):
         return MaintenanceCounts(*(getattr(self, name) + getattr(other, name) for name in fields))
 
 
+class Topic(Enum):
+    """What a reason for not being ready is about, when it is not the status of one table."""
+
+    LEASE = auto()
+    STATE = auto()
+    CONFIGURATION = auto()
+    SOURCES = auto()
+    TABLES = auto()
+    GONE = auto()
+
+
 class Unready(msgspec.Struct, frozen=True):
     """Why `/readyz` says no. `table` is null when it is about all of them."""
 
@@ -50,7 +62,7 @@ class Unready(msgspec.Struct, frozen=True):
 class Board:
     """The latest observation of each table, and the scheduler's heartbeat. Safe to use from any thread."""
 
-    def __init__(self, tables: Sequence[TableSettings], clock: Clock, *, lag_budget_s: float) -> None:
+    def __init__(self, clock: Clock, *, lag_budget_s: float) -> None:
         self._tables: dict[str, TableSettings] = {}
         self._clock = clock
         self._lag_budget_s = lag_budget_s
@@ -59,10 +71,8 @@ class Board:
         self.activity = Activity()
         self._maintained: dict[str, MaintenanceCounts] = {}
         self._timelines: dict[str, Timeline] = {}
-        self._troubles: dict[str, list[Unready]] = {}
+        self._troubles: dict[Topic, list[Unready]] = {}
         self._gone: list[TableStatus] = []
-        for table in tables:
-            self.add(table)
         self._sampled_at_s = clock.monotonic_s() - SAMPLE_INTERVAL_S
         self._beaten_at_s = clock.monotonic_s()
 
@@ -87,10 +97,10 @@ class Board:
             ordered = sorted(self._tables.items(), key=lambda named: places.get(named[0], len(places)))
             self._tables = dict(ordered)
 
-    def tell(self, about: str, troubles: Sequence[Unready]) -> None:
-        """What keeps the daemon as a whole from being ready, by what it is about; an empty list ends it."""
+    def set_unready(self, topic: Topic, reasons: Sequence[Unready]) -> None:
+        """Say why the daemon as a whole is not ready. The reasons replace those of the same topic."""
         with self._lock:
-            self._troubles[about] = list(troubles)
+            self._troubles[topic] = list(reasons)
 
     def show_gone(self, gone: Sequence[TableStatus]) -> None:
         """The tables that are not followed any more and were not forgotten either, beside those that are."""
@@ -139,6 +149,15 @@ class Board:
         with self._lock:
             return [*followed, *self._gone]
 
+    def find_status(self, name: str) -> TableStatus | None:
+        """One table, followed or gone."""
+        with self._lock:
+            table = self._tables.get(name)
+            if table is None:
+                return next((status for status in self._gone if status.name == name), None)
+            seen = self._seen[name]
+        return table_status(table, seen, self._clock.now_ms())
+
     def summary(self) -> str:
         """One line on all tables: how many in which state, the worst of them with its error, or why none."""
         statuses = self.statuses()
@@ -153,7 +172,7 @@ class Board:
     def is_standing_by(self) -> bool:
         """Whether another process holds the lease."""
         with self._lock:
-            return bool(self._troubles.get("lease"))
+            return bool(self._troubles.get(Topic.LEASE))
 
     def accounts(self) -> dict[str, AccountCounts]:
         """The account counts of each table, by name."""

@@ -97,7 +97,7 @@ def make_app(board: Board, *, is_spark_up: Callable[[], bool] = lambda: False) -
 
 def _find_table(board: Board, request: Request) -> TableDetail | None:
     name = request.path_params["name"]
-    status = next((status for status in board.statuses() if status.name == name), None)
+    status = board.find_status(name)
     if status is None:
         return None
     timeline = board.timeline(name)

@@ -18,6 +18,7 @@ from daemon.status.timeline import Sample
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
 from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from tests.kit.boards import board_of
 
 NOW_MS = 1_796_040_000_000
 MINUTES = 24 * 60
@@ -76,7 +77,7 @@ def make_board(*, said: str = "") -> Board:
         TableSettings(source=source, target=f"lake.t{number}", name=name)
         for number, (name, source) in enumerate(TABLES)
     ]
-    board = Board(settings, StoppedClock(), lag_budget_s=300)
+    board = board_of(settings, StoppedClock(), lag_budget_s=300)
     synced = (4812, 4790, 1317, 655, 20_411, None, 88)
     counts = (
         _counts(1_284, 48_120_554, 912_440, 1_077, 212),

@@ -25,8 +25,8 @@ from daemon.config.settings import LogSettings
 from daemon.log import configure_logging
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.observer import Observer
-from daemon.status.board import Board
 from tests.kit import sparkless
+from tests.kit.boards import board_of
 from tests.kit.handmade import Bench, HandmadeTable
 
 # On a machine with work of its own; without a bound, the inputs that this is about take minutes or years.
@@ -83,7 +83,7 @@ class _Victim:
 
     def _open(self) -> None:
         self._bench.open()
-        board = Board([self._bench.settings], SystemClock(), lag_budget_s=300)
+        board = board_of([self._bench.settings], SystemClock(), lag_budget_s=300)
         log = self._bench.context.log
         observer = Observer(self._bench.settings.name, log, store=self._bench.store, board=board, clock=SystemClock())
         self._cycle = TableCycle(

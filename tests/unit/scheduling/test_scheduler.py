@@ -38,10 +38,11 @@ from daemon.scheduling.observer import Observer
 from daemon.scheduling.scheduler import Scheduler
 from daemon.scheduling.slots import Slots
 from daemon.service.fleet import Fleet
-from daemon.status.board import Board, MaintenanceCounts
+from daemon.status.board import MaintenanceCounts
 from daemon.status.table_status import AccountCounts, SyncState, TableStatus
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state import FileKind, FileStatus, Outcome, StateUnavailable, SyncRun, TableError, WrittenFile
+from tests.kit.boards import board_of
 from tests.kit.memory_store import MemoryStateStore
 
 WAIT_S = 10.0
@@ -160,7 +161,7 @@ class Bench:
         self.store = FlakyStore()
         self.table = settings_of("orders")
         self.follower = FakeFollower(self.table, self.store)
-        self.board = Board([self.table], self.clock, lag_budget_s=300)
+        self.board = board_of([self.table], self.clock, lag_budget_s=300)
         self.scheduler = Scheduler(self.clock, tables_at_once=1)
         self.slots = self.scheduler._slots
         self.start()
@@ -557,7 +558,7 @@ class Running:
         self.store = MemoryStateStore()
         tables = [settings_of(name, poll_interval) for name in names]
         self.followers = {table.name: FakeFollower(table, self.store) for table in tables}
-        self.board = Board(tables, clock, lag_budget_s=300)
+        self.board = board_of(tables, clock, lag_budget_s=300)
         self.maintainers = {table.name: FakeMaintainer() for table in tables}
         self.maintainers[names[0]].gate = Event()
         cycles = [

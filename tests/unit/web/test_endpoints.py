@@ -18,13 +18,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.config.settings import HealthSettings, TableSettings
 from daemon.errors import ConfigInvalid
-from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.status.timeline import Sample
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, make_app
 from daemon.web.server import CONNECTIONS_MAX, WebServer
 from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from tests.kit.boards import board_of
 
 NOW_MS = 1_700_000_000_000
 
@@ -71,7 +71,7 @@ ERROR = TableError("CorruptInput", "bad CRC", "Restore it.", version=8, since_ms
 class Server:
     def __init__(self, *names: str) -> None:
         self.clock = FakeClock()
-        self.board = Board([table(name) for name in names], self.clock, lag_budget_s=60)
+        self.board = board_of([table(name) for name in names], self.clock, lag_budget_s=60)
         self.web = WebServer.start(HealthSettings(port=0), make_app(self.board))
 
     def ask(self, path: str):
