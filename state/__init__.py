@@ -1,4 +1,4 @@
-"""The memory of dvsync: cursors, live files, deletion vectors and their delete files. Knows nothing of `daemon`."""
+"""The memory of dvsync: cursors, live files, deletion vectors and their delete files. Imports nothing of `daemon`."""
 
 from state.records import (
     DeleteFileRecord,

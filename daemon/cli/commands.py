@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from daemon.maintenance.maintainer import Maintainer
 
 DEFAULT_CONFIG = Path("config.yaml")
-# In a command's context: a pattern could not be listed, so what it did for all tables it did not do for all.
+# Set in a command's context when a pattern could not be listed, so that "all tables" were not all.
 PATTERN_FAILED = "dvsync.pattern_failed"
 PROBE = "healthcheck"
 
@@ -46,7 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Explain and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
 
 ConfigPath = Annotated[
@@ -58,13 +58,13 @@ TableNames = Annotated[
     list[str] | None, typer.Argument(metavar="[TABLE]...", help="Names of tables; all of them when left out.")
 ]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 T = TypeVar("T")
 
 
 def main() -> None:
     """The console script."""
-    # To look for garbage among what is imported took a third of a command's time, at its exit most of all.
+    # Collecting garbage among the imported modules took a third of a command's time, most of it at exit.
     gc.disable()
     app()
 
@@ -85,7 +85,7 @@ def dvsync(
 ) -> None:
     context.obj = config
     if context.invoked_subcommand == PROBE:
-        # A container asks every few seconds, and the daemon that answers has been looked at.
+        # Containers run it every few seconds, and the daemon that answers has made the same check.
         return
     from daemon.spark.installed import check_packages  # noqa: PLC0415
 
@@ -98,7 +98,7 @@ def dvsync(
 @app.command()
 def run(context: typer.Context, config: ConfigPath = None) -> None:
     """Follow all tables until SIGTERM; this is the daemon."""
-    # A reload that is asked for before there is anything to reload is no reason to end.
+    # Without a handler, a reload that is requested too early would end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     import_arrow()
     from daemon.service.run import run_daemon  # noqa: PLC0415 - each command imports what it uses, and nothing else
@@ -106,7 +106,7 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
     with _reported_errors():
         ending = run_daemon(lambda: _load(context, config), version("dvsync"))
     sys.stdout.flush()
-    # A thread that still waits for a store would hold up the interpreter's own end.
+    # The interpreter's own exit would wait for a thread that still waits for a store.
     os._exit(1 if ending.lost_lease else 0)
 
 
@@ -114,7 +114,7 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
 def sync(
     context: typer.Context,
     tables: TableNames = None,
-    full: Annotated[bool, typer.Option("--full", help="Write the tables anew from Delta's whole state.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Rewrite the tables from Delta's whole state.")] = False,
     config: ConfigPath = None,
 ) -> None:
     """Bring tables up to date once, then exit."""
@@ -165,7 +165,7 @@ def doctor(
 ) -> None:
     """Say whether a Delta table can be followed; syncs nothing.
 
-    Its features, columns and files: what is followed, what is refused and why, and what readers will stumble over.
+    Lists which of its features, columns and files are supported, which are not and why, and what readers must know.
     """
     import_arrow()
     from daemon.cli.operations import examine_table  # noqa: PLC0415
@@ -194,9 +194,9 @@ def init(
     ],
     config: ConfigPath = None,
 ) -> None:
-    """Write a config.yaml for the Delta tables that are there.
+    """Write a config.yaml for existing Delta tables.
 
-    Says of each table whether it can be followed. A file that is there already stays as it is: --config names another.
+    Says of each table whether it can be followed. An existing file is not changed: name another with --config.
     """
     import_arrow()
     from daemon.cli.init import write_configuration  # noqa: PLC0415
@@ -209,7 +209,7 @@ def init(
 
 @app.command()
 def resume(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Let a parked or paused table go on. A running daemon sees it within seconds."""
+    """Continue a parked or paused table. A running daemon sees it within seconds."""
     from daemon.cli.tables import find_tables, resume_table  # noqa: PLC0415
 
     with _reported_errors():
@@ -220,7 +220,7 @@ def resume(context: typer.Context, table: TableName, config: ConfigPath = None) 
 
 @app.command()
 def pause(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Hold a table as it is until `dvsync resume`. A running daemon sees it within seconds."""
+    """Stop syncing a table until `dvsync resume`. A running daemon sees it within seconds."""
     from daemon.cli.tables import find_tables, pause_table  # noqa: PLC0415
 
     with _reported_errors():
@@ -231,7 +231,7 @@ def pause(context: typer.Context, table: TableName, config: ConfigPath = None) -
 
 @app.command()
 def resync(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Write a table anew from Delta's whole state. A running daemon begins within seconds."""
+    """Rewrite a table from Delta's whole state. A running daemon begins within seconds."""
     from daemon.cli.tables import find_tables, want_resync  # noqa: PLC0415
 
     with _reported_errors():
@@ -242,7 +242,7 @@ def resync(context: typer.Context, table: TableName, config: ConfigPath = None) 
 
 @app.command()
 def forget(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Drop all that is remembered of a table that is gone. Its files and its Iceberg table stay."""
+    """Remove a table that is gone from the state database. Its files and its Iceberg table stay."""
     from daemon.cli.tables import forget_table  # noqa: PLC0415
 
     with _reported_errors():
@@ -257,7 +257,7 @@ def compact(
     dry_run: DryRun = False,
     config: ConfigPath = None,
 ) -> None:
-    """Rewrite the delete files of data files that have many. Each has one afterwards; no row changes."""
+    """Merge the delete files of each data file that has many. No row changes."""
     from daemon.cli.console import compaction_lines  # noqa: PLC0415
 
     def work(maintainer: Maintainer, stop: Event) -> Compaction:
@@ -273,7 +273,7 @@ def expire(
     dry_run: DryRun = False,
     config: ConfigPath = None,
 ) -> None:
-    """Take old and unreadable snapshots out of the Iceberg tables. `cleanup` removes their files later."""
+    """Remove old and unreadable snapshots from the Iceberg tables. `cleanup` removes their files later."""
     from daemon.cli.console import expiry_lines  # noqa: PLC0415
 
     def work(maintainer: Maintainer, _: Event) -> Expiry:
@@ -351,10 +351,10 @@ def healthcheck(
 @app.command()
 def setup(
     context: typer.Context,
-    s3: Annotated[bool, typer.Option("--s3", help="The jars that read S3, too.")] = False,
+    s3: Annotated[bool, typer.Option("--s3", help="Also fetch the jars that read S3.")] = False,
     config: ConfigPath = None,
 ) -> None:
-    """Check Java and fetch the jars that Spark needs. Those for the configuration; the first start does the same."""
+    """Check Java and fetch the jars that Spark needs. The configuration says which; the first start does the same."""
     from daemon.spark.hadoop import with_stores  # noqa: PLC0415
     from daemon.spark.jars import with_s3_jars  # noqa: PLC0415
     from daemon.spark.setup import fetch_jars  # noqa: PLC0415
@@ -366,7 +366,7 @@ def setup(
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option("--folder", help="Where the tables are made.")] = Path("demo"),
+    folder: Annotated[Path, typer.Option("--folder", help="Where to create the tables.")] = Path("demo"),
 ) -> None:
     """Watch an Iceberg table follow a real Delta table. Spark changes it, and three engines read the result."""
     import_arrow()
@@ -380,7 +380,7 @@ def demo(
 
 @config_app.command()
 def keys() -> None:
-    """Explain every key of the configuration. With its values and default."""
+    """Explain every key of the configuration. Gives its values and its default."""
     from daemon.config.keys import render_keys  # noqa: PLC0415
 
     typer.echo(render_keys(), nl=False)
@@ -388,7 +388,7 @@ def keys() -> None:
 
 @config_app.command()
 def check(context: typer.Context, config: ConfigPath = None) -> None:
-    """Tell every fault in the configuration, or what it says."""
+    """List every fault in the configuration, or print a summary of it."""
     with _reported_errors():
         settings = _load(context, config)
     typer.echo(f"{_path(context, config)}: all well")
@@ -442,15 +442,15 @@ def _log_to_stderr(level: Literal["warning", "error"] = "warning") -> None:
 
 
 def _say(text: str) -> None:
-    """Print what may hold names and values of a Delta table."""
+    """Print a text that may contain names and values of a Delta table."""
     typer.echo(printable(text, keep="\n"))
 
 
 @contextmanager
 def _reported_errors() -> Iterator[None]:
-    """The work of a command, which has imported what it uses: errors that are no bugs become words and an exit code."""
+    """For the work of a command, after its imports: a SyncError is printed and becomes an exit code."""
     if not gc.isenabled():
-        # What has been imported stays for good, and is not looked through any more.
+        # Imported modules are never garbage: the collector need not visit them.
         gc.freeze()
         gc.enable()
     try:
@@ -460,6 +460,6 @@ def _reported_errors() -> Iterator[None]:
 
 
 def _exit_with(error: SyncError) -> typer.Exit:
-    """Tell the error on standard error."""
+    """Print the error on standard error."""
     typer.echo(f"{error}\n{error.hint}", err=True)
     return typer.Exit(2 if isinstance(error, ConfigInvalid) else 1)

@@ -38,7 +38,7 @@ class CycleResult:
 
 
 def is_held(record: TableRecord) -> bool:
-    """Parked or paused: only a person's word starts it again."""
+    """Whether the table is parked or paused: only a command of a person starts it again."""
     return record.paused or (record.error is not None and record.error.parked)
 
 
@@ -69,21 +69,21 @@ class TableCycle:
             table.name, poll_interval_s=table.poll_interval_s, last=record.error, clock=clock, random=random
         )
         if record.error and record.error.parked:
-            # A new start is a new try; until it is over, the error stays in sight.
+            # A restart tries again; the error stays visible until that try has ended.
             record = replace(record, error=replace(record.error, parked=False))
         self._record = record
         self._is_unrecorded = False
         self._has_wish = False
         observer.show(record)
 
-    def is_told_otherwise(self, record: TableRecord) -> bool:
-        """Whether a person has said something of the table, in the store, that the cycle does not know yet."""
+    def is_overruled_by(self, record: TableRecord) -> bool:
+        """Whether a person has changed the table's row in the store and the cycle does not know it yet."""
         mine = self._record
         if (record.source, record.target) != (mine.source, mine.target):
-            return False  # Of another table, by the same name: the configuration was changed and not read again.
-        answered = (is_held(mine) and not is_held(record)) or (mine.error is not None and record.error is None)
-        # An error that the store does not know cannot have been answered there.
-        freed = answered and not self._is_unrecorded
+            return False  # Another table of the same name: the configuration was changed and not reloaded.
+        cleared = (is_held(mine) and not is_held(record)) or (mine.error is not None and record.error is None)
+        # A person cannot have cleared an error that was never stored.
+        freed = cleared and not self._is_unrecorded
         return freed or (record.paused and not mine.paused) or (record.resync_wanted and not mine.resync_wanted)
 
     @property
@@ -92,22 +92,22 @@ class TableCycle:
 
     @property
     def is_followed(self) -> bool:
-        """Whether the table has been synced before and waits for nobody, another dvsync included."""
+        """Whether the table has been synced before, and neither a person nor another dvsync holds it up."""
         error = self._record.error
         is_elsewhere = error is not None and error.kind == TargetHeld.__name__
         return self._record.synced_version is not None and not is_held(self._record) and not is_elsewhere
 
     def read_wish(self) -> TableRecord | None:
-        """The table as the store has it now, if a person has said something of it. Raises StateUnavailable."""
+        """The table's row in the store, if a person has changed it. Raises StateUnavailable."""
         record = self._store.open_table(self.name, self.table.source, self.table.target)
-        return record if self.is_told_otherwise(record) else None
+        return record if self.is_overruled_by(record) else None
 
     def expect_wish(self) -> None:
-        """A person said something of the table in the store: the next poll takes it up. From any thread."""
+        """A person has changed the table's row in the store: the next poll applies the change. From any thread."""
         self._has_wish = True
 
     def _take_up_wish(self) -> None:
-        """Do as a person said, if the store still says so: a sync may have ended since then."""
+        """Apply a person's change, if there still is one: a sync may have ended since it was seen."""
         self._has_wish = False
         try:
             wish = self.read_wish()
@@ -118,7 +118,7 @@ class TableCycle:
             self.take_up(wish)
 
     def take_up(self, record: TableRecord) -> None:
-        """Do as a person said, from what the store says of the table now."""
+        """Apply what a person changed in `record`, the table's row as it is in the store now."""
         was_stopped, self._record = is_held(self._record) or self._record.error is not None, record
         if was_stopped and not is_held(record):
             self.observer.restart_silence()
@@ -126,7 +126,7 @@ class TableCycle:
             _log.info(events.TABLE_PAUSED, table=self.name)
         elif was_stopped and record.error is None:
             self._failures.forget()
-            # What was done to the table meanwhile shows at once, not when its log is listed next.
+            # What was done to the table in the meantime is seen now, not when its log is listed next.
             self._follower.doubt()
             _log.info(events.TABLE_RESUMED, table=self.name)
         if record.resync_wanted:
@@ -135,7 +135,7 @@ class TableCycle:
         self.observer.show(self._record)
 
     def poll(self) -> CycleResult | None:
-        """The verdict when no sync is needed; None when there is something to sync.
+        """Ask for news: the result when no sync is needed, None when there is something to sync.
 
         Without news this is one existence check.
         """
@@ -178,8 +178,8 @@ class TableCycle:
         self._recover()
         try:
             record = self._store.open_table(self.name, self.table.source, self.table.target)
-            # What was said while this sync was at work; a resync once more, perhaps.
-            if self.is_told_otherwise(record):
+            # A person may have changed the row during this sync, and may want another resync.
+            if self.is_overruled_by(record):
                 self.take_up(record)
             elif record.resync_wanted:
                 self._follower.doubt()
@@ -204,7 +204,7 @@ class TableCycle:
 
     def _failed(self, raised: Exception, started_ms: int) -> CycleResult:
         failure = self._failures.add(raised, synced_version=self._record.synced_version)
-        # Recorded first: who sees the error here and not in the store knows that a person answered it there.
+        # Stored before it is kept in memory: if the store lacks it later, a person has cleared it.
         self._record_failure(failure.error)
         self._record = replace(self._record, error=failure.error)
         self.observer.report_failure(self._record, failure, started_ms)

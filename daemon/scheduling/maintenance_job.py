@@ -1,6 +1,6 @@
-"""One table's maintenance in the daemon: a round now and then, told in the log and counted on the board.
+"""One table's maintenance in the daemon: a round at each interval, logged and counted on the board.
 
-A round that fails changes nothing for the syncs; the next one tries again.
+A round that fails has no effect on the syncs; the next round tries again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from daemon.sync.memory import as_sync_error
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-# A daemon that is started anew each night gets to its weekly maintenance, too.
+# Upper bound of the first delay, so that a daemon restarted nightly still does weekly maintenance.
 FIRST_AFTER_MAX_S = 600.0
 
 
@@ -32,7 +32,7 @@ class MaintenanceJob:
     ) -> None:
         self.name = cycle.name
         self.interval_s = cycle.table.maintenance.interval_s
-        # Tables that begin together would be maintained together, round by round, and crowd out the syncs.
+        # Tables that start together must not be maintained together: that would crowd out the syncs.
         self.first_after_s = random.uniform(0, min(self.interval_s, FIRST_AFTER_MAX_S))
         self.cycle = cycle
         self._maintainer = maintainer
@@ -41,7 +41,7 @@ class MaintenanceJob:
         self._random = random
 
     def run(self, stop: Event) -> None:
-        """One round, if the table has anything to maintain and no person is waited for."""
+        """One round, unless the table was never synced or waits for a person."""
         if not self.cycle.is_followed:
             return
         with events.bind_cycle(self.name, f"{self._random.getrandbits(32):08x}"):

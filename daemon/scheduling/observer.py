@@ -16,7 +16,7 @@ from daemon.status.timeline import RUNS_MAX
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state import StateUnavailable, SyncRun, TableError, TableRecord, TableStore
 
-# Counting a table's files reads all its rows in the state database: it may take a fiftieth of the time.
+# Counting a table's files reads all its rows in the state database, so it may take 1/50 of the time.
 COUNT_SHARE = 50
 # How often the source of a table that cannot sync is asked for its newest version, for the table's lag alone.
 LAG_INTERVAL_S = 30.0
@@ -32,7 +32,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class Observer:
-    """Observes one table for its cycle. Nothing in here changes what the cycle does, and no method raises."""
+    """Observes one table for its cycle. It never changes what the cycle does, and only `load_runs` raises."""
 
     def __init__(self, name: str, log: DeltaLog, *, store: TableStore, board: Board, clock: Clock) -> None:
         self._name = name
@@ -46,7 +46,7 @@ class Observer:
         self._lag_after_s = clock.monotonic_s()
 
     def load_runs(self, table_id: int) -> None:
-        """Show the syncs of earlier processes. Unlike the other methods, raises StateUnavailable."""
+        """Show the syncs of earlier processes. Raises StateUnavailable."""
         self._board.timeline(self._name).add_runs(reversed(self._store.list_runs(table_id, runs_max=RUNS_MAX)))
 
     def recount(self) -> None:
@@ -54,9 +54,9 @@ class Observer:
         self._counts_due = True
 
     def restart_silence(self) -> None:
-        """The table is polled again after a time in which nobody should poll it: that time was no silence."""
-        if self._seen.looked_at_s is not None:
-            self._seen = replace(self._seen, looked_at_s=self._clock.monotonic_s())
+        """The table is polled again after a pause: the pause does not count as a time without an answer."""
+        if self._seen.polled_at_s is not None:
+            self._seen = replace(self._seen, polled_at_s=self._clock.monotonic_s())
 
     def show(self, record: TableRecord, *, syncing: bool = False) -> None:
         self._seen = replace(self._seen, record=record, syncing=syncing)
@@ -67,20 +67,20 @@ class Observer:
         self.show(record, syncing=True)
 
     def show_in_step(self, record: TableRecord, *, more: bool) -> None:
-        """The source was asked, and shows nothing beyond `record`; or it has `more`, and the next cycle follows."""
+        """Show that the source has nothing beyond `record`, or, with `more`, that the next cycle follows at once."""
         self._count_if_due(record)
         self._seen = replace(
             self._seen,
             source_version=record.synced_version,
             behind_since_ms=None,
-            looked_at_s=self._clock.monotonic_s(),
+            polled_at_s=self._clock.monotonic_s(),
         )
         if more:
             self._find_first_unsynced(record)
         self.show(record)
 
     def show_lag(self, record: TableRecord) -> None:
-        """Show a table that cannot sync now; how far behind it is, is asked every now and then."""
+        """Show a table that cannot sync now, with its lag, which is measured every LAG_INTERVAL_S."""
         if self._clock.monotonic_s() >= self._lag_after_s:
             self._lag_after_s = self._clock.monotonic_s() + LAG_INTERVAL_S
             try:
@@ -91,7 +91,7 @@ class Observer:
         self.show(record)
 
     def report_sync(self, table_id: int, result: SyncResult, started_ms: int, duration_ms: int) -> None:
-        """Log and count a sync that went well; one that changed what is shown or remembered becomes a run."""
+        """Log and count a sync that succeeded. It is recorded as a run if it made progress."""
         _log_result(result, duration_ms)
         self._count_accounts(checked=result.snapshots)
         if result.outcome.is_progress:
@@ -100,7 +100,7 @@ class Observer:
         self.recount()
 
     def report_failure(self, record: TableRecord, failure: Failure, started_ms: int) -> None:
-        """Count a failure; one that is news becomes a run. `Failures` has logged it."""
+        """Count a failure, which `Failures` has logged. It is recorded as a run unless it repeats the last one."""
         error = failure.error
         self._board.activity.count_failure(self._name, error.kind)
         if error.kind == AccountMismatch.__name__:

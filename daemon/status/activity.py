@@ -34,7 +34,7 @@ class Histogram:
 
 
 class Activity:
-    """Counters for all tables. Safe to use from any thread; whoever reads holds `lock()`."""
+    """Counters for all tables. Safe to use from any thread; a reader must hold `lock()`."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -63,7 +63,7 @@ class Activity:
             self._gone.discard(table)
 
     def forget(self, table: str) -> None:
-        """The table is not followed any more: its series end, whatever its last cycle still has to say."""
+        """The table is no longer followed: its series end, and what its last cycle still counts is ignored."""
         with self._lock:
             self._gone.add(table)
             for counter in (self.syncs, self.failures):

@@ -53,7 +53,7 @@ class Topic(Enum):
 
 
 class Unready(msgspec.Struct, frozen=True):
-    """Why `/readyz` says no. `table` is null when it is about all of them."""
+    """A reason why `/readyz` says no. `table` is null when the reason concerns the whole daemon."""
 
     table: str | None
     reason: str
@@ -91,7 +91,7 @@ class Board:
         self.activity.forget(name)
 
     def arrange(self, names: Sequence[str]) -> None:
-        """Show the tables in the order of `names`, where these name them."""
+        """Show the tables in the order of `names`; tables that are not named come last."""
         places = {name: place for place, name in enumerate(names)}
         with self._lock:
             ordered = sorted(self._tables.items(), key=lambda named: places.get(named[0], len(places)))
@@ -103,17 +103,17 @@ class Board:
             self._troubles[topic] = list(reasons)
 
     def show_gone(self, gone: Sequence[TableStatus]) -> None:
-        """The tables that are not followed any more and were not forgotten either, beside those that are."""
+        """Show these tables, too, which are no longer followed and were not forgotten."""
         with self._lock:
             self._gone = list(gone)
 
     def timeline(self, name: str) -> Timeline:
-        """The table's; one of its own for a table that has been removed."""
+        """The table's timeline; an empty one for a table that has been removed."""
         with self._lock:
             return self._timelines.get(name) or Timeline()
 
     def show(self, name: str, seen: Observation) -> None:
-        """A table that was removed in the meantime is not shown again."""
+        """Show the newest observation, unless the table was removed in the meantime."""
         with self._lock:
             if name in self._tables:
                 self._seen[name] = seen
@@ -130,7 +130,7 @@ class Board:
             return dict(self._maintained)
 
     def beat(self) -> None:
-        """The scheduler is alive. Once a minute, every table is put on its timeline."""
+        """Note that the scheduler is alive. Once a minute, add a sample to each table's timeline."""
         self._beaten_at_s = now_s = self._clock.monotonic_s()
         if now_s - self._sampled_at_s >= SAMPLE_INTERVAL_S:
             self._sampled_at_s = now_s
@@ -139,7 +139,7 @@ class Board:
                 self.timeline(status.name).add_sample(sample)
 
     def silent_s(self) -> float:
-        """Seconds since the scheduler's last sign of life."""
+        """Seconds since the scheduler's last beat."""
         return self._clock.monotonic_s() - self._beaten_at_s
 
     def statuses(self) -> list[TableStatus]:
@@ -164,7 +164,9 @@ class Board:
         line = count_states(statuses)
         if not statuses:
             with self._lock:
-                return "; ".join([line, *(trouble.reason for told in self._troubles.values() for trouble in told)])
+                return "; ".join(
+                    [line, *(unready.reason for reasons in self._troubles.values() for unready in reasons)]
+                )
         worst = min(statuses, key=lambda status: WORST_FIRST.index(status.state))
         return f"{line}; {worst.name}: {worst.error.kind}: {worst.error.message}" if worst.error else line
 
@@ -179,9 +181,9 @@ class Board:
         return {table.name: seen.accounts for table, seen in self._observed()}
 
     def find_unready(self) -> list[Unready]:
-        """Why not all is well; empty when it is. A paused table and one whose source is not there yet are no reason."""
+        """All reasons for not being ready. A paused table, and one whose source is not there yet, are no reasons."""
         with self._lock:
-            troubles = [trouble for told in self._troubles.values() for trouble in told]
+            troubles = [unready for reasons in self._troubles.values() for unready in reasons]
         if not self._tables and not troubles:
             return [Unready(None, "no tables are configured")]
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
@@ -198,10 +200,10 @@ class Board:
             return None
         if status.state is SyncState.PARKED:
             return f"parked: {status.error.kind if status.error else 'unknown'}"
-        if seen.looked_at_s is None:
+        if seen.polled_at_s is None:
             return f"not synced yet: {status.error.kind}" if status.error else "not looked at yet"
-        # While the source does not answer nobody knows how far behind the table is.
-        unseen_s = now_s - seen.looked_at_s
+        # While the source does not answer, the lag is unknown.
+        unseen_s = now_s - seen.polled_at_s
         is_unseen = not seen.syncing and unseen_s > table.poll_interval_s + self._lag_budget_s
         is_late = status.lag_seconds is not None and status.lag_seconds > self._lag_budget_s
         if not is_late and not is_unseen:

@@ -26,7 +26,7 @@ class SyncState(StrEnum):
     RETRYING = "retrying"
     PARKED = "parked"  # a person must act, then `dvsync resume`
     PAUSED = "paused"
-    GONE = "gone"  # followed once; nothing in the configuration leads to it any more
+    GONE = "gone"  # no longer in the configuration, and not forgotten
 
 
 WORST_FIRST = (
@@ -42,7 +42,7 @@ WORST_FIRST = (
 
 
 class ErrorStatus(msgspec.Struct, frozen=True):
-    """The error that a table stands at. `since` is when the unbroken row of `consecutive` errors began."""
+    """A table's current error. `since` is when the unbroken row of `consecutive` errors began."""
 
     kind: str
     message: str
@@ -80,15 +80,17 @@ class TableStatus(msgspec.Struct, frozen=True):
 
 
 class AccountCounts(msgspec.Struct, frozen=True):
-    """How often a table's account was held against Delta's since the process started, and did not add up."""
+    """How often a table's account was compared with Delta's since the process started, and how often they differed."""
 
     checked: int = 0
     mismatches: int = 0
 
 
 class WrittenStatus(msgspec.Struct, frozen=True):
-    """The files that dvsync wrote, of one kind and status. `size_bytes` is the sum of the known ones, `oldest_seconds`
-    how long the first of them has been so."""
+    """The files that dvsync wrote, of one kind and status. `size_bytes` is the sum of the known sizes.
+
+    `oldest_seconds` is how long the oldest has had this status.
+    """
 
     kind: str
     status: str
@@ -106,18 +108,18 @@ class Observation(msgspec.Struct, frozen=True):
     behind_since_ms: int | None = None
     syncing: bool = False
     accounts: AccountCounts = AccountCounts()
-    # When source and target were last seen, on the monotonic clock; None before the first look.
-    looked_at_s: float | None = None
+    # When a poll or a sync last succeeded, on the monotonic clock; None before the first.
+    polled_at_s: float | None = None
 
 
 def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int) -> TableStatus:
-    """A table that the state database knows and that the configuration leads to no more, by an entry or a pattern."""
+    """The status of a table in the state database that no entry or pattern of the configuration leads to any more."""
     error = TableError(
         kind="TableGone",
-        message="nothing in the configuration leads to this table any more; its Iceberg table stays as it was, and "
-        "readers of it fail where Delta's files are gone",
-        hint=f"Bring the Delta table or its entry back, or `dvsync forget {record.name}` once you have dropped "
-        f"{record.target} or want to keep it as it is.",
+        message="no entry or pattern of the configuration leads to this table any more; its Iceberg table stays as it "
+        "was, and reading it fails where Delta's files are gone",
+        hint=f"Restore the Delta table or its entry, or run `dvsync forget {record.name}` once you have dropped "
+        f"{record.target} or decided to keep it as it is.",
         version=None,
         since_ms=record.last_synced_at_ms or now_ms,
         consecutive=1,
@@ -186,7 +188,7 @@ def _state(seen: Observation, lag_versions: int | None) -> SyncState:
     if record and record.error:
         return SyncState.RETRYING
     if lag_versions is None:
-        # Once synced and its source not looked at: the promise of "synced" is not given blindly.
+        # Without a look at the source, nobody knows whether a table that was synced once is still in step.
         return SyncState.WAITING if record is None or record.synced_version is None else SyncState.BEHIND
     return SyncState.BEHIND if lag_versions > 0 else SyncState.SYNCED
 

@@ -21,7 +21,7 @@ from state import SyncRun
 # Three of the scheduler's heartbeats.
 SILENT_MAX_S = 15.0
 
-# The page asks for nothing from anywhere, and says so. Its empty icon keeps browsers from asking for one.
+# The page loads nothing. Its empty icon keeps browsers from asking for one.
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

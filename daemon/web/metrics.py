@@ -19,7 +19,7 @@ def _unix_time(iso: str | None) -> float | None:
     return datetime.fromisoformat(iso).timestamp() if iso else None
 
 
-# Name -> what it counts, and where it stands. A value that is not known leaves its series out.
+# Name -> help text, and where the value comes from. An unknown value has no series.
 GAUGES: dict[str, tuple[str, Callable[[TableStatus], Value]]] = {
     "dvsync_lag_versions": ("Delta versions that Iceberg does not show yet.", lambda table: table.lag_versions),
     "dvsync_lag_seconds": ("Age of the oldest Delta version not shown yet.", lambda table: table.lag_seconds),
@@ -57,7 +57,7 @@ MAINTENANCE = {
 
 
 class BoardCollector(Collector):
-    """Reads the board when Prometheus asks; nothing is counted twice and no probe does I/O."""
+    """Reads the board when Prometheus asks. It does no I/O."""
 
     def __init__(self, board: Board, is_spark_up: Callable[[], bool]) -> None:
         self._board = board
@@ -81,7 +81,7 @@ class BoardCollector(Collector):
         yield state
         accounts = CounterMetricFamily(
             "dvsync_accounts_checked",
-            "Snapshots whose files, rows and deletions were held against Delta's before the commit.",
+            "Snapshots whose files, rows and deletions were compared with Delta's before the commit.",
             labels=["table"],
         )
         mismatches = CounterMetricFamily(
@@ -141,7 +141,7 @@ class BoardCollector(Collector):
 
 
 def make_metrics(board: Board, is_spark_up: Callable[[], bool]) -> Callable[[], bytes]:
-    """The text that Prometheus reads, anew with each call."""
+    """A function that returns the current metrics as Prometheus reads them."""
     registry = CollectorRegistry()
     registry.register(BoardCollector(board, is_spark_up))
     # CPU, memory and open files of this process, from /proc; Spark's JVM is another.

@@ -13,8 +13,8 @@ from daemon.status.table_status import SyncState, TableStatus, count_states, spa
 from daemon.status.timeline import Sample
 from state import SyncRun
 
-# How each state looks: a word of the style sheet.
-LOOKS = {
+# The class of each state in the style sheet.
+STYLES = {
     SyncState.SYNCED: "good",
     SyncState.SYNCING: "busy",
     SyncState.WAITING: "busy",
@@ -55,7 +55,7 @@ _templates = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_templates.filters.update(bytes=_bytes, span=_span, time=_time, count=_count, place=_place, look=LOOKS.__getitem__)
+_templates.filters.update(bytes=_bytes, span=_span, time=_time, count=_count, place=_place, style=STYLES.__getitem__)
 
 
 def render_tables(

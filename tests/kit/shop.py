@@ -111,7 +111,7 @@ def make_board(*, said: str = "") -> Board:
             behind_since_ms=NOW_MS - 1000 * age_s if age_s else None,
             syncing=number == 1,
             accounts=AccountCounts(checked=version or 0),
-            looked_at_s=0.0,
+            polled_at_s=0.0,
         )
         board.show(each.name, seen)
         if version is not None:

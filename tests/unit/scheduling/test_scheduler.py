@@ -340,11 +340,11 @@ def test_what_a_person_must_mend_parks_the_table(bench, kind):
     assert (status.state, status.error.kind, status.error.version) == ("parked", kind.__name__, 7)
     assert (status.source_version, status.lag_versions) == (0, 1)
     assert [unready.reason for unready in bench.board.find_unready()] == [f"parked: {kind.__name__}"]
-    assert not bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    assert not bench.cycle.is_overruled_by(bench.store.list_tables()[0])
 
     bench.follower.fails = None
     bench.store.record_resumed(1)
-    assert bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    assert bench.cycle.is_overruled_by(bench.store.list_tables()[0])
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.poll()
     assert (bench.status.state, bench.status.error) == ("synced", None)
@@ -373,9 +373,9 @@ def test_a_person_may_have_a_failing_table_tried_at_once(bench):
         bench.poll(after_s=300)
     assert (bench.status.state, bench.status.error.message) == (SyncState.RETRYING, "no answer: timed out")
     assert [unready.reason for unready in bench.board.find_unready()] == ["not synced yet: ObjectStoreAway"]
-    assert not bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    assert not bench.cycle.is_overruled_by(bench.store.list_tables()[0])
     bench.store.record_resumed(1)
-    assert bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    assert bench.cycle.is_overruled_by(bench.store.list_tables()[0])
     with capture_logs() as logs:
         bench.cycle.take_up(bench.store.list_tables()[0])
         bench.poll()
@@ -410,7 +410,7 @@ def test_parking_that_could_not_be_recorded_is_not_taken_for_a_resume(bench):
     bench.store.is_away = True
     bench.poll()
     assert bench.store.list_tables()[0].error is None
-    assert not bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    assert not bench.cycle.is_overruled_by(bench.store.list_tables()[0])
     bench.store.is_away = False
     bench.poll(after_s=10)
     assert bench.store.list_tables()[0].error.parked

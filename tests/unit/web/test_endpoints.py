@@ -64,7 +64,7 @@ COUNTS = TableCounts(
         WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 40, NOW_MS - 60_000),
     ),
 )
-IN_STEP = Observation(record=RECORD, counts=COUNTS, source_version=7, behind_since_ms=None, looked_at_s=0.0)
+IN_STEP = Observation(record=RECORD, counts=COUNTS, source_version=7, behind_since_ms=None, polled_at_s=0.0)
 ERROR = TableError("CorruptInput", "bad CRC", "Restore it.", version=8, since_ms=NOW_MS, consecutive=2, parked=True)
 
 
@@ -180,7 +180,7 @@ def test_a_table_beyond_its_lag_budget_is_not_ready(server):
     server.board.show("orders", behind)
     assert reasons(server) == []
     server.clock.time_s = 61
-    server.board.show("orders", replace(behind, looked_at_s=61.0))
+    server.board.show("orders", replace(behind, polled_at_s=61.0))
     assert reasons(server) == ["behind for 61 s, more than the budget of 60 s"]
     body = server.ask("/api/tables")[1][0]
     assert (body["state"], body["lag_versions"], body["lag_seconds"]) == ("behind", 2, 61.0)
@@ -215,7 +215,7 @@ def test_a_paused_table_and_a_missing_source_are_no_reason(server):
     """Both are what somebody wants."""
     server.board.show("orders", replace(IN_STEP, record=replace(RECORD, paused=True, error=ERROR)))
     assert (reasons(server), server.ask("/api/tables")[1][0]["state"]) == ([], "paused")
-    server.board.show("orders", Observation(looked_at_s=0.0))
+    server.board.show("orders", Observation(polled_at_s=0.0))
     assert (reasons(server), server.ask("/api/tables")[1][0]["state"]) == ([], "waiting")
 
 
