@@ -197,7 +197,7 @@ class FileLedger(Protocol):
         """No snapshot refers to these any more: those that are not in use now are orphaned from `at_ms` on.
 
         A delete file is taken if it is orphaned now, a manifest, a list or a metadata file if it is live or orphaned
-        now. All others stay as they are, since a sync may have made them live after the caller looked: live delete
+        now. All others stay as they are, since a sync may have made them live in the meantime: live delete
         files with what they serve, manifests that live files are in, and whatever is pending or deleted.
         """
         ...

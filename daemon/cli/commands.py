@@ -130,9 +130,9 @@ def sync(
         chosen = find_tables(settings, tables or [])
         console = Console()
         with SyncProgress(console) as progress:
-            for table, verdict in sync_tables(settings, chosen, progress.of_table, full=full):
-                failed = failed or verdict.error is not None
-                line = printable(verdict_line(table.name, verdict), keep="\n")
+            for table, done in sync_tables(settings, chosen, progress.of_table, full=full):
+                failed = failed or done.error is not None
+                line = printable(verdict_line(table.name, done), keep="\n")
                 console.print(line, soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(1 if failed else 0)
 

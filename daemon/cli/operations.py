@@ -52,9 +52,9 @@ def sync_tables(
                 continue
             more = True
             while more and not stop.is_set():
-                verdict = cycle.sync(stop, full=full)
-                yield table, verdict
-                more = verdict.result is not None and verdict.result.more
+                done = cycle.sync(stop, full=full)
+                yield table, done
+                more = done.result is not None and done.result.more
 
 
 def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:

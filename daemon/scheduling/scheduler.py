@@ -160,17 +160,17 @@ class Scheduler:
                 return
             with self._lock:
                 self._wanted.pop(cycle.name, None)
-            verdict = self._take_turn(cycle)
-            if verdict.delay_s is not None:
+            result = self._take_turn(cycle)
+            if result.delay_s is not None:
                 with self._lock:
-                    self._wanted[cycle.name] = verdict.delay_s
+                    self._wanted[cycle.name] = result.delay_s
 
     def _take_turn(self, cycle: TableCycle) -> CycleResult:
         """Poll the table, and sync it if there is news and a free slot. Without a slot the table waits to be called."""
-        verdict = cycle.poll()
-        if verdict is not None:
+        result = cycle.poll()
+        if result is not None:
             self._call(self._slots.leave(cycle.name))
-            return verdict
+            return result
         if not self._slots.try_take(cycle.name):
             cycle.wait_for_slot()
             return CycleResult()
