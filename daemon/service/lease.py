@@ -24,7 +24,7 @@ from daemon.errors import StateStoreAway
 from state import Lease, LeaseLost, LeaseStore, StateUnavailable
 
 # How often a holder renews the lease, and others read it, in the length of a lease.
-RENEWALS = 3
+RENEWALS_PER_LEASE = 3
 KEEPER_END_MAX_S = 5.0
 UNWRITABLE = "Check the state database's disk, permissions or server: nothing is synced until it can be written."
 
@@ -54,7 +54,7 @@ class LeaseKeeper:
             # One lock for every spelling of the path. Not per thread, since another thread takes it than renews it.
             self._lock = FileLock(f"{sqlite_file.resolve()}.lock", thread_local=False)
         self._lease_s = lease_s
-        self.renewal_interval_s = lease_s / RENEWALS
+        self.renewal_interval_s = lease_s / RENEWALS_PER_LEASE
         self._seen: Lease | None = None
         self._seen_since_s = 0.0
         # Whether the holder showed a sign of life when the row was last read.
