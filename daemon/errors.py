@@ -153,6 +153,10 @@ class Unsupported(SyncError):
     parks = True
 
 
+class InternalError(SyncError):
+    """An exception that is none of these kinds: a bug in dvsync."""
+
+
 class ConfigInvalid(SyncError):
     """`config.yaml` or the environment is wrong: the daemon refuses to start."""
 

@@ -1,4 +1,4 @@
-"""The memory of dvsync: cursors, live files, deletion vectors and their delete files. Knows nothing of `daemon`."""
+"""The memory of dvsync: cursors, live files, deletion vectors and their delete files. Imports nothing of `daemon`."""
 
 from state.records import (
     DeleteFileRecord,
@@ -18,17 +18,19 @@ from state.records import (
     WrittenCount,
     WrittenFile,
 )
-from state.store import LeaseLost, StateStore, StateUnavailable
+from state.store import FileLedger, LeaseLost, LeaseStore, StateStore, StateUnavailable, TableStore
 
 __all__ = [
     "DeleteFileRecord",
     "DeletionVectorDescriptor",
     "DvMapping",
     "FileKind",
+    "FileLedger",
     "FileStatus",
     "Intent",
     "Lease",
     "LeaseLost",
+    "LeaseStore",
     "LiveFile",
     "OrphanReason",
     "Outcome",
@@ -38,6 +40,7 @@ __all__ = [
     "TableCounts",
     "TableError",
     "TableRecord",
+    "TableStore",
     "WrittenCount",
     "WrittenFile",
 ]

@@ -1,4 +1,4 @@
-"""Bringing a database to the newest schema, by Alembic: its import takes longer than to open a store that has it."""
+"""Migrates a database to the newest schema with Alembic, whose import takes longer than opening a migrated store."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def make_config() -> Config:
 
 
 def is_known(revision: str) -> bool:
-    """Whether the schema of this revision is one of ours; otherwise a newer dvsync has made it."""
+    """Whether this dvsync knows the revision of a schema; if not, a newer dvsync made it."""
     return revision in {script.revision for script in ScriptDirectory.from_config(make_config()).walk_revisions()}
 
 
 def upgrade(connection: Connection) -> None:
-    """All steps to the newest schema, from any known one or from nothing, inside of the caller's transaction."""
+    """Migrate from any known schema, or from nothing, to the newest one, in the caller's transaction."""
     config = make_config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

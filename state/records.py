@@ -49,7 +49,7 @@ class OrphanReason(StrEnum):
     TABLE_REPLACED = "table-replaced"
     COMMIT_FAILED = "commit-failed"
     SNAPSHOT_EXPIRED = "snapshot-expired"
-    FOUND = "found"  # by a scan; no row told of it
+    FOUND = "found"  # by a scan; it had no row
 
     @property
     def shown_by_older(self) -> bool:
@@ -137,7 +137,7 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What is remembered once a version is synced. Written down before the commit, applied after it.
+    """What is remembered once a version is synced. Stored before the commit, applied after it.
 
     `added_files` replaces rows of the same path. `moved_manifests` maps a rewritten manifest to its successor: live
     files and delete files that were in the old one and do not appear here are in the new one afterwards. `must_compare`
@@ -179,7 +179,7 @@ class SyncRun(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """Who may work on the state. `token` grows with each holder, `renewals` with each of its signs of life.
+    """Who may work on the state. `token` grows with each holder, `renewals` with each renewal.
 
     `holder` is a text for people, None once the lease is given back. `has_lock` says that the holder also has a lock of
     the operating system, which ends with its process.
@@ -206,7 +206,7 @@ class TableError(msgspec.Struct, frozen=True):
 class TableRecord(msgspec.Struct, frozen=True):
     """A table's cursor and condition. `synced_version` is None until the first sync is recorded.
 
-    `paused` and `resync_wanted` are a person's word, which holds until it is taken back or done.
+    `paused` and `resync_wanted` are a person's requests, valid until they are withdrawn or done.
     """
 
     id: int
@@ -226,7 +226,7 @@ class TableRecord(msgspec.Struct, frozen=True):
 
 
 class WrittenCount(msgspec.Struct, frozen=True):
-    """The files of one kind and status: how many, their bytes as far as known, and since when the oldest is so."""
+    """The files of one kind and status: how many, their known bytes, and since when the oldest has the status."""
 
     kind: FileKind
     status: FileStatus
@@ -236,7 +236,7 @@ class WrittenCount(msgspec.Struct, frozen=True):
 
 
 class TableCounts(msgspec.Struct, frozen=True):
-    """Sums that operators ask for. `live_rows` = physical rows minus deleted positions."""
+    """Sums for operators. `live_rows` = physical rows minus deleted positions."""
 
     live_data_files: int
     live_rows: int
@@ -253,5 +253,5 @@ class TableCounts(msgspec.Struct, frozen=True):
 
     @property
     def orphans(self) -> tuple[WrittenCount, ...]:
-        """What waits to be cleaned up, by kind."""
+        """The files that wait for cleanup, by kind."""
         return tuple(each for each in self.written if each.status is FileStatus.ORPHANED)

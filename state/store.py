@@ -1,6 +1,6 @@
-"""The verbs of the state store: one verb, one transaction, but for `record_rebuilt`.
+"""The verbs of the state store, by who uses them: one verb, one transaction, but for `record_rebuilt`.
 
-SQLite and the in-memory twin behave the same.
+One object offers all of them. SQLite, PostgreSQL and the tests' store in memory behave the same.
 """
 
 from __future__ import annotations
@@ -26,26 +26,23 @@ from state.records import (
 
 
 class StateUnavailable(Exception):
-    """The database cannot be read or written now. But for `record_rebuilt`, the verb that raised it changed nothing."""
+    """The database cannot be read or written now. The verb that raised it changed nothing, except `record_rebuilt`."""
 
 
 class LeaseLost(StateUnavailable):
-    """Somebody else holds the lease that this store had taken."""
+    """Another process holds the lease that this store had taken."""
 
 
-class StateStore(Protocol):
-    """Safe to use from many threads. Every verb but `open_table` and `find_table` takes ids that the store gave or was
-    given: for a table that it does not know it raises LookupError, and so do `record_pending` and `record_prepared` for
-    an intent.
-    """
+class LeaseStore(Protocol):
+    """Who may work on the state: for the process as a whole, and before each commit."""
 
     def read_lease(self) -> Lease: ...
 
     def take_lease(self, seen: Lease, holder: str, *, has_lock: bool) -> bool:
-        """Hold the lease instead of its last holder, if it still is as it was `seen`; False when it is not.
+        """Take the lease if it is still as it was `seen`; False if it is not.
 
-        From then on every verb of this object that writes raises LeaseLost, and writes nothing, once somebody else has
-        taken the lease. An object that never took it, as a person's commands use, writes all the same.
+        Once another process takes the lease, every writing verb of this object raises LeaseLost and writes nothing. An
+        object that never took the lease, such as that of a command, is not restricted.
         """
         ...
 
@@ -54,45 +51,75 @@ class StateStore(Protocol):
         ...
 
     def check_lease(self) -> None:
-        """Raise LeaseLost when somebody else has taken the lease that this object took."""
+        """Raise LeaseLost when another process has taken the lease that this object took."""
         ...
 
     def give_back_lease(self) -> None:
-        """Let the next one take the lease at once. Raises LeaseLost."""
+        """Free the lease, so that another process can take it at once. Raises LeaseLost."""
         ...
 
+
+class TableStore(Protocol):
+    """The tables: their cursors, errors and runs, and what people want of them. For the scheduling and the commands."""
+
     def open_table(self, name: str, source: str, target: str) -> TableRecord:
-        """The table's row, made when it is new. A changed source or target of a known name starts it afresh."""
+        """The table's row, created if it is new. If the source or target of a known name changed, it starts empty."""
         ...
 
     def find_table(self, name: str, source: str, target: str) -> TableRecord | None:
-        """The table's row; None where there is none of this name, or one of another source or target."""
+        """The table's row; None if no row has this name, or if the source or target is another."""
         ...
 
     def list_tables(self) -> list[TableRecord]: ...
 
-    def forget_table(self, table_id: int) -> None:
-        """The table and all that is known of it is gone from here; no file is touched."""
+    def rename_table(self, table_id: int, name: str) -> None:
+        """Give the table another name, which no other table has. Nothing else changes."""
         ...
 
-    def rename_table(self, table_id: int, name: str) -> None:
-        """The table has another name from now on, which no other one has; all else of it stays."""
+    def forget_table(self, table_id: int) -> None:
+        """Remove the table and all that is known of it from the store. No file is touched."""
         ...
+
+    def record_paused(self, table_id: int, paused: bool) -> None:
+        """Pause the table, or end its pause."""
+        ...
+
+    def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
+        """Note that the next sync shall rewrite the table, or that it has done so."""
+        ...
+
+    def record_failure(self, table_id: int, error: TableError) -> None: ...
+
+    def record_resumed(self, table_id: int) -> None:
+        """Clear the error and the parking of a table: the next poll tries again."""
+        ...
+
+    def record_run(self, run: SyncRun) -> None: ...
+
+    def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
+        """The newest first."""
+        ...
+
+    def count(self, table_id: int) -> TableCounts: ...
+
+
+class FileLedger(Protocol):
+    """The files of a table, and the intents to commit them. For the syncs and the maintenance."""
 
     def find_live_files(self, table_id: int, paths: Collection[str]) -> dict[str, LiveFile]:
-        """Those of `paths` that are live, by path; cost grows with `paths`, not with the table."""
+        """Find the live files among `paths`, by path. The cost grows with `paths`, not with the table."""
         ...
 
     def read_live_files(self, table_id: int) -> Iterable[LiveFile]:
-        """Every live file, in batches from the database, sorted by path. For resynchronising."""
+        """Read every live file, sorted by path, in batches from the database. For resynchronising."""
         ...
 
     def find_delete_files(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
-        """Every live delete file that holds positions of one of `data_files`, with all its mappings, once each."""
+        """Find each live delete file with positions of any of `data_files`, with all its mappings."""
         ...
 
     def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
-        """For each of these delete files, the *live* data files whose positions it holds."""
+        """Find, for each of these delete files, the *live* data files whose positions it holds."""
         ...
 
     def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
@@ -100,14 +127,15 @@ class StateStore(Protocol):
         ...
 
     def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
-        """A row for each file, status pending, before the file is written. Knowing a path already is no error.
+        """Write a row with status pending for each file, before the file is written.
 
-        A live file stays live; a file that an earlier intent left behind belongs to this intent from now on.
+        A known path is no error: a live file stays live, and a file that an earlier intent left behind belongs to this
+        intent from now on.
         """
         ...
 
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
-        """Write down what `record_synced` will apply, before the Iceberg commit is tried."""
+        """Store what `record_synced` will apply, before the Iceberg commit is tried."""
         ...
 
     def find_open_intents(self, table_id: int) -> list[tuple[Intent, Outcome | None]]:
@@ -162,27 +190,27 @@ class StateStore(Protocol):
     def record_orphans(
         self, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
     ) -> None:
-        """Files found lying about that no snapshot references. Known paths are left as they are."""
+        """Record files that a scan found and no snapshot references. Known paths stay as they are."""
         ...
 
     def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:
         """No snapshot refers to these any more: those that are not in use now are orphaned from `at_ms` on.
 
         A delete file is taken if it is orphaned now, a manifest, a list or a metadata file if it is live or orphaned
-        now. All others stay as they are, since a sync may have made them live after the caller looked: live delete
+        now. All others stay as they are, since a sync may have made them live in the meantime: live delete
         files with what they serve, manifests that live files are in, and whatever is pending or deleted.
         """
         ...
 
     def record_still_used(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
-        """Orphans that something uses all the same: their time begins anew.
+        """Restart the grace period of orphans that are still in use.
 
-        The reason stays, and so does everything that is not orphaned now.
+        Their reason stays, and files that are not orphaned now are left alone.
         """
         ...
 
     def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:
-        """The Iceberg table is made anew: whatever was written for the one before is set aside.
+        """The Iceberg table is recreated: set aside what was written for its predecessor.
 
         Every file that is pending, live or used by older snapshots is an orphan of the replaced table from `at_ms` on;
         the rest of failed commits stays what it is. The live data files are forgotten with what served them, and so is
@@ -191,11 +219,11 @@ class StateStore(Protocol):
         ...
 
     def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
-        """The bytes of files that dvsync wrote, by path; unknown paths are passed over."""
+        """Store the sizes of files that dvsync wrote, by path; unknown paths are ignored."""
         ...
 
     def record_deleted(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
-        """Orphans that are not there any more."""
+        """Mark orphans that no longer exist as deleted."""
         ...
 
     def forget_before(self, table_id: int, before_ms: int, *, orphans: bool = False) -> None:
@@ -204,41 +232,27 @@ class StateStore(Protocol):
         """
         ...
 
-    def record_failure(self, table_id: int, error: TableError) -> None: ...
-
-    def record_run(self, run: SyncRun) -> None: ...
-
-    def record_resumed(self, table_id: int) -> None:
-        """Clear the error and the parking of a table: the next poll tries again."""
-        ...
-
-    def record_paused(self, table_id: int, paused: bool) -> None:
-        """Hold the table, or let it go on."""
-        ...
-
-    def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
-        """The next sync writes the table anew, or has done so."""
-        ...
-
-    def count(self, table_id: int) -> TableCounts: ...
-
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
-        """The files that dvsync wrote and that are in one of `statuses`, the longest in it first."""
+        """List the files that dvsync wrote with one of `statuses`, the oldest first."""
         ...
 
     def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
-        """Whether a file is an orphan for one of `reasons`, since `before_ms` (inclusive) or longer."""
+        """Whether any file became an orphan, for one of `reasons`, at `before_ms` or earlier."""
         ...
 
     def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
-        """Live data files, sorted, that more than `delete_files_max` delete files serve.
+        """Find live data files with more than `delete_files_max` delete files, sorted.
 
-        Also those that more than one serves, where at least `deleted_share` of the rows are deleted.
+        Also those with more than one delete file of which at least `deleted_share` of the rows are deleted.
         """
         ...
 
-    def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
-        """The newest first."""
-        ...
+
+class StateStore(LeaseStore, TableStore, FileLedger, Protocol):
+    """The whole store. Safe to use from many threads.
+
+    Every verb but `open_table` and `find_table` takes ids that the store gave or was given: for a table that it does
+    not know it raises LookupError, and so do `record_pending` and `record_prepared` for an intent.
+    """
 
     def close(self) -> None: ...

@@ -8,10 +8,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import msgspec
 import typer
@@ -27,10 +28,13 @@ from daemon.masking import hide, scrub
 from daemon.texts import printable
 
 if TYPE_CHECKING:
+    from daemon.maintenance.cleanup import Cleanup
+    from daemon.maintenance.compaction import Compaction
+    from daemon.maintenance.expiry import Expiry
     from daemon.maintenance.maintainer import Maintainer
 
 DEFAULT_CONFIG = Path("config.yaml")
-# In a command's context: a pattern could not be listed, so what it did for all tables it did not do for all.
+# Set in a command's context when a pattern could not be listed, so that "all tables" were not all.
 PATTERN_FAILED = "dvsync.pattern_failed"
 PROBE = "healthcheck"
 
@@ -42,7 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-config_app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Explain and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
 
 ConfigPath = Annotated[
@@ -54,13 +58,13 @@ TableNames = Annotated[
     list[str] | None, typer.Argument(metavar="[TABLE]...", help="Names of tables; all of them when left out.")
 ]
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 T = TypeVar("T")
 
 
 def main() -> None:
     """The console script."""
-    # To look for garbage among what is imported took a third of a command's time, at its exit most of all.
+    # Collecting garbage among the imported modules took a third of a command's time, most of it at exit.
     gc.disable()
     app()
 
@@ -81,7 +85,7 @@ def dvsync(
 ) -> None:
     context.obj = config
     if context.invoked_subcommand == PROBE:
-        # A container asks every few seconds, and the daemon that answers has been looked at.
+        # Containers run it every few seconds, and the daemon that answers has made the same check.
         return
     from daemon.spark.installed import check_packages  # noqa: PLC0415
 
@@ -94,15 +98,15 @@ def dvsync(
 @app.command()
 def run(context: typer.Context, config: ConfigPath = None) -> None:
     """Follow all tables until SIGTERM; this is the daemon."""
-    # A reload that is asked for before there is anything to reload is no reason to end.
+    # Without a handler, a reload that is requested too early would end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     import_arrow()
     from daemon.service.run import run_daemon  # noqa: PLC0415 - each command imports what it uses, and nothing else
 
-    with _told():
+    with _reported_errors():
         ending = run_daemon(lambda: _load(context, config), version("dvsync"))
     sys.stdout.flush()
-    # A thread that still waits for a store would hold up the interpreter's own end.
+    # The interpreter's own exit would wait for a thread that still waits for a store.
     os._exit(1 if ending.lost_lease else 0)
 
 
@@ -110,7 +114,7 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
 def sync(
     context: typer.Context,
     tables: TableNames = None,
-    full: Annotated[bool, typer.Option("--full", help="Write the tables anew from Delta's whole state.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Rewrite the tables from Delta's whole state.")] = False,
     config: ConfigPath = None,
 ) -> None:
     """Bring tables up to date once, then exit."""
@@ -120,15 +124,15 @@ def sync(
     from daemon.cli.tables import find_tables  # noqa: PLC0415
 
     failed = False
-    with _told():
-        settings = _load_for_people(context, config)
+    with _reported_errors():
+        settings = _load_with_found(context, config)
         failed = not tables and PATTERN_FAILED in context.meta
         chosen = find_tables(settings, tables or [])
         console = Console()
         with SyncProgress(console) as progress:
-            for table, verdict in sync_tables(settings, chosen, progress.of_table, full=full):
-                failed = failed or verdict.error is not None
-                line = printable(verdict_line(table.name, verdict), keep="\n")
+            for table, done in sync_tables(settings, chosen, progress.of_table, full=full):
+                failed = failed or done.error is not None
+                line = printable(verdict_line(table.name, done), keep="\n")
                 console.print(line, soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(1 if failed else 0)
 
@@ -143,8 +147,8 @@ def status(
     from daemon.cli.console import print_statuses  # noqa: PLC0415
     from daemon.cli.tables import read_statuses  # noqa: PLC0415
 
-    with _told():
-        statuses = read_statuses(_load_for_people(context, config))
+    with _reported_errors():
+        statuses = read_statuses(_load_with_found(context, config))
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(statuses), indent=2))
     else:
@@ -161,16 +165,15 @@ def doctor(
 ) -> None:
     """Say whether a Delta table can be followed; syncs nothing.
 
-    Its features, columns and files: what is followed, what is refused and why, and what readers will stumble over.
+    Lists which of its features, columns and files are supported, which are not and why, and what readers must know.
     """
     import_arrow()
     from daemon.cli.operations import examine_table  # noqa: PLC0415
     from daemon.cli.tables import with_found_tables  # noqa: PLC0415
     from daemon.doctor.diagnosis import as_lines  # noqa: PLC0415
 
-    with _told():
-        settings, _ = with_found_tables(_load_if_there(context, config))
-        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+    with _reported_errors():
+        settings, _ = with_found_tables(_load(context, config, optional=True, quiet=True))
         diagnosis = examine_table(settings, table)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(diagnosis), indent=2))
@@ -191,59 +194,59 @@ def init(
     ],
     config: ConfigPath = None,
 ) -> None:
-    """Write a config.yaml for the Delta tables that are there.
+    """Write a config.yaml for existing Delta tables.
 
-    Says of each table whether it can be followed. A file that is there already stays as it is: --config names another.
+    Says of each table whether it can be followed. An existing file is not changed: name another with --config.
     """
     import_arrow()
     from daemon.cli.init import write_configuration  # noqa: PLC0415
 
-    with _told():
+    with _reported_errors():
         _hide_environment()
-        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+        _log_to_stderr()
         write_configuration(_path(context, config), places, typer.echo)
 
 
 @app.command()
 def resume(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Let a parked or paused table go on. A running daemon sees it within seconds."""
+    """Continue a parked or paused table. A running daemon sees it within seconds."""
     from daemon.cli.tables import find_tables, resume_table  # noqa: PLC0415
 
-    with _told():
-        settings = _load_for_people(context, config)
+    with _reported_errors():
+        settings = _load_with_found(context, config)
         cleared = resume_table(settings, find_tables(settings, [table])[0])
     typer.echo(f"{table}: resumed" if cleared else f"{table}: was neither parked nor paused; nothing to do")
 
 
 @app.command()
 def pause(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Hold a table as it is until `dvsync resume`. A running daemon sees it within seconds."""
+    """Stop syncing a table until `dvsync resume`. A running daemon sees it within seconds."""
     from daemon.cli.tables import find_tables, pause_table  # noqa: PLC0415
 
-    with _told():
-        settings = _load_for_people(context, config)
+    with _reported_errors():
+        settings = _load_with_found(context, config)
         pause_table(settings, find_tables(settings, [table])[0])
     typer.echo(f"{table}: paused")
 
 
 @app.command()
 def resync(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Write a table anew from Delta's whole state. A running daemon begins within seconds."""
+    """Rewrite a table from Delta's whole state. A running daemon begins within seconds."""
     from daemon.cli.tables import find_tables, want_resync  # noqa: PLC0415
 
-    with _told():
-        settings = _load_for_people(context, config)
+    with _reported_errors():
+        settings = _load_with_found(context, config)
         want_resync(settings, find_tables(settings, [table])[0])
     typer.echo(f"{table}: is written anew by its next sync")
 
 
 @app.command()
 def forget(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Drop all that is remembered of a table that is gone. Its files and its Iceberg table stay."""
+    """Remove a table that is gone from the state database. Its files and its Iceberg table stay."""
     from daemon.cli.tables import forget_table  # noqa: PLC0415
 
-    with _told():
-        forget_table(_load_for_people(context, config), table)
+    with _reported_errors():
+        forget_table(_load_with_found(context, config), table)
     typer.echo(f"{table}: forgotten")
 
 
@@ -254,17 +257,13 @@ def compact(
     dry_run: DryRun = False,
     config: ConfigPath = None,
 ) -> None:
-    """Rewrite the delete files of data files that have many. Each has one afterwards; no row changes."""
-    from daemon.cli.console import compaction_line  # noqa: PLC0415
+    """Merge the delete files of each data file that has many. No row changes."""
+    from daemon.cli.console import compaction_lines  # noqa: PLC0415
 
-    _maintain(
-        context,
-        config,
-        tables,
-        lambda maintainer, stop: maintainer.compact(stop, dry_run=dry_run),
-        lambda name, done: [compaction_line(name, done, dry_run=dry_run)],
-        alone=not dry_run,
-    )
+    def work(maintainer: Maintainer, stop: Event) -> Compaction:
+        return maintainer.compact(stop, dry_run=dry_run)
+
+    _maintain(context, config, tables, work, partial(compaction_lines, dry_run=dry_run), alone=not dry_run)
 
 
 @app.command()
@@ -274,17 +273,13 @@ def expire(
     dry_run: DryRun = False,
     config: ConfigPath = None,
 ) -> None:
-    """Take old and unreadable snapshots out of the Iceberg tables. `cleanup` removes their files later."""
+    """Remove old and unreadable snapshots from the Iceberg tables. `cleanup` removes their files later."""
     from daemon.cli.console import expiry_lines  # noqa: PLC0415
 
-    _maintain(
-        context,
-        config,
-        tables,
-        lambda maintainer, _: maintainer.expire(dry_run=dry_run),
-        lambda name, done: expiry_lines(name, done, dry_run=dry_run),
-        alone=not dry_run,
-    )
+    def work(maintainer: Maintainer, _: Event) -> Expiry:
+        return maintainer.expire(dry_run=dry_run)
+
+    _maintain(context, config, tables, work, partial(expiry_lines, dry_run=dry_run), alone=not dry_run)
 
 
 @app.command()
@@ -304,35 +299,32 @@ def cleanup(
 
     if remove and not scan:
         raise typer.BadParameter("it goes with --scan", param_hint="--remove")
-    _maintain(
-        context,
-        config,
-        tables,
-        lambda maintainer, stop: maintainer.clean_up(stop, dry_run=dry_run, scan=scan, remove_found=remove),
-        lambda name, done: cleanup_lines(name, done, dry_run=dry_run),
-        alone=False,
-    )
+
+    def work(maintainer: Maintainer, stop: Event) -> Cleanup:
+        return maintainer.clean_up(stop, dry_run=dry_run, scan=scan, remove_found=remove)
+
+    _maintain(context, config, tables, work, partial(cleanup_lines, dry_run=dry_run), alone=False)
 
 
 def _maintain(
     context: typer.Context,
     config: Path | None,
     tables: list[str] | None,
-    verb: Callable[[Maintainer, Event], T],
+    work: Callable[[Maintainer, Event], T],
     lines: Callable[[str, T], list[str]],
     *,
     alone: bool,
 ) -> None:
-    """One part of the maintenance of the named tables, told table by table."""
+    """Do `work` for each of the named tables, and print its `lines`."""
     import_arrow()
     from daemon.cli.operations import maintain_tables  # noqa: PLC0415
     from daemon.cli.tables import find_tables  # noqa: PLC0415
 
     failed = False
-    with _told():
-        settings = _load_for_people(context, config)
+    with _reported_errors():
+        settings = _load_with_found(context, config)
         failed = not tables and PATTERN_FAILED in context.meta
-        for table, done in maintain_tables(settings, find_tables(settings, tables or []), verb, alone=alone):
+        for table, done in maintain_tables(settings, find_tables(settings, tables or []), work, alone=alone):
             if isinstance(done, SyncError):
                 failed = True
                 _say(f"{table.name}: {done.kind}: {done}\n  {done.hint}")
@@ -350,7 +342,7 @@ def healthcheck(
     """Ask the running daemon whether it is alive. Exit code 0 or 1, for containers."""
     from daemon.cli.probe import ask  # noqa: PLC0415
 
-    with _told():
+    with _reported_errors():
         answer = ask(_load(context, config).health, "readyz" if ready else "livez")
     typer.echo(answer.text)
     raise typer.Exit(0 if answer.is_well else 1)
@@ -359,37 +351,36 @@ def healthcheck(
 @app.command()
 def setup(
     context: typer.Context,
-    s3: Annotated[bool, typer.Option("--s3", help="The jars that read S3, too.")] = False,
+    s3: Annotated[bool, typer.Option("--s3", help="Also fetch the jars that read S3.")] = False,
     config: ConfigPath = None,
 ) -> None:
-    """Check Java and fetch the jars that Spark needs. Those for the configuration; the first start does the same."""
+    """Check Java and fetch the jars that Spark needs. The configuration says which; the first start does the same."""
     from daemon.spark.hadoop import with_stores  # noqa: PLC0415
     from daemon.spark.jars import with_s3_jars  # noqa: PLC0415
     from daemon.spark.setup import fetch_jars  # noqa: PLC0415
 
-    with _told():
-        spark = with_stores(_load_if_there(context, config))
-        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+    with _reported_errors():
+        spark = with_stores(_load(context, config, optional=True, quiet=True))
         typer.echo(fetch_jars(with_s3_jars(spark) if s3 else spark))
 
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Option("--folder", help="Where the tables are made.")] = Path("demo"),
+    folder: Annotated[Path, typer.Option("--folder", help="Where to create the tables.")] = Path("demo"),
 ) -> None:
     """Watch an Iceberg table follow a real Delta table. Spark changes it, and three engines read the result."""
     import_arrow()
     from daemon.cli.demo import run_demo  # noqa: PLC0415
 
-    with _told():
-        configure_logging(LogSettings(format="console", level="warning"), sys.stderr)
+    with _reported_errors():
+        _log_to_stderr()
         code = run_demo(folder)
     raise typer.Exit(code)
 
 
 @config_app.command()
 def keys() -> None:
-    """Explain every key of the configuration. With its values and default."""
+    """Explain every key of the configuration. Gives its values and its default."""
     from daemon.config.keys import render_keys  # noqa: PLC0415
 
     typer.echo(render_keys(), nl=False)
@@ -397,8 +388,8 @@ def keys() -> None:
 
 @config_app.command()
 def check(context: typer.Context, config: ConfigPath = None) -> None:
-    """Tell every fault in the configuration, or what it says."""
-    with _told():
+    """List every fault in the configuration, or print a summary of it."""
+    with _reported_errors():
         settings = _load(context, config)
     typer.echo(f"{_path(context, config)}: all well")
     typer.echo(f"state: {settings.redacted()['state']['url']}")
@@ -414,12 +405,31 @@ def _path(context: typer.Context, config: Path | None) -> Path:
     return config or context.find_root().obj or (Path(from_environment) if from_environment else DEFAULT_CONFIG)
 
 
-def _load(context: typer.Context, config: Path | None) -> Settings:
+def _load(context: typer.Context, config: Path | None, *, optional: bool = False, quiet: bool = False) -> Settings:
+    """The settings; the defaults if `optional` and no file is named or there.
+
+    `quiet` is for a command that prints its result: its log goes to standard error, warnings and above.
+    """
     from daemon.config.load import load_settings  # noqa: PLC0415
 
-    settings = load_settings(_path(context, config))
-    hide(settings.secrets())
-    _hide_environment()
+    settings, path = Settings(), _path(context, config)
+    if not optional or config or context.find_root().obj or path.exists():
+        settings = load_settings(path)
+        hide(settings.secrets())
+        _hide_environment()
+    if quiet:
+        _log_to_stderr("error" if settings.log.level == "error" else "warning")
+    return settings
+
+
+def _load_with_found(context: typer.Context, config: Path | None) -> Settings:
+    """The settings with the tables that patterns find now; a pattern that cannot be listed is printed and noted."""
+    from daemon.cli.tables import with_found_tables  # noqa: PLC0415
+
+    settings, troubles = with_found_tables(_load(context, config, quiet=True))
+    for trouble in troubles:
+        typer.echo(f"{trouble}\n{trouble.hint}", err=True)
+        context.meta[PATTERN_FAILED] = True
     return settings
 
 
@@ -427,36 +437,20 @@ def _hide_environment() -> None:
     hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
 
 
-def _load_if_there(context: typer.Context, config: Path | None) -> Settings:
-    """For a command that can do without a configuration, as long as none is named."""
-    named = config or context.find_root().obj or _path(context, config).exists()
-    return _load(context, config) if named else Settings()
-
-
-def _load_for_people(context: typer.Context, config: Path | None) -> Settings:
-    """Settings for a command that prints its result: the log then goes to standard error, warnings and above."""
-    from daemon.cli.tables import with_found_tables  # noqa: PLC0415
-
-    settings = _load(context, config)
-    level = settings.log.level if settings.log.level in ("warning", "error") else "warning"
+def _log_to_stderr(level: Literal["warning", "error"] = "warning") -> None:
     configure_logging(LogSettings(format="console", level=level), sys.stderr)
-    settings, troubles = with_found_tables(settings)
-    for trouble in troubles:
-        typer.echo(f"{trouble}\n{trouble.hint}", err=True)
-        context.meta[PATTERN_FAILED] = True
-    return settings
 
 
 def _say(text: str) -> None:
-    """Print what may hold names and values of a Delta table."""
+    """Print a text that may contain names and values of a Delta table."""
     typer.echo(printable(text, keep="\n"))
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """The work of a command, which has imported what it uses: errors that are no bugs become words and an exit code."""
+def _reported_errors() -> Iterator[None]:
+    """For the work of a command, after its imports: a SyncError is printed and becomes an exit code."""
     if not gc.isenabled():
-        # What has been imported stays for good, and is not looked through any more.
+        # Imported modules are never garbage: the collector need not visit them.
         gc.freeze()
         gc.enable()
     try:
@@ -466,6 +460,6 @@ def _told() -> Iterator[None]:
 
 
 def _exit_with(error: SyncError) -> typer.Exit:
-    """Tell the error on standard error."""
+    """Print the error on standard error."""
     typer.echo(f"{error}\n{error.hint}", err=True)
     return typer.Exit(2 if isinstance(error, ConfigInvalid) else 1)

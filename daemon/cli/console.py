@@ -15,24 +15,24 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
-from daemon.status.table_status import WORST_FIRST, TableState, TableStatus, count_states, span
+from daemon.status.table_status import WORST_FIRST, SyncState, TableStatus, count_states, span
 from daemon.texts import printable
 
 if TYPE_CHECKING:
     from daemon.maintenance.cleanup import Cleanup
     from daemon.maintenance.compaction import Compaction
     from daemon.maintenance.expiry import Expiry
-    from daemon.scheduling.cycle import Verdict
+    from daemon.scheduling.cycle import CycleResult
 
 _COLOURS = {
-    TableState.SYNCED: "green",
-    TableState.SYNCING: "cyan",
-    TableState.BEHIND: "yellow",
-    TableState.WAITING: "yellow",
-    TableState.RETRYING: "red",
-    TableState.PARKED: "bold red",
-    TableState.PAUSED: "dim",
-    TableState.GONE: "red",
+    SyncState.SYNCED: "green",
+    SyncState.SYNCING: "cyan",
+    SyncState.BEHIND: "yellow",
+    SyncState.WAITING: "yellow",
+    SyncState.RETRYING: "red",
+    SyncState.PARKED: "bold red",
+    SyncState.PAUSED: "dim",
+    SyncState.GONE: "red",
 }
 # The columns of `dvsync status` on a terminal, each with its alignment.
 COLUMNS: dict[str, Literal["left", "right"]] = {
@@ -124,16 +124,18 @@ def _lag(status: TableStatus, seconds: Callable[[float], str]) -> str:
     return f"{status.lag_versions} ({seconds(status.lag_seconds)})" if status.lag_seconds else f"{status.lag_versions}"
 
 
-def verdict_line(name: str, verdict: Verdict) -> str:
+def verdict_line(name: str, verdict: CycleResult) -> str:
     """Describe one table's result of `dvsync sync`."""
+    from daemon.sync.outcomes import SyncOutcome  # noqa: PLC0415 - with PyIceberg, which other commands do not need
+
     if verdict.error is not None:
         return f"{name}: {verdict.error.kind}: {verdict.error.message}\n  {verdict.error.hint}"
     if verdict.paused:
         return f"{name}: paused; `dvsync resume {name}` resumes it"
     result = verdict.result
-    if result is None or result.outcome == "waiting":
+    if result is None or result.outcome is SyncOutcome.WAITING:
         return f"{name}: the Delta table is not there yet"
-    if result.outcome == "unchanged" and result.from_version == result.to_version:
+    if result.outcome is SyncOutcome.UNCHANGED and result.from_version == result.to_version:
         return f"{name}: up to date at version {result.to_version}"
     arrived = f"version {result.to_version}"
     if result.from_version is not None and result.from_version != result.to_version:
@@ -146,15 +148,15 @@ def verdict_line(name: str, verdict: Verdict) -> str:
     )
 
 
-def compaction_line(name: str, done: Compaction, *, dry_run: bool) -> str:
+def compaction_lines(name: str, done: Compaction, *, dry_run: bool) -> list[str]:
     """Describe one table's result of `dvsync compact`."""
     if not done.data_files:
-        return f"{name}: nothing to compact"
+        return [f"{name}: nothing to compact"]
     verb = "would compact" if dry_run else "compacted"
-    return (
+    return [
         f"{name}: {verb} the delete files of {done.data_files} data files:"
         f" {done.delete_files_before} into {done.delete_files_after}"
-    )
+    ]
 
 
 def expiry_lines(name: str, done: Expiry, *, dry_run: bool) -> list[str]:

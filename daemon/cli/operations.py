@@ -1,4 +1,4 @@
-"""What the commands do that work on tables themselves, but for `dvsync run`, which is `service/run.py`."""
+"""The commands that work on tables themselves, without `dvsync run`, which is in `service/run.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from daemon.doctor.diagnosis import Diagnosis, diagnose
 from daemon.errors import ObjectMissing, SyncError, Unsupported
 from daemon.locations import normalize_location
 from daemon.maintenance.maintainer import Maintainer
-from daemon.scheduling.cycle import Verdict
+from daemon.scheduling.cycle import CycleResult
 from daemon.service.assembly import open_parts
 from daemon.service.lease import hold_lease
 from daemon.service.signals import STOP_GRACE_S, StopSignals
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 def sync_tables(
     settings: Settings, tables: Sequence[TableSettings], progress_of: Callable[[str], Progress], *, full: bool
-) -> Iterator[tuple[TableSettings, Verdict]]:
-    """Bring each of `tables` up to date, one after the other, and tell each cycle's verdict.
+) -> Iterator[tuple[TableSettings, CycleResult]]:
+    """Bring each of `tables` up to date, one after the other, and yield the result of each cycle.
 
-    `full` writes the tables anew from Delta's whole state. A table's error ends that table's turn only; after a
-    signal the rest is left. Raises StateStoreAway.
+    `full` rewrites the tables from Delta's whole state. An error ends only the turn of its own table; after a signal no
+    other table is begun. Raises StateStoreAway.
     """
     stop = Event()
-    # A cycle only ever looks at the event, so setting it inside a signal handler cannot block.
+    # A cycle only reads the event, so setting it inside a signal handler cannot block.
     with (
         StopSignals(stop.set, grace_s=STOP_GRACE_S),
         open_parts(settings) as parts,
@@ -48,19 +48,19 @@ def sync_tables(
             board.add(table)
             cycle = parts.cycle(parts.context(table, progress_of(table.name)), board)
             if cycle.is_paused:
-                yield table, Verdict(paused=True)
+                yield table, CycleResult(paused=True)
                 continue
             more = True
             while more and not stop.is_set():
-                verdict = cycle.sync(stop, full=full)
-                yield table, verdict
-                more = verdict.result is not None and verdict.result.more
+                done = cycle.sync(stop, full=full)
+                yield table, done
+                more = done.result is not None and done.result.more
 
 
 def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
-    """What following a table would be like: one of the configuration by its name, or any Delta table by path or URI.
+    """Diagnose one table: one of the configuration, by its name, or any Delta table, by path or URI.
 
-    Raises ObjectMissing where there is no table, or no file that Delta needs, and what is away.
+    Raises ObjectMissing when there is no table, or a file that Delta needs is missing, and errors of what is away.
     """
     known = {table.name: table for table in settings.tables}
     table = known.get(name_or_path) or TableSettings(
@@ -81,9 +81,9 @@ def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
 def examine_tables(
     settings: Settings, tables: Sequence[TableSettings]
 ) -> Iterator[tuple[TableSettings, Diagnosis | SyncError]]:
-    """What following each of these Delta tables would be like, or why nobody can tell.
+    """Diagnose each of these Delta tables; the error where that fails.
 
-    Large tables share one Spark session. If it cannot be started, that is the answer for all of them.
+    Large tables share one Spark session. If it cannot be started, its error is the answer for all of them.
     """
     clock = SystemClock()
     spark = SparkPipeline(with_stores(settings, *(table.source for table in tables)), clock, retries=False)
@@ -102,10 +102,10 @@ def examine_tables(
 def maintain_tables(
     settings: Settings, tables: Sequence[TableSettings], verb: Callable[[Maintainer, Event], T], *, alone: bool
 ) -> Iterator[tuple[TableSettings, T | SyncError]]:
-    """Do one part of the maintenance of each of `tables`, one after the other, and tell what it did or why it failed.
+    """Do one part of the maintenance of each of `tables`, one after the other; yields the results and the errors.
 
-    `alone` is for what commits: no daemon may work on the same state. After a signal the rest is left. Raises
-    StateStoreAway.
+    Work that commits must be `alone`: no daemon may work on the same state. After a signal no other table is begun.
+    Raises StateStoreAway.
     """
     stop = Event()
     with ExitStack() as opened:
@@ -118,7 +118,7 @@ def maintain_tables(
                 return
             record = parts.store.find_table(table.name, table.source, table.target)
             if alone and record is not None and record.paused:
-                yield table, Unsupported("it is paused", hint=f"`dvsync resume {table.name}` lets it go on.")
+                yield table, Unsupported("it is paused", hint=f"Run `dvsync resume {table.name}` first.")
                 continue
             try:
                 yield table, verb(Maintainer(parts.context(table)), stop)

@@ -1,4 +1,4 @@
-"""The unbroken row of errors of one table: what kind each is, how long to wait, and when to say so again."""
+"""The unbroken row of errors of one table: the kind of each, how long to wait, and when to log it again."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ import structlog
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.errors import (
-    StateStoreAway,
-    SyncError,
-    TargetHeld,
-    as_shown,
-)
-from state import StateUnavailable, TableError
+from daemon.errors import InternalError, SyncError, TargetHeld, as_shown
+from daemon.sync.memory import as_sync_error
+from state import TableError
 
 BACKOFF_FIRST_MAX_S = 5.0
 BACKOFF_MAX_S = 300.0
-# A table that another dvsync holds is looked at this often: whether that one lives is to be seen.
-HELD_LOOK_S = 10.0
-# A repeated error has a line at its 1st, 2nd, 4th, 8th, … time, and at least this often.
+# The wait while another dvsync follows into the table: how often to check whether the other is alive.
+HELD_RETRY_S = 10.0
+# A repeated error is logged the 1st, 2nd, 4th, 8th, … time, and at least this often.
 QUIET_MAX_S = 3_600.0
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -30,7 +26,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Failure:
-    """One more error. `delay_s` is None for a parked table. `is_news`: the one before was another one, or none."""
+    """One more error. `delay_s` is None for a parked table. `is_news` is False for a repetition of the same error."""
 
     error: TableError
     delay_s: float | None
@@ -38,7 +34,7 @@ class Failure:
 
 
 class Failures:
-    """Counts, tells and forgets. `last` is the error that the store remembers from an earlier process."""
+    """Counts and logs the errors. `last` is the error that the store remembers from an earlier process."""
 
     def __init__(
         self, table: str, *, poll_interval_s: float, last: TableError | None, clock: Clock, random: Random
@@ -49,21 +45,24 @@ class Failures:
         self._last = last
         self._clock = clock
         self._random = random
-        self._told_at_s: float | None = None
+        self._logged_at_s: float | None = None
 
     def add(self, raised: Exception, *, synced_version: int | None) -> Failure:
-        """Count `raised` and log it when it is worth a line."""
-        known = _as_sync_error(raised)
-        last, self._last = self._last, self._describe(raised, known, synced_version)
+        """Count `raised`, and log it if it is time to."""
+        known = as_sync_error(raised)
+        is_bug = isinstance(known, InternalError)
+        if is_bug:
+            known = known.located(version=synced_version)
+        last, self._last = self._last, self._describe(known)
         error = self._last
         delay_s = None if error.parked else self._backoff_s(error.consecutive)
         if isinstance(known, TargetHeld):
-            delay_s = max(self._first_s, HELD_LOOK_S)
+            delay_s = max(self._first_s, HELD_RETRY_S)
         is_news = last is None or (last.kind, last.message) != (error.kind, error.message)
-        if is_news or self._is_time_to_tell(error.consecutive):
-            self._told_at_s = self._clock.monotonic_s()
+        if is_news or self._is_time_to_log(error.consecutive):
+            self._logged_at_s = self._clock.monotonic_s()
             _log.log(
-                logging.WARNING if known is not None and not error.parked else logging.ERROR,
+                logging.ERROR if is_bug or error.parked else logging.WARNING,
                 events.TABLE_PARKED if error.parked else events.SYNC_FAILED,
                 table=self._table,
                 kind=error.kind,
@@ -72,16 +71,16 @@ class Failures:
                 hint=error.hint,
                 consecutive_errors=error.consecutive,
                 backoff_s=None if delay_s is None else round(delay_s, 1),
-                exc_info=raised if known is None else None,
+                exc_info=raised if is_bug else None,
             )
         return Failure(error, delay_s, is_news)
 
     def end(self) -> bool:
-        """The table works again: log it, and forget. False when there was no error."""
+        """The table works again: log that and forget the error. False when there was none."""
         error, self._last = self._last, None
         if error is None:
             return False
-        self._told_at_s = None
+        self._logged_at_s = None
         _log.info(
             events.SYNC_RECOVERED,
             table=self._table,
@@ -92,50 +91,38 @@ class Failures:
         return True
 
     def forget(self) -> None:
-        """A person resumed the table: the next error is the first of a new row."""
+        """A person resumed the table: the next error begins a new row."""
         self._last = None
-        self._told_at_s = None
+        self._logged_at_s = None
 
-    def _describe(self, raised: Exception, known: SyncError | None, synced_version: int | None) -> TableError:
+    def _describe(self, known: SyncError) -> TableError:
         now_ms = self._clock.now_ms()
-        if known is None:
-            kind, message, version = "InternalError", f"{type(raised).__name__}: {raised}", synced_version
-            hint = "This is a bug in dvsync: report it with the traceback from the log. dvsync tries the table again."
-        else:
-            # Table and version have fields of their own.
-            places = (("file", known.path), ("offset", known.offset))
-            where = ", ".join(f"{word} {value}" for word, value in places if value is not None)
-            message = f"{known.message} [{where}]" if where else known.message
-            kind, version, hint = known.kind, known.version, known.hint
+        # Table and version have fields of their own.
+        places = (("file", known.path), ("offset", known.offset))
+        where = ", ".join(f"{word} {value}" for word, value in places if value is not None)
+        message = f"{known.message} [{where}]" if where else known.message
         return TableError(
-            kind=kind,
+            kind=known.kind,
             message=_one_line(as_shown(message)),
-            hint=hint,
-            version=version,
+            hint=known.hint,
+            version=known.version,
             since_ms=self._last.since_ms if self._last else now_ms,
             consecutive=self._last.consecutive + 1 if self._last else 1,
-            parked=known is not None and known.parks,
+            parked=known.parks,
         )
 
     def _backoff_s(self, consecutive: int) -> float:
-        # Doubling 30 times passes any longest wait; more would only grow the number.
+        # 30 doublings exceed any longest wait; more would overflow.
         doubled_s = self._first_s * 2.0 ** min(consecutive - 1, 30)
         return min(self._longest_s, doubled_s) * self._random.uniform(0.8, 1.2)
 
-    def _is_time_to_tell(self, consecutive: int) -> bool:
+    def _is_time_to_log(self, consecutive: int) -> bool:
         is_power_of_two = consecutive & (consecutive - 1) == 0
-        return is_power_of_two or self._told_at_s is None or self._clock.monotonic_s() - self._told_at_s >= QUIET_MAX_S
+        return (
+            is_power_of_two or self._logged_at_s is None or self._clock.monotonic_s() - self._logged_at_s >= QUIET_MAX_S
+        )
 
 
 def _one_line(text: str) -> str:
-    """What Java and databases say fills several lines; a table has one."""
+    """`text` in one line: messages of Java and of databases have several."""
     return " ".join(filter(None, (line.strip() for line in text.split("\n"))))
-
-
-def _as_sync_error(raised: Exception) -> SyncError | None:
-    """None is a bug of ours."""
-    if isinstance(raised, SyncError):
-        return raised
-    if isinstance(raised, StateUnavailable):
-        return StateStoreAway(str(raised), hint="Check the state database and the disk it is on; dvsync tries again.")
-    return None

@@ -1,6 +1,6 @@
-"""One table's maintenance in the daemon: a round now and then, told in the log and counted on the board.
+"""One table's maintenance in the daemon: a round at each interval, logged and counted on the board.
 
-A round that fails changes nothing for the syncs; the next one tries again.
+A round that fails has no effect on the syncs; the next round tries again.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import structlog
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.errors import SyncError
+from daemon.errors import InternalError
 from daemon.maintenance.maintainer import Maintainer, Round
 from daemon.scheduling.cycle import TableCycle
-from daemon.status.board import Board, UpkeepCounts
+from daemon.status.board import Board, MaintenanceCounts
+from daemon.sync.memory import as_sync_error
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-# A daemon that is started anew each night gets to its weekly maintenance, too.
+# Upper bound of the first delay, so that a daemon restarted nightly still does weekly maintenance.
 FIRST_AFTER_MAX_S = 600.0
 
 
-class TableUpkeep:
+class MaintenanceJob:
     """Maintains the table of `cycle`, in a thread of its own."""
 
     def __init__(
@@ -31,7 +32,7 @@ class TableUpkeep:
     ) -> None:
         self.name = cycle.name
         self.interval_s = cycle.table.maintenance.interval_s
-        # Tables that begin together would be maintained together, round by round, and crowd out the syncs.
+        # Tables that start together must not be maintained together: that would crowd out the syncs.
         self.first_after_s = random.uniform(0, min(self.interval_s, FIRST_AFTER_MAX_S))
         self.cycle = cycle
         self._maintainer = maintainer
@@ -40,7 +41,7 @@ class TableUpkeep:
         self._random = random
 
     def run(self, stop: Event) -> None:
-        """One round, if the table has anything to maintain and no person is waited for."""
+        """One round, unless the table was never synced or waits for a person."""
         if not self.cycle.is_followed:
             return
         with events.bind_cycle(self.name, f"{self._random.getrandbits(32):08x}"):
@@ -48,23 +49,23 @@ class TableUpkeep:
             try:
                 done = self._maintainer.run(stop)
             except Exception as error:
-                known = isinstance(error, SyncError)
+                known = as_sync_error(error)
                 _log.warning(
                     events.MAINTENANCE_FAILED,
-                    kind=error.kind if isinstance(error, SyncError) else "InternalError",
-                    reason=str(error) if known else f"{type(error).__name__}: {error}",
-                    hint=error.hint if isinstance(error, SyncError) else "This is a bug in dvsync: please report it.",
-                    exc_info=None if known else error,
+                    kind=known.kind,
+                    reason=str(known),
+                    hint=known.hint,
+                    exc_info=error if isinstance(known, InternalError) else None,
                 )
-                self._board.count_upkeep(self.name, UpkeepCounts(rounds=1, failures=1))
+                self._board.count_maintenance(self.name, MaintenanceCounts(rounds=1, failures=1))
                 return
             _log_round(done, round((self._clock.monotonic_s() - started_s) * 1000))
-            self._board.count_upkeep(self.name, _counts(done))
-            self.cycle.recount()
+            self._board.count_maintenance(self.name, _counts(done))
+            self.cycle.observer.recount()
 
 
-def _counts(done: Round) -> UpkeepCounts:
-    return UpkeepCounts(
+def _counts(done: Round) -> MaintenanceCounts:
+    return MaintenanceCounts(
         rounds=1,
         failures=0,
         compacted_delete_files=done.compaction.delete_files_before,

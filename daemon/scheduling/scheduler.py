@@ -1,6 +1,6 @@
-"""The clock of the daemon: polls each table at its interval and keeps house. The one importer of APScheduler.
+"""The clock of the daemon: polls each table at its interval, and gives out the slots in which tables sync.
 
-What a poll does and what its outcome means is in `cycle.py`.
+What a poll does and what its outcome means is in `cycle.py`. Only this module imports APScheduler.
 """
 
 from __future__ import annotations
@@ -21,24 +21,17 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.scheduling.cycle import TableCycle
-from daemon.scheduling.maintenance_job import TableUpkeep
+from daemon.scheduling.cycle import CycleResult, TableCycle
+from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.slots import Slots
-from state import StateStore, StateUnavailable
 
-BEAT_INTERVAL_S = 5.0
-# How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen.
-WISHES_LOOK_INTERVAL_S = 2.0
-IDLE_LOOK_INTERVAL_S = 30.0
-TABLES_LOOK_INTERVAL_S = 2.0
-CLOCK_LOOK_INTERVAL_S = 1.0
-# Clocks that are set right drift by less.
+CLOCK_CHECK_INTERVAL_S = 1.0
+# A smaller difference between the clocks is drift.
 CLOCK_JUMP_MIN_S = 2.0
-# A share of the poll interval: tables that start together do not poll together for ever.
+# A share of the poll interval, so that tables which start together do not poll together for ever.
 JITTER = 0.1
-# A thread for each table, so that a store that hangs holds up its own tables only. Idle threads cost some 50 kB each.
+# A thread for each table, so that a store that hangs delays only its own tables. An idle thread costs some 50 kB.
 POLL_THREADS_MAX = 128
-_HOUSEKEEPING = "housekeeping"
 _MAINTENANCE = "maintenance"
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -47,41 +40,24 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class Scheduler:
     """Runs cycles until it is stopped, and lets tables come and go. A table never runs twice at the same time."""
 
-    def __init__(
-        self,
-        *,
-        store: StateStore,
-        beat: Callable[[], None],
-        look_for_tables: Callable[[], None],
-        clock: Clock,
-        tables_at_once: int,
-        stop_if_idle: Callable[[], None],
-    ) -> None:
-        """`beat` and `look_for_tables` are called every few seconds for as long as the work goes on."""
+    def __init__(self, clock: Clock, *, tables_at_once: int) -> None:
         self._cycles: dict[str, TableCycle] = {}
-        self._store = store
-        self._look_for_tables = look_for_tables
-        self._beat = beat
         self._clock = clock
-        self._stop_if_idle = stop_if_idle
         self._slots = Slots(tables_at_once)
         self._stopping = Event()
-        # By table, polls and rounds of maintenance that are at work.
+        # How many jobs of each id are running.
         self._running: Counter[str] = Counter()
         self._all_done = Event()
         self._all_done.set()
-        # Tables that are wanted again at a time of their own, in seconds from the end of their cycle.
+        # Jobs that shall run again earlier than at their interval, in seconds from their end.
         self._wanted: dict[str, float] = {}
-        # Tables of which a person said something, which their own next poll takes up.
-        self._told: set[str] = set()
         self._lock = Lock()
         self._rescheduler = ThreadPool(1, thread_name_prefix="reschedule")
+        self._housekeeping: dict[str, tuple[float, Callable[[], None]]] = {}
         self._timer = BackgroundScheduler(
             timezone=UTC,
             executors={
                 "default": ThreadPoolExecutor(POLL_THREADS_MAX),
-                # Apart from the polls, and a thread for each: a heartbeat that waits behind a hung store says nothing.
-                _HOUSEKEEPING: ThreadPoolExecutor(len(self._house_jobs())),
                 # One table after the other: what maintenance reads and writes must not crowd out the syncs.
                 _MAINTENANCE: ThreadPoolExecutor(1),
             },
@@ -89,74 +65,74 @@ class Scheduler:
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
         )
 
-    def _house_jobs(self) -> dict[str, tuple[Callable[[], None], float]]:
-        """Work by its id, with its interval in seconds. A table's name has no slash in it."""
-        return {
-            "/beat": (self._beat, BEAT_INTERVAL_S),
-            "/wishes": (self._look_at_wishes, WISHES_LOOK_INTERVAL_S),
-            "/tables": (self._look, TABLES_LOOK_INTERVAL_S),
-            "/idle": (self._stop_if_idle, IDLE_LOOK_INTERVAL_S),
-        }
+    def every(self, job_id: str, seconds: float, work: Callable[[], None]) -> None:
+        """Run `work` from `start` on, at once and then at this interval, in a thread of its own.
+
+        To be called before `start`. `job_id` begins with a slash, which no table's name contains.
+        """
+        self._housekeeping[job_id] = (seconds, work)
 
     def start(self) -> None:
         """Poll every table now, and then at its interval."""
-        now = datetime.now(UTC)
-        for job_id, (work, interval_s) in self._house_jobs().items():
-            trigger = IntervalTrigger(seconds=interval_s, timezone=UTC)
-            self._timer.add_job(work, trigger, id=job_id, executor=_HOUSEKEEPING, next_run_time=now)
+        for job_id, (interval_s, work) in self._housekeeping.items():
+            # Not a thread of the polls: a heartbeat must not wait behind a store that hangs.
+            self._timer.add_executor(ThreadPoolExecutor(1), job_id)
+            self._timer.add_job(
+                self._run,
+                IntervalTrigger(seconds=interval_s, timezone=UTC),
+                args=(job_id, work),
+                id=job_id,
+                executor=job_id,
+                next_run_time=datetime.now(UTC),
+            )
         self._timer.add_listener(self._come_again, EVENT_JOB_EXECUTED)
         self._timer.start()
         Thread(target=self._follow_the_clock, name="clock", daemon=True).start()
 
-    def add(self, cycle: TableCycle, upkeep: TableUpkeep | None = None) -> None:
-        """Poll the table from now on. Its name must be neither here nor busy."""
-        now, interval_s = datetime.now(UTC), cycle.table.poll_interval_s
+    def add(self, cycle: TableCycle, job: MaintenanceJob) -> None:
+        """Poll and maintain the table from now on. No table of its name may be scheduled or busy."""
+        now, poll_interval_s = datetime.now(UTC), cycle.table.poll_interval_s
         with self._lock:
             self._cycles[cycle.name] = cycle
         self._timer.add_job(
             self._poll,
-            IntervalTrigger(seconds=interval_s, jitter=JITTER * interval_s, timezone=UTC),
+            IntervalTrigger(seconds=poll_interval_s, jitter=JITTER * poll_interval_s, timezone=UTC),
             args=(cycle,),
             id=cycle.name,
             next_run_time=now,
         )
-        if upkeep is not None:
-            interval_s = upkeep.interval_s
-            self._timer.add_job(
-                self._keep_up,
-                IntervalTrigger(seconds=interval_s, jitter=JITTER * interval_s, timezone=UTC),
-                args=(upkeep,),
-                id=_upkeep_id(upkeep.name),
-                executor=_MAINTENANCE,
-                next_run_time=now + timedelta(seconds=upkeep.first_after_s),
-            )
+        self._timer.add_job(
+            self._maintain,
+            IntervalTrigger(seconds=job.interval_s, jitter=JITTER * job.interval_s, timezone=UTC),
+            args=(job,),
+            id=_maintenance_id(job.name),
+            executor=_MAINTENANCE,
+            next_run_time=now + timedelta(seconds=job.first_after_s),
+        )
 
     def remove(self, name: str) -> None:
-        """Begin nothing more of the table; what is at work ends by itself."""
+        """Begin nothing more of the table; its running jobs end by themselves."""
         with self._lock:
             del self._cycles[name]
-            self._told.discard(name)
             self._wanted.pop(name, None)
-        for job_id in (name, _upkeep_id(name)):
+        for job_id in (name, _maintenance_id(name)):
             with suppress(JobLookupError):
                 self._timer.remove_job(job_id)
-        waiting = self._slots.leave(name)
-        if waiting is not None:
-            self._wake(waiting)
+        self._call(self._slots.leave(name))
 
     def is_busy(self, name: str) -> bool:
-        """Whether something of the table is at work, removed or not."""
+        """Whether a job of the table is running, also after the table was removed."""
         with self._lock:
             return self._running[name] > 0
 
     def resize(self, tables_at_once: int) -> None:
         for waiting in self._slots.resize(tables_at_once):
-            self._wake(waiting)
+            self.wake(waiting)
 
     def stop(self, *, grace_s: float) -> bool:
-        """Start no new cycle, tell the running ones to stop at their next step, and wait for them.
+        """Start no new job, tell the running ones to stop at their next step, and wait for them.
 
-        False when one was still at work after `grace_s`; to end the process then is safe, as any kill is.
+        False when one was still running after `grace_s`; to end the process then is safe, as any kill is.
         """
         with self._lock:
             self._stopping.set()
@@ -164,16 +140,18 @@ class Scheduler:
         self._rescheduler.shutdown(wait=False)
         return self._all_done.wait(grace_s)
 
-    def look_now(self) -> None:
-        """Have the tables looked for at once."""
-        self._wake("/tables")
+    def wake(self, job_id: str) -> None:
+        """Run the job now, or as soon as its current run has ended. A table's job has the table's name."""
+        with self._lock:
+            self._wanted[job_id] = 0.0
+        self._reschedule(job_id, 0.0)
 
-    def _look(self) -> None:
-        with self._at_work("/tables") as may_work:
+    def _run(self, job_id: str, work: Callable[[], None]) -> None:
+        with self._at_work(job_id) as may_work:
             if may_work:
                 with self._lock:
-                    self._wanted.pop("/tables", None)
-                self._look_for_tables()
+                    self._wanted.pop(job_id, None)
+                work()
 
     def _poll(self, cycle: TableCycle) -> None:
         with self._at_work(cycle.name) as may_work:
@@ -182,24 +160,39 @@ class Scheduler:
                 return
             with self._lock:
                 self._wanted.pop(cycle.name, None)
-                is_told = cycle.name in self._told
-                self._told.discard(cycle.name)
-            if is_told:
-                cycle.take_up_wish()
-            verdict = cycle.poll(self._slots, self._stopping, self._wake)
-            if verdict.delay_s is not None:
+            result = self._take_turn(cycle)
+            if result.delay_s is not None:
                 with self._lock:
-                    self._wanted[cycle.name] = verdict.delay_s
+                    self._wanted[cycle.name] = result.delay_s
 
-    def _keep_up(self, upkeep: TableUpkeep) -> None:
-        with self._at_work(upkeep.name) as may_work:
-            # It may have waited in the queue while the table was set up anew.
-            if may_work and self._cycles.get(upkeep.name) is upkeep.cycle:
-                upkeep.run(self._stopping)
+    def _take_turn(self, cycle: TableCycle) -> CycleResult:
+        """Poll the table, and sync it if there is news and a free slot. Without a slot the table waits to be called."""
+        result = cycle.poll()
+        if result is not None:
+            self._call(self._slots.leave(cycle.name))
+            return result
+        if not self._slots.try_take(cycle.name):
+            cycle.wait_for_slot()
+            return CycleResult()
+        try:
+            return cycle.sync(self._stopping, others_wait=self._slots.are_wanted)
+        finally:
+            self._call(self._slots.give_back())
+
+    def _call(self, waiting: str | None) -> None:
+        """Wake the table that may have a slot now, if there is one."""
+        if waiting is not None:
+            self.wake(waiting)
+
+    def _maintain(self, job: MaintenanceJob) -> None:
+        with self._at_work(job.name) as may_work:
+            # The table may have been set up anew while this job waited in the queue.
+            if may_work and self._cycles.get(job.name) is job.cycle:
+                job.run(self._stopping)
 
     @contextmanager
     def _at_work(self, name: str) -> Iterator[bool]:
-        """While it lasts, `stop` waits; False once it has begun to."""
+        """`stop` waits for the end of the block. False once `stop` was called: the block must do nothing then."""
         with self._lock:
             may_work = not self._stopping.is_set()
             if may_work:
@@ -214,32 +207,26 @@ class Scheduler:
                 if not self._running.total():
                     self._all_done.set()
 
-    def _wake(self, name: str) -> None:
-        """Poll the table now, or as soon as the cycle that it is in has ended."""
-        with self._lock:
-            self._wanted[name] = 0.0
-        self._reschedule(name, 0.0)
-
     def _come_again(self, event: JobExecutionEvent) -> None:
-        """A cycle has ended. Only from here on does APScheduler accept the same job again (`max_instances`)."""
+        """A job has ended. Only from here on does APScheduler accept the same job again (`max_instances`)."""
         with self._lock:
             delay_s = self._wanted.get(event.job_id)
             if delay_s is not None and not self._stopping.is_set():
-                # For a job that ended very fast this is APScheduler's own thread, still submitting the job: it would
-                # overwrite the time with the interval's. From another thread we wait until it is done with that.
+                # If the job ended very fast, this is APScheduler's own thread, which is still submitting the job and
+                # would overwrite the time with the interval's. The other thread waits until that is done.
                 self._rescheduler.submit(self._reschedule, event.job_id, delay_s)
 
-    def _reschedule(self, name: str, delay_s: float) -> None:
+    def _reschedule(self, job_id: str, delay_s: float) -> None:
         if self._stopping.is_set():
             return
-        # The timer may be shut down in between, and then knows no job.
+        # A timer that was shut down in the meantime knows no job.
         with suppress(JobLookupError):
-            self._timer.modify_job(name, next_run_time=datetime.now(UTC) + timedelta(seconds=delay_s))
+            self._timer.modify_job(job_id, next_run_time=datetime.now(UTC) + timedelta(seconds=delay_s))
 
     def _follow_the_clock(self) -> None:
-        """Move every job along when the wall clock jumps: APScheduler would sleep until it has caught up again."""
+        """Move every job along when the wall clock jumps: APScheduler would sleep until the old time comes again."""
         offset_s = self._wall_offset_s()
-        while not self._stopping.wait(CLOCK_LOOK_INTERVAL_S):
+        while not self._stopping.wait(CLOCK_CHECK_INTERVAL_S):
             jumped_s = self._wall_offset_s() - offset_s
             if abs(jumped_s) < CLOCK_JUMP_MIN_S:
                 continue
@@ -252,20 +239,6 @@ class Scheduler:
     def _wall_offset_s(self) -> float:
         return self._clock.now_ms() / 1000 - self._clock.monotonic_s()
 
-    def _look_at_wishes(self) -> None:
-        """See what people said of tables, in the store."""
-        try:
-            for read in self._store.list_tables():
-                with self._lock:
-                    cycle = self._cycles.get(read.name)
-                # The table may have failed since it was read.
-                if cycle is not None and cycle.is_told_otherwise(read) and cycle.read_wish():
-                    with self._lock:
-                        self._told.add(cycle.name)
-                    self._wake(cycle.name)
-        except StateUnavailable as error:
-            _log.warning(events.STATE_UNREAD, reason=str(error))
 
-
-def _upkeep_id(name: str) -> str:
+def _maintenance_id(name: str) -> str:
     return f"{name}/maintenance"

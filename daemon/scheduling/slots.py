@@ -1,4 +1,7 @@
-"""How many tables may sync at once, and who is next. Nobody waits in here: a thread that gets no slot goes away."""
+"""How many tables may sync at once, and which is next.
+
+Never blocks: a caller that gets no slot returns, and its table is called when a slot is free.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,24 @@ class Slots:
     def __init__(self, count: int) -> None:
         self._count = self._free = count
         self._waiting: dict[str, None] = {}
-        # Those of the waiting who were told to try, and have not yet.
+        # Waiting tables that were called and have not tried yet.
         self._called: set[str] = set()
         self._lock = Lock()
 
     def resize(self, count: int) -> list[str]:
-        """Have another number of slots; those that are taken stay taken. Names the tables that should try again now."""
+        """Change the number of slots; taken ones stay taken. Returns the tables to call now."""
         with self._lock:
             self._free += count - self._count
             self._count = count
             return list(iter(self._call_next, None))
 
     def are_wanted(self) -> bool:
-        """Whether somebody waits for whom there is no slot."""
+        """Whether more tables wait than there are slots for."""
         with self._lock:
             return len(self._waiting) > len(self._called)
 
     def try_take(self, name: str) -> bool:
-        """False puts `name` in the queue; it does not wait."""
+        """Take a slot for `name`. If none is free, put it in the queue and return False."""
         with self._lock:
             self._called.discard(name)
             if self._free <= 0:
@@ -39,13 +42,13 @@ class Slots:
             return True
 
     def give_back(self) -> str | None:
-        """Free a slot, and name the table that waited longest: it should try again now."""
+        """Free a slot. Returns the table to call now, the one that waited longest."""
         with self._lock:
             self._free += 1
             return self._call_next()
 
     def leave(self, name: str) -> str | None:
-        """`name` wants no slot now. If one was meant for it, this names the table that should try in its place."""
+        """Take `name` out of the queue. Returns the table to call in its place, if `name` was called."""
         with self._lock:
             self._waiting.pop(name, None)
             if name not in self._called:

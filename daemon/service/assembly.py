@@ -13,6 +13,7 @@ from daemon.config.settings import Settings, TableSettings
 from daemon.delta.table_state import Progress
 from daemon.iceberg.catalogs import Catalogs
 from daemon.scheduling.cycle import TableCycle
+from daemon.scheduling.observer import Observer
 from daemon.service.lease import LeaseKeeper
 from daemon.spark.hadoop import with_stores
 from daemon.spark.session import SparkPipeline
@@ -51,15 +52,9 @@ class Parts:
 
     def cycle(self, context: TableContext, board: Board) -> TableCycle:
         """Raises StateUnavailable."""
-        return TableCycle(
-            context.settings,
-            Follower(context),
-            store=self.store,
-            board=board,
-            clock=self.clock,
-            random=Random(),
-            commit_time_ms=context.log.find_written_ms,
-        )
+        table, clock = context.settings, self.clock
+        observer = Observer(table.name, context.log, store=self.store, board=board, clock=clock)
+        return TableCycle(table, Follower(context), observer, store=self.store, clock=clock, random=Random())
 
     def with_settings(self, settings: Settings) -> Self:
         """The same store, Spark and clock for a changed configuration."""
@@ -68,7 +63,7 @@ class Parts:
 
     def board(self) -> Board:
         """An empty one."""
-        return Board((), self.clock, lag_budget_s=self.settings.health.lag_budget_s)
+        return Board(self.clock, lag_budget_s=self.settings.health.lag_budget_s)
 
     def lease_keeper(self) -> LeaseKeeper:
         state = self.settings.state

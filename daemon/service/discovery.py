@@ -16,10 +16,10 @@ from daemon.storage import FileIOStorage
 
 @dataclass
 class Found:
-    """The tables, those that are listed first, then each pattern's by source.
+    """The tables: first those that are listed, then those of each pattern, by source.
 
-    `patterns` tells by source which pattern found it, `troubles` by pattern or source why something that may be a table
-    is not among them.
+    `patterns` maps a source to the pattern that found it. `troubles` maps a pattern or source to the reason why
+    something that may be a table is not among the tables.
     """
 
     tables: list[TableSettings] = field(default_factory=list)
@@ -35,11 +35,11 @@ def discover(
     *,
     keep_vanished: bool = False,
 ) -> Found:
-    """Expand the patterns of `settings`. Folders without a Delta table, or listed by themselves, are passed over.
+    """Expand the patterns of `settings`. Folders without a Delta table, and those that are listed, are passed over.
 
-    `owners` are the sources that tables were followed from so far, by name: a pattern never gives a table another one.
-    What a pattern found `before` stays where a folder above it cannot be listed now, and with `keep_vanished` in any
-    case; so does what was followed so far where its folder cannot be looked at.
+    `owners` maps a table's name to the source that it was followed from so far: a pattern never changes that source.
+    A table that a pattern found `before` stays if a folder above it cannot be listed now, and with `keep_vanished` in
+    any case. A table that was followed so far also stays if its own folder cannot be read.
     """
     known = before.patterns if before else {}
     followed = {*known, *owners.values()}
@@ -77,7 +77,7 @@ def discover(
 def _tables_among(
     folders: set[str], storage: FileIOStorage, clock: Clock, followed: set[str], troubles: dict[str, str]
 ) -> set[str]:
-    """Those that hold a Delta table; one that cannot be looked at does if it was `followed`, and is in `troubles`."""
+    """The folders that hold a Delta table. One that cannot be read counts if it was `followed`, and is a trouble."""
     tables = set()
     for folder in sorted(folders):
         try:
@@ -91,7 +91,7 @@ def _tables_among(
 
 
 def _names(table: TableSettings) -> set[str]:
-    """What no other table may be called; a catalog's name has no space in it where a table's could be meant."""
+    """The keys that this table claims: its name, and its catalog and target. No catalog's name contains a space."""
     return {table.name, f"{table.catalog} {table.target}"}
 
 
@@ -118,7 +118,7 @@ def find_pattern(settings: Settings, source: str) -> str | None:
 
 
 def _fits(source: str, pattern: str) -> bool:
-    """Whether `source` is a place that `pattern` finds, if there is a table."""
+    """Whether `pattern` would find a table at `source`."""
     parts, wanted = source.split("/"), pattern.split("/")
     return len(parts) == len(wanted) and all(
         fnmatchcase(part, _plain(want)) for part, want in zip(parts, wanted, strict=True)
@@ -126,7 +126,7 @@ def _fits(source: str, pattern: str) -> bool:
 
 
 def _plain(part: str) -> str:
-    """A part of a pattern for `fnmatch`, whose other wildcards are plain characters here."""
+    """A part of a pattern for `fnmatch`, with all wildcards escaped but `*`."""
     return part.replace("[", "[[]").replace("?", "[?]")
 
 
@@ -137,8 +137,8 @@ def _is_below(source: str, folders: Iterable[str]) -> bool:
 def _match(storage: FileIOStorage, pattern: str) -> tuple[list[str], dict[str, str]]:
     """The folders that fit `pattern`, in which `*` stands for any part of one folder's name; hidden ones are left out.
 
-    Also the folders on the way that cannot be listed, each with the reason; one that is not there is passed over. For
-    the one that the pattern begins at, raises ObjectMissing, ObjectStoreAway.
+    Also returns the folders on the way that cannot be listed, with the reasons; missing folders are passed over. Raises
+    ObjectMissing, ObjectStoreAway when the folder above the first `*` cannot be listed.
     """
     base = pattern.partition("*")[0].rpartition("/")[0]
     places, unlisted = [base], {}

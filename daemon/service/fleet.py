@@ -1,4 +1,4 @@
-"""The tables that the daemon follows, kept as the configuration and its patterns have them while it runs."""
+"""The tables that the daemon follows: kept in step with the configuration and its patterns while it runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import structlog
 from daemon import log as events
 from daemon.config.settings import LimitsSettings, Settings, TableSettings
 from daemon.maintenance.maintainer import Maintainer
-from daemon.scheduling.maintenance_job import TableUpkeep
+from daemon.scheduling.cycle import TableCycle
+from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import Parts
 from daemon.service.discovery import Found, discover, find_pattern
 from daemon.service.log_progress import LogProgress
-from daemon.status.board import Board, Unready
+from daemon.status.board import Board, Topic, Unready
 from daemon.status.table_status import gone_status
 from daemon.sync.memory import keep_rows
 from state import StateUnavailable
@@ -28,7 +29,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class _Definition(NamedTuple):
-    """All of the configuration that bears on one table: when it changes, the table is set up anew."""
+    """All settings that concern one table: when one of them changes, the table is set up again."""
 
     table: TableSettings
     properties: dict[str, str]
@@ -40,14 +41,15 @@ class _Definition(NamedTuple):
 
 
 class Fleet:
-    """Brings the scheduler's tables to what is wanted. A table in work is changed once its work has ended."""
+    """Adds and removes the scheduler's tables. A table that is being synced is changed after its sync has ended."""
 
     def __init__(self, parts: Parts, board: Board, scheduler: Scheduler) -> None:
         self._parts = parts
         self._board = board
         self._scheduler = scheduler
-        # What is followed, by name; the leaving ones are not begun again and wait for the end of their work.
+        # What is followed, by name. Leaving tables are not polled any more; their running jobs have to end.
         self._running: dict[str, _Definition] = {}
+        self._cycles: dict[str, TableCycle] = {}
         self._leaving: set[str] = set()
         self._gone: set[str] = set()
         self._found = Found()
@@ -57,11 +59,11 @@ class Fleet:
         self._changed: deque[Settings] = deque(maxlen=1)
 
     def change(self, settings: Settings) -> None:
-        """Follow other settings from the next round on. Which keys can be changed so is `run.py`'s business."""
+        """Follow other settings from the next `update` on. `run.py` decides which keys can change."""
         self._changed.append(settings)
 
-    def look(self) -> None:
-        """Take up changed settings, list the folders of patterns if that is due, and bring the scheduler to both.
+    def update(self) -> None:
+        """Apply changed settings, list the folders of patterns if that is due, and add and remove tables.
 
         For one thread at a time.
         """
@@ -72,15 +74,27 @@ class Fleet:
             self._is_reloaded = True
         try:
             if self._is_reloaded or self._parts.clock.monotonic_s() >= self._discovery_due_s:
-                # That a table's folder cannot be seen now is no reason to stop watching it.
+                # A table whose folder vanished is followed on: its folder may come back.
                 self._discover(keep_vanished=not self._is_reloaded)
                 self._is_reloaded = False
             self._apply()
-            self._look_for_gone()
+            self._show_gone()
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
         missing = [table.name for table in self._found.tables if table.name not in self._running]
-        self._board.tell("tables", [Unready(name, "it is not followed yet") for name in missing])
+        self._board.set_unready(Topic.TABLES, [Unready(name, "it is not followed yet") for name in missing])
+
+    def read_wishes(self) -> None:
+        """Wake the tables whose rows a person has changed in the state store. May run beside `update`."""
+        try:
+            for read in self._parts.store.list_tables():
+                cycle = self._cycles.get(read.name)
+                # The row may be out of date: the table may have failed since. `read_wish` reads it again.
+                if cycle is not None and cycle.is_overruled_by(read) and cycle.read_wish():
+                    cycle.expect_wish()
+                    self._scheduler.wake(cycle.name)
+        except StateUnavailable as error:
+            _log.warning(events.STATE_UNREAD, reason=str(error))
 
     def _discover(self, *, keep_vanished: bool) -> None:
         parts, before = self._parts, self._found
@@ -90,7 +104,8 @@ class Fleet:
         for about, reason in troubles.items():
             if before.troubles.get(about) != reason:
                 _log.warning(events.PATTERN_REFUSED, source=about, reason=reason)
-        self._board.tell("sources", [Unready(None, f"{about}: {reason}") for about, reason in troubles.items()])
+        reasons = [Unready(None, f"{about}: {reason}") for about, reason in troubles.items()]
+        self._board.set_unready(Topic.SOURCES, reasons)
         self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S
 
     def _apply(self) -> None:
@@ -98,13 +113,14 @@ class Fleet:
         changed = {name for name, definition in self._running.items() if wanted.get(name) != definition}
         for name in changed - self._leaving:
             self._scheduler.remove(name)
+            del self._cycles[name]
             self._leaving.add(name)
         for name in [name for name in self._leaving if not self._scheduler.is_busy(name)]:
             self._leaving.remove(name)
             del self._running[name]
             self._board.remove(name)
             _log.info(events.TABLE_REMOVED, table=name)
-        # Under another name, the same Iceberg table waits for the end of the work as well.
+        # A new table with the same target waits until the leaving one has ended.
         taken = {self._running[name].target for name in self._leaving}
         added = [each for name, each in wanted.items() if name not in self._running and each.target not in taken]
         if added:
@@ -113,8 +129,8 @@ class Fleet:
             self._add(definition)
         self._board.arrange(list(wanted))
 
-    def _look_for_gone(self) -> None:
-        """Show the tables that were followed once and are not any more, until they are back or forgotten."""
+    def _show_gone(self) -> None:
+        """Show the tables that are no longer followed, until they come back or are forgotten."""
         parts, now_ms = self._parts, self._parts.clock.now_ms()
         followed = {*self._running, *(table.name for table in self._found.tables)}
         gone = [record for record in parts.store.list_tables() if record.name not in followed]
@@ -123,14 +139,14 @@ class Fleet:
                 _log.warning(events.TABLE_GONE, table=record.name, source=record.source, target=record.target)
         self._gone = {record.name for record in gone}
         self._board.show_gone([gone_status(record, parts.store.count(record.id), now_ms) for record in gone])
-        # Who takes an entry out of the configuration knows it; that a folder vanishes is news.
+        # Only a vanished folder makes the daemon unready: whoever removed an entry knows about it.
         vanished = [record.name for record in gone if find_pattern(parts.settings, record.source)]
         reason = "its folder is gone: bring it back, or `dvsync forget` the table"
-        self._board.tell("gone", [Unready(name, reason) for name in vanished])
+        self._board.set_unready(Topic.GONE, [Unready(name, reason) for name in vanished])
 
     def _definition(self, table: TableSettings) -> _Definition:
         settings = self._parts.settings
-        # How many tables sync at once is no table's own.
+        # A changed number of slots must not set every table up again.
         limits = settings.limits.model_copy(update={"tables_at_once": 1})
         return _Definition(table, settings.file_properties(table.catalog), limits)
 
@@ -143,7 +159,8 @@ class Fleet:
         except StateUnavailable:
             board.remove(table.name)
             raise
-        upkeep = TableUpkeep(cycle, Maintainer(context), board=board, clock=parts.clock, random=Random())
-        self._scheduler.add(cycle, upkeep)
+        job = MaintenanceJob(cycle, Maintainer(context), board=board, clock=parts.clock, random=Random())
+        self._scheduler.add(cycle, job)
+        self._cycles[table.name] = cycle
         self._running[table.name] = definition
         _log.info(events.TABLE_ADDED, table=table.name, source=table.source, target=table.target)

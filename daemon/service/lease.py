@@ -1,7 +1,7 @@
 """One process at a time works on a state database: it holds the lease, and others refuse or stand by.
 
-The lease is a row of the database that its holder renews. A holder that was suspended for longer than the lease finds
-itself replaced when it comes back: the database refuses its writes, without which it makes no commit.
+The lease is a row of the database that its holder renews. If the holder is suspended for longer than the lease, another
+process takes over: the database then refuses the old holder's writes, and without them it makes no commit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from filelock import FileLock, Timeout
 from daemon import log as events
 from daemon.clock import Clock
 from daemon.errors import StateStoreAway
-from state import Lease, LeaseLost, StateStore, StateUnavailable
+from state import Lease, LeaseLost, LeaseStore, StateUnavailable
 
-# A holder renews its lease, and others look at it, so many times in the length of a lease.
-LOOKS = 3
+# How often a holder renews the lease, and others read it, in the length of a lease.
+RENEWALS_PER_LEASE = 3
 KEEPER_END_MAX_S = 5.0
 UNWRITABLE = "Check the state database's disk, permissions or server: nothing is synced until it can be written."
 
@@ -32,7 +32,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 def describe_process() -> str:
-    """This process, as others will read of it."""
+    """This process, described for people who read about the holder of the lease."""
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     started = datetime.now(UTC).isoformat(timespec="seconds")
     return f"process {os.getpid()} on {socket.gethostname()} ({command}), since {started}"
@@ -41,22 +41,23 @@ def describe_process() -> str:
 class LeaseKeeper:
     """Takes the lease of one state database, and keeps it.
 
-    Silence is measured by our own clock between two looks at the row: the clocks of other machines have no part in it,
-    nor has a clock that jumps. For an SQLite file, the operating system's lock tells at once that a process has ended.
+    A holder is silent as long as its row does not change, measured on this process's monotonic clock: neither another
+    machine's clock nor a clock that jumps matters. For an SQLite file, the operating system's lock is free as soon as
+    the holder's process has ended.
     """
 
-    def __init__(self, store: StateStore, clock: Clock, *, sqlite_file: Path | None, lease_s: float) -> None:
+    def __init__(self, store: LeaseStore, clock: Clock, *, sqlite_file: Path | None, lease_s: float) -> None:
         self._store = store
         self._clock = clock
         self._lock: FileLock | None = None
         if sqlite_file is not None:
-            # One lock for every spelling of the path, and for all threads: the one that renews did not take it.
+            # One lock for every spelling of the path. Not per thread, since another thread takes it than renews it.
             self._lock = FileLock(f"{sqlite_file.resolve()}.lock", thread_local=False)
         self._lease_s = lease_s
-        self.look_interval_s = lease_s / LOOKS
+        self.renewal_interval_s = lease_s / RENEWALS_PER_LEASE
         self._seen: Lease | None = None
         self._seen_since_s = 0.0
-        # Whether the holder showed a sign of life when it was looked at last.
+        # Whether the holder showed a sign of life when the row was last read.
         self.is_holder_alive = False
         self._given_back = Event()
         self._renewals: Thread | None = None
@@ -64,7 +65,7 @@ class LeaseKeeper:
     def try_take(self) -> str | None:
         """Take the lease if it is free, or if its holder's process has ended or was silent for a whole lease.
 
-        Returns None when the lease is ours, else who holds it. Raises StateUnavailable, StateStoreAway.
+        Returns None when this process holds the lease now, else who holds it. Raises StateUnavailable, StateStoreAway.
         """
         has_lock = self._try_lock()
         taken = False
@@ -76,7 +77,7 @@ class LeaseKeeper:
                 self._seen, self._seen_since_s = seen, now_s
             is_free = seen.holder is None and (has_lock or self._lock is None)
             is_gone = seen.has_lock and has_lock
-            # A dvsync that knew no lease yet has but the lock.
+            # Token 0: no lease was ever taken, but an old dvsync without leases may hold the lock.
             is_silent = now_s - self._seen_since_s >= self._lease_s and seen.token > 0
             if is_free or is_gone or is_silent:
                 taken = self._store.take_lease(seen, describe_process(), has_lock=has_lock)
@@ -88,15 +89,17 @@ class LeaseKeeper:
                 self._unlock()
 
     def keep(self, on_lost: Callable[[str], None], on_unrenewed: Callable[[str | None], None] = lambda _: None) -> None:
-        """Renew the lease until it is given back, in a thread of its own. `on_lost` is told who took it, `on_unrenewed`
-        why the state database does not take a sign of life, and None once it does again.
+        """Renew the lease until it is given back, in a thread of its own.
+
+        `on_lost` is called with the new holder, `on_unrenewed` with the reason why the lease cannot be renewed, and
+        with None once it can be again.
         """
         self._renewals = Thread(target=self._renew, args=(on_lost, on_unrenewed), name="lease", daemon=True)
         self._renewals.start()
 
     def _renew(self, on_lost: Callable[[str], None], on_unrenewed: Callable[[str | None], None]) -> None:
         is_unrenewed = False
-        while not self._given_back.wait(self.look_interval_s):
+        while not self._given_back.wait(self.renewal_interval_s):
             try:
                 self._store.renew_lease(has_lock=self._try_lock())
                 if is_unrenewed:
@@ -108,24 +111,24 @@ class LeaseKeeper:
                 on_lost(str(error))
                 return
             except (StateUnavailable, StateStoreAway) as error:
-                # From a database that is away nobody else can take it.
+                # While the database is away, nobody else can take the lease either.
                 is_unrenewed = True
                 on_unrenewed(str(error))
                 _log.error(events.LEASE_UNRENEWED, reason=str(error), hint=UNWRITABLE)
 
     def give_back(self) -> None:
-        """Let the next one have it at once. Where that fails, the next one waits for a lease."""
+        """Free the lease at once. If that fails, the next process waits for the length of a lease."""
         self._given_back.set()
         if self._renewals is not None:
             self._renewals.join(KEEPER_END_MAX_S)
-        # A renewal that hangs has the database to itself.
+        # If the renewal hangs it may hold the write lock, so leave the row alone.
         if self._renewals is None or not self._renewals.is_alive():
             with suppress(StateUnavailable):
                 self._store.give_back_lease()
         self._unlock()
 
     def _try_lock(self) -> bool:
-        """Whether this process has the operating system's lock; there is none but for an SQLite file."""
+        """Whether this process has the operating system's lock, which only an SQLite file has."""
         if self._lock is None:
             return False
         try:
@@ -150,17 +153,17 @@ class LeaseKeeper:
 def hold_lease(keeper: LeaseKeeper, stop: Event) -> Iterator[None]:
     """Hold the lease while the block lasts; `stop` is set when it is lost.
 
-    A holder that shows no sign of life is waited for. Raises StateStoreAway when somebody else is at work, or when
-    `stop` was set while waiting.
+    Waits for a holder that shows no sign of life. Raises StateStoreAway when another process is at work, or when `stop`
+    was set while waiting.
     """
     holder = keeper.try_take()
-    while holder is not None and not keeper.is_holder_alive and not stop.wait(keeper.look_interval_s):
+    while holder is not None and not keeper.is_holder_alive and not stop.wait(keeper.renewal_interval_s):
         holder = keeper.try_take()
     if holder is not None:
         raise StateStoreAway(
             f"the state database is in use by {holder}",
-            hint="Stop that process first, or leave the work to it. The commands status, pause, resume, resync and "
-            "cleanup work beside it.",
+            hint="Stop that process first, or let it do the work. The commands status, pause, resume, resync and "
+            "cleanup work while it runs.",
         )
     keeper.keep(lambda _: stop.set())
     try:

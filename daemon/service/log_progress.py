@@ -1,4 +1,4 @@
-"""How far a long step has come, for those who read the log."""
+"""Progress of long steps, in the log."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class LogProgress:
-    """A `Progress` that writes a line every ten seconds: short work has none. One for each table."""
+    """A `Progress` that logs a line every ten seconds, and nothing for shorter work. One for each table."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._told_at_s = clock.monotonic_s()
+        self._logged_at_s = clock.monotonic_s()
         self._called_at_s = clock.monotonic_s()
 
     def advanced(self, done: int, total: int, what: str) -> None:
         now_s = self._clock.monotonic_s()
         if now_s - self._called_at_s > LOG_INTERVAL_S:
-            self._told_at_s = now_s  # Another piece of work has begun.
+            self._logged_at_s = now_s  # Another piece of work has begun.
         self._called_at_s = now_s
-        if now_s - self._told_at_s >= LOG_INTERVAL_S:
-            self._told_at_s = now_s
+        if now_s - self._logged_at_s >= LOG_INTERVAL_S:
+            self._logged_at_s = now_s
             _log.info(events.SYNC_PROGRESSED, done=done, total=total, what=what)

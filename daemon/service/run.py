@@ -7,14 +7,15 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from daemon import log as events
 from daemon.config.settings import Settings, SparkSettings
-from daemon.errors import ConfigInvalid, PipelineAway, StateStoreAway
+from daemon.errors import InternalError, PipelineAway, StateStoreAway
 from daemon.log import configure_logging
-from daemon.scheduling.scheduler import BEAT_INTERVAL_S, Scheduler
+from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import open_parts
 from daemon.service.fleet import Fleet
 from daemon.service.lease import UNWRITABLE, LeaseKeeper
@@ -23,17 +24,25 @@ from daemon.service.systemd import Notifier
 from daemon.spark.hadoop import with_stores
 from daemon.spark.installed import check_jars, check_pipeline
 from daemon.spark.session import SparkPipeline
-from daemon.status.board import Board, Unready
+from daemon.status.board import Board, Topic, Unready
+from daemon.sync.memory import as_sync_error
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
 from state import StateUnavailable
 
-# After the work has ended, or was given up: the lease is given back, Spark and the stores are closed.
+# For giving back the lease and closing Spark and the stores, after the work has ended or was given up.
 CLOSING_MAX_S = 1.5
-# What the process is built on: changing it takes a new process.
+# Sections that a reload cannot change.
 FIXED_SECTIONS = ("state", "spark", "health")
-# So long does a thread that comes back from SQLite or a file wait for a busy one. With Python's own 5 ms that was most
-# of a transaction's time, in which nobody else can write to the state database.
+BEAT_INTERVAL_S = 5.0
+# How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen.
+WISHES_INTERVAL_S = 2.0
+TABLES_INTERVAL_S = 2.0
+TABLES_JOB = "/tables"
+# How often Spark is checked for being idle.
+IDLE_INTERVAL_S = 30.0
+# How long a thread that returns from SQLite or a file waits for a busy thread. With Python's default of 5 ms that was
+# most of a transaction's time, in which nobody else can write to the state database.
 THREAD_SWITCH_S = 0.001
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -41,23 +50,23 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Ending:
-    """How the daemon ended. One that is not `finished` has a cycle still at work: only ending the process ends it."""
+    """How the daemon ended. If not `finished`, a cycle is still running, and only the end of the process stops it."""
 
     finished: bool
     lost_lease: bool
 
 
 def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
-    """Follow every table until SIGTERM or SIGINT; a second signal ends the process at once. SIGHUP reads anew.
+    """Follow every table until SIGTERM or SIGINT; a second signal ends the process at once. SIGHUP reloads.
 
-    A lost lease ends it, too: what the process knows of its tables is out of date then. Raises ConfigInvalid when the
-    configuration is wrong or the health address cannot be had, StateStoreAway.
+    Losing the lease ends the daemon, too, because its memory of the tables is then out of date. Raises ConfigInvalid
+    when the configuration is wrong or the health address is not available, StateStoreAway.
     """
     settings = read_settings()
     configure_logging(settings.log)
     sys.setswitchinterval(THREAD_SWITCH_S)
     with ExitStack() as opened:
-        # Whatever hangs, a store that is silent or a database that is locked: the process ends.
+        # Forces an exit even if a store or the database hangs.
         signals = opened.enter_context(StopSignals(reloads=True, grace_s=STOP_GRACE_S + CLOSING_MAX_S))
         parts = opened.enter_context(open_parts(settings))
         board = parts.board()
@@ -71,22 +80,20 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
 
         def on_lost(reason: str) -> None:
             _log.error(
-                events.LEASE_LOST, reason=reason, hint="Start the process again: it stands by until it gets the lease."
+                events.LEASE_LOST, reason=reason, hint="Start the process again: it waits until it gets the lease."
             )
             signals.say(events.LEASE_LOST)
 
         def on_unrenewed(reason: str | None) -> None:
-            board.tell("state", [Unready(None, f"the state database cannot be written: {reason}")] if reason else [])
+            unready = Unready(None, f"the state database cannot be written: {reason}")
+            board.set_unready(Topic.STATE, [unready] if reason else [])
 
-        scheduler = Scheduler(
-            store=parts.store,
-            beat=beat,
-            look_for_tables=lambda: fleet.look(),  # noqa: PLW0108 - the fleet needs the scheduler
-            clock=parts.clock,
-            tables_at_once=settings.limits.tables_at_once,
-            stop_if_idle=lambda: _stop_if_idle(parts.spark),
-        )
+        scheduler = Scheduler(parts.clock, tables_at_once=settings.limits.tables_at_once)
         fleet = Fleet(parts, board, scheduler)
+        scheduler.every("/beat", BEAT_INTERVAL_S, beat)
+        scheduler.every("/wishes", WISHES_INTERVAL_S, fleet.read_wishes)
+        scheduler.every(TABLES_JOB, TABLES_INTERVAL_S, fleet.update)
+        scheduler.every("/idle", IDLE_INTERVAL_S, partial(_stop_if_idle, parts.spark))
         _warn_without_pipeline(settings.spark)
         notifier.ready()
         _log.info(events.DAEMON_STARTED, version=version, health=web.url, pid=os.getpid())
@@ -104,12 +111,12 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             scheduler.start()
             while (received := signals.wait()) == RELOAD:
                 reload()
-                scheduler.look_now()
+                scheduler.wake(TABLES_JOB)
         notifier.stopping()
         _log.info(events.DAEMON_STOPPING, reason=received)
         finished = scheduler.stop(grace_s=STOP_GRACE_S) if is_at_work else True
         if not finished:
-            # Closing the store and Spark under a running cycle would make it record an error that is none.
+            # A running cycle would fail and record an error if the store and Spark were closed under it.
             opened.pop_all()
         _log.info(events.DAEMON_STOPPED, finished=finished)
         return Ending(finished, lost_lease=received == events.LEASE_LOST)
@@ -118,8 +125,8 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
 def _stand_by(
     keeper: LeaseKeeper, signals: StopSignals, board: Board, beat: Callable[[], None], reload: Callable[[], None]
 ) -> str | None:
-    """Wait until the lease is ours; None then, else the signal that ended the wait."""
-    told = None
+    """Wait for the lease. Returns None once this process holds it, else the signal that ended the wait."""
+    logged = None
     while True:
         try:
             holder, hint = keeper.try_take(), None
@@ -127,17 +134,17 @@ def _stand_by(
         except (StateUnavailable, StateStoreAway) as error:
             holder, hint = "unknown", UNWRITABLE
             reason = f"the state database cannot be written, so nothing is followed: {error}"
-        board.tell("lease", [Unready(None, reason)] if holder else [])
+        board.set_unready(Topic.LEASE, [Unready(None, reason)] if holder else [])
         if holder is None:
             return None
-        if reason != told:
-            told = reason
+        if reason != logged:
+            logged = reason
             if hint is None:
                 _log.info(events.STANDING_BY, holder=holder, reason=reason)
             else:
                 _log.error(events.STANDING_BY, holder=holder, reason=reason, hint=hint)
         beat()
-        received = signals.wait(min(keeper.look_interval_s, BEAT_INTERVAL_S))
+        received = signals.wait(min(keeper.renewal_interval_s, BEAT_INTERVAL_S))
         if received == RELOAD:
             reload()
         elif received is not None:
@@ -145,14 +152,14 @@ def _stand_by(
 
 
 def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fleet, board: Board) -> Settings:
-    """Read the configuration anew and follow it; a faulty one is refused, and `settings` stay."""
+    """Read and apply the configuration. Returns the settings in force: `settings` if the new ones are refused."""
     try:
         read = read_settings()
     except Exception as error:
-        board.tell("configuration", [Unready(None, "the changed configuration is refused; see the log")])
-        is_fault = isinstance(error, ConfigInvalid)
-        hint = error.hint if isinstance(error, ConfigInvalid) else "This is a bug in dvsync: please report it."
-        _log.error(events.CONFIG_REFUSED, reason=str(error), hint=hint, exc_info=None if is_fault else error)
+        board.set_unready(Topic.CONFIGURATION, [Unready(None, "the changed configuration is refused; see the log")])
+        known = as_sync_error(error)
+        is_bug = isinstance(known, InternalError)
+        _log.error(events.CONFIG_REFUSED, reason=str(known), hint=known.hint, exc_info=error if is_bug else None)
         return settings
     kept = [section for section in FIXED_SECTIONS if getattr(read, section) != getattr(settings, section)]
     if with_stores(read) != with_stores(read.model_copy(update={"storage": settings.storage})):
@@ -160,7 +167,7 @@ def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fl
     read = read.model_copy(update={section: getattr(settings, section) for section in FIXED_SECTIONS})
     configure_logging(read.log)
     fleet.change(read)
-    board.tell("configuration", [])
+    board.set_unready(Topic.CONFIGURATION, [])
     write = _log.warning if kept else _log.info
     write(events.CONFIG_RELOADED, need_a_restart=kept)
     return read
@@ -176,5 +183,5 @@ def _warn_without_pipeline(settings: SparkSettings) -> None:
         check_pipeline(settings)
         check_jars(settings)
     except PipelineAway as error:
-        # Following goes on without Spark; first syncs and large changes will not.
+        # Without Spark, first syncs and large changes fail, and everything else works.
         _log.warning(events.PIPELINE_MISSING, reason=error.message, hint=error.hint)

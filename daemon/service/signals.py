@@ -13,12 +13,12 @@ from threading import Event, Thread
 from types import FrameType
 from typing import Self
 
-# timeout(1) and some init systems signal a process and then its whole group: within this time that is one request.
+# timeout(1) and some init systems signal a process and then its whole group: two signals within this time are one.
 SAME_REQUEST_S = 0.5
 
 RELOAD = "SIGHUP"
 
-# Work that has not come to a step by then is cut off, which is as safe as any kill.
+# Work that has not stopped at a step by then is cut off, which is as safe as any kill.
 STOP_GRACE_S = 8.0
 
 
@@ -40,12 +40,12 @@ class StopSignals:
         self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
-        # Python runs a handler in the main thread, between two of its instructions. A signal that comes just before
-        # `wait` sleeps, or that another thread receives, would wait with it: only a byte in a pipe surely wakes it.
+        # Python runs a handler in the main thread, between two instructions. If a signal comes just before `wait`
+        # sleeps, or if another thread receives it, only a byte in a pipe wakes `wait` so that the handler can run.
         self._reader, self._writer = _unblocking_pipe()
         self._wakeup = self._writer
         if self._grace_s is not None:
-            # Nor does a handler run before native code returns to the interpreter: a thread is what ends the process.
+            # No handler runs before native code returns to the interpreter, so a thread ends the process.
             watched, self._wakeup = _unblocking_pipe()
             self._watch = Thread(target=self._forward, args=(watched, self._grace_s), name="stop-grace", daemon=True)
             self._watch.start()
@@ -78,7 +78,7 @@ class StopSignals:
         self.say(name)
 
     def say(self, word: str) -> None:
-        """Have `wait` return `word`, as if it were a signal. A reload comes last, and once. From any thread."""
+        """Make `wait` return `word`, as if it were a signal. A reload comes last, and only once. From any thread."""
         if word != RELOAD:
             self._words.appendleft(word)
         elif RELOAD not in self._words:
@@ -86,7 +86,7 @@ class StopSignals:
         self._wake()
 
     def _wake(self) -> None:
-        # A full pipe wakes as well.
+        # If the pipe is full, `wait` wakes up anyway.
         with suppress(BlockingIOError):
             os.write(self._writer, b".")
 
@@ -95,7 +95,7 @@ class StopSignals:
             while number := received.read(1):
                 self._wake()
                 if number[0] in (signal.SIGTERM, signal.SIGINT) and not self._left.wait(grace_s):
-                    os.write(2, b"cut off in the middle of its work, which is safe: the next run takes it up\n")
+                    os.write(2, b"cut off in the middle of its work, which is safe: the next run continues it\n")
                     os._exit(1)
 
     def wait(self, timeout_s: float | None = None) -> str | None:
@@ -111,7 +111,7 @@ class StopSignals:
 
 
 def _unblocking_pipe() -> tuple[int, int]:
-    """A pipe whose writing end never waits: a signal's byte is dropped rather."""
+    """A pipe whose writing end never blocks: a byte that does not fit is dropped."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     return reader, writer

@@ -1,4 +1,4 @@
-"""What systemd is told of a service of Type=notify: sd_notify(3), datagrams to the socket that it names."""
+"""Messages to systemd from a service of Type=notify: sd_notify(3), datagrams to the socket in NOTIFY_SOCKET."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class Notifier:
-    """Tells systemd; says nothing where nobody asked. A message that does not get through is no error of ours."""
+    """Notifies systemd, if it asked for it. A message that cannot be sent is ignored."""
 
     def __init__(self, address: str | None, *, watched: bool = False) -> None:
         self._address = address
@@ -18,7 +18,7 @@ class Notifier:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """By NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, sd_watchdog_enabled(3)."""
+        """From NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, as sd_watchdog_enabled(3) has it."""
         watched_pid = environment.get("WATCHDOG_PID")
         watched = "WATCHDOG_USEC" in environment and watched_pid in (None, str(os.getpid()))
         return cls(environment.get("NOTIFY_SOCKET"), watched=watched)
@@ -28,7 +28,7 @@ class Notifier:
 
     def beat(self, status: str) -> None:
         """The work loop is alive, and `status` is what `systemctl status` shows."""
-        # A line is a message of its own.
+        # A line break would begin another message.
         self._send(f"STATUS={' '.join(status.split())}", *(["WATCHDOG=1"] if self._watched else []))
 
     def stopping(self) -> None:
@@ -37,7 +37,7 @@ class Notifier:
     def _send(self, *lines: str) -> None:
         if not self._address:
             return
-        # An address that begins with @ is an abstract one.
+        # A leading @ stands for the NUL of an abstract address.
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             sender.connect(address)

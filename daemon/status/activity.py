@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from itertools import accumulate
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -28,12 +29,12 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper bound, durations up to it), as Prometheus has them."""
-        bounds = [*(str(bound) for bound in BUCKETS_S), "+Inf"]
-        return [(bound, float(sum(self.counts[: number + 1]))) for number, bound in enumerate(bounds)]
+        bounds = (*map(str, BUCKETS_S), "+Inf")
+        return list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
 
 
 class Activity:
-    """Counters for all tables. Safe to use from any thread; whoever reads holds `lock()`."""
+    """Counters for all tables. Safe to use from any thread; a reader must hold `lock()`."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -62,7 +63,7 @@ class Activity:
             self._gone.discard(table)
 
     def forget(self, table: str) -> None:
-        """The table is not followed any more: its series end, whatever its last cycle still has to say."""
+        """The table is no longer followed: its series end, and what its last cycle still counts is ignored."""
         with self._lock:
             self._gone.add(table)
             for counter in (self.syncs, self.failures):

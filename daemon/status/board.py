@@ -6,6 +6,7 @@ It is memory only, so that a probe costs nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from threading import Lock
 
 import msgspec
@@ -17,7 +18,7 @@ from daemon.status.table_status import (
     WORST_FIRST,
     AccountCounts,
     Observation,
-    TableState,
+    SyncState,
     TableStatus,
     count_states,
     table_status,
@@ -25,7 +26,7 @@ from daemon.status.table_status import (
 from daemon.status.timeline import SAMPLE_INTERVAL_S, Sample, Timeline
 
 
-class UpkeepCounts(msgspec.Struct, frozen=True):
+class MaintenanceCounts(msgspec.Struct, frozen=True):
     """What maintenance did for a table since the process started."""
 
     rounds: int = 0
@@ -35,12 +36,24 @@ class UpkeepCounts(msgspec.Struct, frozen=True):
     removed_files: int = 0
     removed_bytes: int = 0
 
-    def __add__(self, other: UpkeepCounts) -> UpkeepCounts:
-        return UpkeepCounts(*(getattr(self, name) + getattr(other, name) for name in UpkeepCounts.__struct_fields__))
+    def __add__(self, other: MaintenanceCounts) -> MaintenanceCounts:
+        fields = MaintenanceCounts.__struct_fields__
+        return MaintenanceCounts(*(getattr(self, name) + getattr(other, name) for name in fields))
+
+
+class Topic(Enum):
+    """What a reason for not being ready is about, when it is not the status of one table."""
+
+    LEASE = auto()
+    STATE = auto()
+    CONFIGURATION = auto()
+    SOURCES = auto()
+    TABLES = auto()
+    GONE = auto()
 
 
 class Unready(msgspec.Struct, frozen=True):
-    """Why `/readyz` says no. `table` is null when it is about all of them."""
+    """A reason why `/readyz` says no. `table` is null when the reason concerns the whole daemon."""
 
     table: str | None
     reason: str
@@ -49,19 +62,17 @@ class Unready(msgspec.Struct, frozen=True):
 class Board:
     """The latest observation of each table, and the scheduler's heartbeat. Safe to use from any thread."""
 
-    def __init__(self, tables: Sequence[TableSettings], clock: Clock, *, lag_budget_s: float) -> None:
+    def __init__(self, clock: Clock, *, lag_budget_s: float) -> None:
         self._tables: dict[str, TableSettings] = {}
         self._clock = clock
         self._lag_budget_s = lag_budget_s
         self._lock = Lock()
         self._seen: dict[str, Observation] = {}
         self.activity = Activity()
-        self._upkeep: dict[str, UpkeepCounts] = {}
+        self._maintained: dict[str, MaintenanceCounts] = {}
         self._timelines: dict[str, Timeline] = {}
-        self._troubles: dict[str, list[Unready]] = {}
+        self._troubles: dict[Topic, list[Unready]] = {}
         self._gone: list[TableStatus] = []
-        for table in tables:
-            self.add(table)
         self._sampled_at_s = clock.monotonic_s() - SAMPLE_INTERVAL_S
         self._beaten_at_s = clock.monotonic_s()
 
@@ -70,56 +81,56 @@ class Board:
         with self._lock:
             self._tables[table.name] = table
             self._seen[table.name] = Observation()
-            self._upkeep[table.name] = UpkeepCounts()
+            self._maintained[table.name] = MaintenanceCounts()
             self._timelines[table.name] = Timeline()
 
     def remove(self, name: str) -> None:
         with self._lock:
-            for places in (self._tables, self._seen, self._upkeep, self._timelines):
+            for places in (self._tables, self._seen, self._maintained, self._timelines):
                 del places[name]
         self.activity.forget(name)
 
     def arrange(self, names: Sequence[str]) -> None:
-        """Show the tables in the order of `names`, where these name them."""
+        """Show the tables in the order of `names`; tables that are not named come last."""
         places = {name: place for place, name in enumerate(names)}
         with self._lock:
             ordered = sorted(self._tables.items(), key=lambda named: places.get(named[0], len(places)))
             self._tables = dict(ordered)
 
-    def tell(self, about: str, troubles: Sequence[Unready]) -> None:
-        """What keeps the daemon as a whole from being ready, by what it is about; an empty list ends it."""
+    def set_unready(self, topic: Topic, reasons: Sequence[Unready]) -> None:
+        """Say why the daemon as a whole is not ready. The reasons replace those of the same topic."""
         with self._lock:
-            self._troubles[about] = list(troubles)
+            self._troubles[topic] = list(reasons)
 
     def show_gone(self, gone: Sequence[TableStatus]) -> None:
-        """The tables that are not followed any more and were not forgotten either, beside those that are."""
+        """Show these tables, too, which are no longer followed and were not forgotten."""
         with self._lock:
             self._gone = list(gone)
 
     def timeline(self, name: str) -> Timeline:
-        """The table's; one of its own for a table that has been removed."""
+        """The table's timeline; an empty one for a table that has been removed."""
         with self._lock:
             return self._timelines.get(name) or Timeline()
 
     def show(self, name: str, seen: Observation) -> None:
-        """A table that was removed in the meantime is not shown again."""
+        """Show the newest observation, unless the table was removed in the meantime."""
         with self._lock:
             if name in self._tables:
                 self._seen[name] = seen
 
-    def count_upkeep(self, name: str, counts: UpkeepCounts) -> None:
+    def count_maintenance(self, name: str, counts: MaintenanceCounts) -> None:
         """Add what a round of maintenance did."""
         with self._lock:
             if name in self._tables:
-                self._upkeep[name] += counts
+                self._maintained[name] += counts
 
-    def upkeep(self) -> dict[str, UpkeepCounts]:
+    def maintenance(self) -> dict[str, MaintenanceCounts]:
         """What maintenance did for each table, by name."""
         with self._lock:
-            return dict(self._upkeep)
+            return dict(self._maintained)
 
     def beat(self) -> None:
-        """The scheduler is alive. Once a minute, every table is put on its timeline."""
+        """Note that the scheduler is alive. Once a minute, add a sample to each table's timeline."""
         self._beaten_at_s = now_s = self._clock.monotonic_s()
         if now_s - self._sampled_at_s >= SAMPLE_INTERVAL_S:
             self._sampled_at_s = now_s
@@ -128,7 +139,7 @@ class Board:
                 self.timeline(status.name).add_sample(sample)
 
     def silent_s(self) -> float:
-        """Seconds since the scheduler's last sign of life."""
+        """Seconds since the scheduler's last beat."""
         return self._clock.monotonic_s() - self._beaten_at_s
 
     def statuses(self) -> list[TableStatus]:
@@ -138,13 +149,24 @@ class Board:
         with self._lock:
             return [*followed, *self._gone]
 
+    def find_status(self, name: str) -> TableStatus | None:
+        """One table, followed or gone."""
+        with self._lock:
+            table = self._tables.get(name)
+            if table is None:
+                return next((status for status in self._gone if status.name == name), None)
+            seen = self._seen[name]
+        return table_status(table, seen, self._clock.now_ms())
+
     def summary(self) -> str:
         """One line on all tables: how many in which state, the worst of them with its error, or why none."""
         statuses = self.statuses()
         line = count_states(statuses)
         if not statuses:
             with self._lock:
-                return "; ".join([line, *(trouble.reason for told in self._troubles.values() for trouble in told)])
+                return "; ".join(
+                    [line, *(unready.reason for reasons in self._troubles.values() for unready in reasons)]
+                )
         worst = min(statuses, key=lambda status: WORST_FIRST.index(status.state))
         return f"{line}; {worst.name}: {worst.error.kind}: {worst.error.message}" if worst.error else line
 
@@ -152,16 +174,16 @@ class Board:
     def is_standing_by(self) -> bool:
         """Whether another process holds the lease."""
         with self._lock:
-            return bool(self._troubles.get("lease"))
+            return bool(self._troubles.get(Topic.LEASE))
 
     def accounts(self) -> dict[str, AccountCounts]:
         """The account counts of each table, by name."""
         return {table.name: seen.accounts for table, seen in self._observed()}
 
     def find_unready(self) -> list[Unready]:
-        """Why not all is well; empty when it is. A paused table and one whose source is not there yet are no reason."""
+        """All reasons for not being ready. A paused table, and one whose source is not there yet, are no reasons."""
         with self._lock:
-            troubles = [trouble for told in self._troubles.values() for trouble in told]
+            troubles = [unready for reasons in self._troubles.values() for unready in reasons]
         if not self._tables and not troubles:
             return [Unready(None, "no tables are configured")]
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
@@ -174,14 +196,14 @@ class Board:
 
     def _unready(self, table: TableSettings, seen: Observation, now_ms: int, now_s: float) -> str | None:
         status = table_status(table, seen, now_ms)
-        if status.state is TableState.PAUSED:
+        if status.state is SyncState.PAUSED:
             return None
-        if status.state is TableState.PARKED:
+        if status.state is SyncState.PARKED:
             return f"parked: {status.error.kind if status.error else 'unknown'}"
-        if seen.looked_at_s is None:
+        if seen.polled_at_s is None:
             return f"not synced yet: {status.error.kind}" if status.error else "not looked at yet"
-        # While the source does not answer nobody knows how far behind the table is.
-        unseen_s = now_s - seen.looked_at_s
+        # While the source does not answer, the lag is unknown.
+        unseen_s = now_s - seen.polled_at_s
         is_unseen = not seen.syncing and unseen_s > table.poll_interval_s + self._lag_budget_s
         is_late = status.lag_seconds is not None and status.lag_seconds > self._lag_budget_s
         if not is_late and not is_unseen:

@@ -18,7 +18,7 @@ from daemon.masking import scrub
 from state import TableCounts, TableError, TableRecord, WrittenCount
 
 
-class TableState(StrEnum):
+class SyncState(StrEnum):
     WAITING = "waiting"  # the source is not there yet
     SYNCING = "syncing"
     SYNCED = "synced"
@@ -26,23 +26,23 @@ class TableState(StrEnum):
     RETRYING = "retrying"
     PARKED = "parked"  # a person must act, then `dvsync resume`
     PAUSED = "paused"
-    GONE = "gone"  # followed once; nothing in the configuration leads to it any more
+    GONE = "gone"  # no longer in the configuration, and not forgotten
 
 
 WORST_FIRST = (
-    TableState.PARKED,
-    TableState.RETRYING,
-    TableState.GONE,
-    TableState.BEHIND,
-    TableState.SYNCING,
-    TableState.WAITING,
-    TableState.PAUSED,
-    TableState.SYNCED,
+    SyncState.PARKED,
+    SyncState.RETRYING,
+    SyncState.GONE,
+    SyncState.BEHIND,
+    SyncState.SYNCING,
+    SyncState.WAITING,
+    SyncState.PAUSED,
+    SyncState.SYNCED,
 )
 
 
 class ErrorStatus(msgspec.Struct, frozen=True):
-    """The error that a table stands at. `since` is when the unbroken row of `consecutive` errors began."""
+    """A table's current error. `since` is when the unbroken row of `consecutive` errors began."""
 
     kind: str
     message: str
@@ -61,7 +61,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     name: str
     source: str
     target: str
-    state: TableState
+    state: SyncState
     synced_version: int | None
     source_version: int | None
     lag_versions: int | None
@@ -80,15 +80,17 @@ class TableStatus(msgspec.Struct, frozen=True):
 
 
 class AccountCounts(msgspec.Struct, frozen=True):
-    """How often a table's account was held against Delta's since the process started, and did not add up."""
+    """How often a table's account was compared with Delta's since the process started, and how often they differed."""
 
     checked: int = 0
     mismatches: int = 0
 
 
 class WrittenStatus(msgspec.Struct, frozen=True):
-    """The files that dvsync wrote, of one kind and status. `size_bytes` is the sum of the known ones, `oldest_seconds`
-    how long the first of them has been so."""
+    """The files that dvsync wrote, of one kind and status. `size_bytes` is the sum of the known sizes.
+
+    `oldest_seconds` is how long the oldest has had this status.
+    """
 
     kind: str
     status: str
@@ -106,25 +108,25 @@ class Observation(msgspec.Struct, frozen=True):
     behind_since_ms: int | None = None
     syncing: bool = False
     accounts: AccountCounts = AccountCounts()
-    # When source and target were last seen, on the monotonic clock; None before the first look.
-    looked_at_s: float | None = None
+    # When a poll or a sync last succeeded, on the monotonic clock; None before the first.
+    polled_at_s: float | None = None
 
 
 def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int) -> TableStatus:
-    """A table that the state database knows and that the configuration leads to no more, by an entry or a pattern."""
+    """The status of a table in the state database that no entry or pattern of the configuration leads to any more."""
     error = TableError(
         kind="TableGone",
-        message="nothing in the configuration leads to this table any more; its Iceberg table stays as it was, and "
-        "readers of it fail where Delta's files are gone",
-        hint=f"Bring the Delta table or its entry back, or `dvsync forget {record.name}` once you have dropped "
-        f"{record.target} or want to keep it as it is.",
+        message="no entry or pattern of the configuration leads to this table any more; its Iceberg table stays as it "
+        "was, and reading it fails where Delta's files are gone",
+        hint=f"Restore the Delta table or its entry, or run `dvsync forget {record.name}` once you have dropped "
+        f"{record.target} or decided to keep it as it is.",
         version=None,
         since_ms=record.last_synced_at_ms or now_ms,
         consecutive=1,
         parked=False,
     )
     seen = Observation(replace(record, error=error), counts)
-    return replace(table_status(record, seen, now_ms), state=TableState.GONE)
+    return replace(table_status(record, seen, now_ms), state=SyncState.GONE)
 
 
 def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: int) -> TableStatus:
@@ -175,20 +177,20 @@ def _error_status(error: TableError) -> ErrorStatus:
     )
 
 
-def _state(seen: Observation, lag_versions: int | None) -> TableState:
+def _state(seen: Observation, lag_versions: int | None) -> SyncState:
     record = seen.record
     if record and record.paused:
-        return TableState.PAUSED
+        return SyncState.PAUSED
     if record and record.error and record.error.parked:
-        return TableState.PARKED
+        return SyncState.PARKED
     if seen.syncing:
-        return TableState.SYNCING
+        return SyncState.SYNCING
     if record and record.error:
-        return TableState.RETRYING
+        return SyncState.RETRYING
     if lag_versions is None:
-        # Once synced and its source not looked at: the promise of "synced" is not given blindly.
-        return TableState.WAITING if record is None or record.synced_version is None else TableState.BEHIND
-    return TableState.BEHIND if lag_versions > 0 else TableState.SYNCED
+        # Without a look at the source, nobody knows whether a table that was synced once is still in step.
+        return SyncState.WAITING if record is None or record.synced_version is None else SyncState.BEHIND
+    return SyncState.BEHIND if lag_versions > 0 else SyncState.SYNCED
 
 
 def _iso(epoch_ms: int) -> str:

@@ -14,13 +14,13 @@ from state import SyncRun
 RUNS_MAX = 50
 SAMPLE_INTERVAL_S = 60.0
 SAMPLES_MAX = round(86_400 / SAMPLE_INTERVAL_S)
-# What a line as wide as a word can show of a day: a page of hundreds of tables draws as many lines.
+# A coarser day for the page with all tables, which draws a small line for each of hundreds of tables.
 OUTLINE_INTERVAL_MS = 1_800_000
 OUTLINE_MAX = 86_400_000 // OUTLINE_INTERVAL_MS
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A table at a moment, epoch milliseconds, UTC; what was not known is null."""
+    """A table's numbers at one time, epoch milliseconds, UTC; unknown ones are null."""
 
     at_ms: int
     lag_seconds: float | None
@@ -28,7 +28,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """One table's. Safe to use from any thread; it forgets what is older than a day or beyond RUNS_MAX runs."""
+    """One table's timeline: a day of samples, and RUNS_MAX runs. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -56,7 +56,7 @@ class Timeline:
             return list(reversed(self._runs))
 
     def outline(self) -> list[Sample]:
-        """The day in a few dozen samples, the oldest first: of each half hour the last one, with its longest lag."""
+        """The day in one sample for each half hour, the oldest first: its last sample, with its longest lag."""
         with self._lock:
             return list(self._outline)
 
@@ -67,5 +67,5 @@ class Timeline:
 
 
 def _worse(one: float | None, other: float | None) -> float | None:
-    """The longer lag; one that was not known says nothing."""
+    """The longer lag; an unknown one is ignored."""
     return max((lag for lag in (one, other) if lag is not None), default=None)

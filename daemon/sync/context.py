@@ -15,11 +15,12 @@ from daemon.clock import Clock
 from daemon.config.settings import LimitsSettings, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import Progress, TableState
-from daemon.errors import ObjectMissing, ObjectStoreAway, StateStoreAway, SyncError
+from daemon.errors import ObjectMissing, ObjectStoreAway, SyncError
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
+from daemon.sync.memory import as_sync_error
 from state import StateStore, StateUnavailable, TableRecord
 
 
@@ -29,11 +30,7 @@ def told_as_sync_errors(table: str) -> Iterator[None]:
     try:
         yield
     except StateUnavailable as error:
-        raise StateStoreAway(
-            f"the state database does not answer: {error}",
-            table=table,
-            hint="Check the database's disk and permissions; dvsync tries again.",
-        ) from error
+        raise as_sync_error(error).located(table=table) from error
     except FileNotFoundError as error:
         raise ObjectMissing(
             f"a file of the Iceberg table is not there: {error}",

@@ -16,7 +16,7 @@ from daemon.errors import SyncError
 from daemon.iceberg.account import Account
 from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifests_needed
 from daemon.sync.context import TableContext
-from daemon.sync.outcomes import Shown, SyncResult, delete_file_records
+from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_records
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape, check_places, check_references, remembering, shape_for
 from daemon.translate.plan import CommitPlan, complete_plan, plan_sync
@@ -83,7 +83,7 @@ def show_state(
         live_files = _live_files(answers, dvs)
         shown = transaction.show_whole(shape.definition, prepared, outcome, account, live_files, operation=operation)
     result = SyncResult(
-        outcome="advanced",
+        outcome=SyncOutcome.ADVANCED,
         from_version=None,
         to_version=state.version,
         snapshot_id=prepared.snapshot_id,

@@ -36,7 +36,7 @@ from daemon.iceberg.marker import shown_by
 from daemon.sync.advance import advance
 from daemon.sync.context import TableContext, told_as_sync_errors
 from daemon.sync.first_sync import first_sync
-from daemon.sync.outcomes import Shown, SyncResult, remembered_account
+from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, remembered_account
 from daemon.sync.proof import Checksums, check_state
 from daemon.sync.recovery import check_ours, check_source, commits_to_state, end_intents, load_shown, rebuild
 from daemon.sync.restore import restore_metadata
@@ -102,14 +102,6 @@ class Follower:
         """There is news, whatever the log says: a person wants the table written anew."""
         self._in_doubt = True
 
-    def source_version(self) -> int | None:
-        """The newest Delta version, by existence checks only; None when it cannot be told without Spark."""
-        known = self._synced_version
-        if known is None:
-            record = self._context.find_record()
-            known = record.synced_version if record else None
-        return self._context.log.find_newest(known)
-
     def sync(
         self, *, stop: Event | None = None, full: bool = False, others_wait: Callable[[], bool] = lambda: False
     ) -> SyncResult:
@@ -139,7 +131,7 @@ class Follower:
         record = context.store.open_table(settings.name, settings.source, settings.target)
         full = full or record.resync_wanted
         if record.synced_version is None and not context.log.is_there():
-            return None, SyncResult("waiting", None, None)
+            return None, SyncResult(SyncOutcome.WAITING, None, None)
         table = self._find_table(record, full)
         record = end_intents(context, record, table)
         if table is None:
@@ -165,7 +157,8 @@ class Follower:
     ) -> tuple[Shown, SyncResult]:
         """Show what is new, by the log where that can be followed."""
         rebuilt = shown.record.snapshot_id != record.snapshot_id
-        result = SyncResult("rebuilt" if rebuilt else "unchanged", None, shown.record.synced_version)
+        outcome = SyncOutcome.REBUILT if rebuilt else SyncOutcome.UNCHANGED
+        result = SyncResult(outcome, None, shown.record.synced_version)
         if shown.record.must_compare:
             shown, step = self._compare(shown, "what is remembered is in doubt")
             result = result.then(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import DataFile
@@ -19,14 +20,28 @@ from daemon.translate.plan import CommitPlan
 from state import DeleteFileRecord, DeletionVectorDescriptor, LiveFile, Outcome, TableRecord
 
 
+class SyncOutcome(StrEnum):
+    """What kind of thing a cycle did."""
+
+    WAITING = "waiting"  # the Delta table is not there yet
+    UNCHANGED = "unchanged"
+    ADVANCED = "advanced"
+    REBUILT = "rebuilt"  # the state store's memory, from the Iceberg table
+
+    @property
+    def is_progress(self) -> bool:
+        """Whether what is shown or remembered has changed."""
+        return self in (SyncOutcome.ADVANCED, SyncOutcome.REBUILT)
+
+
 @dataclass(frozen=True)
 class SyncResult:
-    """What one cycle did. `outcome`: waiting, unchanged, advanced, rebuilt. Versions are Delta's, inclusive.
+    """What one cycle did. Versions are Delta's, inclusive.
 
     `more` says that the cycle stopped at a bound and the next one should start at once.
     """
 
-    outcome: str
+    outcome: SyncOutcome
     from_version: int | None
     to_version: int | None
     snapshot_id: int | None = None
@@ -46,7 +61,7 @@ class SyncResult:
         """Both results as one cycle's."""
         return replace(
             later,
-            outcome=later.outcome if later.outcome != "unchanged" else self.outcome,
+            outcome=later.outcome if later.outcome is not SyncOutcome.UNCHANGED else self.outcome,
             from_version=self.from_version if self.from_version is not None else later.from_version,
             operation=join_operations((self.operation, later.operation)),
             snapshot_id=later.snapshot_id or self.snapshot_id,
@@ -169,7 +184,7 @@ def remembered(record: TableRecord, outcome: Outcome) -> TableRecord:
 def result_of_change(change: TableChange, completed: CommitPlan, record: TableRecord, *, snapshots: int) -> SyncResult:
     """What `change` came to, `record` being what is remembered since."""
     return SyncResult(
-        outcome="advanced",
+        outcome=SyncOutcome.ADVANCED,
         from_version=change.from_version,
         to_version=change.to_version,
         snapshot_id=record.snapshot_id,

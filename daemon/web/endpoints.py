@@ -21,7 +21,7 @@ from state import SyncRun
 # Three of the scheduler's heartbeats.
 SILENT_MAX_S = 15.0
 
-# The page asks for nothing from anywhere, and says so. Its empty icon keeps browsers from asking for one.
+# The page loads nothing. Its empty icon keeps browsers from asking for one.
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -97,7 +97,7 @@ def make_app(board: Board, *, is_spark_up: Callable[[], bool] = lambda: False) -
 
 def _find_table(board: Board, request: Request) -> TableDetail | None:
     name = request.path_params["name"]
-    status = next((status for status in board.statuses() if status.name == name), None)
+    status = board.find_status(name)
     if status is None:
         return None
     timeline = board.timeline(name)

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from daemon.status.board import Board
-from daemon.status.table_status import TableState, TableStatus, WrittenStatus
+from daemon.status.table_status import SyncState, TableStatus, WrittenStatus
 
 Value = float | None
 
@@ -19,7 +19,7 @@ def _unix_time(iso: str | None) -> float | None:
     return datetime.fromisoformat(iso).timestamp() if iso else None
 
 
-# Name -> what it counts, and where it stands. A value that is not known leaves its series out.
+# Name -> help text, and where the value comes from. An unknown value has no series.
 GAUGES: dict[str, tuple[str, Callable[[TableStatus], Value]]] = {
     "dvsync_lag_versions": ("Delta versions that Iceberg does not show yet.", lambda table: table.lag_versions),
     "dvsync_lag_seconds": ("Age of the oldest Delta version not shown yet.", lambda table: table.lag_seconds),
@@ -46,7 +46,7 @@ AMOUNTS = {
     "delete_files_added": "Delete files that syncs wrote.",
     "positions_added": "Deleted positions that syncs wrote.",
 }
-UPKEEP = {
+MAINTENANCE = {
     "maintenance_rounds": "Rounds of maintenance.",
     "maintenance_failures": "Rounds of maintenance that failed.",
     "compacted_delete_files": "Delete files that compaction replaced.",
@@ -57,7 +57,7 @@ UPKEEP = {
 
 
 class BoardCollector(Collector):
-    """Reads the board when Prometheus asks; nothing is counted twice and no probe does I/O."""
+    """Reads the board when Prometheus asks. It does no I/O."""
 
     def __init__(self, board: Board, is_spark_up: Callable[[], bool]) -> None:
         self._board = board
@@ -76,12 +76,12 @@ class BoardCollector(Collector):
             "dvsync_table_state", "1 for the state that a table is in.", labels=["table", "state"]
         )
         for table in statuses:
-            for name in TableState:
+            for name in SyncState:
                 state.add_metric([table.name, name], float(table.state is name))
         yield state
         accounts = CounterMetricFamily(
             "dvsync_accounts_checked",
-            "Snapshots whose files, rows and deletions were held against Delta's before the commit.",
+            "Snapshots whose files, rows and deletions were compared with Delta's before the commit.",
             labels=["table"],
         )
         mismatches = CounterMetricFamily(
@@ -102,10 +102,10 @@ class BoardCollector(Collector):
             gauge = GaugeMetricFamily(name, text)
             gauge.add_metric([], float(value))
             yield gauge
-        upkeep = self._board.upkeep()
-        for field, text in UPKEEP.items():
+        maintained = self._board.maintenance()
+        for field, text in MAINTENANCE.items():
             counter = CounterMetricFamily(f"dvsync_{field}", text, labels=["table"])
-            for name, counts in upkeep.items():
+            for name, counts in maintained.items():
                 counter.add_metric([name], getattr(counts, field.removeprefix("maintenance_")))
             yield counter
 
@@ -141,7 +141,7 @@ class BoardCollector(Collector):
 
 
 def make_metrics(board: Board, is_spark_up: Callable[[], bool]) -> Callable[[], bytes]:
-    """The text that Prometheus reads, anew with each call."""
+    """A function that returns the current metrics as Prometheus reads them."""
     registry = CollectorRegistry()
     registry.register(BoardCollector(board, is_spark_up))
     # CPU, memory and open files of this process, from /proc; Spark's JVM is another.

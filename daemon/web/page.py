@@ -6,35 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.filesize import decimal
 
 from daemon.status.board import Unready
-from daemon.status.table_status import TableState, TableStatus, count_states, span
+from daemon.status.table_status import SyncState, TableStatus, count_states, span
 from daemon.status.timeline import Sample
 from state import SyncRun
 
-# How each state looks: a word of the style sheet.
-LOOKS = {
-    TableState.SYNCED: "good",
-    TableState.SYNCING: "busy",
-    TableState.WAITING: "busy",
-    TableState.BEHIND: "late",
-    TableState.RETRYING: "late",
-    TableState.PARKED: "bad",
-    TableState.PAUSED: "held",
-    TableState.GONE: "late",
+# The class of each state in the style sheet.
+STYLES = {
+    SyncState.SYNCED: "good",
+    SyncState.SYNCING: "busy",
+    SyncState.WAITING: "busy",
+    SyncState.BEHIND: "late",
+    SyncState.RETRYING: "late",
+    SyncState.PARKED: "bad",
+    SyncState.PAUSED: "held",
+    SyncState.GONE: "late",
 }
 WIDTH, HEIGHT = 600, 120
 
 
 def _bytes(value: int | None) -> str:
-    if value is None:
-        return "?"
-    size, units = float(value), ("B", "kB", "MB", "GB", "TB")
-    for unit in units:
-        if size < 1000 or unit == units[-1]:
-            break
-        size /= 1000
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    return "?" if value is None else decimal(value).replace("bytes", "B")
 
 
 def _span(seconds: float | None) -> str:
@@ -61,7 +55,7 @@ _templates = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_templates.filters.update(bytes=_bytes, span=_span, time=_time, count=_count, place=_place, look=LOOKS.__getitem__)
+_templates.filters.update(bytes=_bytes, span=_span, time=_time, count=_count, place=_place, style=STYLES.__getitem__)
 
 
 def render_tables(

@@ -1,4 +1,4 @@
-"""uvicorn in a thread of the daemon, with bounds. It takes no signals: those are the daemon's."""
+"""uvicorn in a thread of the daemon, with bounds. The daemon handles the signals, not uvicorn."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from daemon.config.settings import HealthSettings
 from daemon.errors import ConfigInvalid
 
 STOP_MAX_S = 2.0
-# Everything is answered from memory: what takes longer is the client's doing. Each connection takes one of the file
-# descriptors that syncs and databases need.
+# Every answer comes from memory, so only the client can be slow. Each connection takes a file descriptor, which syncs
+# and databases need as well.
 CONNECTIONS_MAX = 64
 EXCHANGE_MAX_S = 15.0
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's, which waits for a request to end, and for an answer to be read, as long as the client likes."""
+    """uvicorn's protocol with a deadline: uvicorn itself waits for a slow client for ever."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -52,7 +52,7 @@ class WebServer:
 
     @classmethod
     def start(cls, settings: HealthSettings, app: Starlette) -> Self:
-        """Raises ConfigInvalid when the address cannot be had."""
+        """Raises ConfigInvalid when the address is not available."""
         try:
             family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
             listener = socket.create_server((settings.host, settings.port), family=family)

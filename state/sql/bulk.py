@@ -40,7 +40,7 @@ def write_rows(
     *,
     known: Collection[str],
 ) -> None:
-    """Insert a row for each path, or update the `known` ones: they keep their id, and so what points at them."""
+    """Insert a row for each path, or update the `known` rows, which keep their ids and what refers to them."""
     new = [{"table_id": table_id, "path": path, **row} for path, row in columns.items() if path not in known]
     if new:
         connection.execute(insert(rows), new)
@@ -48,7 +48,7 @@ def write_rows(
 
 
 def update_rows(connection: Connection, rows: Table, table_id: int, columns: dict[str, dict[str, Any]]) -> None:
-    """Update the row of each path; a path without a row is passed over."""
+    """Update the row of each path; a path without a row is ignored."""
     if columns:
         connection.execute(
             _update_by_path(rows),

@@ -19,12 +19,12 @@ from state.store import StateUnavailable
 # The newest schema, as Alembic numbers it: state/migrations.
 REVISION = "0005"
 SQLITE_BUSY_TIMEOUT_S = 5
-# A server that is not there any more is given up, whatever the network says: seconds, and milliseconds.
+# How long to wait for a server that does not answer; in seconds, except tcp_user_timeout in milliseconds.
 POSTGRESQL_PATIENCE = {"connect_timeout": "10", "tcp_user_timeout": "15000", "keepalives_idle": "10"}
 BEGIN_STATEMENT = "dvsync_begin_statement"
-# Locks of PostgreSQL's that are rows of nothing: two numbers by agreement, here for one schema of a database.
+# An advisory lock of PostgreSQL, named by two numbers; one for each schema of a database.
 _POSTGRESQL_WRITE_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('dvsync.write'), hashtext(current_schema()))")
-# A process that was suspended inside a transaction must not keep the others waiting for ever.
+# A process that is suspended inside a transaction must not block the others for ever.
 _POSTGRESQL_IDLE_MAX = text("SET LOCAL idle_in_transaction_session_timeout = '60s'")
 
 
@@ -39,7 +39,7 @@ class Database:
         self._writers = engine.execution_options(**{BEGIN_STATEMENT: "BEGIN IMMEDIATE"})
         self._is_postgresql = engine.dialect.name == "postgresql"
         if self._is_postgresql:
-            # Its own default shows each statement of a transaction another state.
+            # With PostgreSQL's default, each statement of a transaction could see another state.
             self._readers = engine.execution_options(isolation_level="REPEATABLE READ")
         self._one_writer = threading.Lock()
         self._before_write: Callable[[Connection], None] = lambda _: None
@@ -70,7 +70,7 @@ class Database:
         # SQLite's own waiting is unfair and gives up after the busy timeout: our threads queue here instead.
         with self._one_writer, self._translated(), self._writers.begin() as connection:
             if self._is_postgresql:
-                # As SQLite's write lock: other processes' writers queue, too, and end with their transaction.
+                # Like SQLite's write lock: writers of other processes queue here, until the end of the transaction.
                 connection.execute(_POSTGRESQL_IDLE_MAX)
                 connection.execute(_POSTGRESQL_WRITE_LOCK)
             self._before_write(connection)
@@ -88,7 +88,7 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            # Only the driver's own words: SQLAlchemy's would add the statement and its values.
+            # Only the driver's message: SQLAlchemy's would add the statement and its values.
             raise StateUnavailable(f"the state database {self._name} is not usable: {error.orig}") from error
         except PoolTimeoutError as error:
             raise StateUnavailable(f"the state database {self._name} has no free connection") from error
@@ -98,7 +98,7 @@ class Database:
             revision = _find_revision(connection)
         if revision == REVISION:
             return
-        # Not for each command: it takes longer to import than all else here, and a schema is changed once.
+        # Imported only when needed: the import takes longer than everything else here.
         from state.migration import is_known, upgrade  # noqa: PLC0415
 
         if revision is not None and not is_known(revision):
@@ -135,7 +135,7 @@ def _create_engine(url: str) -> Engine:
 
 
 def _create_sqlite_engine(url: URL) -> Engine:
-    # A `file:` URI says itself how to open the file, read-only perhaps.
+    # A `file:` URI may open the file read-only, so its folder is not made.
     if url.database and not url.database.startswith("file:"):
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(url.set(query={"timeout": str(SQLITE_BUSY_TIMEOUT_S), **url.query}))

@@ -52,7 +52,7 @@ def orphaned(reason: OrphanReason, at_ms: int) -> dict[str, Any]:
 def write_live_manifests(
     connection: Connection, table_id: int, paths: Collection[str], *, at_ms: int
 ) -> dict[str, int]:
-    """Make these manifests live, known or not; gives the id of each."""
+    """Make these manifests live, known or not. Returns the id of each."""
     statuses = find_by_path(connection, METADATA_FILES.c.status, table_id, paths)
     columns = {
         path: {"kind": FileKind.MANIFEST, **live(at_ms)} for path in paths if statuses.get(path) is not FileStatus.LIVE
@@ -62,7 +62,7 @@ def write_live_manifests(
 
 
 def move_manifest(connection: Connection, table_id: int, old: str, new_id: int) -> None:
-    """The files in manifest `old` are in the one with `new_id` from now on."""
+    """Move the files of manifest `old` to the manifest with the id `new_id`."""
     old_id = (
         select(METADATA_FILES.c.id)
         .where(METADATA_FILES.c.table_id == table_id, METADATA_FILES.c.path == old)
@@ -75,7 +75,7 @@ def move_manifest(connection: Connection, table_id: int, old: str, new_id: int) 
 def write_live_files(
     connection: Connection, table_id: int, files: Iterable[LiveFile], manifest_ids: Mapping[str, int]
 ) -> None:
-    """Insert these data files. One whose path is known is replaced; the delete files that serve it stay."""
+    """Insert these data files, or replace those whose path is known; their delete files stay."""
     columns = {
         file.path: {
             "record_count": file.record_count,
@@ -94,7 +94,7 @@ def write_live_files(
 def write_deletion_vectors(
     connection: Connection, table_id: int, changed_dvs: Iterable[tuple[str, DeletionVectorDescriptor | None]]
 ) -> None:
-    """Give live files another deletion vector, or none. A path that is not live is passed over."""
+    """Give live files another deletion vector, or none. A path that is not live is ignored."""
     columns = {path: _deletion_vector_columns(deletion_vector) for path, deletion_vector in changed_dvs}
     update_rows(connection, DATA_FILES, table_id, columns)
 
@@ -148,7 +148,7 @@ def write_live_delete_files(
 def orphan_delete_files(
     connection: Connection, table_id: int, removed: Iterable[tuple[str, OrphanReason]], *, at_ms: int
 ) -> None:
-    """Make these delete files orphaned, known or not; their mappings go. An orphaned one stays as it is."""
+    """Make these delete files orphaned, known or not, and remove their mappings. Orphaned ones stay as they are."""
     reasons = dict(removed)
     statuses = find_by_path(connection, DELETE_FILES.c.status, table_id, reasons)
     columns = {
@@ -182,7 +182,7 @@ def orphan_unreferenced(
 
 
 def orphan_written(connection: Connection, table_id: int, reason: OrphanReason, *, at_ms: int) -> None:
-    """Make every file orphaned that some snapshot may use. No live data file may be in a manifest any more."""
+    """Make every file orphaned that a snapshot may use. No manifest may have live data files any more."""
     older = [each for each in OrphanReason if each.shown_by_older]
     for rows in WRITTEN_ROWS:
         used = rows.c.status.in_((FileStatus.PENDING, FileStatus.LIVE)) | rows.c.reason.in_(older)
@@ -193,7 +193,7 @@ def orphan_written(connection: Connection, table_id: int, reason: OrphanReason, 
 def insert_orphans(
     connection: Connection, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
 ) -> None:
-    """An orphaned row for each file that has no row yet."""
+    """Insert an orphaned row for each file that has no row yet."""
     rows = _rows_of(kind)
     known = find_by_path(connection, rows.c.status, table_id, paths)
     columns = {path: {**orphaned(reason, at_ms), **_kind_column(kind)} for path in paths if path not in known}
@@ -241,7 +241,7 @@ def count_written(connection: Connection, table_id: int) -> tuple[WrittenCount, 
 
 
 def has_orphans(connection: Connection, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
-    """Whether a file of any kind is orphaned for one of `reasons`, since `before_ms` or longer."""
+    """Whether a file of any kind was orphaned, for one of `reasons`, at `before_ms` or earlier."""
     orphans = (
         exists().where(
             rows.c.table_id == table_id,
@@ -268,7 +268,7 @@ def _kind_of(rows: Table) -> Any:
 def write_pending(
     connection: Connection, table_id: int, kind: FileKind, paths: Sequence[str], *, intent_id: int, at_ms: int
 ) -> None:
-    """A pending row for each file that is not live. A row that an earlier intent left becomes this one's."""
+    """Write a pending row for each file that is not live. A row that an earlier intent left goes to this intent."""
     rows = _rows_of(kind)
     statuses = find_by_path(connection, rows.c.status, table_id, paths)
     pending = {"status": FileStatus.PENDING, "reason": None, "since_ms": at_ms, "intent_id": intent_id}
@@ -291,7 +291,7 @@ def end_pending(connection: Connection, of: dict[str, Any], values: dict[str, An
 
 
 def take_back_metadata(connection: Connection, of: dict[str, Any], *, at_ms: int) -> None:
-    """Make the manifests, lists and metadata files that `of` selects live, pending or taken for orphans until now."""
+    """Make the manifests, lists and metadata files that `of` selects live if they are pending or orphaned."""
     taken_back = update(METADATA_FILES).filter_by(**of)
     not_in_use = METADATA_FILES.c.status.in_((FileStatus.PENDING, FileStatus.ORPHANED))
     connection.execute(taken_back.where(not_in_use).values(**live(at_ms)))
@@ -312,13 +312,13 @@ def remove_all_live_files(connection: Connection, table_id: int) -> None:
 
 
 def remove_some_live_files(connection: Connection, table_id: int, files_max: int) -> bool:
-    """Forget as many live data files of a table, and their mappings; False when these were the last."""
+    """Forget this many live data files of a table, and their mappings. False when none are left."""
     some = select(DATA_FILES.c.id).where(DATA_FILES.c.table_id == table_id).limit(files_max)
     return connection.execute(delete(DATA_FILES).where(DATA_FILES.c.id.in_(some))).rowcount == files_max
 
 
 def take_out_delete_files(connection: Connection, table_id: int) -> None:
-    """The live delete files of a table are in no manifest any more."""
+    """Take the live delete files of a table out of their manifests."""
     live_before = update(DELETE_FILES).filter_by(table_id=table_id, status=FileStatus.LIVE)
     connection.execute(live_before.values(manifest_id=None))
 
@@ -352,7 +352,7 @@ def _deletion_vector_columns(deletion_vector: DeletionVectorDescriptor | None) -
     }
 
 
-# Joined by path, so that a mapping to a data file that is not live falls away by itself.
+# Joined by path, which leaves out mappings to data files that are not live.
 _INSERT_MAPPING = insert(DV_MAPPINGS).from_select(
     ["delete_file_id", "data_file_id", "dv_unique_id", "positions"],
     select(

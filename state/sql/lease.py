@@ -1,4 +1,4 @@
-"""The lease in its one row: read, taken, and held against everybody who writes."""
+"""The one row of the lease: how it is read, taken, and checked before each write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from state.records import Lease
 from state.sql.models import LEASE
 from state.store import LeaseLost
 
-# Every write asks it.
+# Put together once, because every write runs it.
 _LEASE = select(*LEASE.c[Lease.__struct_fields__])
 
 

@@ -16,7 +16,7 @@ _decode_partition = msgspec.json.Decoder(tuple[str | None, ...]).decode
 
 
 def select_live_files() -> Select[Any]:
-    """Those of the table with the id that the parameter `table_id` will say."""
+    """Select the live files of the table whose id is the parameter `table_id`."""
     return (
         select(DATA_FILES, METADATA_FILES.c.path.label("manifest_path"))
         .join(METADATA_FILES, METADATA_FILES.c.id == DATA_FILES.c.manifest_id)

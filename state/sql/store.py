@@ -38,7 +38,7 @@ from state.sql.reads import live_file, read_delete_files, select_live_files
 READ_BATCH_MAX = 5_000
 WRITE_BATCH_MAX = 5_000
 
-# What every sync asks is put together once: that takes longer than to execute it.
+# Statements of every sync are built once: building one takes longer than executing it.
 _TABLE_BY_NAME = select(TABLES).where(TABLES.c.name == bindparam("name"))
 _TABLE_BY_ID = select(TABLES).where(TABLES.c.id == bindparam("table_id"))
 _TABLE_IS_THERE = select(TABLES.c.id).where(TABLES.c.id == bindparam("table_id"))
@@ -116,15 +116,15 @@ class SqlStateStore:
             sql_lease.update_lease(connection, holder=None)
 
     def open_table(self, name: str, source: str, target: str) -> TableRecord:
-        # Nearly always it is there, and nobody has to queue behind the writers for it.
+        # The row nearly always exists, and reading it does not queue behind the writers.
         known = self.find_table(name, source, target)
         if known is not None:
             return known
         with self._database.write() as connection:
             found = connection.execute(_TABLE_BY_NAME, {"name": name}).one_or_none()
             if found is None or (found.source, found.target) != (source, target):
-                # All that belongs to the old row goes with it, by the foreign keys. Nothing of it becomes an orphan:
-                # whoever reads the old target still needs its files.
+                # The foreign keys remove all that belongs to the old row. Its files do not become orphans, because
+                # readers of the old target still need them.
                 connection.execute(delete(TABLES).where(TABLES.c.name == name))
                 new = insert(TABLES).values(
                     name=name, source=source, target=target, paused=False, must_compare=False, resync_wanted=False
@@ -146,7 +146,7 @@ class SqlStateStore:
     def forget_table(self, table_id: int) -> None:
         with self._database.write() as connection:
             _check_table(connection, table_id)
-            # All that belongs to the row goes with it, by the foreign keys.
+            # The foreign keys remove all that belongs to the row.
             connection.execute(delete(TABLES).where(TABLES.c.id == table_id))
 
     def rename_table(self, table_id: int, name: str) -> None:
@@ -163,7 +163,7 @@ class SqlStateStore:
             }
 
     def read_live_files(self, table_id: int) -> Iterator[LiveFile]:
-        # One short transaction a batch: a reader that dawdles must not hold back SQLite's checkpoints.
+        # One short transaction for each batch: a slow reader must not delay SQLite's checkpoints.
         after_path = DATA_FILES.c.path > bindparam("after")
         live_files = select_live_files().where(after_path).order_by(DATA_FILES.c.path).limit(READ_BATCH_MAX)
         after = ""
@@ -237,7 +237,7 @@ class SqlStateStore:
             manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests, at_ms=at_ms)
             for old, new in outcome.moved_manifests:
                 sql_files.move_manifest(connection, table_id, old, manifest_ids[new])
-            # Removed before added: a path that is in both is live afterwards, served only by what is added here.
+            # Removed before added: a path in both is live afterwards, with only the delete files that are added here.
             sql_files.remove_live_files(connection, table_id, outcome.removed_files)
             sql_files.write_live_files(connection, table_id, outcome.added_files, manifest_ids)
             sql_files.write_deletion_vectors(connection, table_id, outcome.changed_dvs)
@@ -260,12 +260,12 @@ class SqlStateStore:
     ) -> None:
         table_id = outcome.table_id
         with self._database.write() as connection:
-            # Iceberg shows that version already. Its snapshot says that all of the memory is right: it comes last.
+            # Iceberg shows the version already. The snapshot id is stored last, since it means that all rows are right.
             advanced = advance_cursor(_load_table(connection, table_id), outcome, at_ms=at_ms)
             _write_table(connection, replace(advanced, snapshot_id=None, last_synced_at_ms=at_ms))
             sql_files.take_out_delete_files(connection, table_id)
             sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
-        # A transaction for each batch: all other tables' writes would wait for a single one until its end.
+        # A transaction for each batch: the writes of all other tables would wait for a single long one.
         more = True
         while more:
             with self._database.write() as connection:
@@ -474,7 +474,7 @@ def _check_table(connection: Connection, table_id: int) -> None:
 
 def _write_table(connection: Connection, table: TableRecord) -> None:
     columns = asdict(table)
-    # Setting the key, even to itself, makes SQLite look at every row that points at it.
+    # Setting the key, even to itself, makes SQLite check every row that refers to it.
     table_id = columns.pop("id")
     columns["error"] = None if table.error is None else msgspec.json.encode(table.error)
     connection.execute(update(TABLES).where(TABLES.c.id == table_id).values(columns))

@@ -21,7 +21,7 @@ from daemon.storage import FileIOStorage
 from state import StateStore, StateUnavailable
 from state.sql.store import SqlStateStore
 
-VERBS = sorted(name for name in vars(StateStore) if not name.startswith("_") and name != "close")
+VERBS = sorted(name for name in dir(StateStore) if not name.startswith("_") and name != "close")
 
 
 def fault_seed() -> int:

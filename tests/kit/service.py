@@ -29,7 +29,7 @@ from daemon.delta.log import COMMIT_FILE
 from daemon.errors import SyncError
 from daemon.iceberg.catalogs import Catalogs
 from daemon.sync.first_sync import RESTORED
-from daemon.sync.outcomes import SyncResult
+from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state.sql.store import SqlStateStore
 from tests.kit.daemons import Daemon
 from tests.kit.handmade import Bench
@@ -49,7 +49,11 @@ POLL_INTERVAL = "100ms"
 SYNC_MAX_S = 180.0
 # Maintenance has tests of its own; a round of it in the middle of these would be one more snapshot.
 NO_MAINTENANCE = {"compact": False, "expire": False, "cleanup": False}
-OUTCOMES = {"sync.advanced": "advanced", "sync.rebuilt": "rebuilt", "sync.unchanged": "unchanged"}
+OUTCOMES = {
+    "sync.advanced": SyncOutcome.ADVANCED,
+    "sync.rebuilt": SyncOutcome.REBUILT,
+    "sync.unchanged": SyncOutcome.UNCHANGED,
+}
 FAILURES = ("sync.failed", "table.parked")
 # The operations of a sync that writes the table whole: of the first one, and of a `dvsync resync`.
 WHOLE = ("first sync", RESTORED)
@@ -313,7 +317,7 @@ class Unexpected(SyncError):
 
 def summed(lines: Sequence[Mapping[str, Any]], version: int) -> SyncResult:
     """The lines of one table's syncs as one result; nothing at all is "unchanged"."""
-    total = SyncResult("unchanged", None, version)
+    total = SyncResult(SyncOutcome.UNCHANGED, None, version)
     for line in lines:
         counts = {key: line[key] for key in COUNTED}
         step = SyncResult(

@@ -18,6 +18,7 @@ from daemon.status.timeline import Sample
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
 from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from tests.kit.boards import board_of
 
 NOW_MS = 1_796_040_000_000
 MINUTES = 24 * 60
@@ -76,7 +77,7 @@ def make_board(*, said: str = "") -> Board:
         TableSettings(source=source, target=f"lake.t{number}", name=name)
         for number, (name, source) in enumerate(TABLES)
     ]
-    board = Board(settings, StoppedClock(), lag_budget_s=300)
+    board = board_of(settings, StoppedClock(), lag_budget_s=300)
     synced = (4812, 4790, 1317, 655, 20_411, None, 88)
     counts = (
         _counts(1_284, 48_120_554, 912_440, 1_077, 212),
@@ -110,7 +111,7 @@ def make_board(*, said: str = "") -> Board:
             behind_since_ms=NOW_MS - 1000 * age_s if age_s else None,
             syncing=number == 1,
             accounts=AccountCounts(checked=version or 0),
-            looked_at_s=0.0,
+            polled_at_s=0.0,
         )
         board.show(each.name, seen)
         if version is not None:

@@ -24,7 +24,8 @@ from daemon.clock import SystemClock
 from daemon.config.settings import LogSettings
 from daemon.log import configure_logging
 from daemon.scheduling.cycle import TableCycle
-from daemon.status.board import Board
+from daemon.scheduling.observer import Observer
+from tests.kit.boards import board_of
 from tests.kit.handmade import Bench, HandmadeTable
 
 # On a machine with work of its own; without a bound, the inputs that this is about take minutes or years.
@@ -80,14 +81,16 @@ class _Victim:
 
     def _open(self) -> None:
         self._bench.open()
+        board = board_of([self._bench.settings], SystemClock(), lag_budget_s=300)
+        log = self._bench.context.log
+        observer = Observer(self._bench.settings.name, log, store=self._bench.store, board=board, clock=SystemClock())
         self._cycle = TableCycle(
             self._bench.settings,
             self._bench.follower,
+            observer,
             store=self._bench.store,
-            board=Board([self._bench.settings], SystemClock(), lag_budget_s=300),
             clock=SystemClock(),
             random=Random(1),
-            commit_time_ms=lambda version: None,
         )
 
     def _as_before(self) -> None:

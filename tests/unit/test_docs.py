@@ -7,7 +7,7 @@ from pathlib import Path
 
 from daemon import errors, log
 from daemon.config.keys import render_keys
-from daemon.web.metrics import AMOUNTS, GAUGES, UPKEEP, WRITTEN
+from daemon.web.metrics import AMOUNTS, GAUGES, MAINTENANCE, WRITTEN
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ def test_every_error_kind_and_metric_is_explained() -> None:
     assert [
         kind for kind in kinds if issubclass(getattr(errors, kind), errors.SyncError) and f"`{kind}`" not in told
     ] == []
-    metrics = [*GAUGES, *WRITTEN, *(f"dvsync_{name}_total" for name in (*AMOUNTS, *UPKEEP))]
+    metrics = [*GAUGES, *WRITTEN, *(f"dvsync_{name}_total" for name in (*AMOUNTS, *MAINTENANCE))]
     assert [metric for metric in metrics if f"`{metric}`" not in told] == []
     words = [value for name, value in vars(log).items() if name.isupper() and isinstance(value, str)]
     assert [word for word in words if f"`{word}`" not in told] == []

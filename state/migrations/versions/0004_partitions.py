@@ -17,5 +17,5 @@ def upgrade() -> None:
         "data_files",
         ["table_id", "record_count", "dv_cardinality", "size_bytes"],
     )
-    # Nothing tells it of the files that are there: without its snapshot, what is remembered of a table is read anew.
+    # The partitions of existing rows are unknown: without a snapshot, a table's memory is rebuilt from Iceberg.
     op.execute("update tables set snapshot_id = null, metadata_location = null")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from random import Random
 from threading import Event
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -32,13 +33,16 @@ from daemon.maintenance.expiry import Expiry
 from daemon.maintenance.maintainer import Round
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.failures import BACKOFF_MAX_S
-from daemon.scheduling.maintenance_job import TableUpkeep
+from daemon.scheduling.maintenance_job import MaintenanceJob
+from daemon.scheduling.observer import Observer
 from daemon.scheduling.scheduler import Scheduler
 from daemon.scheduling.slots import Slots
-from daemon.status.board import Board, UpkeepCounts
-from daemon.status.table_status import AccountCounts, TableState, TableStatus
-from daemon.sync.outcomes import SyncResult
+from daemon.service.fleet import Fleet
+from daemon.status.board import MaintenanceCounts
+from daemon.status.table_status import AccountCounts, SyncState, TableStatus
+from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state import FileKind, FileStatus, Outcome, StateUnavailable, SyncRun, TableError, WrittenFile
+from tests.kit.boards import board_of
 from tests.kit.memory_store import MemoryStateStore
 
 WAIT_S = 10.0
@@ -72,7 +76,10 @@ class FlakyStore(MemoryStateStore):
 
 
 class FakeFollower:
-    """Follows a source that is a number: `newest`. Raises `fails` when set, and stops in `gate` when given one."""
+    """Follows a source that is a number, `newest`, and is its log as well.
+
+    Raises `fails` when set, and stops in `gate` when given one.
+    """
 
     def __init__(self, table: TableSettings, store: MemoryStateStore) -> None:
         self.table = table
@@ -103,10 +110,10 @@ class FakeFollower:
     def doubt(self) -> None:
         self.in_doubt = True
 
-    def source_version(self) -> int | None:
+    def find_newest(self, known: int | None) -> int | None:
         return self.newest
 
-    def commit_time_ms(self, version: int) -> int | None:
+    def find_written_ms(self, version: int) -> int | None:
         return 1_700_000_000_000 if self.newest is not None and version <= self.newest else None
 
     def sync(self, *, stop: Event, full: bool = False, others_wait: Callable[[], bool] = bool) -> SyncResult:
@@ -125,13 +132,15 @@ class FakeFollower:
         record = self.store.open_table(self.table.name, self.table.source, self.table.target)
         start = -1 if record.synced_version is None else record.synced_version
         if self.newest is None:
-            return SyncResult("waiting", None, None)
+            return SyncResult(SyncOutcome.WAITING, None, None)
         if start == self.newest:
-            return SyncResult("unchanged", None, start)
+            return SyncResult(SyncOutcome.UNCHANGED, None, start)
         end = min(self.newest, start + self.versions_per_sync)
         outcome = Outcome(record.id, "delta-id", record.synced_version, end, 1_700_000_000_000, snapshot_id=end + 100)
         self.store.record_synced(None, outcome, at_ms=1_700_000_000_000)
-        return SyncResult("advanced", start + 1, end, snapshot_id=end + 100, snapshots=1, more=end < self.newest)
+        return SyncResult(
+            SyncOutcome.ADVANCED, start + 1, end, snapshot_id=end + 100, snapshots=1, more=end < self.newest
+        )
 
 
 def settings_of(name: str, poll_interval: str = "10s") -> TableSettings:
@@ -152,8 +161,9 @@ class Bench:
         self.store = FlakyStore()
         self.table = settings_of("orders")
         self.follower = FakeFollower(self.table, self.store)
-        self.board = Board([self.table], self.clock, lag_budget_s=300)
-        self.slots = Slots(1)
+        self.board = board_of([self.table], self.clock, lag_budget_s=300)
+        self.scheduler = Scheduler(self.clock, tables_at_once=1)
+        self.slots = self.scheduler._slots
         self.start()
 
     def start(self) -> None:
@@ -161,16 +171,15 @@ class Bench:
         self.cycle = TableCycle(
             self.table,
             self.follower,
+            Observer(self.table.name, self.follower, store=self.store, board=self.board, clock=self.clock),
             store=self.store,
-            board=self.board,
             clock=self.clock,
             random=Random(1),
-            commit_time_ms=self.follower.commit_time_ms,
         )
 
     def poll(self, after_s: float = 0.0):
         self.clock.time_s += after_s
-        return self.cycle.poll(self.slots, Event(), lambda _: None)
+        return self.scheduler._take_turn(self.cycle)
 
     @property
     def status(self) -> TableStatus:
@@ -195,7 +204,7 @@ def away() -> SyncError:
 
 def test_news_is_synced_once_and_shown(bench):
     """A sync moves the board and leaves one run; polls without news after it leave none."""
-    assert bench.status.state is TableState.WAITING
+    assert bench.status.state is SyncState.WAITING
     assert [unready.reason for unready in bench.board.find_unready()] == ["not looked at yet"]
     verdict = bench.poll()
     assert (verdict.result.to_version, verdict.delay_s) == (0, None)
@@ -217,18 +226,18 @@ def test_a_cycle_that_stopped_at_a_bound_comes_again_at_once(bench):
     assert bench.status.lag_seconds == pytest.approx(1_000)
     assert bench.poll().delay_s == 0.0
     assert bench.poll().delay_s is None
-    assert bench.status.state is TableState.SYNCED
+    assert bench.status.state is SyncState.SYNCED
 
 
 def test_a_source_that_is_not_there_yet_is_waited_for(bench):
     """No error, no run, ready; picked up when it appears."""
     bench.follower.newest = None
     bench.poll()
-    assert bench.status.state is TableState.WAITING
+    assert bench.status.state is SyncState.WAITING
     assert (bench.runs, bench.board.find_unready()) == ([], [])
     bench.follower.newest = 0
     bench.poll(after_s=10)
-    assert bench.status.state is TableState.SYNCED
+    assert bench.status.state is SyncState.SYNCED
 
 
 @pytest.mark.parametrize(
@@ -250,7 +259,7 @@ def test_a_passing_error_is_retried_with_growing_waits(bench, error):
     assert waits[3] > 4 * waits[0]
     assert 0.8 * BACKOFF_MAX_S <= waits[-1] <= 1.2 * BACKOFF_MAX_S
     assert waits[-1] != waits[-2]
-    assert bench.status.state is TableState.RETRYING
+    assert bench.status.state is SyncState.RETRYING
     assert bench.status.error.consecutive == 12
     assert len(bench.runs) == 1
     assert bench.store.list_tables()[0].error.consecutive == 12
@@ -331,11 +340,11 @@ def test_what_a_person_must_mend_parks_the_table(bench, kind):
     assert (status.state, status.error.kind, status.error.version) == ("parked", kind.__name__, 7)
     assert (status.source_version, status.lag_versions) == (0, 1)
     assert [unready.reason for unready in bench.board.find_unready()] == [f"parked: {kind.__name__}"]
-    assert not bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    assert not bench.cycle.is_overruled_by(bench.store.list_tables()[0])
 
     bench.follower.fails = None
     bench.store.record_resumed(1)
-    assert bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    assert bench.cycle.is_overruled_by(bench.store.list_tables()[0])
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.poll()
     assert (bench.status.state, bench.status.error) == ("synced", None)
@@ -362,11 +371,11 @@ def test_a_person_may_have_a_failing_table_tried_at_once(bench):
     bench.follower.fails = ObjectStoreAway("no answer:\n  timed out", hint="Check the network.")
     for _ in range(9):
         bench.poll(after_s=300)
-    assert (bench.status.state, bench.status.error.message) == (TableState.RETRYING, "no answer: timed out")
+    assert (bench.status.state, bench.status.error.message) == (SyncState.RETRYING, "no answer: timed out")
     assert [unready.reason for unready in bench.board.find_unready()] == ["not synced yet: ObjectStoreAway"]
-    assert not bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    assert not bench.cycle.is_overruled_by(bench.store.list_tables()[0])
     bench.store.record_resumed(1)
-    assert bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    assert bench.cycle.is_overruled_by(bench.store.list_tables()[0])
     with capture_logs() as logs:
         bench.cycle.take_up(bench.store.list_tables()[0])
         bench.poll()
@@ -401,7 +410,7 @@ def test_parking_that_could_not_be_recorded_is_not_taken_for_a_resume(bench):
     bench.store.is_away = True
     bench.poll()
     assert bench.store.list_tables()[0].error is None
-    assert not bench.cycle.is_told_otherwise(bench.store.list_tables()[0])
+    assert not bench.cycle.is_overruled_by(bench.store.list_tables()[0])
     bench.store.is_away = False
     bench.poll(after_s=10)
     assert bench.store.list_tables()[0].error.parked
@@ -457,7 +466,7 @@ def test_without_a_free_slot_a_table_goes_away_and_is_called(bench):
     assert bench.poll().result is None
     assert bench.poll().result is None
     assert not bench.slots.try_take("third")
-    assert bench.status.state is TableState.BEHIND
+    assert bench.status.state is SyncState.BEHIND
     assert bench.slots.give_back() == "orders"
     assert bench.poll().result.to_version == 0
     assert bench.slots.give_back() is None
@@ -482,11 +491,10 @@ def test_a_table_is_told_whether_others_wait(bench):
 @pytest.mark.parametrize("why", ["paused", "without news", "its source is away"])
 def test_a_slot_that_is_not_wanted_any_more_goes_to_the_next(bench, why):
     """A table that was called and has nothing to sync hands the call on."""
-    woken: list[str] = []
     bench.poll()
     bench.follower.newest = 1
     assert bench.slots.try_take("other")
-    bench.cycle.poll(bench.slots, Event(), woken.append)
+    bench.poll()
     assert not bench.slots.try_take("third")
     assert bench.slots.give_back() == "orders"
     if why == "paused":
@@ -496,8 +504,9 @@ def test_a_slot_that_is_not_wanted_any_more_goes_to_the_next(bench, why):
         bench.follower.newest = 0
     else:
         bench.follower.poll_fails = away()
-    bench.cycle.poll(bench.slots, Event(), woken.append)
-    assert woken == ["third"]
+    with mock.patch.object(bench.scheduler, "wake") as wake:
+        bench.poll()
+    wake.assert_called_once_with("third")
     assert bench.slots.try_take("third")
 
 
@@ -526,7 +535,7 @@ def test_what_is_said_during_a_sync_is_logged(bench):
     with structlog.testing.capture_logs() as lines:
         bench.poll()
     assert [line["event"] for line in lines] == ["sync.advanced", "table.paused", "table.resync_wanted"]
-    assert bench.follower.in_doubt and bench.status.state is TableState.PAUSED
+    assert bench.follower.in_doubt and bench.status.state is SyncState.PAUSED
 
 
 # --- the scheduler, with its threads ---
@@ -542,42 +551,36 @@ def until(condition: Callable[[], bool]) -> None:
 class Running:
     """A scheduler over fake followers that polls every 100 ms."""
 
-    def __init__(self, *names: str, tables_at_once: int = 4, poll_interval: str = "100ms") -> None:
+    def __init__(
+        self, *names: str, tables_at_once: int = 4, poll_interval: str = "100ms", wishes_interval_s: float = 2.0
+    ) -> None:
         clock = SystemClock()
         self.store = MemoryStateStore()
         tables = [settings_of(name, poll_interval) for name in names]
         self.followers = {table.name: FakeFollower(table, self.store) for table in tables}
-        self.board = Board(tables, clock, lag_budget_s=300)
+        self.board = board_of(tables, clock, lag_budget_s=300)
         self.maintainers = {table.name: FakeMaintainer() for table in tables}
         self.maintainers[names[0]].gate = Event()
         cycles = [
             TableCycle(
                 table,
-                self.followers[table.name],
+                follower,
+                Observer(table.name, follower, store=self.store, board=self.board, clock=clock),
                 store=self.store,
-                board=self.board,
                 clock=clock,
                 random=Random(1),
-                commit_time_ms=self.followers[table.name].commit_time_ms,
             )
-            for table in tables
+            for table, follower in zip(tables, self.followers.values(), strict=True)
         ]
-        self.looks = 0
-        self.scheduler = Scheduler(
-            store=self.store,
-            beat=self.board.beat,
-            look_for_tables=self.look,
-            clock=clock,
-            tables_at_once=tables_at_once,
-            stop_if_idle=lambda: None,
-        )
+        self.scheduler = Scheduler(clock, tables_at_once=tables_at_once)
+        self.fleet = Fleet(SimpleNamespace(store=self.store, clock=clock), self.board, self.scheduler)
+        self.fleet._cycles.update({cycle.name: cycle for cycle in cycles})
+        self.scheduler.every("/beat", 5.0, self.board.beat)
+        self.scheduler.every("/wishes", wishes_interval_s, self.fleet.read_wishes)
         for cycle in cycles:
             maintainer, random = self.maintainers[cycle.name], Random(cycle.name)
-            upkeep = TableUpkeep(cycle, maintainer, board=self.board, clock=clock, random=random)
-            self.scheduler.add(cycle, upkeep)
-
-    def look(self) -> None:
-        self.looks += 1
+            job = MaintenanceJob(cycle, maintainer, board=self.board, clock=clock, random=random)
+            self.scheduler.add(cycle, job)
 
     def __enter__(self) -> Running:
         self.scheduler.start()
@@ -589,14 +592,14 @@ class Running:
                 follower.gate.set()
         assert self.scheduler.stop(grace_s=WAIT_S)
 
-    def states(self) -> dict[str, TableState]:
+    def states(self) -> dict[str, SyncState]:
         return {status.name: status.state for status in self.board.statuses()}
 
 
 def test_tables_are_polled_at_their_interval_and_synced():
     """Every table comes in step, and later versions are picked up."""
     with Running("a", "b", "c") as running:
-        until(lambda: set(running.states().values()) == {TableState.SYNCED})
+        until(lambda: set(running.states().values()) == {SyncState.SYNCED})
         running.followers["b"].newest = 4
         until(lambda: running.followers["b"].synced == 4)
         until(lambda: running.followers["a"].polls >= 4)
@@ -618,10 +621,10 @@ def test_a_resume_ends_the_wait_for_the_next_try():
     follower = running.followers["a"]
     follower.fails = away()
     with running:
-        until(lambda: running.states()["a"] is TableState.RETRYING)
+        until(lambda: running.states()["a"] is SyncState.RETRYING)
         follower.fails = None
         running.store.record_resumed(running.store.list_tables()[0].id)
-        until(lambda: running.states()["a"] is TableState.SYNCED)
+        until(lambda: running.states()["a"] is SyncState.SYNCED)
 
 
 def test_a_stale_look_at_the_store_is_no_resume():
@@ -630,18 +633,18 @@ def test_a_stale_look_at_the_store_is_no_resume():
     running.followers["a"].fails = away()
     before = running.store.list_tables()
     with running:
-        until(lambda: running.states()["a"] is TableState.RETRYING)
+        until(lambda: running.states()["a"] is SyncState.RETRYING)
         with (
             mock.patch.object(running.store, "list_tables", lambda: before),
-            mock.patch.object(running.scheduler, "_wake") as wake,
+            mock.patch.object(running.scheduler, "wake") as wake,
         ):
-            running.scheduler._look_at_wishes()
+            running.fleet.read_wishes()
         assert not wake.called
 
 
 def test_a_source_that_is_not_there_is_told_once(bench):
     """At info: a name that was spelled wrong looks the same as one that is still to come."""
-    bench.follower.sync = lambda **_: SyncResult("waiting", None, None)
+    bench.follower.sync = lambda **_: SyncResult(SyncOutcome.WAITING, None, None)
     with capture_logs() as logs:
         bench.poll()
     assert [(line["event"], line["log_level"]) for line in logs] == [("sync.waiting", "info")]
@@ -655,7 +658,7 @@ def test_a_long_sync_holds_up_nobody_else():
         assert running.followers["slow"].entered.wait(WAIT_S)
         running.followers["fast"].newest = 5
         until(lambda: running.followers["fast"].synced == 5)
-        assert running.states()["slow"] is TableState.SYNCING
+        assert running.states()["slow"] is SyncState.SYNCING
         assert (running.followers["slow"].syncs, running.followers["slow"].polls) == (1, 1)
 
 
@@ -671,7 +674,7 @@ def test_no_more_than_so_many_tables_sync_at_once_and_each_gets_its_turn():
         until(lambda: sum(follower.polls for follower in running.followers.values()) == 6)
         assert sum(follower.syncs for follower in running.followers.values()) == 2
         gate.set()
-        until(lambda: set(running.states().values()) == {TableState.SYNCED})
+        until(lambda: set(running.states().values()) == {SyncState.SYNCED})
 
 
 def test_one_table_that_fails_stops_no_other():
@@ -679,9 +682,9 @@ def test_one_table_that_fails_stops_no_other():
     running = Running("good", "bad")
     running.followers["bad"].fails = ZeroDivisionError("bug")
     with running:
-        until(lambda: running.states() == {"good": TableState.SYNCED, "bad": TableState.RETRYING})
+        until(lambda: running.states() == {"good": SyncState.SYNCED, "bad": SyncState.RETRYING})
         running.followers["bad"].fails = None
-        until(lambda: running.states()["bad"] is TableState.SYNCED)
+        until(lambda: running.states()["bad"] is SyncState.SYNCED)
 
 
 def test_a_resume_that_is_seen_during_a_good_try():
@@ -692,41 +695,39 @@ def test_a_resume_that_is_seen_during_a_good_try():
 
     def resume() -> None:
         running.store.record_resumed(1)
-        running.scheduler._look_at_wishes()
+        running.fleet.read_wishes()
 
     with running:
-        until(lambda: running.states()["a"] is TableState.RETRYING)
+        until(lambda: running.states()["a"] is SyncState.RETRYING)
         follower.fails, follower.meanwhile = None, resume
         tries, polls = follower.syncs, follower.polls
-        running.scheduler._wake("a")
+        running.scheduler.wake("a")
         until(lambda: follower.polls == polls + 2)
-        until(lambda: running.states()["a"] is TableState.SYNCED)
+        until(lambda: running.states()["a"] is SyncState.SYNCED)
         assert follower.syncs == tries + 1
 
 
-def test_resume_in_another_terminal_sets_a_parked_table_free(monkeypatch):
+def test_resume_in_another_terminal_sets_a_parked_table_free():
     """The store is looked at even if the table's own poll is an hour away."""
-    monkeypatch.setattr("daemon.scheduling.scheduler.WISHES_LOOK_INTERVAL_S", 0.05)
-    running = Running("a", poll_interval="1h")
+    running = Running("a", poll_interval="1h", wishes_interval_s=0.05)
     running.followers["a"].fails = Unsupported("cannot", hint="Mend it.")
     with running:
-        until(lambda: running.states()["a"] is TableState.PARKED)
+        until(lambda: running.states()["a"] is SyncState.PARKED)
         running.followers["a"].fails = None
         running.store.record_resumed(1)
-        until(lambda: running.states()["a"] is TableState.SYNCED)
+        until(lambda: running.states()["a"] is SyncState.SYNCED)
 
 
-def test_pause_and_resync_in_another_terminal_reach_the_daemon(monkeypatch):
+def test_pause_and_resync_in_another_terminal_reach_the_daemon():
     """A paused table is not synced until it is resumed; a resync is one sync, news or not."""
-    monkeypatch.setattr("daemon.scheduling.scheduler.WISHES_LOOK_INTERVAL_S", 0.05)
-    with Running("a", poll_interval="1h") as running:
+    with Running("a", poll_interval="1h", wishes_interval_s=0.05) as running:
         follower = running.followers["a"]
-        until(lambda: running.states()["a"] is TableState.SYNCED)
+        until(lambda: running.states()["a"] is SyncState.SYNCED)
         running.store.record_resync_wanted(1, True)
         until(lambda: follower.syncs == 2)
         until(lambda: not running.store.list_tables()[0].resync_wanted)
         running.store.record_paused(1, True)
-        until(lambda: running.states()["a"] is TableState.PAUSED)
+        until(lambda: running.states()["a"] is SyncState.PAUSED)
         follower.newest = 3
         running.store.record_paused(1, False)
         until(lambda: follower.synced == 3)
@@ -740,7 +741,7 @@ def test_a_pause_outlives_the_process(bench):
     bench.follower.newest = 5
     bench.start()
     bench.poll(after_s=100)
-    assert (bench.status.state, bench.follower.syncs, bench.cycle.is_paused) == (TableState.PAUSED, 1, True)
+    assert (bench.status.state, bench.follower.syncs, bench.cycle.is_paused) == (SyncState.PAUSED, 1, True)
 
 
 def test_stop_tells_running_cycles():
@@ -751,20 +752,20 @@ def test_stop_tells_running_cycles():
     assert running.followers["a"].entered.wait(WAIT_S)
     assert running.scheduler.stop(grace_s=WAIT_S)
     assert running.followers["a"].syncs == 1
-    assert running.states()["a"] is TableState.SYNCED
+    assert running.states()["a"] is SyncState.SYNCED
 
 
 def test_stop_gives_up_on_a_cycle_that_hangs():
     """After the grace it says so, and leaves the end to the process."""
     running = Running("a")
     release = Event()
-    running.followers["a"].commit_time_ms = lambda _: None
-    running.followers["a"].sync = lambda **_: release.wait(WAIT_S) and SyncResult("waiting", None, None)  # type: ignore[assignment]
+    running.followers["a"].find_written_ms = lambda _: None
+    running.followers["a"].sync = lambda **_: release.wait(WAIT_S) and SyncResult(SyncOutcome.WAITING, None, None)  # type: ignore[assignment]
     running.scheduler.start()
-    until(lambda: running.states()["a"] is TableState.SYNCING)
+    until(lambda: running.states()["a"] is SyncState.SYNCING)
     assert not running.scheduler.stop(grace_s=0.05)
     release.set()
-    until(lambda: running.states()["a"] is not TableState.SYNCING)
+    until(lambda: running.states()["a"] is not SyncState.SYNCING)
 
 
 # --- maintenance ---
@@ -791,22 +792,22 @@ class FakeMaintainer:
         return Round(Compaction(2, 9, 2, 1), Expiry(expired=(1, 2, 3)), cleanup)
 
 
-def upkeep_of(bench: Bench) -> tuple[TableUpkeep, FakeMaintainer]:
+def job_of(bench: Bench) -> tuple[MaintenanceJob, FakeMaintainer]:
     maintainer = FakeMaintainer()
-    return TableUpkeep(bench.cycle, maintainer, board=bench.board, clock=bench.clock, random=Random(1)), maintainer
+    return MaintenanceJob(bench.cycle, maintainer, board=bench.board, clock=bench.clock, random=Random(1)), maintainer
 
 
 def test_a_round_of_maintenance_is_counted_and_told(bench):
     """One line for each part that did something, and the sums on the board."""
-    upkeep, maintainer = upkeep_of(bench)
-    upkeep.run(Event())
+    job, maintainer = job_of(bench)
+    job.run(Event())
     assert maintainer.rounds == 0, "a table that was never synced has nothing to maintain"
     bench.poll()
     with capture_logs() as told:
-        upkeep.run(Event())
-        upkeep.run(Event())
-    counts = UpkeepCounts(2, 0, compacted_delete_files=18, expired_snapshots=6, removed_files=2, removed_bytes=140)
-    assert bench.board.upkeep() == {"orders": counts}
+        job.run(Event())
+        job.run(Event())
+    counts = MaintenanceCounts(2, 0, compacted_delete_files=18, expired_snapshots=6, removed_files=2, removed_bytes=140)
+    assert bench.board.maintenance() == {"orders": counts}
     parts = ["maintenance.compacted", "maintenance.expired", "maintenance.cleaned"]
     assert [line["event"] for line in told] == 2 * parts
 
@@ -816,24 +817,24 @@ def test_a_round_of_maintenance_is_counted_and_told(bench):
 )
 def test_a_failed_round_leaves_the_table_in_step(bench, fails, kind):
     """It is told and counted; the table's state and error are the syncs' alone."""
-    upkeep, maintainer = upkeep_of(bench)
+    job, maintainer = job_of(bench)
     bench.poll()
     maintainer.fails = fails
     with capture_logs() as told:
-        upkeep.run(Event())
-    assert bench.board.upkeep() == {"orders": UpkeepCounts(rounds=1, failures=1)}
-    assert (bench.status.state, bench.status.error) == (TableState.SYNCED, None)
+        job.run(Event())
+    assert bench.board.maintenance() == {"orders": MaintenanceCounts(rounds=1, failures=1)}
+    assert (bench.status.state, bench.status.error) == (SyncState.SYNCED, None)
     (line,) = told
     assert (line["event"], line["kind"], bool(line["hint"])) == ("maintenance.failed", kind, True)
 
 
 def test_a_parked_table_is_not_maintained(bench):
     """Its Iceberg side stays exactly as it is until a person has looked at it."""
-    upkeep, maintainer = upkeep_of(bench)
+    job, maintainer = job_of(bench)
     bench.poll()
     bench.follower.fails = CorruptInput("bad CRC", hint="Restore it.")
     bench.poll()
-    upkeep.run(Event())
+    job.run(Event())
     assert maintainer.rounds == 0
 
 
@@ -853,16 +854,16 @@ def test_a_long_interval_of_maintenance_outlives_restarts(bench):
     """The first round comes soon, however long it is until the next."""
     weekly = MaintenanceSettings(interval="7d")
     bench.cycle.table = bench.cycle.table.model_copy(update={"maintenance": weekly})
-    assert upkeep_of(bench)[0].first_after_s <= 600
+    assert job_of(bench)[0].first_after_s <= 600
 
 
 def test_maintenance_runs_beside_the_polls_and_ends_with_them():
     """A round that takes long holds up no poll; the scheduler's stop tells it to end and waits for that."""
     with Running("a", "b", poll_interval="100ms") as running:
-        until(lambda: set(running.states().values()) == {TableState.SYNCED})
+        until(lambda: set(running.states().values()) == {SyncState.SYNCED})
         maintainer = running.maintainers["a"]
         until(maintainer.entered.is_set)
         polls = running.followers["a"].polls
         until(lambda: running.followers["a"].polls > polls + 2)
-        assert not running.board.upkeep()["a"].rounds
-    assert running.board.upkeep()["a"].rounds == 1
+        assert not running.board.maintenance()["a"].rounds
+    assert running.board.maintenance()["a"].rounds == 1

@@ -19,11 +19,12 @@ from daemon.config.settings import HealthSettings, TableSettings
 from daemon.errors import PipelineAway
 from daemon.service.systemd import Notifier
 from daemon.spark.java import check_java
-from daemon.status.board import Board, Unready
+from daemon.status.board import Topic, Unready
 from daemon.status.table_status import Observation
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
 from state import TableError, TableRecord
+from tests.kit.boards import board_of
 from tests.kit.tools import find_tool
 from tests.unit.web.test_endpoints import FakeClock, table
 
@@ -88,14 +89,14 @@ def test_the_unit_is_valid_and_hardened(tmp_path: Path) -> None:
 def test_the_status_line_names_the_worst_table() -> None:
     """How many in which state, and the error of the one that needs a person first."""
     tables: list[TableSettings] = [table(name) for name in ("a", "b", "c")]
-    board = Board(tables, FakeClock(), lag_budget_s=60)
+    board = board_of(tables, FakeClock(), lag_budget_s=60)
     assert board.summary() == "3 tables: 3 waiting"
     error = TableError("CorruptInput", "bad CRC", "Restore it.", None, 1, 1, parked=True)
     board.show("b", Observation(TableRecord(1, "b", "s", "t", synced_version=3, error=error)))
     assert board.summary() == "3 tables: 1 parked, 2 waiting; b: CorruptInput: bad CRC"
-    empty = Board([], FakeClock(), lag_budget_s=60)
+    empty = board_of([], FakeClock(), lag_budget_s=60)
     assert empty.summary() == "no tables"
-    empty.tell("lease", [Unready(None, "standing by: the lease is held by process 7")])
+    empty.set_unready(Topic.LEASE, [Unready(None, "standing by: the lease is held by process 7")])
     assert empty.summary() == "no tables; standing by: the lease is held by process 7"
 
 
@@ -121,7 +122,7 @@ def test_the_example_configurations_are_accepted(tmp_path: Path) -> None:
 
 def test_the_probe_asks_the_running_daemon() -> None:
     """Alive, not ready, and gone: an answer each."""
-    board = Board([table("orders")], FakeClock(), lag_budget_s=60)
+    board = board_of([table("orders")], FakeClock(), lag_budget_s=60)
     web = WebServer.start(HealthSettings(port=0), make_app(board))
     port = int(web.url.rsplit(":", 1)[1])
     try:

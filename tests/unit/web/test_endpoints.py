@@ -18,13 +18,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.config.settings import HealthSettings, TableSettings
 from daemon.errors import ConfigInvalid
-from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.status.timeline import Sample
-from daemon.sync.outcomes import SyncResult
+from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, make_app
 from daemon.web.server import CONNECTIONS_MAX, WebServer
 from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from tests.kit.boards import board_of
 
 NOW_MS = 1_700_000_000_000
 
@@ -64,14 +64,14 @@ COUNTS = TableCounts(
         WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 40, NOW_MS - 60_000),
     ),
 )
-IN_STEP = Observation(record=RECORD, counts=COUNTS, source_version=7, behind_since_ms=None, looked_at_s=0.0)
+IN_STEP = Observation(record=RECORD, counts=COUNTS, source_version=7, behind_since_ms=None, polled_at_s=0.0)
 ERROR = TableError("CorruptInput", "bad CRC", "Restore it.", version=8, since_ms=NOW_MS, consecutive=2, parked=True)
 
 
 class Server:
     def __init__(self, *names: str) -> None:
         self.clock = FakeClock()
-        self.board = Board([table(name) for name in names], self.clock, lag_budget_s=60)
+        self.board = board_of([table(name) for name in names], self.clock, lag_budget_s=60)
         self.web = WebServer.start(HealthSettings(port=0), make_app(self.board))
 
     def ask(self, path: str):
@@ -180,7 +180,7 @@ def test_a_table_beyond_its_lag_budget_is_not_ready(server):
     server.board.show("orders", behind)
     assert reasons(server) == []
     server.clock.time_s = 61
-    server.board.show("orders", replace(behind, looked_at_s=61.0))
+    server.board.show("orders", replace(behind, polled_at_s=61.0))
     assert reasons(server) == ["behind for 61 s, more than the budget of 60 s"]
     body = server.ask("/api/tables")[1][0]
     assert (body["state"], body["lag_versions"], body["lag_seconds"]) == ("behind", 2, 61.0)
@@ -215,7 +215,7 @@ def test_a_paused_table_and_a_missing_source_are_no_reason(server):
     """Both are what somebody wants."""
     server.board.show("orders", replace(IN_STEP, record=replace(RECORD, paused=True, error=ERROR)))
     assert (reasons(server), server.ask("/api/tables")[1][0]["state"]) == ([], "paused")
-    server.board.show("orders", Observation(looked_at_s=0.0))
+    server.board.show("orders", Observation(polled_at_s=0.0))
     assert (reasons(server), server.ask("/api/tables")[1][0]["state"]) == ([], "waiting")
 
 
@@ -322,8 +322,8 @@ def test_the_page_loads_nothing(server):
 def test_metrics_tell_what_the_syncs_did(server):
     """Syncs by outcome, failures by kind, amounts by table, durations by step, and whether Spark is up."""
     activity = server.board.activity
-    activity.count_sync("orders", SyncResult("advanced", 1, 2, snapshots=2, positions_added=30))
-    activity.count_sync("orders", SyncResult("rebuilt", 2, 2))
+    activity.count_sync("orders", SyncResult(SyncOutcome.ADVANCED, 1, 2, snapshots=2, positions_added=30))
+    activity.count_sync("orders", SyncResult(SyncOutcome.REBUILT, 2, 2))
     activity.count_failure("orders", "CatalogAway")
     for seconds in (0.004, 0.03, 4000.0):
         activity.observe_step("commit", seconds)

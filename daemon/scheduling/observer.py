@@ -1,0 +1,194 @@
+"""What operators see of one table: its place on the board, its counters, its last syncs and the lines of its cycles."""
+
+from __future__ import annotations
+
+import structlog
+from msgspec.structs import replace
+
+from daemon import log as events
+from daemon.clock import Clock
+from daemon.delta.log import DeltaLog
+from daemon.errors import AccountMismatch
+from daemon.scheduling.failures import Failure
+from daemon.status.board import Board
+from daemon.status.table_status import AccountCounts, Observation
+from daemon.status.timeline import RUNS_MAX
+from daemon.sync.outcomes import SyncOutcome, SyncResult
+from state import StateUnavailable, SyncRun, TableError, TableRecord, TableStore
+
+# Counting a table's files reads all its rows in the state database, so it may take 1/50 of the time.
+COUNT_SHARE = 50
+# How often the source of a table that cannot sync is asked for its newest version, for the table's lag alone.
+LAG_INTERVAL_S = 30.0
+
+_EVENTS = {
+    SyncOutcome.ADVANCED: events.SYNC_ADVANCED,
+    SyncOutcome.REBUILT: events.SYNC_REBUILT,
+    SyncOutcome.WAITING: events.SYNC_WAITING,
+    SyncOutcome.UNCHANGED: events.SYNC_UNCHANGED,
+}
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Observer:
+    """Observes one table for its cycle. It never changes what the cycle does, and only `load_runs` raises."""
+
+    def __init__(self, name: str, log: DeltaLog, *, store: TableStore, board: Board, clock: Clock) -> None:
+        self._name = name
+        self._source = log
+        self._store = store
+        self._board = board
+        self._clock = clock
+        self._seen = Observation()
+        self._counts_due = True
+        self._count_after_s = clock.monotonic_s()
+        self._lag_after_s = clock.monotonic_s()
+
+    def load_runs(self, table_id: int) -> None:
+        """Show the syncs of earlier processes. Raises StateUnavailable."""
+        self._board.timeline(self._name).add_runs(reversed(self._store.list_runs(table_id, runs_max=RUNS_MAX)))
+
+    def recount(self) -> None:
+        """The table's files have changed: count them anew when the table is in step next. From any thread."""
+        self._counts_due = True
+
+    def restart_silence(self) -> None:
+        """The table is polled again after a pause: the pause does not count as a time without an answer."""
+        if self._seen.polled_at_s is not None:
+            self._seen = replace(self._seen, polled_at_s=self._clock.monotonic_s())
+
+    def show(self, record: TableRecord, *, syncing: bool = False) -> None:
+        self._seen = replace(self._seen, record=record, syncing=syncing)
+        self._board.show(self._name, self._seen)
+
+    def show_sync_begun(self, record: TableRecord) -> None:
+        self._find_first_unsynced(record)
+        self.show(record, syncing=True)
+
+    def show_in_step(self, record: TableRecord, *, more: bool) -> None:
+        """Show that the source has nothing beyond `record`, or, with `more`, that the next cycle follows at once."""
+        self._count_if_due(record)
+        self._seen = replace(
+            self._seen,
+            source_version=record.synced_version,
+            behind_since_ms=None,
+            polled_at_s=self._clock.monotonic_s(),
+        )
+        if more:
+            self._find_first_unsynced(record)
+        self.show(record)
+
+    def show_lag(self, record: TableRecord) -> None:
+        """Show a table that cannot sync now, with its lag, which is measured every LAG_INTERVAL_S."""
+        if self._clock.monotonic_s() >= self._lag_after_s:
+            self._lag_after_s = self._clock.monotonic_s() + LAG_INTERVAL_S
+            try:
+                self._seen = replace(self._seen, source_version=self._source.find_newest(record.synced_version))
+            except Exception as error:
+                _log.debug(events.SOURCE_UNSEEN, table=self._name, reason=str(error))
+            self._find_first_unsynced(record)
+        self.show(record)
+
+    def report_sync(self, table_id: int, result: SyncResult, started_ms: int, duration_ms: int) -> None:
+        """Log and count a sync that succeeded. It is recorded as a run if it made progress."""
+        _log_result(result, duration_ms)
+        self._count_accounts(checked=result.snapshots)
+        if result.outcome.is_progress:
+            self._board.activity.count_sync(self._name, result)
+            self._record_run(_run_of(table_id, result, started_ms, duration_ms))
+        self.recount()
+
+    def report_failure(self, record: TableRecord, failure: Failure, started_ms: int) -> None:
+        """Count a failure, which `Failures` has logged. It is recorded as a run unless it repeats the last one."""
+        error = failure.error
+        self._board.activity.count_failure(self._name, error.kind)
+        if error.kind == AccountMismatch.__name__:
+            self._count_accounts(checked=1, mismatches=1)
+        if failure.is_news:
+            self._record_run(_failed_run(record, error, started_ms, self._clock.now_ms() - started_ms))
+
+    def _record_run(self, run: SyncRun) -> None:
+        self._board.timeline(self._name).add_runs([run])
+        try:
+            self._store.record_run(run)
+        except StateUnavailable as unavailable:
+            _log.warning(events.STATE_UNRECORDED, table=self._name, reason=str(unavailable))
+
+    def _count_accounts(self, *, checked: int, mismatches: int = 0) -> None:
+        so_far = self._seen.accounts
+        counts = AccountCounts(so_far.checked + checked, so_far.mismatches + mismatches)
+        self._seen = replace(self._seen, accounts=counts)
+
+    def _find_first_unsynced(self, record: TableRecord) -> None:
+        """Find out since when the table is behind. For display only: the sync meets and reports the same errors."""
+        synced = record.synced_version
+        if synced is None:
+            return
+        try:
+            committed_at_ms = self._source.find_written_ms(synced + 1)
+        except Exception:
+            return
+        if committed_at_ms is not None:
+            newest = max(synced + 1, self._seen.source_version or 0)
+            self._seen = replace(self._seen, source_version=newest, behind_since_ms=committed_at_ms)
+
+    def _count_if_due(self, record: TableRecord) -> None:
+        started_s = self._clock.monotonic_s()
+        if not self._counts_due or started_s < self._count_after_s:
+            return
+        try:
+            self._seen = replace(self._seen, counts=self._store.count(record.id))
+        except StateUnavailable:
+            return  # The counts stay due.
+        ended_s = self._clock.monotonic_s()
+        self._counts_due = False
+        self._count_after_s = ended_s + COUNT_SHARE * (ended_s - started_s)
+
+
+def _log_result(result: SyncResult, duration_ms: int) -> None:
+    """The canonical line of a cycle. One that changed nothing has none at `info`, unless there is no source."""
+    write = _log.debug if result.outcome is SyncOutcome.UNCHANGED else _log.info
+    write(
+        _EVENTS[result.outcome],
+        from_version=result.from_version,
+        to_version=result.to_version,
+        snapshot_id=result.snapshot_id,
+        operation=result.operation,
+        snapshots=result.snapshots,
+        data_files_added=result.data_files_added,
+        data_files_removed=result.data_files_removed,
+        delete_files_added=result.delete_files_added,
+        delete_files_removed=result.delete_files_removed,
+        positions_added=result.positions_added,
+        more=result.more,
+        duration_ms=duration_ms,
+    )
+
+
+def _run_of(table_id: int, result: SyncResult, started_ms: int, duration_ms: int) -> SyncRun:
+    return SyncRun(
+        table_id=table_id,
+        started_at_ms=started_ms,
+        duration_ms=duration_ms,
+        outcome=result.outcome,
+        from_version=result.from_version,
+        to_version=result.to_version,
+        snapshot_id=result.snapshot_id,
+        data_files_added=result.data_files_added,
+        data_files_removed=result.data_files_removed,
+        delete_files_added=result.delete_files_added,
+        positions_added=result.positions_added,
+    )
+
+
+def _failed_run(record: TableRecord, error: TableError, started_ms: int, duration_ms: int) -> SyncRun:
+    return SyncRun(
+        table_id=record.id,
+        started_at_ms=started_ms,
+        duration_ms=duration_ms,
+        outcome=error.kind,
+        from_version=record.synced_version,
+        to_version=error.version,
+        message=error.message,
+    )
