@@ -11,7 +11,7 @@ from daemon.errors import SyncError
 from daemon.maintenance.cleanup import Cleanup, clean_up, has_due_orphans
 from daemon.maintenance.compaction import Compaction, Compactor
 from daemon.maintenance.expiry import Expirer, Expiry
-from daemon.sync.context import TableContext, told_as_sync_errors
+from daemon.sync.context import TableContext, as_sync_errors
 
 # How often the data files of a quiet table are probed for VACUUM's traces.
 PROBE_INTERVAL_S = 3600.0
@@ -89,7 +89,7 @@ class Maintainer:
                 context.store.forget_before(record.id, before_ms, orphans=True)
 
     def _as_sync_errors(self) -> AbstractContextManager[None]:
-        return told_as_sync_errors(self._context.settings.name)
+        return as_sync_errors(self._context.settings.name)
 
     def compact(self, stop: Event, *, dry_run: bool = False) -> Compaction:
         with self._as_sync_errors():

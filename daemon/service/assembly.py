@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Self
 
+from pyiceberg.catalog import Catalog
+
 from daemon.clock import Clock, SystemClock
-from daemon.config.settings import Settings, TableSettings
+from daemon.config.settings import LimitsSettings, Settings, TableSettings
+from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import Progress
 from daemon.iceberg.catalogs import Catalogs
+from daemon.iceberg.target import Target
+from daemon.pipeline.runner import Runner
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.observer import Observer
 from daemon.service.lease import LeaseKeeper
 from daemon.spark.hadoop import with_stores
 from daemon.spark.session import SparkPipeline
 from daemon.status.board import Board
+from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext, Writer
 from daemon.sync.follower import Follower
 from daemon.sync.memory import open_store
@@ -37,7 +43,7 @@ class Parts:
     def context(
         self, table: TableSettings, progress: Progress | None = None, board: Board | None = None
     ) -> TableContext:
-        return TableContext.make(
+        context = make_context(
             table,
             properties=self.settings.file_properties(table.catalog),
             open_catalog=lambda: self.catalogs.open(table.catalog),
@@ -47,8 +53,8 @@ class Parts:
             limits=self.settings.limits,
             writer=Writer(self.settings.state.place, self.settings.state.lease_s),
             progress=progress,
-            **({"observe_step": board.activity.observe_step} if board else {}),
         )
+        return replace(context, observe_step=board.activity.observe_step) if board else context
 
     def cycle(self, context: TableContext, board: Board) -> TableCycle:
         """Raises StateUnavailable."""
@@ -68,6 +74,37 @@ class Parts:
     def lease_keeper(self) -> LeaseKeeper:
         state = self.settings.state
         return LeaseKeeper(self.store, self.clock, sqlite_file=state.sqlite_file, lease_s=state.lease_s)
+
+
+def make_context(
+    table: TableSettings,
+    *,
+    properties: Mapping[str, str],
+    open_catalog: Callable[[], Catalog],
+    store: StateStore,
+    spark: SparkPipeline,
+    clock: Clock,
+    limits: LimitsSettings,
+    writer: Writer | None = None,
+    progress: Progress | None = None,
+) -> TableContext:
+    """Build the parts of one table around what all tables share."""
+    storage, writer_name = FileIOStorage(properties), writer.name if writer else None
+    return TableContext(
+        settings=table,
+        log=DeltaLog(storage, table.source, clock),
+        target=Target(
+            open_catalog, table.target, table.location, clock, writer=writer_name, check_lease=store.check_lease
+        ),
+        store=store,
+        runner=Runner(spark, table.pipeline),
+        storage=storage,
+        properties=properties,
+        clock=clock,
+        limits=limits,
+        writer=writer,
+        progress=progress,
+    )
 
 
 @contextmanager

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Self
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from daemon.clock import Clock
@@ -18,15 +16,14 @@ from daemon.delta.table_state import Progress, TableState
 from daemon.errors import ObjectMissing, ObjectStoreAway, SyncError
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
-from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import as_sync_error
 from state import StateStore, StateUnavailable, TableRecord
 
 
 @contextmanager
-def told_as_sync_errors(table: str) -> Iterator[None]:
-    """What a table's stores raise becomes a `SyncError` that names the table."""
+def as_sync_errors(table: str) -> Iterator[None]:
+    """Raise the errors of a table's stores as a `SyncError` that names the table."""
     try:
         yield
     except StateUnavailable as error:
@@ -50,7 +47,8 @@ def told_as_sync_errors(table: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Writer:
-    """Who we are to other dvsyncs that follow into the same Iceberg table, and how long we give way to a silent one."""
+    """Our name for other dvsyncs that write to the same Iceberg table, and how long one of them may be silent before we
+    take over."""
 
     name: str
     lease_s: float
@@ -60,16 +58,15 @@ class Writer:
 class TableContext:
     """One table's parts. `properties` are PyIceberg FileIO properties that reach both sides of the table.
 
-    Without a `writer` nobody is given way to.
-    Who commits to the Iceberg table holds `committing`. `in_work` are the intents of this process that are not decided
-    yet although nobody commits: `end_intents` leaves them alone. `observe_step` is told how many seconds a step took.
+    Without a `writer`, other dvsyncs are not looked for. A thread holds `committing` while it commits to the Iceberg
+    table. `in_work` has the intents of this process that are open although no thread commits: `end_intents` leaves them
+    alone. `observe_step` receives a step's name and how many seconds it took.
     """
 
     settings: TableSettings
     log: DeltaLog
     target: Target
     store: StateStore
-    spark: SparkPipeline
     runner: Runner
     storage: FileIOStorage
     properties: Mapping[str, str]
@@ -80,46 +77,6 @@ class TableContext:
     committing: Lock = field(default_factory=Lock)
     in_work: set[int] = field(default_factory=set)
     observe_step: Callable[[str, float], None] = lambda _step, _seconds: None
-
-    @classmethod
-    def make(
-        cls,
-        table: TableSettings,
-        *,
-        properties: Mapping[str, str],
-        open_catalog: Callable[[], Catalog],
-        store: StateStore,
-        spark: SparkPipeline,
-        clock: Clock,
-        limits: LimitsSettings,
-        writer: Writer | None = None,
-        progress: Progress | None = None,
-        observe_step: Callable[[str, float], None] = lambda _step, _seconds: None,
-    ) -> Self:
-        """The parts of one table around what all tables share."""
-        storage = FileIOStorage(properties)
-        return cls(
-            settings=table,
-            log=DeltaLog(storage, table.source, clock),
-            target=Target(
-                open_catalog,
-                table.target,
-                table.location,
-                clock,
-                writer=writer.name if writer else None,
-                check_lease=store.check_lease,
-            ),
-            store=store,
-            spark=spark,
-            runner=Runner(spark, table.pipeline),
-            storage=storage,
-            properties=properties,
-            clock=clock,
-            limits=limits,
-            writer=writer,
-            progress=progress,
-            observe_step=observe_step,
-        )
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -141,7 +98,7 @@ class TableContext:
         return {**self.properties, **own}
 
     def find_record(self) -> TableRecord | None:
-        """What is remembered of the table; None before its first sync. Raises StateUnavailable."""
+        """Return the table's row of the state store; None before its first sync. Raises StateUnavailable."""
         return self.store.find_table(self.settings.name, self.settings.source, self.settings.target)
 
     @property

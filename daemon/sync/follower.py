@@ -34,7 +34,7 @@ from daemon.errors import (
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
 from daemon.sync.advance import advance
-from daemon.sync.context import TableContext, told_as_sync_errors
+from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, remembered_account
 from daemon.sync.proof import Checksums, check_state
@@ -111,7 +111,7 @@ class Follower:
         `others_wait`, the versions that are there may share a snapshot.
         """
         is_in_doubt, self._in_doubt = self._in_doubt, True
-        with told_as_sync_errors(self._context.settings.name), self._context.committing:
+        with as_sync_errors(self._context.settings.name), self._context.committing:
             shown, result = self._sync(stop or Event(), full, others_wait, is_in_doubt=is_in_doubt)
             if shown and shown.record.resync_wanted:
                 self._context.store.record_resync_wanted(shown.record.id, False)

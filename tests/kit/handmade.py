@@ -29,8 +29,9 @@ from daemon.delta.actions import Metadata, Protocol
 from daemon.delta.snapshot import ReplayedState
 from daemon.delta.table_state import ADDS
 from daemon.iceberg.catalogs import Catalogs
+from daemon.service.assembly import make_context
 from daemon.spark.session import SparkPipeline
-from daemon.sync.context import TableContext, Writer
+from daemon.sync.context import Writer
 from daemon.sync.first_sync import show_state
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
@@ -260,7 +261,7 @@ class Bench:
             **self.table_options,
         )
         self.spark = SparkPipeline(self.spark_settings)
-        self.context = TableContext.make(
+        self.context = make_context(
             self.settings,
             properties=catalog,
             open_catalog=lambda: self.catalogs.open("local"),
