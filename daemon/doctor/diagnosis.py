@@ -11,6 +11,7 @@ from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructTy
 
 from daemon.config.settings import TableSettings
 from daemon.delta.actions import Metadata, Protocol
+from daemon.delta.features import check_features, used_features
 from daemon.delta.log import DeltaLog
 from daemon.delta.protocol import READER_FEATURES, check_protocol
 from daemon.delta.table_state import TableState
@@ -95,7 +96,7 @@ def diagnose(
 
 
 def _diagnose(settings: TableSettings, state: TableState, properties: Mapping[str, str]) -> Diagnosis:
-    findings = [*_of_settings(settings), *_of_protocol(state.protocol)]
+    findings = [*_of_settings(settings), *_of_protocol(state.protocol, state.metadata)]
     schema, refused, of_columns = _of_columns(state.metadata, settings)
     findings += of_columns
     if schema is None:
@@ -120,9 +121,10 @@ def _of_settings(settings: TableSettings) -> Iterator[Finding]:
         yield _refused("settings", error)
 
 
-def _of_protocol(protocol: Protocol) -> Iterator[Finding]:
+def _of_protocol(protocol: Protocol, metadata: Metadata) -> Iterator[Finding]:
     try:
         check_protocol(protocol)
+        check_features(protocol, used_features(metadata))
     except SyncError as error:
         yield _refused("protocol", error)
     for feature in sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())}):
