@@ -1,4 +1,4 @@
-"""How a recorded outcome moves a table's cursor. Pure, and the same in every store."""
+"""Moves a table's cursor by a recorded outcome. Pure, and the same in every store."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from state.records import Outcome, TableRecord
 
 
 def advance_cursor(table: TableRecord, outcome: Outcome, *, at_ms: int) -> TableRecord:
-    """The table after `outcome`. If a version was synced or rows were changed, its error is cleared and the time set.
+    """Return the table after `outcome`. If it synced a version or changed rows, clear the error and set the time.
 
-    The time stays when the cursor was there already: the outcome is applied once more.
+    The time does not change if the cursor was already there, because the outcome is then applied a second time.
     """
     advanced = replace(
         table,

@@ -1,4 +1,4 @@
-"""What the state store takes and gives: frozen records, never ORM objects.
+"""The records that the state store takes and returns. They are frozen, and never ORM objects.
 
 Paths are plain absolute URIs, spelled as in the Iceberg manifests. Times are epoch milliseconds, UTC.
 """
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-# Delta's "Int" and "Long". JSON numbers have no bounds; what they are stored in has.
+# Delta's "Int" and "Long". JSON numbers have no bounds, but database columns have.
 Int = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
@@ -26,7 +26,7 @@ class FileKind(StrEnum):
 
 
 class FileStatus(StrEnum):
-    """A file that we write is pending until its commit is recorded, live while it is in use, then orphaned.
+    """A file that dvsync writes is pending until its commit is recorded, live while it is in use, then orphaned.
 
     A delete file is in use while the newest snapshot shows it, any other file while a snapshot or the table's metadata
     refers to it.
@@ -39,13 +39,13 @@ class FileStatus(StrEnum):
 
 
 class OrphanReason(StrEnum):
-    """Why a file that we wrote is not in use. When it is `shown_by_older`, older snapshots may still use it."""
+    """Why a file that dvsync wrote is not in use. If it is `shown_by_older`, older snapshots may still use it."""
 
     DATA_FILES_GONE = "data-files-gone"
     DV_SHRUNK = "dv-shrunk"
     COMPACTED = "compacted"
-    # Written for an Iceberg table that was dropped, renamed or left for another catalog: kept, since it may be in use
-    # under another name.
+    # Written for an Iceberg table that was dropped, renamed or left for another catalog. The file is kept: a renamed
+    # table may still use it.
     TABLE_REPLACED = "table-replaced"
     COMMIT_FAILED = "commit-failed"
     SNAPSHOT_EXPIRED = "snapshot-expired"
@@ -53,7 +53,7 @@ class OrphanReason(StrEnum):
 
     @property
     def shown_by_older(self) -> bool:
-        """Whether only the newest snapshot is without the file: older ones may still use it."""
+        """Whether the file only left the newest snapshot, so that older ones may still use it."""
         return self in (OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED)
 
 
@@ -80,7 +80,7 @@ class DeletionVectorDescriptor(msgspec.Struct, frozen=True, rename="camel", dict
 class LiveFile(msgspec.Struct, frozen=True):
     """A data file that is live in Iceberg. `record_count` counts physical rows, deleted ones too.
 
-    `partition` is what its manifest entry says under the spec `spec_id`, each value as a text, None for null.
+    `partition` is the partition of its manifest entry under the spec `spec_id`: each value as a text, None for null.
     """
 
     path: str
@@ -127,7 +127,7 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """What a sync means to commit: one Iceberg snapshot that shows Delta `to_version`. `id` is the snapshot id."""
+    """The Iceberg snapshot that a sync is going to commit, to show Delta `to_version`. `id` is the snapshot id."""
 
     id: int
     table_id: int
@@ -137,11 +137,11 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What is remembered once a version is synced. Stored before the commit, applied after it.
+    """What the store will hold once a version is synced. Stored before the commit, applied after it.
 
     `added_files` replaces rows of the same path. `moved_manifests` maps a rewritten manifest to its successor: live
     files and delete files that were in the old one and do not appear here are in the new one afterwards. `must_compare`
-    holds until the next outcome: what is remembered is not for sure before Delta's whole state was compared with it.
+    holds until the next outcome: the store may be wrong until it was compared with Delta's whole state.
     """
 
     table_id: int
@@ -162,7 +162,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class SyncRun(msgspec.Struct, frozen=True):
-    """One row a sync. `outcome` is `advanced`, `unchanged`, `rebuilt` or the error's kind."""
+    """The row of one sync. `outcome` is `advanced`, `unchanged`, `rebuilt` or the error's kind."""
 
     table_id: int
     started_at_ms: int
@@ -192,7 +192,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class TableError(msgspec.Struct, frozen=True):
-    """The last error of a table. `since_ms` is when the unbroken row of `consecutive` errors began."""
+    """The last error of a table. `since_ms` is when the first of the `consecutive` errors occurred."""
 
     kind: str
     message: str

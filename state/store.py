@@ -1,4 +1,4 @@
-"""The verbs of the state store, by who uses them: one verb, one transaction, but for `record_rebuilt`.
+"""The verbs of the state store, by user. Each verb is one transaction, except `record_rebuilt`.
 
 One object offers all of them. SQLite, PostgreSQL and the tests' store in memory behave the same.
 """
@@ -60,7 +60,7 @@ class LeaseStore(Protocol):
 
 
 class TableStore(Protocol):
-    """The tables: their cursors, errors and runs, and what people want of them. For the scheduling and the commands."""
+    """The tables: their cursors, errors and runs, and people's requests. For the scheduling and the commands."""
 
     def open_table(self, name: str, source: str, target: str) -> TableRecord:
         """The table's row, created if it is new. If the source or target of a known name changed, it starts empty."""
@@ -77,7 +77,7 @@ class TableStore(Protocol):
         ...
 
     def forget_table(self, table_id: int) -> None:
-        """Remove the table and all that is known of it from the store. No file is touched."""
+        """Remove the table and all its rows from the store. No file is touched."""
         ...
 
     def record_paused(self, table_id: int, paused: bool) -> None:
@@ -85,7 +85,7 @@ class TableStore(Protocol):
         ...
 
     def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
-        """Note that the next sync shall rewrite the table, or that it has done so."""
+        """Record that the next sync must rewrite the table, or that it has done so."""
         ...
 
     def record_failure(self, table_id: int, error: TableError) -> None: ...
@@ -97,7 +97,7 @@ class TableStore(Protocol):
     def record_run(self, run: SyncRun) -> None: ...
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
-        """The newest first."""
+        """List the newest runs, the newest first."""
         ...
 
     def count(self, table_id: int) -> TableCounts: ...
@@ -123,7 +123,7 @@ class FileLedger(Protocol):
         ...
 
     def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
-        """Open the intent, and do as `record_pending` for what it writes first. A known intent stays as it is."""
+        """Open the intent, and record its first files as `record_pending` does. A known intent does not change."""
         ...
 
     def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
@@ -162,14 +162,16 @@ class FileLedger(Protocol):
     ) -> None:
         """Replace all that is remembered as live for the table by what was read from Iceberg and Delta.
 
-        Ends every open intent of the table as synced; files that were pending and are not live stay as orphans, and so
-        do delete files that were live, for DATA_FILES_GONE unless the outcome says why. Manifests, lists and metadata
-        files that were live stay so. The pending files of the intent whose id is the outcome's snapshot id are live:
-        it landed. Of `outcome`, the cursor, `removed_delete_files` and `unwritten_files` count; the iterables say the
-        rest. They must not read what is live for this table: it is forgotten first.
+        For example, delete files {d0, d1} are live, d2 and d3 are pending, and `delete_files` has {d1, d2}. Afterwards
+        {d1, d2} are live. d0 is an orphan for DATA_FILES_GONE, unless the outcome gives the reason; d3 is an orphan for
+        COMMIT_FAILED. Live manifests, lists and metadata files stay live. If the intent with the outcome's snapshot id
+        has pending files, they become live, because its commit landed. All open intents end as synced.
 
-        Many transactions, so that other tables are written meanwhile. Until the last of them, and after a failure or a
-        kill in between, the table is at the outcome's version without a snapshot: its memory has to be rebuilt.
+        Only the cursor, `removed_delete_files` and `unwritten_files` of `outcome` are used. The iterables must not read
+        this table's live files from the store, because they are forgotten first.
+
+        Uses many transactions, so that other tables can be written meanwhile. Until the last one, and after a crash in
+        between, the table has the outcome's version but no snapshot, and must be rebuilt.
         """
         ...
 
@@ -182,8 +184,9 @@ class FileLedger(Protocol):
         in_use: Collection[str] = (),
         unwritten: Collection[str] = (),
     ) -> None:
-        """The intent did not land: its pending files become orphaned, but for those `in_use`, which are live, and those
-        `unwritten`, which are forgotten.
+        """End an intent that did not land. Its pending files become orphaned.
+
+        Exceptions are files `in_use`, which become live, and files `unwritten`, which are forgotten.
         """
         ...
 
@@ -194,7 +197,7 @@ class FileLedger(Protocol):
         ...
 
     def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:
-        """No snapshot refers to these any more: those that are not in use now are orphaned from `at_ms` on.
+        """Record that no snapshot refers to these files any more. Those not in use now are orphaned from `at_ms` on.
 
         A delete file is taken if it is orphaned now, a manifest, a list or a metadata file if it is live or orphaned
         now. All others stay as they are, since a sync may have made them live in the meantime: live delete
@@ -213,8 +216,8 @@ class FileLedger(Protocol):
         """The Iceberg table is recreated: set aside what was written for its predecessor.
 
         Every file that is pending, live or used by older snapshots is an orphan of the replaced table from `at_ms` on;
-        the rest of failed commits stays what it is. The live data files are forgotten with what served them, and so is
-        the snapshot: if the table before comes back, its memory has to be rebuilt. Open intents and the version stay.
+        orphans of failed commits do not change. The live data files, their mappings and the snapshot are forgotten: if
+        the earlier table comes back, it must be rebuilt. Open intents and the version stay.
         """
         ...
 
@@ -227,8 +230,9 @@ class FileLedger(Protocol):
         ...
 
     def forget_before(self, table_id: int, before_ms: int, *, orphans: bool = False) -> None:
-        """Forget deleted files, ended intents and runs that are older; with `orphans`, also files that nobody removes
-        and that have been orphans for longer, but for those of a replaced table.
+        """Forget deleted files, ended intents and runs from before `before_ms`.
+
+        With `orphans`, also forget files that became orphans before then, except those of a replaced table.
         """
         ...
 
@@ -237,7 +241,7 @@ class FileLedger(Protocol):
         ...
 
     def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
-        """Whether any file became an orphan, for one of `reasons`, at `before_ms` or earlier."""
+        """Return whether any file became an orphan, for one of `reasons`, at `before_ms` or earlier."""
         ...
 
     def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:

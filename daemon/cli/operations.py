@@ -1,4 +1,4 @@
-"""The commands that work on tables themselves, without `dvsync run`, which is in `service/run.py`."""
+"""The commands that read or change tables, except `dvsync run`, which is in `service/run.py`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def sync_tables(
 ) -> Iterator[tuple[TableSettings, CycleResult]]:
     """Bring each of `tables` up to date, one after the other, and yield the result of each cycle.
 
-    `full` rewrites the tables from Delta's whole state. An error ends only the turn of its own table; after a signal no
-    other table is begun. Raises StateStoreAway.
+    `full` rewrites the tables from Delta's whole state. An error of one table does not stop the others. After a signal,
+    no other table is started. Raises StateStoreAway.
     """
     stop = Event()
     # A cycle only reads the event, so setting it inside a signal handler cannot block.
@@ -58,9 +58,10 @@ def sync_tables(
 
 
 def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
-    """Diagnose one table: one of the configuration, by its name, or any Delta table, by path or URI.
+    """Diagnose one table: a configured table, by its name, or any Delta table, by its path or URI.
 
-    Raises ObjectMissing when there is no table, or a file that Delta needs is missing, and errors of what is away.
+    Raises ObjectMissing when there is no table, or when a file that Delta needs is missing. Raises an error, too, when
+    the store or Spark is away.
     """
     known = {table.name: table for table in settings.tables}
     table = known.get(name_or_path) or TableSettings(
@@ -70,7 +71,7 @@ def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
     )
     storage = FileIOStorage(settings.file_properties(table.catalog))
     if not DeltaLog(storage, table.source, SystemClock()).is_there():
-        hint = f"Give the path of a Delta table, or one of the names {', '.join(known) or 'of a configuration'}."
+        hint = f"Give the path of a Delta table, or a configured name: {', '.join(known) or 'none is configured'}."
         raise ObjectMissing("there is no Delta table", path=table.source, hint=hint)
     ((_, examined),) = examine_tables(settings, [table])
     if isinstance(examined, SyncError):
@@ -81,9 +82,9 @@ def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
 def examine_tables(
     settings: Settings, tables: Sequence[TableSettings]
 ) -> Iterator[tuple[TableSettings, Diagnosis | SyncError]]:
-    """Diagnose each of these Delta tables; the error where that fails.
+    """Diagnose each of these Delta tables, and yield the diagnosis or the error.
 
-    Large tables share one Spark session. If it cannot be started, its error is the answer for all of them.
+    Large tables share one Spark session. If it cannot start, each of them gets that error.
     """
     clock = SystemClock()
     spark = SparkPipeline(with_stores(settings, *(table.source for table in tables)), clock, retries=False)
@@ -102,10 +103,10 @@ def examine_tables(
 def maintain_tables(
     settings: Settings, tables: Sequence[TableSettings], verb: Callable[[Maintainer, Event], T], *, alone: bool
 ) -> Iterator[tuple[TableSettings, T | SyncError]]:
-    """Do one part of the maintenance of each of `tables`, one after the other; yields the results and the errors.
+    """Do one part of the maintenance of each of `tables`, one after the other, and yield the results and the errors.
 
-    Work that commits must be `alone`: no daemon may work on the same state. After a signal no other table is begun.
-    Raises StateStoreAway.
+    Work that commits needs `alone`: it takes the lease, so that no daemon works on the same state. After a signal, no
+    other table is started. Raises StateStoreAway.
     """
     stop = Event()
     with ExitStack() as opened:

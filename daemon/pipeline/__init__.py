@@ -1,1 +1,1 @@
-"""The work on many files: deletion vectors into delete files, footers inspected, data manifests written."""
+"""The work on many files: translates deletion vectors into delete files, inspects footers, writes data manifests."""

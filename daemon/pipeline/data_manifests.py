@@ -24,7 +24,7 @@ from state import LiveFile
 
 @dataclass(frozen=True)
 class WrittenManifest:
-    """A manifest, what its data files come to, and their hidden columns."""
+    """A manifest, the totals of its data files, and their hidden columns."""
 
     manifest: ManifestFile
     files: int
@@ -35,7 +35,7 @@ class WrittenManifest:
 
 @dataclass(frozen=True)
 class ManifestAnswer:
-    """What a task gives: the manifest, and its data files by columns, which take less than objects."""
+    """The result of a task: the manifest and its data files, in columns, which need less memory than objects."""
 
     written: WrittenManifest
     paths: Sequence[str]
@@ -44,7 +44,7 @@ class ManifestAnswer:
     partitions: Sequence[tuple[str | None, ...]]
 
     def live_files(self) -> Iterator[LiveFile]:
-        """The data files without their deletion vectors."""
+        """Yield the data files, without their deletion vectors."""
         manifest = self.written.manifest
         for path, record_count, size_bytes, partition in zip(
             self.paths, self.record_counts, self.sizes_bytes, self.partitions, strict=True
@@ -61,7 +61,7 @@ class ManifestAnswer:
 
 @dataclass(frozen=True)
 class ManifestTask:
-    """Writes the manifest `paths[n]` for part n of a table's live files; each file is inspected first."""
+    """Writes the manifest `paths[n]` for part n of a table's live files. Inspects each file first."""
 
     paths: tuple[str, ...]
     table: TableSchema
@@ -101,5 +101,5 @@ class ManifestTask:
 
 
 def manifests_needed(files: int) -> int:
-    """Parts, and thereby manifests at most, for so many live files."""
+    """Return how many parts, and so at most how many manifests, this many live files need."""
     return math.ceil(files / MANIFEST_ENTRIES_MAX)

@@ -1,6 +1,6 @@
-"""A look at each data file before it is registered: its size, its footer, and whether readers will agree with Delta.
+"""Inspects each data file before it is registered: its size, its footer, and whether readers will agree with Delta.
 
-Runs in the daemon for what a commit adds and in Spark tasks for a first sync.
+Runs in the daemon for the files of a commit, and in Spark tasks for a first sync.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from daemon.translate.schema import TableSchema
 
 # Requests for footers wait on the store, not on the processor.
 FOOTERS_AT_ONCE = 16
-# No writer cuts the statistics of strings of so many bytes.
+# No writer cuts the statistics of strings up to this many bytes.
 STATISTICS_STRING_MAX = 16
-# Of one number: a file with more distinct values has others.
+# A number can have two spellings (0.0 and -0.0). With more distinct values, there is another number.
 SPELLINGS_MAX = 2
 
 
@@ -42,14 +42,14 @@ class Inspector:
 
     storage: FileIOStorage
     table: TableSchema
-    # Files of one writer have one schema: each is checked once. By their bytes, as Arrow compares without field ids.
+    # Files often share a schema, so each schema is checked once. The key is its bytes: Arrow's `==` ignores field ids.
     _checked: dict[tuple[bytes, tuple[str, ...]], FileSchema] = field(default_factory=dict)
 
     def inspect(self, adds: Sequence[AddFile]) -> Inspection:
-        """The metrics of every file.
+        """Inspect every file, and return their metrics and hidden columns.
 
-        Raises `ObjectMissing`, `CorruptInput` for a file that is not the one that was added, `Unsupported` for one that
-        some reader would show otherwise than Delta does.
+        Raises `ObjectMissing`; `CorruptInput` for a file that differs from the one that was added; `Unsupported` for a
+        file that some reader would not show as Delta does.
         """
         if len(adds) < FOOTERS_AT_ONCE:
             inspected = [self.inspect_file(add) for add in adds]
@@ -62,13 +62,13 @@ class Inspector:
         )
 
     def inspect_file(self, add: AddFile) -> tuple[Metrics, FileSchema]:
-        """One file's metrics, and what its schema says. Raises as `inspect`."""
+        """Inspect one file, and return its metrics and its schema's properties. Raises as `inspect`."""
         path = add.path
         check_path(path)
         with self.storage.open_input(path) as file:
             if file.size() != add.size:
                 raise CorruptInput(
-                    f"the data file has {file.size()} bytes, the Delta log says {add.size}",
+                    f"the data file has {file.size()} bytes, but the Delta log says {add.size}",
                     path=path,
                     hint="Restore the file, or remove it from Delta's log (FSCK REPAIR, or a delete that covers it).",
                 )
@@ -78,7 +78,7 @@ class Inspector:
             except pa.ArrowException as error:
                 raise _no_footer(path, error) from error
             except OSError as error:
-                # Arrow has this kind for broken footers and for stores that do not answer.
+                # Arrow raises OSError for broken footers and for stores that do not answer.
                 if any(sign in str(error).lower() for sign in ("thrift", "encrypted")):
                     raise _no_footer(path, error) from error
                 raise store_away(path, error) from error
@@ -99,7 +99,7 @@ class Inspector:
         return metrics, found
 
     def _check_moments(self, path: str, column: str) -> None:
-        """Read the timestamps of a column of which no statistics tell: in lists and maps, or not indexed by Delta."""
+        """Check the timestamps of a column without statistics: inside lists and maps, or not indexed by Delta."""
         ids = {name: field_id for field_id, name in self.table.physical_names.items()}
         for values in self._read_column(path, column):
             for moments in _timestamps(values):
@@ -121,16 +121,16 @@ class Inspector:
             raise store_away(path, error) from error
 
     def _differs(self, footer: pq.FileMetaData, place: int, path: str, value: Any) -> bool:
-        """Whether a column of the file holds something else than `value`, by its statistics, or itself if need be."""
+        """Return whether a column of the file has other values than `value`. Reads it if statistics are not enough."""
         chunks = [footer.row_group(number).column(place) for number in range(footer.num_row_groups)]
-        told = [_single_value(chunk) for chunk in chunks if chunk.num_values]
-        if None not in told:
-            return any(each != (value,) for each in told)
+        singles = [_single_value(chunk) for chunk in chunks if chunk.num_values]
+        if None not in singles:
+            return any(each != (value,) for each in singles)
         name = footer.schema.column(place).path
         return not all(_holds_only(values, value) for values in self._read_column(path, name))
 
     def _check_partition(self, footer: pq.FileMetaData, leaf_paths: Sequence[str], add: AddFile) -> None:
-        """Some readers take a partition column from the file, where it is there; Delta goes by the log."""
+        """Check the partition columns in the file: some readers use their values, Delta uses the log's."""
         if not self.table.spec.fields:
             return
         values = partition_of(add, self.table, self.table.spec_id)
@@ -148,9 +148,9 @@ class Inspector:
                     and _as_float(value) != value
                 ):
                     raise Unsupported(
-                        f"partition column {column} has the value {value}, which PyIceberg 0.12 and Polars take for a "
-                        "float where the file does not hold it",
-                        hint="Have Delta write the file anew, or partition the table by another column.",
+                        f"partition column {column} has the value {value}, which PyIceberg 0.12 and Polars would read "
+                        "as a float, because the file does not contain the column",
+                        hint="Rewrite the file with Delta, or partition the table by another column.",
                     )
                 continue
             if (
@@ -162,14 +162,14 @@ class Inspector:
             if self._differs(footer, place, add.path, _as_float(value) if isinstance(kind, FloatType) else value):
                 raise Unsupported(
                     f"partition column {column} is {'null' if value is None else add.partition_values[name]} in the "
-                    "Delta log and something else in the file, where some readers take it from",
-                    hint="Have Delta write the file anew: with null instead of an empty string or "
-                    "__HIVE_DEFAULT_PARTITION__, and with the log's value in each row.",
+                    "Delta log and something else in the file, from which some readers take it",
+                    hint="Rewrite the file with Delta. Its rows must have the log's value, or null where they have an "
+                    "empty string or __HIVE_DEFAULT_PARTITION__.",
                 )
 
 
 def _single_value(chunk: pq.ColumnChunkMetaData) -> tuple[Any] | None:
-    """The one value of a column chunk, or null; None where its statistics do not prove that there is but one."""
+    """Return the single value of a chunk, `(None,)` for null; None if statistics do not prove that it is single."""
     statistics = chunk.statistics
     if statistics is None or not statistics.has_null_count:
         return None
@@ -181,18 +181,18 @@ def _single_value(chunk: pq.ColumnChunkMetaData) -> tuple[Any] | None:
         low, high = _internal(statistics.min), _internal(statistics.max)
     except (ValueError, OverflowError):
         return None
-    # Some writers cut the statistics of long strings, and none tell of NaN.
+    # Some writers cut the statistics of long strings, and statistics ignore NaN.
     is_exact = len(low.encode()) <= STATISTICS_STRING_MAX if isinstance(low, str) else not isinstance(low, float)
     return (low,) if is_exact and low == high else None
 
 
 def _holds_only(values: pa.Array, value: Any) -> bool:
-    """Whether each of `values`, nulls included, is `value`."""
+    """Return whether each of `values`, nulls included, is `value`."""
     try:
         # Zeros and NaN have several spellings.
         found = [_internal(each) for each in values.unique()[: SPELLINGS_MAX + 1].to_pylist()]
     except (ValueError, OverflowError):
-        return False  # No date or text that Python, and so any partition tuple, could have.
+        return False  # Python cannot express this date or text, so no partition tuple has it.
     return len(found) <= SPELLINGS_MAX and all(
         each == value or (each != each and value != value)  # noqa: PLR0124
         for each in found
@@ -200,19 +200,19 @@ def _holds_only(values: pa.Array, value: Any) -> bool:
 
 
 def _internal(value: Any) -> Any:
-    """A statistic as partition tuples have it: days and microseconds since 1970."""
+    """Return a statistic in the form of partition tuples: days or microseconds since 1970."""
     if isinstance(value, datetime):
         return (value.replace(tzinfo=value.tzinfo or UTC) - EPOCH) // MICROSECOND
     return (value - EPOCH_DAY).days if isinstance(value, date) else value
 
 
 def _as_float(value: float | None) -> float | None:
-    """The number as 32 bits hold it."""
+    """Round the number to a 32-bit float."""
     return None if value is None else float(pa.scalar(value, pa.float32()).as_py())
 
 
 def _timestamps(array: pa.Array) -> Iterator[pa.Array]:
-    """The arrays of timestamps in an array, however deep."""
+    """Yield the arrays of timestamps in an array, at any depth."""
     kind = array.type
     if pa.types.is_timestamp(kind):
         yield array
@@ -236,7 +236,7 @@ def _no_footer(path: str, error: Exception) -> CorruptInput:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was seen. `hidden` are columns of the files that Delta's schema does not have."""
+    """The result of inspecting files. `hidden` are columns of the files that Delta's schema does not have."""
 
     metrics: Mapping[str, Metrics]
     hidden: frozenset[Path]
@@ -254,7 +254,7 @@ class InspectionTask:
 
 
 def joined(inspections: Iterable[Inspection]) -> Inspection:
-    """What several tasks saw, as one."""
+    """Join the inspections of several tasks."""
     metrics: dict[str, Metrics] = {}
     hidden: frozenset[Path] = frozenset()
     for each in inspections:

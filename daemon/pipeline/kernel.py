@@ -1,7 +1,7 @@
-"""The kernel: tasks with DV descriptors in, position-delete files and what they hold out.
+"""The kernel: reads the deletion vectors of tasks, writes position-delete files and returns what they hold.
 
-It runs as it is in the daemon's process or in Spark's tasks. It decides nothing: the names of the files are given, and
-every fault is a SyncError for the caller.
+The same code runs in the daemon's process and in Spark's tasks. It decides nothing: the tasks name the files, and every
+error is a SyncError for the caller.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from daemon.iceberg.position_deletes import PositionDeleteWriter
 from daemon.storage import FileIOStorage, Storage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
 
-READ_BYTES_MAX: Final = 16 << 20  # of DVs held at a time; a data file with larger ones is taken alone
+READ_BYTES_MAX: Final = 16 << 20  # of DVs in memory at a time; a data file with larger ones is read alone
 READ_CHANGES_MAX: Final = 1024
-# Results that wait until their files are on the disk.
+# Results that wait until their files are forced to the disk together.
 RESULTS_MAX: Final = 1024
 
 
@@ -33,12 +33,12 @@ def translate(
     storage_properties: Mapping[str, str],
     target_properties: Mapping[str, str] | None = None,
 ) -> Iterator[DeleteFileResult]:
-    """Write the delete files that `tasks` ask for; gives a result for each, in their order.
+    """Write the delete files of `tasks`, and yield a result for each, in their order.
 
-    Of each change the positions `after - before` are written, or all of `after` when rows of `before` are back: its
-    data file is then `restored`, and must be registered anew. Files are written with `target_properties`, where these
-    differ. Running it again replaces the files by the same. Raises SyncError; the file in work is then removed if it
-    can be, those whose results were given stay.
+    Each change writes the positions `after - before`: {0, 1} -> {0, 1, 2} writes {2}. If rows of `before` are back, it
+    writes all of `after`: {0, 1} -> {0, 2} writes {0, 2}. The data file is `restored`, and must be registered again.
+    Files are written with `target_properties` if given. A second run writes the same files again. Raises SyncError; the
+    unfinished file is then removed if possible, and files whose results were yielded stay.
     """
     target = PyArrowFileIO(dict(storage_properties if target_properties is None else target_properties))
     with _Outputs(FileIOStorage(storage_properties), target, table_location) as outputs:
@@ -51,7 +51,7 @@ def translate(
 
 
 def _bounded(tasks: Iterable[DeleteFileTask]) -> Iterator[list[tuple[DeleteFileTask, DvChange]]]:
-    """The changes in lists whose DVs are read and held together."""
+    """Yield the changes in lists whose DVs are read and kept in memory together."""
     changes: list[tuple[DeleteFileTask, DvChange]] = []
     size_bytes = 0
     for task in tasks:
@@ -67,7 +67,7 @@ def _bounded(tasks: Iterable[DeleteFileTask]) -> Iterator[list[tuple[DeleteFileT
 
 
 class _Outputs:
-    """The delete file in work, and the results of those before it."""
+    """The delete file that is being written, and the results of earlier ones."""
 
     def __init__(self, storage: Storage, io: FileIO, table_location: str) -> None:
         self.finished: list[DeleteFileResult] = []
@@ -106,7 +106,7 @@ class _Outputs:
             self._writer.write(change.data_file, chunk)
 
     def finish(self) -> None:
-        """Finish the delete file in work, if any."""
+        """Finish the delete file that is being written, if any."""
         if self._task is None:
             return
         file = self._writer.finish() if self._writer else None
@@ -114,17 +114,17 @@ class _Outputs:
         self._task, self._writer, self._restored = None, None, []
 
     def take_finished(self) -> list[DeleteFileResult]:
-        """Also forces the files to the disk: only who is on the machine that wrote them can."""
+        """Return the results, and force their files to the disk: only the machine that wrote them can do that."""
         taken, self.finished = self.finished, []
         force_to_disk([result.file.path for result in taken if result.file])
         return taken
 
 
 def _check_below(change: DvChange, rows_needed: int, what: str) -> None:
-    # A writer that counts live rows in numRecords (trino#30343) shows here, before the count reaches Iceberg.
+    # Some writers store live rows in numRecords (trino#30343). This check finds them before Iceberg gets the count.
     if rows_needed > change.record_count:
         raise CorruptInput(
-            f"the deletion vector has {rows_needed} {what}, the data file {change.record_count} rows",
+            f"the deletion vector has {rows_needed} {what}, the data file only {change.record_count} rows",
             path=change.data_file,
-            hint="The Delta log's numRecords or the deletion vector is wrong: rewrite the data file with REORG.",
+            hint="The Delta log's numRecords or the deletion vector is wrong. Rewrite the data file with REORG.",
         )

@@ -1,4 +1,4 @@
-"""Rewriting a delete file that several data files share, without those that leave."""
+"""Rewrites a shared delete file without the data files that leave."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from daemon.translate.delete_files import Rewrite
 
 
 def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> PositionDeleteFile:
-    """Write what `rewrite` keeps, one row group in memory at a time. `properties` are the Iceberg table's FileIO's.
+    """Write the positions that `rewrite` keeps, with one row group in memory at a time.
 
-    Raises `CorruptInput` when the old file does not hold what is remembered of it; nothing is referenced then.
+    `properties` are those of the Iceberg table's FileIO. Raises `CorruptInput` when the old file does not hold the
+    recorded positions; nothing refers to the new file then.
     """
     with (
         FileIOStorage(properties).open_input(rewrite.old.path) as source,
@@ -36,8 +37,8 @@ def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> Posi
     for path, positions in written.data_files:
         if positions != expected[path]:
             raise CorruptInput(
-                f"the delete file holds {positions} positions of {path}, {expected[path]} are remembered",
+                f"the delete file holds {positions} positions of {path}, but {expected[path]} are recorded",
                 path=rewrite.old.path,
-                hint="`dvsync resync` writes the table anew from Delta's state.",
+                hint="Run `dvsync resync`, which writes the table anew from Delta's state.",
             )
     return written

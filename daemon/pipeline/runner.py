@@ -1,4 +1,4 @@
-"""Where work on many files is done: in this process where that is little, on Spark where it is much."""
+"""Decides where work on many files runs: little work in this process, much work on Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from daemon.storage import FileIOStorage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask
 from daemon.translate.schema import TableSchema
 
-# Deletion vectors that one Spark task takes, or the first ones of one delete file; it runs for seconds, not minutes.
+# A Spark task takes at most this many deletion vectors, or one larger delete file: it runs for seconds, not minutes.
 DVS_PER_TASK = 500
 
 # Footers that one Spark task reads.
@@ -33,7 +33,7 @@ DATA_FILES_PER_TASK = 1_000
 class Runner:
     """Reads a table's whole state, translates deletion vectors and inspects data files.
 
-    A Spark session is started, and shared by all tables, for what is too much for this process.
+    For work that is too much for this process, it starts a Spark session, which all tables share.
     """
 
     spark: SparkPipeline
@@ -41,7 +41,7 @@ class Runner:
 
     @contextmanager
     def open_state(self, log: DeltaLog, storage: FileIOStorage, version: int | None = None) -> Iterator[TableState]:
-        """The state of the Delta table at `version`, or the newest, for as long as the block lasts.
+        """Open the state of the Delta table at `version`, or the newest state, until the end of the block.
 
         Raises as `load_log_segment` and `replay` or as `read_table_state` do, and `PipelineAway`.
         """
@@ -53,7 +53,7 @@ class Runner:
             yield read_table_state(spark, log, version)
 
     def _replay(self, log: DeltaLog, storage: FileIOStorage, version: int | None) -> ReplayedState | None:
-        """None for what Spark has to read: too much, or what the version's checksum file has otherwise."""
+        """Replay the state here. None if Spark must read it: too large, or against the checksum file."""
         limits = self.settings
         if limits.engine == "spark":
             return None
@@ -73,7 +73,7 @@ class Runner:
         storage_properties: Mapping[str, str],
         target_properties: Mapping[str, str],
     ) -> list[DeleteFileResult]:
-        """Run the kernel over `tasks`; gives a result for each, in their order. Its file is complete and closed."""
+        """Run the kernel over `tasks`, and return a result for each, in their order. Its file is complete."""
         if not tasks:
             return []
         kernel = partial(
@@ -109,7 +109,7 @@ class Runner:
 
 
 def _chunks(tasks: Sequence[DeleteFileTask]) -> Iterator[list[DeleteFileTask]]:
-    """Neighbours together: their deletion vectors are often in one file, which is then read at once."""
+    """Keep neighbours together: their deletion vectors are often in one file, which is then read once."""
     chunk: list[DeleteFileTask] = []
     dvs = 0
     for task in tasks:

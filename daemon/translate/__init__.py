@@ -1,1 +1,1 @@
-"""Between the two formats, purely: schema, partition values, metrics and the plan of one commit."""
+"""Translates between the two formats: schema, partition values, metrics and the plan of one commit. All is pure."""

@@ -1,7 +1,7 @@
-"""Dates and timestamps that readers show otherwise than Delta: of the old calendar, or beyond INT96's range. Pure.
+"""Refuses dates and timestamps that Iceberg readers would show wrongly. Pure.
 
-Spark can store days before 1582-10-15 by the Julian calendar and turns them back when it reads; no Iceberg reader does.
-INT96 timestamps are turned into 64-bit nanoseconds by Arrow, which wrap around silently outside of 1677 to 2262.
+Spark can store days before 1582-10-15 in the Julian calendar, and converts them when it reads. No Iceberg reader does.
+Arrow converts INT96 timestamps into 64-bit nanoseconds, which overflow silently before 1677 and after 2262.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from daemon.translate.file_schema import FileSchema
 from daemon.translate.metrics import Metrics
 from daemon.translate.schema import TableSchema
 
-# Spark's keys in a footer's metadata (DataSourceUtils.scala): who wrote the file, and that its calendar is the old one.
+# Spark's keys in a footer's metadata (DataSourceUtils.scala): its version, and that the file uses the Julian calendar.
 SPARK_VERSION = b"org.apache.spark.version"
 LEGACY_DATETIME = b"org.apache.spark.legacyDateTime"
 LEGACY_INT96 = b"org.apache.spark.legacyINT96"
 SPARK_VERSION_NUMBERS = re.compile(rb"(\d{1,9})\.(\d{1,9})")
-# Spark writes the calendar of today since these versions.
+# Since these versions, Spark writes today's calendar unless a LEGACY key is set.
 DATETIME_SINCE, INT96_SINCE = (3, 0), (3, 1)
-# 1582-10-15 in days, and 1900-01-01 in microseconds: before it, old time zone offsets differ too.
+# 1582-10-15 in days, and 1900-01-01 in microseconds: before 1900, old time zone offsets differ too.
 FIRST_DAY = -141_427
 FIRST_MICROS = -2_208_988_800_000_000
-# The microseconds that 64-bit nanoseconds reach, both ways.
+# 64-bit nanoseconds can hold this many microseconds before and after 1970.
 INT96_MICROS_MAX = (1 << 63) // 1000
 
 
 def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Metrics, table: TableSchema) -> None:
-    """Raise `Unsupported` naming a column that holds days of the old calendar, or may hold such."""
+    """Raise `Unsupported` naming a column that has, or may have, days of the Julian calendar."""
     legacy: set[int] = set()
     if _is_legacy(footer, LEGACY_DATETIME, DATETIME_SINCE):
         legacy |= file.days
@@ -46,10 +46,10 @@ def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Met
         if not (field_id in leaves and _is_modern(field, metrics)):
             raise Unsupported(
                 f"column {table.schema.find_column_name(field_id)} of the file has or may have values before "
-                f"{'1582-10-15' if isinstance(field.field_type, DateType) else '1900'}, stored by the Julian calendar: "
-                "Iceberg readers show them some days off",
-                hint="Have Spark write the file anew with spark.sql.parquet.datetimeRebaseModeInWrite and "
-                "spark.sql.parquet.int96RebaseModeInWrite at CORRECTED.",
+                f"{'1582-10-15' if isinstance(field.field_type, DateType) else '1900'}, stored in the Julian calendar: "
+                "Iceberg readers would show wrong days",
+                hint="Rewrite the file with Spark, and set spark.sql.parquet.datetimeRebaseModeInWrite and "
+                "spark.sql.parquet.int96RebaseModeInWrite to CORRECTED.",
             )
 
 
@@ -67,12 +67,12 @@ def _is_modern(field: NestedField, metrics: Metrics) -> bool:
 
 
 def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema) -> set[str]:
-    """Raise `Unsupported` naming an INT96 column whose statistics go beyond what PyIceberg and Polars can show.
+    """Raise `Unsupported` naming an INT96 column whose statistics exceed what PyIceberg and Polars can show.
 
-    Returns the top-level columns, as the file names them, of which the statistics do not tell.
+    Returns the top-level columns, by their names in the file, whose statistics do not show the range of their values.
     """
     partitions = {field.source_id for field in table.spec.fields}
-    untold = set()
+    unproven = set()
     for field_id, top_level in file.int96.items():
         column = str(table.schema.find_column_name(field_id))
         if field_id in metrics.lower_bounds:
@@ -81,25 +81,25 @@ def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema) -> set[s
         elif field_id in metrics.beyond:
             raise _beyond_int96(column)
         elif field_id not in partitions and metrics.null_value_counts.get(field_id) != metrics.record_count:
-            untold.add(top_level)
-    return untold
+            unproven.add(top_level)
+    return unproven
 
 
 def check_int96_micros(lower: int, upper: int, column: str) -> None:
-    """Raise `Unsupported` when INT96 timestamps of `column` go beyond 64-bit nanoseconds."""
+    """Raise `Unsupported` when INT96 timestamps of `column` do not fit into 64-bit nanoseconds."""
     if lower < -INT96_MICROS_MAX or upper > INT96_MICROS_MAX:
         raise _beyond_int96(column)
 
 
 def _beyond_int96(column: str) -> Unsupported:
     return Unsupported(
-        f"column {column} of the file has INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars show "
-        "as other times without a word",
+        f"column {column} of the file has INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars would "
+        "show as other times, without an error",
         hint="Write them with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or set int96_overflow: follow "
-        "for this table if only Spark, DuckDB and their like read it.",
+        "for this table if neither PyIceberg nor Polars reads it.",
     )
 
 
 def _number(bound: bytes) -> int:
-    """Days or microseconds. Iceberg spec, "Binary Single-Value Serialization": little-endian."""
+    """Decode a bound in days or microseconds. Iceberg spec, "Binary Single-Value Serialization": little-endian."""
     return int.from_bytes(bound, "little", signed=True)

@@ -1,4 +1,4 @@
-"""One Delta AddFile -> one Iceberg data file record. Pure; runs in the daemon and in Spark tasks alike."""
+"""Makes an Iceberg data file record from a Delta AddFile. Pure; it runs in the daemon and in Spark tasks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from daemon.translate.schema import TableSchema
 
 
 def metrics_of(add: AddFile, table: TableSchema, record_count: int) -> Metrics:
-    """The metrics of an add whose file has `record_count` rows. Raises `CorruptInput` when more are deleted."""
+    """Translate the metrics of an add. Raises `CorruptInput` when more than `record_count` rows are deleted."""
     if add.deletion_vector and add.deletion_vector.cardinality > record_count:
         raise CorruptInput(
-            f"the deletion vector has {add.deletion_vector.cardinality} positions, the file {record_count} rows",
+            f"the deletion vector has {add.deletion_vector.cardinality} positions, the file only {record_count} rows",
             path=add.path,
             hint="The log and this file do not belong together: restore the Delta table.",
         )
@@ -29,7 +29,7 @@ def metrics_of(add: AddFile, table: TableSchema, record_count: int) -> Metrics:
 
 
 def partition_of(add: AddFile, table: TableSchema, spec_id: int) -> tuple[Any, ...]:
-    """The partition tuple of an add. Raises `CorruptInput` when a value is not of its column's type."""
+    """Return the partition tuple of an add. Raises `CorruptInput` when a value is not of its column's type."""
     try:
         return partition_tuple(add.partition_values, table, spec_id)
     except CorruptInput as error:
@@ -37,7 +37,7 @@ def partition_of(add: AddFile, table: TableSchema, spec_id: int) -> tuple[Any, .
 
 
 def data_file_of(add: AddFile, metrics: Metrics, spec_id: int, partition: tuple[Any, ...]) -> DataFile:
-    """The data file as Iceberg registers it in place."""
+    """Make the record with which Iceberg registers the data file in place."""
     data_file = data_file_record(
         partition,
         content=DataFileContent.DATA,

@@ -1,4 +1,4 @@
-"""What an Iceberg table must be to show a Delta table: schema, partition spec and properties, and what is refused."""
+"""Defines the Iceberg table for a Delta table: schema, partition spec and properties. Refuses what cannot be shown."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from daemon.translate.name_mapping import find_lost
 from daemon.translate.schema import TableSchema, translate_schema
 
 NAME_MAPPING = "schema.name-mapping.default"
-# What the last commit of dvsync left. Nothing is built upon a table whose shape is another one.
+# What the last commit of dvsync left. If the table's shape differs from it, dvsync commits nothing.
 SCHEMA_ID = "dvsync.schema-id"
 SPEC_ID = "dvsync.partition-spec-id"
 NAME_MAPPING_HASH = "dvsync.name-mapping-sha256"
-# Only where a timestamp with a zone partitions the table.
+# Set only if a timestamp with a zone partitions the table.
 TIME_ZONE = "dvsync.partition-time-zone"
 DELETE_GRANULARITY = "write.delete.granularity"
-# Where files go that are not written below the table's location.
+# Properties that place files outside of the table's location.
 PLACES = ("write.data.path", "write.metadata.path")
-# What of Delta's protocol and metadata must fit together although a commit may change one alone: see `remembering`.
+# Delta's protocol and features must fit together, but a commit may change only one of them: see `remembering`.
 DELTA_PROTOCOL = "dvsync.delta.protocol"
 DELTA_FEATURES = "dvsync.delta.features-used"
-# A version writes one metadata file; without these two a table followed for a year leaves a million of them.
+# Each version writes a metadata file. Without these properties, a million of them would pile up in a year.
 METADATA_PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
@@ -52,14 +52,14 @@ METADATA_PROPERTIES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A Delta schema on the Iceberg side, twice: for translating files and for defining the table."""
+    """A Delta schema on the Iceberg side: `table` for translating files, `definition` for defining the table."""
 
     table: TableSchema
     definition: Definition
     granularity: str
 
     def with_hidden(self, hidden: Set[tuple[str, ...]]) -> Shape:
-        """The shape for files that have these columns, too; the same one when there are none, as nearly always."""
+        """Return the shape for files that also have these columns. Without such columns, it does not change."""
         if not hidden:
             return self
         table = replace(self.table, name_mapping=with_hidden(self.table.name_mapping, hidden))
@@ -80,22 +80,22 @@ def check_shape(table: Table, settings: TableSettings) -> None:
         raise TargetChanged(
             f"the Iceberg table {settings.target} was changed by someone else: its {' and its '.join(changed)}",
             path=table.metadata_location,
-            hint=f"Undo the change and `dvsync resume {name}`, or let `dvsync resync {name}` write the table anew as "
-            "Delta has it; on_foreign_commit: overwrite does so by itself.",
+            hint=f"Undo the change and run `dvsync resume {name}`, or run `dvsync resync {name}`, which writes the "
+            "table anew as Delta has it. With on_foreign_commit: overwrite, dvsync does so by itself.",
         )
     zone = properties.get(TIME_ZONE)
     if _has_zoned_partitions(table.schema(), table.spec()) and zone != settings.partition_time_zone:
         raise TargetChanged(
-            f"partition_time_zone is {settings.partition_time_zone}, and the partition values that the Iceberg table "
-            f"{settings.target} shows were made with {zone}",
+            f"partition_time_zone is {settings.partition_time_zone}, but the partition values in the Iceberg table "
+            f"{settings.target} were computed with {zone}",
             path=table.metadata_location,
-            hint=f"Set partition_time_zone to {zone} again, or let `dvsync resync {name}` register every file anew; "
-            "on_foreign_commit: overwrite does so by itself.",
+            hint=f"Set partition_time_zone to {zone} again, or run `dvsync resync {name}`, which registers every "
+            "file anew. With on_foreign_commit: overwrite, dvsync does so by itself.",
         )
 
 
 def shape_of(table: Table, settings: TableSettings) -> Shape:
-    """The shape that an existing table has. Raises `TargetChanged` when it is not what dvsync left."""
+    """Return the shape of an existing table. Raises `TargetChanged` when it is not what dvsync left."""
     check_shape(table, settings)
     schema = TableSchema(
         schema=table.schema(),
@@ -107,7 +107,13 @@ def shape_of(table: Table, settings: TableSettings) -> Shape:
 
 
 def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) -> Shape:
-    """The shape that a Delta metadata asks for; field and spec ids that dvsync gave to `table` are kept.
+    """Return the shape for a Delta metadata. Field ids and spec ids that dvsync gave to `table` are kept.
+
+    For example, `table` has the columns {a: 1, b: 2}, without column mapping:
+
+    - Delta adds c: the schema is {a: 1, b: 2, c: 3}.
+    - Delta changes b from int to string: for Iceberg that is a new column, {a: 1, b: 3}. In files without field ids,
+      the name b then leads to 3, so older snapshots would show nulls in b: 2. `definition.misread` names them.
 
     Raises `Unsupported`.
     """
@@ -124,7 +130,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
         specs=table.specs(),
     )
     shape = _shape(schema, settings, table.properties, retention_ms)
-    # Where somebody has changed the mapping, the schemas of our snapshots tell which names led to which columns.
+    # If somebody else changed the mapping, the schemas of our snapshots show which name belonged to which id.
     ours = {snapshot.schema_id for snapshot in table.metadata.snapshots if find_marker(snapshot) is not None}
     schemas = [each for schema_id, each in table.schemas().items() if schema_id in ours]
     before = [mapping] if mapping else [each.name_mapping for each in schemas]
@@ -134,7 +140,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
 
 
 def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
-    """The snapshots that show a column which is `lost`."""
+    """Find the snapshots that show a column in `lost`, which maps field ids to names."""
     schemas = {schema_id: lost.keys() & schema.field_ids for schema_id, schema in table.schemas().items()}
     found = {
         snapshot.snapshot_id: schemas[snapshot.schema_id]
@@ -157,25 +163,26 @@ def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
 
 
 def check_references(shape: Shape, settings: TableSettings) -> None:
-    """Raise `Unsupported` when a tag or a branch holds a snapshot that would be misread from the next commit on.
+    """Raise `Unsupported` when a tag or a branch holds a snapshot that readers would misread after the next commit.
 
-    To show it with nulls would be wrong, and to drop what somebody set on purpose cannot be undone.
+    The snapshot must not stay, because it would show wrong nulls. The tag or branch must not be dropped by dvsync,
+    because somebody created it on purpose and the drop cannot be undone.
     """
     misread = shape.definition.misread
     if misread.references:
         raise Unsupported(
-            f"Iceberg must take the changed column {', '.join(misread.columns)} for a new one, and would show nulls in "
-            f"it in older snapshots: these have to be expired, and {', '.join(misread.references)} keeps one",
-            hint="Copy its rows into another table where they are needed, drop it (ALTER TABLE … DROP TAG or DROP "
-            f"BRANCH), then `dvsync resume {settings.name}`.",
+            f"column {', '.join(misread.columns)} changed, and older snapshots would show it as null in Iceberg. They "
+            f"must be expired, but are kept by {', '.join(misread.references)}",
+            hint="Copy the rows that you need into another table, drop the tag or branch (ALTER TABLE … DROP TAG or "
+            f"DROP BRANCH), then run `dvsync resume {settings.name}`.",
         )
 
 
 def remembering(shape: Shape, table: Table | None, protocol: Protocol | None, metadata: Metadata | None) -> Shape:
-    """`shape` with a protocol and the features that a metadata uses as properties of the table, once they fit together.
+    """Return `shape` with Delta's protocol and used features as table properties, and check that they fit together.
 
-    What is None did not change: `table` remembers it, unless an older dvsync or someone else left no word of it. Raises
-    `CorruptInput` where Delta would refuse the table.
+    `protocol` or `metadata` is None if it did not change; the property of `table` is then used. If there is no such
+    property, as after an older dvsync, the check is skipped. Raises `CorruptInput` where Delta would refuse the table.
     """
     properties = dict(table.properties) if table else {}
     if protocol is not None:
@@ -190,13 +197,13 @@ def remembering(shape: Shape, table: Table | None, protocol: Protocol | None, me
 
 
 def _own_schema(table: Table) -> Schema:
-    """The schema that dvsync left, whatever is current now; the current one where nothing tells."""
+    """Return the schema that dvsync left, even if another is current now; the current one if none is recorded."""
     own = table.properties.get(SCHEMA_ID)
     return next((schema for schema_id, schema in table.schemas().items() if str(schema_id) == own), table.schema())
 
 
 def _own_mapping(table: Table) -> NameMapping | None:
-    """The name mapping that dvsync left; None where it is another one now."""
+    """Return the name mapping that dvsync left; None if somebody else changed it."""
     mapping = table.properties.get(NAME_MAPPING, "")
     return parse_mapping_from_json(mapping) if table.properties.get(NAME_MAPPING_HASH) == _hash(mapping) else None
 
@@ -221,7 +228,7 @@ def _shape_properties(table: TableSchema) -> dict[str, str]:
 
 
 def _counts_anew(metadata: Metadata, table: Table) -> bool:
-    """Whether Delta's column ids began at 1 again, in a table made anew: they say nothing about the older columns."""
+    """Return whether the Delta table was recreated, so that its column ids began at 1 again, for other columns."""
     marker = shown_by(table)
     mapped = metadata.column_mapping_mode != "none"
     return mapped and marker is not None and marker.delta_table_id != metadata.id
@@ -238,7 +245,7 @@ def _shape(
         spec=schema.spec,
         properties={
             **defaults,
-            # The data files are Delta's: no Iceberg maintenance may remove them.
+            # The data files belong to Delta: no Iceberg maintenance may remove them.
             "gc.enabled": "false",
             DELETE_GRANULARITY: granularity,
             **_shape_properties(schema),
@@ -250,18 +257,19 @@ def _shape(
 
 
 def check_format_version(settings: TableSettings, table: Table | None) -> None:
-    """Raise `Unsupported` for format version 3, asked for or found."""
+    """Raise `Unsupported` if the settings ask for format version 3, or the table has it."""
     found = table.metadata.format_version if table else settings.format_version
     if settings.format_version != 2 or found != 2:
         raise Unsupported(
             f"Iceberg format version {max(settings.format_version, found)} is not supported yet: only version 2 is",
-            hint="Set format_version: 2; a table that is version 3 already cannot go back and must be made anew.",
+            hint="Set format_version: 2. A table that has version 3 already cannot go back: drop and recreate it.",
         )
 
 
 def check_places(location: str, properties: Mapping[str, str], source: str) -> None:
-    """Raise `Unsupported` when PyIceberg would cut a path, or Delta's VACUUM would remove the Iceberg table's files, at
-    its location or where its properties have them written.
+    """Raise `Unsupported` when PyIceberg would cut a path, or Delta's VACUUM would remove the Iceberg table's files.
+
+    Checks the table's location and the properties that place files elsewhere.
     """
     check_path(source)
     for name, place in {"location": location, **{name: properties.get(name) for name in PLACES}}.items():
@@ -271,6 +279,6 @@ def check_places(location: str, properties: Mapping[str, str], source: str) -> N
         if vacuum_cleans(place, source):
             raise Unsupported(
                 f"the Iceberg table's {name}, {place}, lies inside the Delta table, where VACUUM removes every file "
-                "that Delta does not know",
+                "that is not in Delta's log",
                 hint=f"Choose a {name} outside of the Delta table, or one whose folder begins with '_' or '.'.",
             )

@@ -17,13 +17,13 @@ from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping
 FILE_PATH_ID = 2147483546
 POS_ID = 2147483545
 
-# Stands for a deletion vector that a rebuild could not identify: the next sync writes the file's deletions anew.
+# Stands for a deletion vector that a rebuild could not identify. The next sync writes all deletions of the file anew.
 UNKNOWN_DV = DeletionVectorDescriptor("?", "", 0, 0)
 
 
 @dataclass(frozen=True)
 class DvChange:
-    """One data file whose deleted positions go from `before`, None for its first deletion vector, to `after`."""
+    """A data file whose deletion vector changes from `before` to `after`. `before` is None if none is known."""
 
     data_file: str
     record_count: int
@@ -43,9 +43,10 @@ class DeleteFileTask:
 
 @dataclass(frozen=True)
 class DeleteFileResult:
-    """What became of a task. Without new positions there is no `file`.
+    """The result of a task. Without new positions, no file is written and `file` is None.
 
-    Rows of the data files in `restored` came back: `file` holds all of their deletions, not only new ones.
+    `restored` are the data files of which deleted rows came back. For these, `file` holds all deletions, not only the
+    new ones.
     """
 
     file: PositionDeleteFile | None
@@ -54,10 +55,12 @@ class DeleteFileResult:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A delete file that serves files which leave and files which stay: `kept` of it goes into a new one.
+    """A shared delete file to be written again without the data files that leave; it keeps the positions of `kept`.
 
-    The sequence number keeps its positions from a file that comes back, but PyIceberg, Polars and DuckDB apply every
-    position of a delete file that they read for a neighbour's sake.
+    For example, `old` holds {0, 1} of data file A and {5} of B. Row 1 of A comes back, so A's entry is removed and
+    added again, while B stays. The new delete file holds only {5} of B. Without this rewrite, some readers would lose
+    row 1: by the sequence numbers, `old` does not apply to the new entry of A, but PyIceberg, Polars and DuckDB read
+    `old` because of B, and then apply its positions of A as well.
     """
 
     old: DeleteFileRecord
@@ -66,9 +69,10 @@ class Rewrite:
 
 
 def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequence[object] = ()) -> DataFile:
-    """Iceberg spec, "Data File Fields", of a position-delete file.
+    """Make the manifest entry's data file of a position-delete file. Iceberg spec, "Data File Fields".
 
-    Bounds and counts are given for a file that serves one data file; engines take equal bounds of `file_path` for it.
+    Bounds and counts are set only if the file serves a single data file: engines recognise such a file by the equal
+    bounds of `file_path`.
     """
     single = file.data_files[0][0] if len(file.data_files) == 1 else None
     entry = data_file_record(
@@ -97,13 +101,13 @@ def _file_scoped_metrics(data_file: str, file: PositionDeleteFile) -> dict[str, 
 
 
 def delete_file_record(task: DeleteFileTask, file: PositionDeleteFile) -> DeleteFileRecord:
-    """What the state store keeps of a written delete file; its manifest is not known yet."""
+    """Make the state store's record of a written delete file. Its manifest is not known yet."""
     dv_ids = {change.data_file: change.after.unique_id for change in task.changes}
     mappings = tuple(DvMapping(data_file, dv_ids[data_file], positions) for data_file, positions in file.data_files)
     return DeleteFileRecord(file.path, file.size_bytes, file.positions, task.spec_id, "", mappings)
 
 
 def rewritten_record(rewrite: Rewrite, file: PositionDeleteFile) -> DeleteFileRecord:
-    """As `delete_file_record`, of a delete file that was written in place of an older one."""
+    """Make the state store's record of a delete file that replaces an older one. Its manifest is not known yet."""
     mappings = tuple(mapping for mapping in rewrite.old.mappings if mapping.data_file in rewrite.kept)
     return DeleteFileRecord(file.path, file.size_bytes, file.positions, rewrite.old.spec_id, "", mappings)

@@ -1,8 +1,8 @@
-"""Whether every reader finds Delta's columns in a Parquet file: its fields held against the Iceberg schema. Pure.
+"""Checks that every reader finds Delta's columns in a Parquet file: compares its fields with the Iceberg schema. Pure.
 
-Readers find a column by the field id in the file, or by the name mapping where a file has none (Iceberg spec, "Column
-Projection"); Delta finds it by its physical name. Where the two would differ, a reader shows nulls or another column:
-such a file is refused, with column and reason.
+Readers find a column by the field id in the file, or by the name mapping if the file has no ids (Iceberg spec, "Column
+Projection"). Delta finds it by its physical name. If the two find different columns, a reader would show nulls or wrong
+values: such a file is refused, with column and reason.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from daemon.translate.schema import TableSchema
 
 FIELD_ID = b"PARQUET:field_id"
 
-# Parquet types that Iceberg reads as a type (Iceberg spec, "Parquet", and the promotions of "Schema Evolution").
+# For each Iceberg type, the Parquet types from which it can be read (Iceberg spec, "Parquet", and the promotions of
+# "Schema Evolution").
 STORED_AS: Mapping[type[IcebergType], frozenset[pa.DataType]] = {
     BooleanType: frozenset({pa.bool_()}),
     IntegerType: frozenset({pa.int8(), pa.int16(), pa.int32()}),
@@ -55,18 +56,18 @@ STORED_AS: Mapping[type[IcebergType], frozenset[pa.DataType]] = {
 }
 INT96 = pa.timestamp("ns")
 
-# Other names of zones, "Z" among them, stop PyIceberg or Polars.
+# PyIceberg or Polars fails on other names of UTC, such as "Z".
 UTC_NAMES = ("UTC", "Etc/UTC", "+00:00")
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view)
 
 
 @dataclass(frozen=True)
 class FileSchema:
-    """What is worth knowing of a file whose columns all readers find.
+    """The properties of a checked file, in which all readers find all columns.
 
-    `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking. `int96` leads
-    from field ids of timestamps stored as INT96 to the file's top-level columns that hold them; `days` are the field
-    ids of other timestamps with a zone and of dates.
+    `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking. `int96` maps the
+    field ids of timestamps stored as INT96 to the top-level columns of the file that contain them. `days` are the field
+    ids of dates, and of timestamps with a zone that are not INT96.
     """
 
     hidden: frozenset[Path]
@@ -75,9 +76,9 @@ class FileSchema:
 
 
 def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str]) -> FileSchema:
-    """Hold a file's Arrow `schema` against the table's; `leaf_paths` are its columns as Parquet spells them.
+    """Compare a file's Arrow `schema` with the table's. `leaf_paths` are the file's columns, spelled as in Parquet.
 
-    Raises `Unsupported` naming a column that some reader would not find, take for another, or read as another type.
+    Raises `Unsupported` naming a column that some reader would not find, confuse with another, or read as another type.
     """
     has_ids = any(_id(field) is not None for field in _flat(schema))
     walk = _Walk(has_ids=has_ids, ids=frozenset(table.schema.field_ids))
@@ -88,15 +89,15 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
 
 
 def _check_lists(schema: pa.Schema, leaf_paths: Sequence[str]) -> None:
-    """Older layouts of lists and maps are read as null by DuckDB. Parquet's LogicalTypes.md, "Nested Types"."""
+    """Refuse older layouts of lists and maps: DuckDB reads them as null. Parquet's LogicalTypes.md, "Nested Types"."""
     patterns = [pattern for field in schema for pattern in _leaf_patterns(field, re.escape(field.name))]
     for pattern, path in zip(patterns, leaf_paths, strict=True):
         if not re.fullmatch(pattern, path):
             raise Unsupported(
-                f"column {path} of the file is laid out as lists or maps were in older Parquet files: some readers "
+                f"column {path} of the file has the layout of lists or maps in older Parquet files: some readers "
                 "show nulls",
-                hint="Have Spark write the file anew with spark.sql.parquet.writeLegacyFormat=false; delta-rs lays "
-                "maps out so, too.",
+                hint="Rewrite the file with Spark, and set spark.sql.parquet.writeLegacyFormat=false. delta-rs writes "
+                "maps in the older layout, too.",
             )
 
 
@@ -115,7 +116,7 @@ def _leaf_patterns(field: pa.Field, parent: str) -> Iterator[str]:
 
 
 def _check_pyiceberg(schema: pa.Schema, mapping: NameMapping) -> None:
-    """PyIceberg takes a file whole or not at all, by the Arrow types of every column that its writer told."""
+    """Refuse a file that PyIceberg refuses: one unknown Arrow type in any column is enough."""
     try:
         pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
@@ -145,14 +146,14 @@ def _inner(kind: pa.DataType) -> Sequence[pa.Field]:
 
 
 def _paths(field: pa.Field, path: Path) -> Iterator[Path]:
-    """The path of a field and of everything in it."""
+    """Yield the path of a field and of everything in it."""
     yield path
     for each, name in _named_inner(field.type):
         yield from _paths(each, (*path, name))
 
 
 def _unmapped(field: pa.Field, mapped: MappedField, path: Path) -> Iterator[Path]:
-    """The paths inside of a field that the mapping, which has the field itself, does not have."""
+    """Yield the paths inside a mapped field that are not mapped themselves."""
     for each, name in _named_inner(field.type):
         known = next((inner for inner in mapped.fields if name in inner.names), None)
         if known is None:
@@ -162,7 +163,7 @@ def _unmapped(field: pa.Field, mapped: MappedField, path: Path) -> Iterator[Path
 
 
 def _named_inner(kind: pa.DataType) -> Iterator[tuple[pa.Field, str]]:
-    """What is in a type, with Iceberg's names for elements, keys and values."""
+    """Yield the fields directly inside a type. Elements, keys and values have Iceberg's names."""
     kind, inner = _stored(kind), _inner(kind)
     if pa.types.is_struct(kind):
         names = [each.name for each in inner]
@@ -175,12 +176,12 @@ def _id(field: pa.Field) -> int | None:
     try:
         number = int((field.metadata or {}).get(FIELD_ID, b"-1"))
     except ValueError:
-        return None  # PyIceberg reads it as this does, and refuses the file.
+        return None  # PyIceberg parses the id too, fails, and so `_check_pyiceberg` refuses the file.
     return number if number >= 0 else None
 
 
 class _Walk:
-    """One walk over a file's fields beside the name mapping; collects what `FileSchema` tells."""
+    """Walks over a file's fields and the name mapping in parallel, and collects the parts of `FileSchema`."""
 
     def __init__(self, *, has_ids: bool, ids: frozenset[int]) -> None:
         self.hidden: set[Path] = set()
@@ -192,10 +193,10 @@ class _Walk:
     def struct(
         self, fields: Iterable[pa.Field], struct: StructType, mapping: Sequence[MappedField], parent: Path, named: Path
     ) -> None:
-        """`parent` is the path by the names in the file, `named` the same by the table's."""
+        """Check the fields of a struct. `parent` is its path by the names in the file, `named` by the table's names."""
         by_name = {name: mapped for mapped in mapping for name in mapped.names}
         found = {field.name for field in fields}
-        # Delta compares names without regard to case, a name mapping does not.
+        # Delta ignores case in names, but a name mapping does not.
         missing = {name.casefold(): name for name in by_name if name not in found}
         columns = {field.field_id: field for field in struct.fields}
         for field in fields:
@@ -226,7 +227,7 @@ class _Walk:
     ) -> None:
         if self._has_ids and _id(field) != column.field_id:
             carried = "no field id" if _id(field) is None else f"the field id {_id(field)}"
-            raise _unreadable(named, f"carries {carried}, and the column's is {column.field_id}")
+            raise _unreadable(named, f"carries {carried}, but the column's is {column.field_id}")
         kind, wanted = _in_parquet(field.type), column.field_type
         inner = _inner(kind)
         if isinstance(wanted, StructType) and pa.types.is_struct(kind):
@@ -237,19 +238,19 @@ class _Walk:
             self._inside(inner[0], wanted.key_field, mapping[0], path, named)
             self._inside(inner[1], wanted.value_field, mapping[1], path, named)
         elif not _is_stored_as(kind, wanted):
-            raise _unreadable(named, f"is stored as {kind}, and the column's type is {wanted}")
+            raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}")
         elif kind == INT96:
             self.int96[column.field_id] = path[0]
         elif isinstance(wanted, DateType | TimestamptzType):
             self.days.add(column.field_id)
 
     def _inside(self, field: pa.Field, part: NestedField, mapped: MappedField, path: Path, named: Path) -> None:
-        """An element, key or value; Iceberg calls them so whatever the file does."""
+        """Check an element, key or value. The path has Iceberg's name for it, whatever its name in the file is."""
         self._found(field, part, mapped.fields, (*path, part.name), (*named, part.name))
 
 
 def _in_parquet(kind: pa.DataType) -> pa.DataType:
-    """The type as Parquet has it: files of Arrow's writers tell which Arrow type a column had before as well."""
+    """Return the type as stored in Parquet. Arrow's writers also store the original Arrow type; ignore it."""
     plain = kind
     if pa.types.is_dictionary(kind):
         plain = _in_parquet(kind.value_type)

@@ -1,4 +1,4 @@
-"""Columns that files have and the table has not any more, or not yet: in the name mapping by ids that no column has."""
+"""Maps hidden columns: those that only files have, not the table. Their ids belong to no column of the table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Path = tuple[str, ...]
 
 
 def with_hidden(mapping: NameMapping, hidden: Iterable[Path]) -> NameMapping:
-    """The mapping with ids for columns that only files have: PyIceberg refuses a file with an unmapped name."""
+    """Return the mapping with ids for columns that only files have: PyIceberg refuses a file with an unmapped name."""
     paths = sorted(hidden)
     if not paths:
         return mapping

@@ -1,9 +1,8 @@
 """Delta's per-file statistics -> Iceberg metrics. Delta PROTOCOL.md, "Per-file Statistics"; Iceberg spec, "Manifests".
 
-Bounds must be safe for pruning: lower ones never above, upper ones never below any value. Timestamps are cut to
-milliseconds in Delta's statistics, so the upper bound is moved up to the end of its millisecond. Columns whose bounds
-are not exact have the metrics mode `counts` (see `metrics_properties`), which keeps engines from answering MIN or MAX
-with them.
+Bounds must be safe for pruning: no value may be below its lower or above its upper bound. Delta's statistics cut
+timestamps to milliseconds, so the upper bound is moved up to the end of its millisecond. Columns with inexact bounds
+have the metrics mode `counts` (see `metrics_properties`), so that engines do not answer MIN or MAX from them.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from daemon.errors import CorruptInput
 from daemon.translate.partition_values import EPOCH_DAY, exact_decimal, in_range, timestamp_micros
 from daemon.translate.schema import TableSchema
 
-# The part of a timestamp that Delta's statistics do not carry.
+# The largest part of a timestamp that Delta's statistics cut off.
 MILLISECOND_REST_US = 999
-# Decimal digits that every double keeps, and a context of as many as one is ever told with.
+# A double keeps any decimal of 15 digits, and never needs more than 17 digits to be written.
 DOUBLE_DIGITS = 15
 AS_DOUBLE = Context(prec=17)
-# Digits before the point that a number of 64 bits has at most.
+# A 64-bit integer has at most this many digits.
 WHOLE_DIGITS_MAX = 19
-# As many as a line of the log may have; those of checkpoints are held to it, too.
+# The limit for a line of the log. Statistics in checkpoints have the same limit.
 STATS_CHARACTERS_MAX = 16 << 20
 
 
@@ -51,7 +50,7 @@ STATS_CHARACTERS_MAX = 16 << 20
 class Metrics:
     """A data file's metrics by Iceberg field id. `record_count` counts physical rows, deleted ones too.
 
-    `beyond` are columns whose statistics tell values that bounds cannot, such as years of five digits.
+    `beyond` are columns whose statistics have values that bounds cannot express, such as years of five digits.
     """
 
     record_count: int
@@ -65,16 +64,16 @@ class Metrics:
 def parse_stats(
     stats: str | None, leaves: Mapping[tuple[str, ...], NestedField], record_count: int, *, has_dv: bool
 ) -> Metrics:
-    """Translate an add's `stats` JSON; anything that cannot be trusted for a column is left out for that column.
+    """Translate an add's `stats` JSON. A column's metrics are left out if they cannot be trusted.
 
-    `record_count` is the footer's. Where `numRecords` says otherwise (live rows, as some writers put there,
-    trinodb/trino#30343), the null counts are not trusted. Raises `CorruptInput` when the statistics are not JSON of the
+    `record_count` is the footer's. If `numRecords` differs, the null counts are not trusted: some writers store the
+    number of live rows there (trinodb/trino#30343). Raises `CorruptInput` when the statistics are not JSON of the
     protocol's shape.
     """
     if not stats:
         return Metrics(record_count, {}, {}, {}, {})
     if len(stats) > STATS_CHARACTERS_MAX:
-        what = f"the statistics have {len(stats)} characters, at most {STATS_CHARACTERS_MAX} are read"
+        what = f"the statistics have {len(stats)} characters, but dvsync reads at most {STATS_CHARACTERS_MAX}"
         raise CorruptInput(what, hint="Have Delta compute the statistics of this file again.")
     try:
         parsed = json.loads(stats, parse_float=Decimal)
@@ -83,7 +82,7 @@ def parse_stats(
         minima, maxima = parsed.get("minValues") or {}, parsed.get("maxValues") or {}
         nulls = parsed.get("nullCount") or {}
     except (ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        # A number may have more digits than Python takes, or a larger exponent.
+        # ArithmeticError: a number has more digits or a larger exponent than Python accepts.
         raise CorruptInput(
             f"the statistics are not JSON: {error}", hint="Have Delta compute the statistics of this file again."
         ) from error
@@ -96,8 +95,8 @@ def parse_stats(
     upper: dict[int, bytes] = {}
     beyond: set[int] = set()
     upper_values = dict(_walk(maxima, leaves))
-    # Wide bounds without deletions would be taken for exact ones by engines that answer MIN and MAX from metadata; with
-    # deletions they read the file.
+    # Some engines answer MIN and MAX from metadata, and would take wide bounds for exact ones. If the file has
+    # deletions, these engines read the file, so wide bounds do no harm.
     for path, minimum in _walk(minima, leaves) if tight or has_dv else ():
         field, maximum = leaves[path], upper_values.get(path)
         if maximum is None or minimum is None:
@@ -118,9 +117,9 @@ def parse_stats(
 
 
 def _walk(tree: Any, leaves: Mapping[tuple[str, ...], NestedField]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values of `tree` at the leaves, nested structs being nested objects.
+    """Yield the values of `tree` at the leaves. Nested structs are nested objects.
 
-    By what the statistics hold, which is the first 32 columns as a rule, and not by the table's columns.
+    Walks over the statistics, not over the table's columns: usually only the first 32 columns have statistics.
     """
     objects: list[tuple[tuple[str, ...], Any]] = [((), tree)] if isinstance(tree, dict) else []
     while objects:
@@ -134,20 +133,20 @@ def _walk(tree: Any, leaves: Mapping[tuple[str, ...], NestedField]) -> Iterator[
 
 
 def _encoded_bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[bytes, bytes] | None:
-    """Bounds in Iceberg's single-value form, or None where the pair is of no use or not to be trusted."""
+    """Return the bounds in Iceberg's single-value form, or None if they cannot be expressed or trusted."""
     try:
         bounds = _bounds(minimum, maximum, field_type)
         if bounds is None or bounds[0] > bounds[1]:
             return None
         low, high = (to_bytes(field_type, bound) for bound in bounds)  # type: ignore[arg-type]
     except (ValueError, ArithmeticError, TypeError, struct.error):
-        # A year beyond 9999, a number of another type or too large: such a column goes without bounds.
+        # A year after 9999, or a number of another type or too large: the column gets no bounds.
         return None
     return low, high
 
 
 def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, Any] | None:
-    """Values in Iceberg's internal form, the lower one first. Raises what conversions raise."""
+    """Return lower and upper bound in Iceberg's internal form. Exceptions of the conversions pass through."""
     bounds: tuple[Any, Any] | None = None
     match field_type:
         case IntegerType() | LongType():
@@ -173,21 +172,24 @@ def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, A
 
 
 def _whole(number: Any, rounded: Callable[[Any], int]) -> int:
-    """`number`, rounded. Raises ValueError for one such as 1e1000000, of which every digit would be written out."""
+    """Round `number`. Raises ValueError for numbers such as 1e1000000, whose rounding would make a million digits."""
     if isinstance(number, Decimal) and number.is_finite() and number.adjusted() >= WHOLE_DIGITS_MAX:
         raise ValueError("more digits than 64 bits hold")
     return rounded(number)
 
 
 def _float_bounds(low: float, high: float) -> tuple[float, float] | None:
-    """Iceberg spec, "Manifests": NaN is never a bound, and zeros are signed outwards."""
+    """Return the bounds by the rules of the Iceberg spec, "Manifests": no NaN, -0.0 as lower and 0.0 as upper bound."""
     if math.isnan(low) or math.isnan(high):
         return None
     return (-0.0 if low == 0 else low), (0.0 if high == 0 else high)
 
 
 def _as_float32(number: float) -> float:
-    """What a file holds that is older than its column's type: of 0.7, as Delta tells a float, 0.699999988079071."""
+    """Return the value in a file that was written when the column was a float.
+
+    For example, Delta's statistics have 0.7, but the file has 0.699999988079071.
+    """
     try:
         (found,) = struct.unpack("<f", struct.pack("<f", number))
     except OverflowError:
@@ -195,12 +197,13 @@ def _as_float32(number: float) -> float:
     return float(found)
 
 
-def _decimal_bound(told: Any, field_type: DecimalType, rounding: str) -> Decimal:
-    """`told`, or what lies beyond it by what a double may be off: delta-rs tells decimals as doubles.
+def _decimal_bound(stated: Any, field_type: DecimalType, rounding: str) -> Decimal:
+    """Return a safe bound. delta-rs writes decimals as doubles, so `stated` can be off by a double's rounding.
 
-    One of more digits than a double has is exact. Raises ArithmeticError or ValueError when the type cannot hold it.
+    The bound is then moved outwards by that much. A value with more digits than a double has is exact, and so is one
+    of at most 15 digits. Raises ArithmeticError or ValueError when the type cannot hold the bound.
     """
-    number = Decimal(told)
+    number = Decimal(stated)
     if field_type.precision <= DOUBLE_DIGITS or AS_DOUBLE.plus(number) != number:
         return exact_decimal(number, field_type)
     beyond = math.nextafter(float(number), math.inf if rounding == ROUND_CEILING else -math.inf)
@@ -215,8 +218,8 @@ def _days(text: str) -> int:
 def metrics_properties(table: TableSchema) -> dict[str, str]:
     """Iceberg table properties that keep engines from computing MIN and MAX from inexact bounds.
 
-    Inexact are cut strings, timestamps cut to milliseconds, signed zeros, NaN, of which bounds say nothing, and
-    decimals that some writers tell as doubles.
+    Bounds are inexact for strings and timestamps, which Delta cuts; for floats, because of signed zeros and of NaN,
+    which bounds ignore; and for decimals, which some writers store as doubles.
     """
     return {
         f"write.metadata.metrics.column.{table.schema.find_column_name(field.field_id)}": "counts"

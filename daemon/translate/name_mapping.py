@@ -1,4 +1,4 @@
-"""The name mapping: Iceberg's ids for the columns of files that carry none, through every change of the schema."""
+"""The name mapping, which gives Iceberg's field ids to columns of files without ids. It survives schema changes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
-# Ids of columns that only files have: far above those that Delta counts up to, below Iceberg's reserved ones (Iceberg
-# spec, "Reserved Field IDs").
+# Ids of columns that only files have begin here: far above any id that Delta assigns, and below Iceberg's reserved ids
+# (Iceberg spec, "Reserved Field IDs").
 HIDDEN_ID_START = 2_147_000_000
 
 
 def find_renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
-    """Columns, by physical name, that have another id than before.
+    """Yield the columns, by physical name, whose id changed.
 
-    Switching column mapping on numbers the columns of the files that are there anew, as Delta likes. Metrics and
-    partition values of what is live would then belong to other columns.
+    When column mapping is switched on, Delta assigns new ids to the columns of existing files. The metrics and
+    partition values of live files would then belong to other columns.
     """
     before = {field.names[0]: field for field in old if (field.field_id or 0) < HIDDEN_ID_START}
     for field in new:
@@ -28,10 +28,11 @@ def find_renumbered(old: Iterable[MappedField], new: Iterable[MappedField], pare
 
 
 def find_lost(before: NameMapping, after: NameMapping) -> dict[int, str]:
-    """Field ids to which a name of `before` led and leads no more, each with that name.
+    """Return the field ids that lost a name: `before` maps the name to the id, `after` does not.
 
-    Readers find these columns no longer in files without field ids, whichever snapshot shows them: a name mapping is
-    the table's, not a snapshot's (Iceberg spec, "Column Projection").
+    In files without field ids, readers no longer find these columns. This holds for every snapshot, because the name
+    mapping belongs to the table, not to a snapshot (Iceberg spec, "Column Projection"). For example, if `before` maps
+    `a` to 1 and `after` maps `a` to 7, the result is {1: "a"}.
     """
     ids = dict(_mapped_paths(after.root))
     return {field_id: ".".join(path) for path, field_id in _mapped_paths(before.root) if ids.get(path) != field_id}
@@ -48,12 +49,12 @@ def _mapped_paths(fields: Iterable[MappedField], parent: tuple[str, ...] = ()) -
 def with_dropped(
     fields: list[MappedField], previous: Sequence[MappedField], ids: Container[int | None]
 ) -> list[MappedField]:
-    """`fields`, and dropped columns that older files may still carry: PyIceberg refuses a file with an unmapped name.
+    """Return `fields` and the dropped columns, which older files may have: PyIceberg refuses files with unmapped names.
 
-    Iceberg spec, "Column Projection": names of the mapping may lead to ids that the schema does not have any more.
+    Iceberg spec, "Column Projection": a mapping may contain ids that the schema no longer has.
     """
     before = {field.field_id: field.fields for field in previous}
-    # Some readers compare names without regard to case: a dropped `id` must not stand before a new `ID`.
+    # Some readers ignore case in names: a dropped `id` must not hide a new `ID`.
     names = {name.casefold() for field in fields for name in field.names}
     kept = [
         MappedField(

@@ -1,6 +1,6 @@
 """Delta's partition value strings -> Iceberg partition tuples. Delta PROTOCOL.md, "Partition Value Serialization".
 
-The empty string means null for every type. Times are Iceberg's internal numbers: days, and microseconds since 1970.
+The empty string means null for every type. As in Iceberg, dates are days, and timestamps microseconds since 1970.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BOOLEANS = {"true": True, "false": False}
 
 
 def parse_partition_value(text: str | None, field_type: IcebergType, column: str, time_zone: str = "UTC") -> Any:
-    """The value as Iceberg keeps it in a partition tuple; None for null. `time_zone` is for timestamps that name none.
+    """Return the value as in an Iceberg partition tuple; None for null. `time_zone` applies to timestamps without one.
 
     Raises `CorruptInput` naming the column when the text is not of the type.
     """
@@ -50,8 +50,8 @@ def parse_partition_value(text: str | None, field_type: IcebergType, column: str
     except (ValueError, ArithmeticError) as error:
         raise CorruptInput(
             f"partition value {text!r} of column {column} is not a {field_type}",
-            hint="The partition value breaks Delta's rules: fix the program that wrote this file, and have Delta "
-            "write it anew.",
+            hint="The partition value breaks Delta's rules. Fix the program that wrote this file, then rewrite the "
+            "file with Delta.",
         ) from error
 
 
@@ -65,7 +65,7 @@ def _parse(text: str, field_type: IcebergType, time_zone: str) -> Any:
         case BooleanType() if text.lower() in BOOLEANS:
             value = BOOLEANS[text.lower()]
         case FloatType() | DoubleType():
-            # Zeros are one value in SQL, and two to engines that pass over files by their partitions.
+            # -0.0 becomes 0.0: SQL treats them as equal, but engines that skip files by partition do not.
             value = float(text) + 0.0
             if isinstance(field_type, FloatType):
                 (value,) = unpack("<f", pack("<f", value))
@@ -83,7 +83,7 @@ def _parse(text: str, field_type: IcebergType, time_zone: str) -> Any:
 
 
 def in_range(number: int, field_type: IntegerType | LongType) -> int:
-    """`number` itself. Raises ValueError when the type cannot hold it."""
+    """Return `number` unchanged. Raises ValueError when the type cannot hold it."""
     limit = INT_RANGE[type(field_type)]
     if not -limit <= number < limit:
         raise ValueError(f"{number} is not a {field_type}")
@@ -91,9 +91,9 @@ def in_range(number: int, field_type: IntegerType | LongType) -> int:
 
 
 def exact_decimal(number: Decimal, field_type: DecimalType) -> Decimal:
-    """`number` with the type's scale. Raises ArithmeticError or ValueError when the type cannot hold it as it is.
+    """Return `number` with the type's scale. Raises ArithmeticError or ValueError when the type cannot hold it exactly.
 
-    Python's default context keeps 28 digits, a decimal has up to 38.
+    Python's default context keeps 28 digits, but a decimal has up to 38, so the context is set.
     """
     if not number.is_finite():
         raise ValueError(f"{number} is not a {field_type}")
@@ -102,7 +102,7 @@ def exact_decimal(number: Decimal, field_type: DecimalType) -> Decimal:
 
 
 def timestamp_micros(text: str, time_zone: str = "UTC") -> int:
-    """Microseconds since 1970 of `2020-01-01 00:00:00.123456`, also with `T` and a zone; in `time_zone` without one."""
+    """Parse `2020-01-01 00:00:00.123456`, also with `T` or a zone (else `time_zone`), to microseconds since 1970."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=ZoneInfo(time_zone))
@@ -110,7 +110,7 @@ def timestamp_micros(text: str, time_zone: str = "UTC") -> int:
 
 
 def partition_tuple(values: Mapping[str, str | None], table: TableSchema, spec_id: int) -> tuple[Any, ...]:
-    """One value for each field of the spec, in its order, from an action's `partitionValues` (physical names)."""
+    """Return a value for each field of the spec, in its order, from an action's `partitionValues` (physical names)."""
     return tuple(
         parse_partition_value(
             values.get(table.physical_names[field.source_id]),
@@ -123,13 +123,13 @@ def partition_tuple(values: Mapping[str, str | None], table: TableSchema, spec_i
 
 
 def encode_partition(partition: Record) -> tuple[str | None, ...]:
-    """The partition of a manifest entry as texts, which `decode_partition` takes back."""
+    """Return the partition of a manifest entry as texts. `decode_partition` is the inverse."""
     values = [partition[number] for number in range(len(partition))]
     return tuple(None if value is None else str(value) for value in values)
 
 
 def decode_partition(texts: Sequence[str | None], table: TableSchema, spec_id: int) -> tuple[Any, ...]:
-    """The values of a partition tuple, as `partition_tuple` gives them."""
+    """Return the values of a partition tuple, as `partition_tuple` does. The inverse of `encode_partition`."""
     return tuple(
         None if text is None else _decode(text, table.schema.find_type(field.source_id))
         for text, field in zip(texts, table.specs[spec_id].fields, strict=True)

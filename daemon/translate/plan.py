@@ -1,6 +1,6 @@
-"""TableChange -> what one Iceberg snapshot does. Pure: which positions to write, then which entries to add and remove.
+"""Plans one Iceberg snapshot from a TableChange: the positions to write, then the entries to add and remove. Pure.
 
-The wanted state follows from the new deletion vectors alone, so planning a version twice gives the same tables.
+The plan aims at the state that the new deletion vectors describe. Planning a version twice gives the same table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from daemon.translate.partition_values import decode_partition
 from daemon.translate.schema import TableSchema
 from state import DeleteFileRecord, DeletionVectorDescriptor, LiveFile, OrphanReason
 
-# With `write.delete.granularity=partition`, so many data files share a delete file at the most.
+# With `write.delete.granularity=partition`, at most this many data files share a delete file.
 DATA_FILES_PER_DELETE_FILE_MAX = 1000
 
 
@@ -46,7 +46,7 @@ class SyncPlan:
     metrics: Mapping[str, Metrics]
 
     def without_before(self, data_files: Set[str]) -> SyncPlan:
-        """The plan for when the older deletion vectors of these files are lost: all their deletions, written anew."""
+        """Return the plan without the lost older deletion vectors of these files: all deletions are written."""
         return replace(
             self,
             live={
@@ -74,8 +74,11 @@ def plan_sync(
     granularity: str,
     name_delete_file: Callable[[int], str],
 ) -> SyncPlan:
-    """Plan what to translate. `live` holds the files of `change` that Iceberg shows now, `metrics` those of the added
-    ones, `granularity` is `file` or `partition`, `name_delete_file` names the nth delete file."""
+    """Plan the delete files to write.
+
+    `live` holds the files of `change` that Iceberg shows now, `metrics` the metrics of the files that it adds.
+    `granularity` is `file` or `partition`; `name_delete_file` returns the path of the nth delete file.
+    """
     return SyncPlan(
         change=change,
         live=live,
@@ -95,7 +98,7 @@ def _grouped(
     metrics: Mapping[str, Metrics],
     granularity: str,
 ) -> Iterator[tuple[int, tuple[object, ...], tuple[DvChange, ...]]]:
-    """The changes that each delete file holds, with the spec and partition that they share."""
+    """Yield the changes of each delete file, with the spec and the partition that they share."""
     groups: dict[tuple[int, str], list[tuple[tuple[object, ...], DvChange]]] = defaultdict(list)
     for path, add in sorted({**change.added, **change.dv_changed}.items()):
         if add.deletion_vector is None:
@@ -108,7 +111,7 @@ def _grouped(
             before=known.deletion_vector if known and not _is_unknown(known) else None,
             after=add.deletion_vector,
         )
-        # repr: NaN does not equal itself, and a group may be split but never mixed.
+        # Compare by repr, because NaN is not equal to itself. A group may be split, but must not mix partitions.
         group = path if granularity == "file" else repr(partition)
         groups[spec_id, group].append((partition, dv_change))
     for (spec_id, _), members in groups.items():
@@ -118,8 +121,10 @@ def _grouped(
 
 
 def _place(add: AddFile, table: TableSchema, known: LiveFile | None) -> tuple[int, tuple[Any, ...]]:
-    """Spec and partition of a data file: those of its entry, which its delete files must share (Iceberg spec, "Scan
-    Planning"), or what the add of a new one comes to."""
+    """Return spec id and partition of a data file: those of its live entry, or for a new file those of its add.
+
+    A delete file must have the spec and partition of its data files (Iceberg spec, "Scan Planning").
+    """
     if known is None:
         return table.spec_id, partition_of(add, table, table.spec_id)
     return known.spec_id, decode_partition(known.partition, table, known.spec_id)
@@ -127,7 +132,7 @@ def _place(add: AddFile, table: TableSchema, known: LiveFile | None) -> tuple[in
 
 @dataclass(frozen=True)
 class CommitPlan:
-    """The snapshot to commit and what to remember of it; manifest paths are still to be filled in."""
+    """The snapshot to commit, and what to record of it. The manifest paths are not known yet."""
 
     delta: RowDelta
     added_files: Mapping[str, AddFile]
@@ -140,7 +145,7 @@ class CommitPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no entry is added or removed: such a version makes no snapshot."""
+        """Whether the plan adds and removes no entry. Such a version makes no snapshot."""
         return not (self.added_files or self.removed_files or self.written)
 
 
@@ -150,7 +155,11 @@ def plan_rewrites(
     leaving: Set[str],
     name_delete_file: Callable[[int], str],
 ) -> tuple[Rewrite, ...]:
-    """The rewrites that files which leave make necessary; none where each delete file serves one data file."""
+    """Plan to write shared delete files again, without the data files that leave (see `Rewrite`).
+
+    `serving` are the delete files of the data files that leave, `still_serving` the live data files of each of them.
+    For example, `leaving` is {A}, and delete file d1 serves {A, B}, d2 only {A}: d1 is rewritten for {B}, d2 is not.
+    """
     shared = [(file, still_serving[file.path] - leaving) for file in serving]
     return tuple(
         Rewrite(file, name_delete_file(number), frozenset(kept))
@@ -159,9 +168,10 @@ def plan_rewrites(
 
 
 def files_to_leave(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> set[str]:
-    """Live data files whose entries go: removed ones, and those of which rows came back.
+    """Return the live data files whose entries are removed: removed files, and restored ones.
 
-    A restored file's entry is removed and added again: its new data sequence number leaves older deletes behind.
+    A restored file is one of which deleted rows came back. Its entry is removed and added again: older delete files do
+    not apply to the new data sequence number.
     """
     return set(plan.change.removed) | _restored(plan, results)
 
@@ -185,10 +195,17 @@ def complete_plan(
     still_serving: Mapping[str, set[str]],
     rewritten: Sequence[tuple[Rewrite, PositionDeleteFile]] = (),
 ) -> CommitPlan:
-    """Decide every entry of the snapshot once the delete files are written; `results` are those of the plan's tasks.
+    """Decide every entry of the snapshot once the delete files are written. `results` belong to the plan's tasks.
 
-    `serving` are the live delete files of the files to leave, `still_serving` the live data files that each of them
-    serves, `rewritten` what became of `plan_rewrites`.
+    `serving` are the live delete files of `files_to_leave`, `still_serving` the live data files that each of them
+    serves, `rewritten` the written files of `plan_rewrites`.
+
+    For example, delete file d1 holds {0, 1} of data file A and {5} of B.
+
+    - The deletion vector of A grows to {0, 1, 2}: a new delete file with {2} is added, nothing else changes.
+    - It shrinks to {0}: A is restored. The snapshot removes A and d1; it adds A again, a delete file with {0} of A, and
+      a rewrite of d1 with {5} of B.
+    - A is removed: the snapshot removes A and d1, and adds the rewrite of d1.
     """
     leaving = files_to_leave(plan, results)
     restored = _restored(plan, results)
@@ -224,7 +241,7 @@ def complete_plan(
             for path, add in plan.change.dv_changed.items()
             if path not in restored and add.deletion_vector
         },
-        # A restored file is in both: what was remembered of its deletions goes, the file itself stays.
+        # A restored file is also in `added_files`: the record of its old deletions goes, the file itself stays live.
         removed_files=tuple(sorted(leaving)),
         written=written,
         unwritten_files=tuple(task.output_path for task, file in files if not file),
@@ -240,7 +257,7 @@ def _metrics(plan: SyncPlan, path: str) -> Metrics:
 
 
 def by_manifest(placed: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
-    """Paths grouped by the manifest that comes first in each pair."""
+    """Group paths by manifest. Each pair is a manifest's path and a path in it."""
     groups: dict[str, set[str]] = defaultdict(set)
     for manifest_path, path in placed:
         groups[manifest_path].add(path)
@@ -248,7 +265,7 @@ def by_manifest(placed: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
 
 
 def _moves_rows_only(plan: SyncPlan, metrics: Mapping[str, Metrics], *, positions: int) -> bool:
-    """Whether Delta says that no data changed, and the numbers of rows agree (operation `replace`)."""
+    """Return whether Delta says that no data changed, and the numbers of rows agree (operation `replace`)."""
     change = plan.change
     if change.data_change or change.dv_changed or positions:
         return False
@@ -258,7 +275,7 @@ def _moves_rows_only(plan: SyncPlan, metrics: Mapping[str, Metrics], *, position
 
 
 def account_change(change: TableChange, live: Mapping[str, LiveFile], metrics: Mapping[str, Metrics]) -> Account:
-    """What `change` adds to the table's account, by Delta's actions alone."""
+    """Return what `change` adds to the table's account, by Delta's actions alone."""
     account = NOTHING
     for path, add in {**change.added, **change.dv_changed}.items():
         rows = metrics[path].record_count if path in change.added else live[path].record_count

@@ -1,8 +1,8 @@
 """Delta schema -> Iceberg schema with stable field ids, partition spec and name mapping. Pure.
 
-With column mapping the ids are Delta's own (PROTOCOL.md, "Column Mapping"); without it the Parquet files carry none:
-ids are assigned once, kept by name, and the name mapping leads readers from names to ids (Iceberg spec, "Column
-Projection"). The names in the mapping are physical names, which are what the files carry.
+With column mapping, the ids are Delta's (PROTOCOL.md, "Column Mapping"). Without it, the Parquet files have no ids:
+dvsync assigns an id once and keeps it for the column's name. Readers map names to ids with the name mapping (Iceberg
+spec, "Column Projection"). The mapping has physical names, because these are the names in the files.
 """
 
 from __future__ import annotations
@@ -72,22 +72,22 @@ NESTED_IDS = "delta.columnMapping.nested.ids"
 # Partition field ids start here (Iceberg spec, "Partition Specs").
 PARTITION_FIELD_ID_START = 1000
 
-# About 40,000 plain columns. Every schema that a table ever had is in each of its metadata files.
+# About 40,000 plain columns. Bounded, because each metadata file repeats every schema that the table ever had.
 SCHEMA_CHARACTERS_MAX = 4 << 20
 
-# Types in types. DuckDB 1.5.5 does not come to an end with lists in 28 lists, PyIceberg fails at 90 structs.
+# Levels of nested types. DuckDB 1.5.5 hangs on lists inside 28 lists, PyIceberg fails at 90 structs.
 NESTING_MAX = 25
 
-# Names of columns that Iceberg's readers add to a table's own (Iceberg spec, "Reserved Field IDs", as far as
-# MetadataColumns of Iceberg 1.12 goes by the name): Spark refuses to read a column that is called so.
+# Names of metadata columns that Iceberg's readers add (Iceberg spec, "Reserved Field IDs"; those that
+# MetadataColumns of Iceberg 1.12 recognises by name). Spark refuses to read a table that has a column with such a name.
 RESERVED_NAMES = frozenset(
     {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"}
 )
 
-# Spark's reader adds this one wherever rows are deleted, and its filters then take `_POS` for the same name.
+# Spark's reader adds this column where rows are deleted. Its filters ignore case, so `_POS` is reserved as well.
 POSITION_NAME = "_pos"
 HINT_METADATA = (
-    "The metaData action is invalid, and none of the commit is shown in Iceberg. Fix the program that wrote it."
+    "The metaData action is invalid, so dvsync applied nothing of this commit. Fix the program that wrote it."
 )
 
 
@@ -95,9 +95,9 @@ HINT_METADATA = (
 class TableSchema:
     """The Iceberg side of one Delta metadata.
 
-    `replaced` tells columns whose type or id changed so that they are new columns in Iceberg's eyes: no older file may
-    stay live then. `time_zone` is that of timestamp partition values that name none.
-    `may_overflow` lets INT96 timestamps pass that some readers cannot show.
+    `replaced` are columns whose type or id changed, so that they are new columns in Iceberg. If there are any, no older
+    file may stay live. `time_zone` applies to timestamp partition values without one. If `may_overflow`, INT96
+    timestamps are accepted that some readers cannot show.
     """
 
     schema: Schema
@@ -110,7 +110,7 @@ class TableSchema:
 
     @property
     def spec(self) -> PartitionSpec:
-        """The spec of files that are added from now on."""
+        """The spec for files that are added from now on."""
         return self.specs[self.spec_id]
 
     @cached_property
@@ -134,8 +134,9 @@ def translate_schema(
 ) -> TableSchema:
     """Translate the schema of a Delta `metadata`.
 
-    `previous` and `mapping` are the Iceberg table's current schema and name mapping, `schemas` and `specs` are all that
-    it ever had: ids are kept. Raises `Unsupported` naming the column and its type, `CorruptInput` for no schema at all.
+    `previous` and `mapping` are the Iceberg table's current schema and name mapping; `schemas` and `specs` are all that
+    it ever had. Existing columns keep their ids. Raises `Unsupported` naming the column and its type, or `CorruptInput`
+    when this is not a Delta schema.
     """
     struct = parse_struct(metadata.schema_string)
     mapped = metadata.column_mapping_mode != "none"
@@ -178,17 +179,17 @@ def translate_schema(
 
 
 def parse_struct(schema_string: str) -> dict[str, Any]:
-    """The schema as Spark spells it: a struct with fields, of which nothing else is checked yet.
+    """Parse Spark's JSON of a schema: a struct with fields. Checks its size and nesting only.
 
     Raises `CorruptInput`, and `Unsupported` for a schema that is too large or nested too deeply.
     """
     if len(schema_string) > SCHEMA_CHARACTERS_MAX:
         raise Unsupported(
-            f"the schema has {len(schema_string)} characters, at most {SCHEMA_CHARACTERS_MAX} are read",
+            f"the schema has {len(schema_string)} characters, but dvsync reads at most {SCHEMA_CHARACTERS_MAX}",
             hint="Drop columns, or shorten their comments, in the Delta table.",
         )
     try:
-        # Halves of UTF-16 pairs, which nothing can be written with, are no text to msgspec.
+        # msgspec, unlike the `json` module, refuses halves of UTF-16 pairs, which could not be written out as UTF-8.
         struct = msgspec.json.decode(schema_string)
     except (ValueError, RecursionError) as error:
         raise CorruptInput(f"the schema is not JSON: {error}", hint=HINT_METADATA) from error
@@ -199,11 +200,11 @@ def parse_struct(schema_string: str) -> dict[str, Any]:
     return struct
 
 
-def _column_id(told: Any) -> int:
-    """An id of column mapping. Raises ValueError for one that Delta does not count up to, and TypeError."""
-    number = int(told)
+def _column_id(value: Any) -> int:
+    """Parse an id of column mapping. Raises ValueError or TypeError for values that Delta cannot have assigned."""
+    number = int(value)
     if not 0 <= number < HIDDEN_ID_START:
-        raise ValueError(f"{number} is no id of a column")
+        raise ValueError(f"{number} is not a column id")
     return number
 
 
@@ -214,12 +215,12 @@ def _check_nesting(field: Any) -> None:
     if types:
         raise Unsupported(
             f"column {field.get('name')} is nested in more than {NESTING_MAX} levels",
-            hint="Drop the column, or store what is deep in it as text.",
+            hint="Drop the column, or store its deeply nested values as text.",
         )
 
 
 def _inner_types(kind: Any) -> Iterator[Any]:
-    """The types right in a type, whatever shape it has."""
+    """Yield the types directly inside a type. The JSON is not validated yet, so unexpected values are skipped."""
     if isinstance(kind, dict):
         yield from _types_of(kind.get("fields"))
         yield from (kind[name] for name in ("elementType", "keyType", "valueType") if name in kind)
@@ -232,19 +233,19 @@ def _types_of(fields: Any) -> Iterator[Any]:
 
 
 def _check_names(struct: dict[str, Any]) -> None:
-    """Raise `Unsupported` naming the columns whose names Iceberg reserves. Fields inside of columns may have them."""
+    """Raise `Unsupported` naming the columns whose names Iceberg reserves. Nested fields may have such names."""
     names = [str(field["name"]) for field in struct["fields"]]
     reserved = [name for name in names if name in RESERVED_NAMES or name.casefold() == POSITION_NAME]
     if reserved:
         raise Unsupported(
             f"Iceberg reserves the name of column {', '.join(reserved)}: Spark cannot read a table with such a column",
-            hint="Rename it in Delta: ALTER TABLE … RENAME COLUMN, with delta.columnMapping.mode = 'name'; or CREATE "
-            "OR REPLACE TABLE … AS SELECT, where the table has arrays or maps. Then `dvsync resync` the table.",
+            hint="Rename it in Delta: ALTER TABLE … RENAME COLUMN, with delta.columnMapping.mode = 'name', or CREATE "
+            "OR REPLACE TABLE … AS SELECT if the table has arrays or maps. Then run `dvsync resync` for the table.",
         )
 
 
 def _schema_id(struct: StructType, schemas: Mapping[int, Schema]) -> int:
-    """The id of a schema that the table had already, or the next one."""
+    """Return the id of an equal schema that the table already has, or else the next free id."""
     for schema_id, schema in schemas.items():
         if schema.as_struct() == struct and not schema.identifier_field_ids:
             return schema_id
@@ -256,13 +257,13 @@ def _metadata(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def physical_name(field: dict[str, Any]) -> str:
-    """The name of a Delta field in the files. PROTOCOL.md, "Column Mapping"."""
+    """Return the name of a Delta field in the files. PROTOCOL.md, "Column Mapping"."""
     return str(_metadata(field).get(MAPPING_NAME, field["name"]))
 
 
 @dataclass(frozen=True)
 class _NestedIds:
-    """The ids that a field's metadata gives to what is inside of its lists and maps; `place` is where the walk is."""
+    """The ids in a field's metadata for elements, keys and values. `place` is the path of the current one."""
 
     ids: Mapping[str, int]
     place: str
@@ -290,7 +291,7 @@ class _NestedIds:
 
 @dataclass(frozen=True)
 class _Before:
-    """The fields that a struct had before; none, when the table is new."""
+    """The fields that a struct had before. `is_first` if the struct is new."""
 
     by_id: Mapping[int, NestedField]
     by_name: Mapping[str, NestedField]
@@ -309,10 +310,10 @@ class _Before:
 
 
 def _hides_renamed(kind: dict[str, Any]) -> bool:
-    """Whether PyIceberg would look for fields of structs inside of a list or map by names that the files do not have.
+    """Return whether PyIceberg would search struct fields in a list or map by names that the files do not have.
 
-    PyIceberg 0.12 goes by field ids where the element, or the value, is a struct; it casts every other list or map as
-    a whole, by names (ArrowProjectionVisitor.list and .map).
+    If the element or the value is a struct, PyIceberg 0.12 finds its fields by id. It casts any other list or map as a
+    whole, by the table's names (ArrowProjectionVisitor.list and .map). An example is a list of lists of structs.
     """
     inner = kind["elementType"] if kind["type"] == "array" else kind["valueType"]
     is_struct = isinstance(inner, dict) and inner["type"] == "struct"
@@ -330,7 +331,7 @@ def _has_renamed(kind: Any) -> bool:
 
 
 class _Translation:
-    """One walk over a Spark schema; carries the next free field id."""
+    """Walks over a Spark schema once, and keeps the next free field id."""
 
     def __init__(self, *, mapped: bool, next_id: int) -> None:
         self.mapped = mapped
@@ -342,8 +343,8 @@ class _Translation:
         self._next_id += 1
         return self._next_id - 1
 
-    def _mapped_id(self, told: Any) -> int:
-        number = _column_id(told)
+    def _mapped_id(self, value: Any) -> int:
+        number = _column_id(value)
         if number in self._used:
             raise ValueError(f"two columns have the id {number}")
         self._used.add(number)
@@ -361,9 +362,9 @@ class _Translation:
         old = before.by_id.get(_metadata(field)[MAPPING_ID]) if self.mapped else before.by_name.get(field["name"])
         spelled = before.spellings.get(field["name"].casefold())
         if old is None and spelled is not None and not self.mapped:
-            # Delta finds the older files' column all the same, a name mapping does not.
+            # Delta ignores case and still finds the column in older files, but a name mapping does not.
             self.replaced.append(f"{column} (spelled {spelled} before)")
-        # A struct's id comes before those of its fields, as where Delta numbers columns (DeltaColumnMapping.scala).
+        # A struct gets its id before its fields do, the order in which Delta assigns ids (DeltaColumnMapping.scala).
         kept_id = self._mapped_id(_metadata(field)[MAPPING_ID]) if self.mapped else old.field_id if old else None
         field_id = self._new_id() if kept_id is None else kept_id
         old_type = old.field_type if old else None
@@ -372,12 +373,12 @@ class _Translation:
             if self.mapped:
                 raise Unsupported(
                     f"column {column} changed from {old_type} to {field_type}, which Iceberg cannot express",
-                    hint="Iceberg widens int to long, float to double and the precision of decimals only.",
+                    hint="Iceberg can only widen int to long, float to double, and the precision of decimals.",
                 )
             self.replaced.append(f"{column} (from {old_type} to {field_type})")
             old, field_id = None, self._new_id()
             field_type = self._type(field["type"], None, path, _NestedIds.of(field))
-        # A column that joins later is missing from older files, so readers must be allowed a null.
+        # A column that was added later is missing in older files, so it must be nullable.
         required = not field["nullable"] and (old.required if old else before.is_first)
         return NestedField(
             field_id=field_id,
@@ -392,9 +393,9 @@ class _Translation:
             return _primitive(delta_type, ".".join(path))
         if self.mapped and delta_type["type"] in ("array", "map") and _hides_renamed(delta_type):
             raise Unsupported(
-                f"column {'.'.join(path)} is a list or map with structs deep inside, whose fields have other names in "
+                f"column {'.'.join(path)} is a list or map with nested structs whose fields have other names in "
                 "the files (column mapping): PyIceberg shows them as null",
-                hint="Drop the column. Tables without column mapping may hold such columns.",
+                hint="Drop the column. Tables without column mapping may have such columns.",
             )
         match delta_type["type"]:
             case "struct":
@@ -431,15 +432,18 @@ class _Translation:
                 raise _unsupported_type(str(other), ".".join(path))
 
     def _inner_id(self, kept_id: int | None, path: tuple[str, ...], nested: _NestedIds) -> int:
-        """The id of an element, key or value. Files that have ids for columns but none for these read as null, or not
-        at all, in engines that go by id: refused, never served."""
+        """Return the id of an element, key or value.
+
+        Raises `Unsupported` if column mapping gives ids to columns only: engines that read by id would then show nulls,
+        or fail.
+        """
         if self.mapped:
             if nested.id is None:
                 raise Unsupported(
-                    f"column {'.'.join(path)} is an array or map, and column mapping gives no id to what is in it",
-                    hint="Drop it, or have the files rewritten with such ids (REORG TABLE … APPLY (UPGRADE UNIFORM "
-                    "(ICEBERG_COMPAT_VERSION = 2))), then `dvsync resync` the table. Tables without column "
-                    "mapping may hold arrays and maps.",
+                    f"column {'.'.join(path)} is an array or map, and column mapping gives no id to its contents",
+                    hint="Drop it, or rewrite the files with such ids (REORG TABLE … APPLY (UPGRADE UNIFORM "
+                    "(ICEBERG_COMPAT_VERSION = 2))), then run `dvsync resync` for the table. Tables without column "
+                    "mapping may have arrays and maps.",
                 )
             return self._mapped_id(nested.id)
         return self._new_id() if kept_id is None else kept_id
@@ -474,7 +478,7 @@ def _primitive(delta_type: str, column: str) -> PrimitiveType:
     if match := DECIMAL.fullmatch(delta_type):
         precision, scale = int(match[1]), int(match[2])
         if scale not in range(precision + 1):
-            raise ValueError(f"column {column} has the type {delta_type}, whose scale is beyond its precision")
+            raise ValueError(f"column {column} has the type {delta_type}, whose scale exceeds its precision")
         return DecimalType(precision, scale)
     if delta_type not in PRIMITIVES:
         raise _unsupported_type(delta_type, column)
@@ -489,7 +493,7 @@ def _unsupported_type(delta_type: str, column: str) -> Unsupported:
 
 
 def _may_become(old: IcebergType, new: IcebergType) -> bool:
-    """Iceberg spec, "Schema Evolution": the promotions that keep a field's id."""
+    """Return whether a field keeps its id. Iceberg spec, "Schema Evolution", lists these promotions."""
     match old, new:
         case (IntegerType(), LongType()) | (FloatType(), DoubleType()):
             return True
@@ -506,13 +510,13 @@ def _may_become(old: IcebergType, new: IcebergType) -> bool:
 
 
 def _partition_spec(schema: Schema, columns: list[str], specs: Mapping[int, PartitionSpec]) -> PartitionSpec:
-    """The spec with the identity of each column: one that the table has already, or a new one."""
+    """Return the spec that partitions by these columns: one that the table already has, or else a new one."""
     for column in columns:
         if column not in schema.column_names:
             raise CorruptInput(f"partition column {column} is not in the schema", hint=HINT_METADATA)
         if columns.count(column) > 1 or not schema.find_type(column).is_primitive:
             raise CorruptInput(
-                f"Delta cannot partition by column {column}: it is not of a primitive type, or named twice",
+                f"Delta cannot partition by column {column}: its type is not primitive, or it is listed twice",
                 hint=HINT_METADATA,
             )
         if isinstance(schema.find_type(column), BinaryType):
@@ -531,7 +535,7 @@ def _partition_spec(schema: Schema, columns: list[str], specs: Mapping[int, Part
             source_id=source,
             field_id=next_id + index,
             transform=IdentityTransform(),
-            # DuckDB 1.5.5 cannot read manifests that have other names in them.
+            # DuckDB 1.5.5 cannot read manifests with non-ASCII partition names.
             name=column if column.isascii() else f"partition_{next_id + index}",
         )
         for index, (source, column) in enumerate(zip(sources, columns, strict=True))

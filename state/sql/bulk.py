@@ -23,7 +23,7 @@ def batched(items: Iterable[T], batch_max: int = IN_LIST_MAX) -> Iterator[list[T
 
 
 def find_by_path(connection: Connection, column: Column[V], table_id: int, paths: Iterable[str]) -> dict[str, V]:
-    """The value of `column` for each of `paths` that has a row in the column's table."""
+    """Find the value of `column` for each of `paths` that has a row in the column's table."""
     by_path = _select_by_path(column)
     return {
         path: value
@@ -56,7 +56,7 @@ def update_rows(connection: Connection, rows: Table, table_id: int, columns: dic
         )
 
 
-# To put a statement together takes longer than to execute it.
+# Building a statement takes longer than executing it, so statements are cached.
 @cache
 def _select_by_path(column: Column[Any]) -> Select[Any]:
     rows = column.table

@@ -46,7 +46,7 @@ class Database:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """The database, at the newest schema; an SQLite file and its folder are made when they are missing.
+        """Open the database at the newest schema. A missing SQLite file and its folder are created.
 
         Raises StateUnavailable when it cannot be opened, or when a newer dvsync has migrated it.
         """
@@ -60,13 +60,13 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that sees one state of the database. Raises StateUnavailable."""
+        """Open a transaction that sees a single state of the database. Raises StateUnavailable."""
         with self._translated(), self._readers.begin() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that is committed at the end, or leaves nothing behind. Raises StateUnavailable."""
+        """Open a transaction. It commits at the end, or rolls back after an exception. Raises StateUnavailable."""
         # SQLite's own waiting is unfair and gives up after the busy timeout: our threads queue here instead.
         with self._one_writer, self._translated(), self._writers.begin() as connection:
             if self._is_postgresql:
@@ -77,7 +77,7 @@ class Database:
             yield connection
 
     def check_before_write(self, check: Callable[[Connection], None]) -> None:
-        """From now on, nothing is written by a transaction in which `check` raises."""
+        """Run `check` at the start of each later write. If it raises, the transaction writes nothing."""
         self._before_write = check
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Database:
 
 
 def _find_revision(connection: Connection) -> str | None:
-    """Where Alembic left the schema; None for a database that it has not seen."""
+    """Return the schema's revision; None if Alembic has not migrated this database yet."""
     if not connection.dialect.has_table(connection, "alembic_version"):
         return None
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()

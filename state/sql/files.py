@@ -1,4 +1,4 @@
-"""What a verb does to the rows of files: each function is one step inside the caller's transaction.
+"""The steps of the verbs on the rows of files. Each function runs inside the caller's transaction.
 
 The verbs in `store.py` put the steps in order. Lists may be of any length.
 """

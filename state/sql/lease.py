@@ -1,4 +1,4 @@
-"""The one row of the lease: how it is read, taken, and checked before each write."""
+"""Reads, takes and changes the single row of the lease, and checks it before each write."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def read_lease(connection: Connection) -> Lease:
 
 
 def check_holder(connection: Connection, token: int) -> None:
-    """Raise LeaseLost unless the lease is still `token`'s; there is one writer at a time."""
+    """Raise LeaseLost unless the lease still has this token."""
     lease = read_lease(connection)
     if lease.token != token:
         raise LeaseLost(f"the state database was taken over by {lease.holder or 'another process, which has ended'}")
 
 
 def replace_lease(connection: Connection, seen: Lease, new: Lease) -> bool:
-    """Write `new` if the lease is as it was `seen`; says whether it was."""
+    """Write `new` if the lease is as it was `seen`; return whether it was."""
     as_seen = update(LEASE).where(LEASE.c.token == seen.token, LEASE.c.renewals == seen.renewals)
     return connection.execute(as_seen.values(asdict(new))).rowcount == 1
 

@@ -55,7 +55,7 @@ def _given_id() -> Column[int]:
     return Column("id", _ROW_ID, primary_key=True, autoincrement=False)
 
 
-# A column that points at another has that one's type.
+# A foreign key column gets the type of the column that it refers to.
 def _table_id() -> Column[int]:
     return Column("table_id", ForeignKey("tables.id", ondelete="CASCADE"), nullable=False)
 
@@ -100,7 +100,7 @@ TABLES = Table(
     Column("resync_wanted", Boolean, nullable=False, server_default="0"),
     # A `TableError` as JSON: it is written and cleared as a whole, and never searched.
     Column("error", LargeBinary),
-    # A table that starts afresh must not get the id of the one that was forgotten for it.
+    # A recreated row must not get the id of the deleted row.
     sqlite_autoincrement=True,
 )
 

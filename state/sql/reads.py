@@ -1,4 +1,4 @@
-"""From rows to records: how live files and delete files are read, inside the caller's transaction."""
+"""Reads rows of live files and delete files into records, inside the caller's transaction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def select_live_files() -> Select[Any]:
 
 
 def live_file(row: Row[Any]) -> LiveFile:
-    """The record of one row of `select_live_files`."""
+    """Return the record of one row of `select_live_files`."""
     deletion_vector = None
     if row.dv_storage_type is not None:
         deletion_vector = DeletionVectorDescriptor(
@@ -47,7 +47,7 @@ def live_file(row: Row[Any]) -> LiveFile:
 
 
 def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) -> list[DeleteFileRecord]:
-    """These live delete files with all their mappings, both sorted by path."""
+    """Read these live delete files with all their mappings, both sorted by path."""
     mappings: dict[int, list[DvMapping]] = {delete_file_id: [] for delete_file_id in delete_file_ids}
     delete_files = []
     for batch in batched(delete_file_ids):

@@ -79,7 +79,7 @@ class SqlStateStore:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """The store behind an SQLAlchemy URL, made or upgraded as needed.
+        """Open the store at an SQLAlchemy URL; create or upgrade it as needed.
 
         Raises StateUnavailable when it cannot be opened, or was written by a newer dvsync.
         """

@@ -642,7 +642,7 @@ def test_another_time_zone_registers_every_file_anew(tmp_path: Path, *, overwrit
     table.commit(table.delete({first: [0, 1]}))
     bench = by_hour(tmp_path, "Europe/Paris", on_foreign_commit="overwrite" if overwrite else "park")
     if not overwrite:
-        with pytest.raises(TargetChanged, match=r"is Europe/Paris, and .* were made with UTC") as caught:
+        with pytest.raises(TargetChanged, match=r"is Europe/Paris, but .* were computed with UTC") as caught:
             bench.follower.sync()
         assert "Set partition_time_zone to UTC again" in caught.value.hint
     bench.follower.sync(full=not overwrite)

@@ -132,7 +132,7 @@ def test_all_types_engines_and_filters(spark: SparkSession, service: Service, tm
     assert contents(image_of(on_spark.iceberg())) == contents(table.image)
     with spark_conf(spark, "spark.sql.parquet.writeLegacyFormat", "true"):
         table.sql(f"INSERT INTO {{t}} {values(66, 70)}")
-    with pytest.raises(Unsupported, match="is laid out as lists or maps were in older Parquet files"):
+    with pytest.raises(Unsupported, match="has the layout of lists or maps in older Parquet files"):
         on_spark.sync()
     on_spark.close()
 

@@ -153,7 +153,7 @@ def test_what_readers_cannot_under_column_mapping(
     write(spark, table, columns, {"delta.columnMapping.mode": "name", "delta.enableIcebergCompatV2": "true"})
     told = Told.of(table)
     with pytest.raises(
-        Unsupported, match=r"is a list or map with structs deep inside, .* PyIceberg shows them as null"
+        Unsupported, match=r"is a list or map with nested structs whose fields .* PyIceberg shows them as null"
     ):
         table.bench.sync()
     monkeypatch.setattr("daemon.translate.schema._hides_renamed", lambda kind: False)

@@ -129,7 +129,9 @@ def test_lists_under_column_mapping_need_ids(service: Service, tmp_path: Path) -
     table.step("ALTER TABLE {t} RENAME COLUMN deep.a TO z", snapshots=0)
     table.step(COMPAT_ROWS.format(t="{t}", start=6, end=9), operation="append")
     table.sql("ALTER TABLE {t} ADD COLUMN odd ARRAY<ARRAY<STRUCT<x: INT>>>")
-    assert_refused(table, "column odd is a list or map with structs deep inside, .* PyIceberg shows them as null")
+    assert_refused(
+        table, "column odd is a list or map with nested structs whose fields .* PyIceberg shows them as null"
+    )
 
 
 def test_lists_in_the_older_layout_are_refused(spark: SparkSession, service: Service, tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_lists_in_the_older_layout_are_refused(spark: SparkSession, service: Ser
     table.step("CREATE TABLE {t} (id INT, l ARRAY<INT>) USING delta")
     with spark_conf(spark, "spark.sql.parquet.writeLegacyFormat", "true"):
         table.sql("INSERT INTO {t} VALUES (1, array(1, 2))")
-    assert_refused(table, r"column l\..* of the file is laid out as lists or maps were in older Parquet files")
+    assert_refused(table, r"column l\..* of the file has the layout of lists or maps in older Parquet files")
 
 
 def test_column_mapping_on_a_partitioned_table(service: Service, tmp_path: Path) -> None:
@@ -166,7 +168,7 @@ def test_files_with_foreign_ids_are_refused(spark: SparkSession, service: Servic
     spark.createDataFrame(frame.toArrow(), schema).write.parquet(str(source))
     spark.sql(f"CONVERT TO DELTA parquet.`{source}`")
     table = Followed(service, tmp_path)
-    with pytest.raises(Unsupported, match="column a of the file carries the field id 2, and the column's is 1"):
+    with pytest.raises(Unsupported, match="column a of the file carries the field id 2, but the column's is 1"):
         table.bench.sync()
 
 
@@ -189,7 +191,7 @@ def test_widenings(service: Service, tmp_path: Path) -> None:
     table.sql("ALTER TABLE {t} ALTER COLUMN f TYPE DOUBLE")
     assert_refused(table, r"column f \(from int to double\) changed while 2 older data files stay")
     again = table.new_bench("again")
-    with pytest.raises(Unsupported, match="column f of the file is stored as int32, and the column's type is double"):
+    with pytest.raises(Unsupported, match="column f of the file is stored as int32, but the column's type is double"):
         again.sync()
     again.close()
     # Once no file of the old type is left, nothing stands in the way.
@@ -263,7 +265,7 @@ def test_the_old_calendar_is_refused(service: Service, tmp_path: Path, key: str,
         table.step("INSERT INTO {t} VALUES (1, DATE'1582-10-15', TIMESTAMP'1900-01-01 00:00:00'), (2, NULL, NULL)")
         table.sql("INSERT INTO {t} VALUES (3, DATE'1400-01-01', TIMESTAMP'1800-01-01 00:00:00')")
     assert_refused(
-        table, f"column {column} of the file has or may have values before .*, stored by the Julian calendar"
+        table, f"column {column} of the file has or may have values before .*, stored in the Julian calendar"
     )
 
 

@@ -257,7 +257,7 @@ FAULTS = {
     "decimal-too-wide": Fault(
         "CorruptInput", "precision must be between 1 and 38", partial(column_of, "decimal(50,2)")
     ),
-    "decimal-scale": Fault("CorruptInput", "scale is beyond its precision", partial(column_of, "decimal(5,10)")),
+    "decimal-scale": Fault("CorruptInput", "scale exceeds its precision", partial(column_of, "decimal(5,10)")),
     "geometry": Fault("Unsupported", "column extra has the type geometry", partial(column_of, "geometry(OGC:CRS84)")),
     "geography": Fault("Unsupported", "column extra has the type geography", partial(column_of, "geography")),
     "unknown-type": Fault("Unsupported", "column extra has the type hyperlink", partial(column_of, "hyperlink")),

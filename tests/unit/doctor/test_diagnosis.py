@@ -11,7 +11,7 @@ from daemon.doctor import diagnosis
 
 @pytest.mark.parametrize(
     ("schema_string", "says"),
-    [("[" * 100_000, "not JSON"), ("[]", "not a struct"), ("x" * (5 << 20), "at most 4194304 are read")],
+    [("[" * 100_000, "not JSON"), ("[]", "not a struct"), ("x" * (5 << 20), "but dvsync reads at most 4194304")],
 )
 def test_a_schema_that_cannot_be_read_is_a_finding(schema_string: str, says: str) -> None:
     """It is told like anything else that would be refused."""

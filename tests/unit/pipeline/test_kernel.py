@@ -212,7 +212,10 @@ def test_function_and_errors_pickle(lake: Lake) -> None:
 
 @pytest.mark.parametrize(
     ("record_count", "message"),
-    [(2, "3 deleted positions, the data file 2 rows"), (9, "10 rows up to its last deleted position, the data file 9")],
+    [
+        (2, "3 deleted positions, the data file only 2 rows"),
+        (9, "10 rows up to its last deleted position, the data file only 9"),
+    ],
 )
 def test_more_deleted_than_there_is_is_corrupt(lake: Lake, record_count: int, message: str) -> None:
     """More positions than rows, or a position past the last row, is refused with the data file and both values."""

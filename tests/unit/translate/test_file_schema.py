@@ -128,7 +128,7 @@ def test_int96_is_told() -> None:
 def test_types_that_no_promotion_reaches_are_refused(delta: Any, stored: pa.DataType, place: str) -> None:
     """The refusal names the column and both types."""
     with pytest.raises(
-        Unsupported, match=rf"^column {place} of the file is stored as .+, and the column's type is .+:"
+        Unsupported, match=rf"^column {place} of the file is stored as .+, but the column's type is .+:"
     ):
         check_file_schema(pa.schema([field("c", stored)]), table_of(("c", delta)))
 
@@ -138,9 +138,9 @@ def test_types_that_no_promotion_reaches_are_refused(delta: Any, stored: pa.Data
     [
         (
             [field("a", pa.int64(), 1), field("b", pa.int64())],
-            "column b of the file carries no field id, and the column's is 2",
+            "column b of the file carries no field id, but the column's is 2",
         ),
-        ([field("a", pa.int64(), 2), field("b", pa.int64(), 1)], "column a of the file carries the field id 2, and"),
+        ([field("a", pa.int64(), 2), field("b", pa.int64(), 1)], "column a of the file carries the field id 2, but"),
         ([field("a", pa.int64()), field("other", pa.int64(), 2)], "column a of the file carries no field id"),
         ([field("other", pa.int64(), 2)], "column other of the file carries the field id 2 of another column"),
     ],
@@ -157,7 +157,7 @@ def test_ids_of_elements_are_needed_with_others() -> None:
     kind = {"type": "array", "elementType": "long", "containsNull": True}
     table = table_of(("l", kind))
     assert not check_file_schema(pa.schema([field("l", pa.list_(pa.int64()))]), table).hidden
-    with pytest.raises(Unsupported, match=r"column l\.element of the file carries no field id, and the column's is 2"):
+    with pytest.raises(Unsupported, match=r"column l\.element of the file carries no field id, but the column's is 2"):
         check_file_schema(pa.schema([field("l", pa.list_(pa.int64()), 1)]), table)
     check_file_schema(pa.schema([field("l", pa.list_(field("element", pa.int64(), 2)), 1)]), table)
 
@@ -232,7 +232,7 @@ def test_ids_that_are_no_numbers_are_refused(number: str) -> None:
 def test_older_layouts_of_lists_are_refused(path: str) -> None:
     """Spark's and Hive's older ways are lists to Arrow all the same, and nulls to DuckDB."""
     kind = {"type": "array", "elementType": "integer", "containsNull": True}
-    with pytest.raises(Unsupported, match=f"column {path} of the file is laid out as"):
+    with pytest.raises(Unsupported, match=f"column {path} of the file has the layout of"):
         file_schema.check_file_schema(pa.schema([field("l", pa.list_(pa.int32()))]), table_of(("l", kind)), [path])
 
 

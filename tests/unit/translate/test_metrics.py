@@ -392,7 +392,9 @@ def test_nested_columns_by_physical_path() -> None:
 
 def test_statistics_that_are_too_long_are_corrupt() -> None:
     """They are not even begun to be read."""
-    with pytest.raises(CorruptInput, match="the statistics have 16777217 characters, at most 16777216 are read"):
+    with pytest.raises(
+        CorruptInput, match="the statistics have 16777217 characters, but dvsync reads at most 16777216"
+    ):
         parse_stats("[" * ((1 << 24) + 1), {}, ROWS, has_dv=False)
 
 
@@ -445,7 +447,7 @@ def test_a_cardinality_within_the_rows_passes(cardinality: int) -> None:
 def test_a_cardinality_above_the_rows_is_corrupt() -> None:
     """More deletions than the file has rows: one of the two is not what the log means."""
     table = translate_schema(_metadata(("c", "long")))
-    with pytest.raises(CorruptInput, match="the deletion vector has 4 positions, the file 3 rows") as caught:
+    with pytest.raises(CorruptInput, match="the deletion vector has 4 positions, the file only 3 rows") as caught:
         metrics_of(_add({"numRecords": 9}, 4), table, 3)
     assert caught.value.path == "file:///f"
     with pytest.raises(CorruptInput, match="not JSON") as caught:

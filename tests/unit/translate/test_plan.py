@@ -224,7 +224,7 @@ def test_an_unknown_deletion_vector_has_no_before() -> None:
 
 def test_more_deleted_rows_than_rows_is_corrupt() -> None:
     """Checked before anything is written, with the file's path."""
-    with pytest.raises(CorruptInput, match="11 positions, the file 10 rows") as caught:
+    with pytest.raises(CorruptInput, match="11 positions, the file only 10 rows") as caught:
         planned(change([add("a", dv("1", 11))]))
     assert caught.value.path == "a"
 
