@@ -1,6 +1,6 @@
-"""Delta's actions, typed. Delta PROTOCOL.md, "Actions"; unknown fields and actions are passed over, as it asks.
+"""Delta's actions, typed. Delta PROTOCOL.md, "Actions"; unknown fields and actions are ignored, as it demands.
 
-Nothing here reads files; `log.py` brings the bytes.
+Nothing here reads files; `log.py` does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from state.records import DeletionVectorDescriptor, Int, Long
 
-# A GUID, says the protocol; every snapshot carries it.
+# The protocol says a GUID. The length is limited because every snapshot's summary repeats it.
 TableId = Annotated[str, msgspec.Meta(max_length=200)]
 
 
@@ -23,7 +23,7 @@ class _Action(msgspec.Struct, frozen=True, rename="camel"):
 class AddFile(_Action, frozen=True, rename="camel"):
     """PROTOCOL.md, "Add File and Remove File".
 
-    Whoever reads the log resolves `path` (`resolve_path`): everywhere else it is plain and absolute.
+    The reader of the log resolves `path` (`resolve_path`); everywhere else it is plain and absolute.
     """
 
     path: str
@@ -78,7 +78,7 @@ class Protocol(_Action, frozen=True, rename="camel"):
 class Commit(msgspec.Struct, frozen=True):
     """One commit file, whole. `timestamp_ms` is the in-commit timestamp, else the file's modification time.
 
-    `size_bytes` is the file's; 0 for a commit that stands for a comparison of states.
+    `size_bytes` is the file's; 0 for a commit that dvsync made by comparing states.
     """
 
     version: int
@@ -96,7 +96,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 def resolve_path(table_location: str, path: str) -> str:
-    """The plain absolute path of an action's URL-encoded `path`: decoded once, relative ones below the table.
+    """Return the plain absolute path of an action's URL-encoded `path`; a relative path begins at the table.
 
     PROTOCOL.md, "Add File and Remove File": paths are URIs of RFC 2396. `a%20b` names the file `a b`; Hive-style
     partition folders are escaped on disk too, so their `%` arrives here as `%25`.

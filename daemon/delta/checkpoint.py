@@ -1,7 +1,7 @@
-"""What checkpoint files say: the live files, protocol and metadata of a version. Parquet and JSON, V1 and V2.
+"""The contents of checkpoint files: live files, protocol and metadata of a version. Parquet and JSON, V1 and V2.
 
-Delta PROTOCOL.md, "Checkpoints", "V2 Spec", "Sidecar Files". Which files make a checkpoint is `log_segment.py`'s to
-find. Tombstones are there for VACUUM alone: none is read.
+Delta PROTOCOL.md, "Checkpoints", "V2 Spec", "Sidecar Files". `log_segment.py` finds the
+files of a checkpoint. Tombstones are not read: only VACUUM needs them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.storage import BLOCK_BYTES, FileIOStorage, FileMeta, store_away
 from state.records import Long
 
-# PROTOCOL.md, "Checkpoint Schema": where the columns of ADDS are in the struct `add`.
+# PROTOCOL.md, "Checkpoint Schema": the places of ADDS's columns in the struct `add`.
 PLACES = {
     "path": ("path",),
     "partition_values": ("partitionValues",),
@@ -37,13 +37,13 @@ PLACES = {
     "dv_size": ("deletionVector", "sizeInBytes"),
     "dv_cardinality": ("deletionVector", "cardinality"),
 }
-# No add is without these, and no deletion vector without those.
+# Columns that every add must have, and columns that every deletion vector must have.
 REQUIRED = ("path", "partition_values", "size")
 REQUIRED_OF_DV = ("dv_storage_type", "dv_path", "dv_size", "dv_cardinality")
 METADATA_FIELDS = ("id", "schemaString", "partitionColumns", "configuration", "name", "description")
 SIDECAR = "sidecar"
 STATS, STATS_PARSED = "add.stats", "add.stats_parsed"
-# Whole structs where they are small: Arrow passes over the field of one that is none.
+# Small structs are read whole: if a column is not a struct, Arrow silently ignores `column.field`.
 COLUMNS = (
     *dict.fromkeys(f"add.{names[0]}" for names in PLACES.values()),
     *(f"metaData.{name}" for name in METADATA_FIELDS),
@@ -51,7 +51,7 @@ COLUMNS = (
 )
 BATCH_ROWS = 4_096
 HINT = (
-    "Restore the file, or remove it if an older checkpoint and the commits after that are there, then `dvsync resume` "
+    "Restore the file, or remove it if the log has an older checkpoint and all commits after it. Then `dvsync resume` "
     "the table."
 )
 
@@ -77,7 +77,7 @@ _decoder = msgspec.json.Decoder(_Line)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files that stand for all commits up to `version`; `sidecars_size_bytes` is that of the files they name."""
+    """The files that replace all commits up to `version`. `sidecars_size_bytes` is the size of their sidecars."""
 
     version: int
     files: tuple[FileMeta, ...]
@@ -105,11 +105,11 @@ class Rows:
 
 
 def read_checkpoint(storage: FileIOStorage, folder: str, checkpoint: Checkpoint) -> Iterator[Rows]:
-    """All actions but tombstones, up to BATCH_ROWS at a time; `folder` is the log's.
+    """Read all actions except tombstones, up to BATCH_ROWS at a time; `folder` is the log's.
 
-    Raises `CorruptInput` naming the file, `ObjectMissing` for one that is not there, sidecars among them, and
-    `Unsupported` for a line that is too long. Requests: a look, and a read of a file of up to BLOCK_BYTES; a larger one
-    is read by its footer and the needed columns of each row group.
+    Raises `CorruptInput` naming the file, `ObjectMissing` if a file or sidecar does not exist, and `Unsupported` for a
+    line that is too long. Requests for each file: its size, and one read if it has up to BLOCK_BYTES; of a larger
+    Parquet file only the footer and the needed columns of each row group are read.
     """
     sidecars: list[Sidecar] = []
     for file in checkpoint.files:
@@ -121,7 +121,7 @@ def read_checkpoint(storage: FileIOStorage, folder: str, checkpoint: Checkpoint)
 
 
 def read_sidecars(storage: FileIOStorage, checkpoint: Checkpoint) -> list[Sidecar]:
-    """The sidecars that the checkpoint names: the requests of its own files, as `read_checkpoint` makes them."""
+    """Read the names and sizes of the checkpoint's sidecars. Requests: as `read_checkpoint`, without sidecars."""
     files = (_read_file(storage, file.path, [SIDECAR]) for file in checkpoint.files)
     return [sidecar for rows in chain.from_iterable(files) for sidecar in rows.sidecars]
 
@@ -185,13 +185,13 @@ def _read_parquet(storage: FileIOStorage, path: str, columns: Sequence[str]) -> 
 
 
 def _check_schema(schema: pa.Schema) -> None:
-    """Raise `CorruptInput` for structs that are none, and for one of adds that lacks what each of them has.
+    """Raise `CorruptInput` if `add` or `sidecar` is not a struct, or if `add` lacks a required field.
 
     PROTOCOL.md, "Checkpoints": "Any missing column should be treated as null".
     """
     for name in ("add", SIDECAR):
         if name in schema.names and not pa.types.is_struct(schema.field(name).type):
-            raise _corrupt(f"the checkpoint's {name} is no struct, but {schema.field(name).type}")
+            raise _corrupt(f"the checkpoint's {name} is not a struct, but {schema.field(name).type}")
     if "add" in schema.names:
         for column in REQUIRED:
             (name,) = PLACES[column]
@@ -200,14 +200,18 @@ def _check_schema(schema: pa.Schema) -> None:
 
 
 def _has_struct_stats_only(schema: pa.Schema) -> bool:
-    """PROTOCOL.md, "Checkpoints": `stats` is left out where `delta.checkpoint.writeStatsAsJson` is false."""
+    """Return whether statistics are a struct only: `delta.checkpoint.writeStatsAsJson` was false.
+
+    PROTOCOL.md, "Checkpoints".
+    """
     names = {field.name for field in schema.field("add").type} if "add" in schema.names else set()
     return "stats" not in names and "stats_parsed" in names
 
 
 class _Source(io.RawIOBase):
-    """A file of a store, of `size_bytes`, that tells a store that does not answer from bytes that are broken: Arrow has
-    one kind for both. Raises `ObjectStoreAway`, which Arrow passes on.
+    """A file of a store. Its reads raise `ObjectStoreAway` if the store does not answer, and Arrow passes that on.
+
+    Without this class, Arrow's `OSError` would mean both an unavailable store and broken bytes.
     """
 
     def __init__(self, file: pa.NativeFile, path: str) -> None:
@@ -231,7 +235,7 @@ class _Source(io.RawIOBase):
         return self._offset
 
     def read(self, size: int | None = -1) -> bytes:
-        # Stores refuse to read from beyond the end, where broken footers point.
+        # Stores refuse reads beyond the end of a file, and a broken footer may point there.
         left = max(self.size_bytes - self._offset, 0)
         size = left if size is None or size < 0 else min(size, left)
         data = self._ask(lambda: bytes(self._file.read_at(size, self._offset))) if size else b""
@@ -266,11 +270,11 @@ def _decode_rows(batch: pa.RecordBatch, column: str, kind: type[T]) -> Iterator[
     values = batch.column(column)
     try:
         for row in values.drop_null().to_pylist(maps_as_pydicts="strict"):
-            # Some writers have structs that are there with nothing in them.
+            # Some writers write a struct with null fields instead of a null struct.
             if not isinstance(row, dict) or any(value is not None for value in row.values()):
                 yield msgspec.convert(row, kind)
     except (msgspec.ValidationError, KeyError, UnicodeDecodeError) as error:
-        raise _corrupt(f"the checkpoint's {column} is not one of Delta's: {error}") from error
+        raise _corrupt(f"the checkpoint's {column} is not a Delta action: {error}") from error
 
 
 def _decode_adds(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -291,11 +295,11 @@ def _decode_adds(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _column(rows: pa.Array, name: str) -> pa.Array:
-    """The column of ADDS; all null where the struct has no such field."""
+    """Return one column of ADDS; all null if the struct has no such field."""
     wanted = ADDS.field(name).type
     for step in PLACES[name]:
         if not pa.types.is_struct(rows.type):
-            raise _corrupt(f"the checkpoint's add.{'.'.join(PLACES[name])} is in no struct, but {rows.type}")
+            raise _corrupt(f"the checkpoint's add.{'.'.join(PLACES[name])} is not in a struct, but {rows.type}")
         if rows.type.get_field_index(step) < 0:
             return pa.nulls(len(rows), wanted)
         rows = pc.struct_field(rows, step)
@@ -305,7 +309,7 @@ def _column(rows: pa.Array, name: str) -> pa.Array:
 
 
 def _is_like(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a cast means the same; Arrow casts numbers to text, too."""
+    """Return whether a cast keeps the meaning. Arrow would also cast numbers to text, which is refused here."""
     if pa.types.is_map(wanted):
         return (
             pa.types.is_map(found)

@@ -1,7 +1,7 @@
 """A version's checksum file: Delta's own totals of a table at a version. PROTOCOL.md, "Version Checksum File".
 
-Writers need not leave one, and a wrong one stops no reader: Delta carries its numbers on into the next ones. So a
-difference is a reason to compare states, never a verdict.
+Writers may omit the file, and readers accept wrong numbers: Delta computes the next file from the numbers of the last
+one, so an error stays. So a difference is a reason to compare states, and no proof of an error in Iceberg.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from state.records import Long
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """Live data files, the sum of their sizes, and how many rows deletion vectors delete: None where it is not said."""
+    """Live data files, the sum of their sizes, and rows deleted by deletion vectors (None if it is absent)."""
 
     files: Long = msgspec.field(name="numFiles")
     size_bytes: Long = msgspec.field(name="tableSizeBytes")
     deleted_rows: Long | None = msgspec.field(name="numDeletedRecordsOpt", default=None)
 
     def agrees_with(self, state: Totals) -> bool:
-        """Whether all that is said here is what the whole `state` has."""
+        """Return whether every number that is present here equals the number of the whole `state`."""
         deleted_rows = state.deleted_rows if self.deleted_rows is None else self.deleted_rows
         return (self.files, self.size_bytes, deleted_rows) == (state.files, state.size_bytes, state.deleted_rows)
 
@@ -28,7 +28,7 @@ _decoder = msgspec.json.Decoder(Totals)
 
 
 def decode_checksum(data: bytes) -> Totals | None:
-    """The totals in a checksum file; None for one that cannot be read, as Delta takes it."""
+    """Decode a checksum file. Returns None if it cannot be decoded, because Delta ignores such a file too."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, RecursionError):

@@ -25,23 +25,22 @@ FIRST_DV_OFFSET: Final = 1
 SIZE_FIELD_BYTES: Final = 4
 FRAME_BYTES: Final = 8  # the size field before and the CRC-32 after the bytes
 
-# ZeroMQ RFC 32 (Z85) has the arithmetic of base64.b85decode and another alphabet; '"' is in neither of the two.
+# Z85 (ZeroMQ RFC 32) is base64.b85decode with another alphabet. '"' is in neither, so it marks illegal characters.
 _Z85: Final = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85_TO_B85: Final = bytes.maketrans(bytes(set(range(256)) - set(_Z85)) + _Z85, b'"' * (256 - 85) + _B85)
 UUID_CHARACTERS: Final = 20
 INLINE_PATH_CHARACTERS_MAX: Final = 60
 
-# More than a data file of four thousand million rows needs of which every other one is deleted; and the number of
-# bitmaps of 2^32 rows each, as a small header stands for much more in memory.
+# Enough for a data file of 2^32 rows with every second row deleted.
 DV_BYTES_MAX: Final = 1 << 29
 
 
 def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVPlace:
-    """PROTOCOL.md, "Deletion Vector Descriptor Schema" and "Derived Fields".
+    """Find the file and offset of a DV. PROTOCOL.md, "Deletion Vector Descriptor Schema" and "Derived Fields".
 
-    An absent `offset` is read as 1. The protocol says 0, but the file's version byte is there, so that such a read
-    can only fail; delta-kernel-rs (`deletion_vector.rs`) reads at 1, and we follow it.
+    An absent `offset` is read as 1. The protocol says 0, but byte 0 is the file's version, so a read at 0 always
+    fails. delta-kernel-rs (`deletion_vector.rs`) reads at 1, and we follow it.
     """
     path = descriptor.path_or_inline_dv
     offset = FIRST_DV_OFFSET if descriptor.offset is None else descriptor.offset
@@ -77,11 +76,11 @@ def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVP
 def read_position_sets(
     storage: Storage, table_location: str, descriptors: Sequence[DeletionVectorDescriptor]
 ) -> list[PositionSet]:
-    """The position set of each descriptor, in order.
+    """Read the position set of each descriptor, in order.
 
-    Raises CorruptInput, Unsupported (a storage type that is not specified), and what `storage` raises.
+    Raises CorruptInput, Unsupported (an unknown storage type), and what `storage` raises.
 
-    One ranged read a DV, and one for all where DVs of one file are neighbours: a `.bin` can hold thousands of them.
+    DVs that are near each other in one file share one ranged read, because a `.bin` file can hold thousands of DVs.
     """
     places = [find_place(table_location, descriptor) for descriptor in descriptors]
     blobs = _read_blobs(storage, places, descriptors)
@@ -104,8 +103,8 @@ def _read_blobs(
     frames.sort(key=lambda frame: (frame.path, frame.offset))
     for neighbours in _merge_neighbours(frames):
         path = neighbours[0].path
-        # The read for a file's first DV starts with the version byte, where it costs nothing. For others it would be
-        # a request of its own, and it proves less than size, CRC and magic do.
+        # The read of a file's first DV includes the version byte at no cost. For other DVs the byte would need its
+        # own request, and it proves less than size, CRC and magic.
         start = 0 if neighbours[0].offset <= FIRST_DV_OFFSET else neighbours[0].offset
         data = memoryview(storage.read(path, Span(start, max(frame.end for frame in neighbours) - start)))
         if start == 0 and data[:1] != bytes([FILE_VERSION]):
@@ -128,7 +127,7 @@ class _Frame:
 
 
 def _merge_neighbours(frames: Sequence[_Frame]) -> Iterator[list[_Frame]]:
-    """Sorted frames in lists that one read serves: of one file, with small gaps, and together not too large."""
+    """Group sorted frames that one read can fetch: in one file, with small gaps, and together not too large."""
     group: list[_Frame] = []
     for frame in frames:
         if group:
@@ -143,13 +142,13 @@ def _merge_neighbours(frames: Sequence[_Frame]) -> Iterator[list[_Frame]]:
 
 
 def _decode_frame(data: memoryview, size_in_bytes: int, place: DVPlace) -> memoryview:
-    """The bytes in a frame of PROTOCOL.md, "Deletion Vector File Storage Format"; `data` may go on after it.
+    """Return the bytes in a frame of PROTOCOL.md, "Deletion Vector File Storage Format"; `data` may be longer.
 
     4 B  dataSize, of the bytes alone     int32, big-endian
     n B  bitmapData: magic and bitmap     as written
     4 B  CRC-32 of bitmapData             big-endian
 
-    No message tells what was found there: a log may name any file that dvsync can read for a DV.
+    No message contains bytes of the file: a malicious log may name any file that dvsync can read.
     """
     if len(data) < (needed := size_in_bytes + FRAME_BYTES):
         raise place.corrupt(f"the file ends {len(data)} bytes after the offset, the DV needs {needed}")
@@ -159,12 +158,12 @@ def _decode_frame(data: memoryview, size_in_bytes: int, place: DVPlace) -> memor
     blob = data[SIZE_FIELD_BYTES : SIZE_FIELD_BYTES + size_in_bytes]
     (crc_in_file,) = struct.unpack_from(">I", data, SIZE_FIELD_BYTES + size_in_bytes)
     if zlib.crc32(blob) != crc_in_file:
-        raise place.corrupt("the DV's CRC-32 is not the one that its file says")
+        raise place.corrupt("the DV's bytes do not match the CRC-32 in its file")
     return blob
 
 
 def _decode_inline(descriptor: DeletionVectorDescriptor, place: DVPlace) -> memoryview:
-    """Delta pads the bytes to a multiple of 4 before it encodes them (Base85Codec.encodeBytes): cut them again."""
+    """Decode an inline DV without its padding. Delta pads the bytes to a multiple of 4 (Base85Codec.encodeBytes)."""
     text, size = descriptor.path_or_inline_dv, descriptor.size_in_bytes
     padded = -(-len(text) // 5) * 4
     if not size <= padded < size + 4:

@@ -1,7 +1,7 @@
 """Whether a table's protocol lists every table feature that its metadata uses. Pure.
 
-Delta PROTOCOL.md, "Table Features": a feature that is used must be listed. Delta reads no table where one is missing
-(DELTA_FEATURES_PROTOCOL_METADATA_MISMATCH); which metadata uses which feature is as in its TableFeature.scala.
+Delta PROTOCOL.md, "Table Features": a feature that is used must be listed. Delta refuses a table if one is missing
+(DELTA_FEATURES_PROTOCOL_METADATA_MISMATCH). The rules for metadata and features follow Delta's TableFeature.scala.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHECK_CONSTRAINT = "delta.constraints."
 GENERATION = "delta.generationExpression"
 IDENTITY = {"delta.identity.start", "delta.identity.step", "delta.identity.allowExplicitInsert"}
 INVARIANT = "delta.invariants"
-# What a feature needs besides itself.
+# The other features that a feature requires.
 REQUIRED = {
     "catalogManaged": ("inCommitTimestamp", "vacuumProtocolCheck"),
     "clustering": ("domainMetadata",),
@@ -44,12 +44,12 @@ REQUIRED = {
     "rowTracking": ("domainMetadata",),
     "variantShredding": ("variantType",),
 }
-# The name of a feature before it was final stands for it.
+# A listed preview name counts as the final feature.
 PREVIEW = "-preview"
 
 
 def used_features(metadata: Metadata) -> frozenset[str]:
-    """The table features that a metadata uses, by its properties and its schema, which must be one of Delta's.
+    """Return the table features that the metadata's properties and schema use. The schema must be valid.
 
     Raises `CorruptInput` for a property whose value Delta does not know.
     """
@@ -78,19 +78,19 @@ def used_features(metadata: Metadata) -> frozenset[str]:
 
 
 def _value(metadata: Metadata, key: str, known: tuple[str, ...]) -> str:
-    """The value of a property; the first of those that are `known` is the default."""
+    """Return the value of a property; the first of `known` is the default."""
     text = metadata.configuration.get(key, known[0])
     value = text.lower() if "true" in known else text
     if value not in known:
         raise CorruptInput(
-            f"the table property {key} is {text!r}, and Delta knows {' and '.join(known)}",
-            hint="Delta reads no such table: put the property right, then `dvsync resume` the table.",
+            f"the table property {key} is {text!r}, but Delta knows only {' and '.join(known)}",
+            hint="Delta cannot read this table either. Correct the property, then `dvsync resume` the table.",
         )
     return value
 
 
 def _types(kind: Any) -> Iterator[Any]:
-    """The type itself and every type inside of it."""
+    """Yield the type itself and every type inside it."""
     yield kind
     match kind:
         case {"type": "array", "elementType": element}:
@@ -103,7 +103,7 @@ def _types(kind: Any) -> Iterator[Any]:
 
 
 def _fields(kind: Any) -> Sequence[dict[str, Any]]:
-    """Those of a struct; a type of another kind has none, whatever else is written in it."""
+    """Return the fields of a struct; none for any other type, even if it has a key `fields`."""
     match kind:
         case {"type": "struct", "fields": fields}:
             return list(fields)
@@ -111,9 +111,9 @@ def _fields(kind: Any) -> Sequence[dict[str, Any]]:
 
 
 def check_features(protocol: Protocol, used: Iterable[str]) -> None:
-    """Raise `CorruptInput` naming every feature that is used, or needed by a listed one, and not listed.
+    """Raise `CorruptInput` naming every feature that is used, or required by a listed feature, but not listed.
 
-    A protocol of the versions before table features lists none and supports what its versions stand for.
+    Protocol versions older than table features list none; each of these versions implies its features.
     """
     if protocol.min_reader_version < TABLE_FEATURES_READER and protocol.min_writer_version < TABLE_FEATURES_WRITER:
         return
@@ -125,8 +125,8 @@ def check_features(protocol: Protocol, used: Iterable[str]) -> None:
         raise CorruptInput(
             f"the table uses {', '.join(missing)}, and its protocol does not list "
             f"{'this feature' if len(missing) == 1 else 'these features'}",
-            hint="Delta reads no such table: have its writer list what is used, or put the metadata and the protocol "
-            "back, then `dvsync resume` the table.",
+            hint="Delta cannot read this table either. Let its writer list the used features, or restore the metadata "
+            "and the protocol. Then `dvsync resume` the table.",
         )
 
 

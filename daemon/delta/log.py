@@ -32,26 +32,26 @@ COMMIT_FILE = re.compile(r"([0-9]{20})\.json")
 CHECKPOINT_FILE = re.compile(r"([0-9]{20})\.checkpoint\..*(parquet|json)")
 # How long a cut commit file may be a writer's unfinished work before it counts as corrupt.
 UNFINISHED_COMMIT_MAX_MS = 60_000
-# As much of a commit file as is read to tell it from another one of its version.
+# How much of a commit file is hashed, to notice that another file with the same version has replaced it.
 HEAD_BYTES = 1 << 20
-# A line is decoded at once, and the JSON texts in it a second time, to many times their size.
+# A whole line is decoded in memory, and JSON inside its texts again; the values need many times its size.
 LINE_BYTES_MAX = 16 << 20
-# With up to 50 files, Delta puts these and their statistics into a checksum file; a longer one cannot be decoded.
+# Delta lists up to 50 files and their statistics in a checksum file. If a file is longer, its cut text is ignored.
 CHECKSUM_BYTES_MAX = 4 << 20
 # Delta's own names of operations are shorter than 50.
 OPERATION_CHARACTERS_MAX = 100
-# The shortest file with an action in it is `{"add":{}}`; one that is smaller is read to see what it says.
+# The shortest file with an action is `{"add":{}}`. A smaller file must be read to learn if it is damaged.
 COMMIT_MIN_BYTES = 10
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """One line of a commit file: exactly one action; the kinds that do not change rows or schema are passed over."""
+    """One line of a commit file: exactly one action. Kinds that change neither rows nor schema are ignored."""
 
     add: AddFile | None = None
     remove: RemoveFile | None = None
     meta_data: Metadata | None = msgspec.field(name="metaData", default=None)
     protocol: Protocol | None = None
-    # "Commit Provenance Information": any JSON that a writer likes, numbers that nothing holds among it.
+    # "Commit Provenance Information" may be any JSON, also numbers too large to decode. So it is decoded separately.
     commit_info: msgspec.Raw = msgspec.field(name="commitInfo", default=msgspec.Raw())
 
 
@@ -75,9 +75,9 @@ _first_line_decoder = msgspec.json.Decoder(_FirstLine)
 
 @dataclass(frozen=True)
 class _Known:
-    """What tells a commit file from another one of its version: its size and `head`, a hash of its first HEAD_BYTES.
+    """The identity of a commit file: its size and `head`, a hash of its first HEAD_BYTES.
 
-    `timestamp_ms` is the commit's time as it was told first; the store may tell others of the same file later.
+    `timestamp_ms` is the commit's time when the file was first read. Later the store may report another time for it.
     """
 
     version: int
@@ -90,7 +90,7 @@ class _Known:
 
 
 class DeltaLog:
-    """The log of the table at `location` (a normalised URI). Remembers which commit it has looked at last."""
+    """The log of the table at `location` (a normalised URI). Remembers the last commit that it read or checked."""
 
     def __init__(self, storage: Storage, location: str, clock: Clock) -> None:
         self.location = location
@@ -106,25 +106,25 @@ class DeltaLog:
         return f"{self.folder}/{version:020d}.json"
 
     def has_version(self, version: int) -> bool:
-        """One request to the store."""
+        """Return whether the commit file of `version` exists. One request."""
         return self._storage.exists(self.commit_path(version))
 
     def is_there(self) -> bool:
-        """Whether there is a table, or what is left of one: any commit or checkpoint. One request or two.
+        """Return whether the log has any commit or checkpoint. One request or two.
 
-        `_last_checkpoint` is a hint only, which may be missing or wrong.
+        `_last_checkpoint` is not used: it is only a hint, and may be missing or wrong.
         """
         return self.has_version(0) or any(self._list_versions(after=""))
 
     def find_written_ms(self, version: int) -> int | None:
-        """When the store says that the commit file of `version` was written; None when there is none."""
+        """Return the modification time of the commit file of `version`; None if the file does not exist."""
         try:
             return self._storage.stat(self.commit_path(version)).modified_ms
         except ObjectMissing:
             return None
 
     def find_newest(self, known: int | None) -> int | None:
-        """The newest version, by existence checks only: from a `known` one on, or from the first if that is there."""
+        """Find the newest version with existence checks only, beginning at version `known`, or else at 0."""
         if known is None:
             if not self.has_version(0):
                 return None
@@ -139,13 +139,13 @@ class DeltaLog:
         return low
 
     def read_commit(self, version: int, *, bytes_max: int = sys.maxsize) -> Commit:
-        """The whole commit, validated.
+        """Read and validate the whole commit.
 
         Raises `ObjectMissing`, `CommitIncomplete` while it is being written, `CorruptInput` naming line or path, and
-        `Unsupported` for one that is larger than `bytes_max` or has too long a line.
+        `Unsupported` if the file is larger than `bytes_max` or a line is too long.
         """
         path = self.commit_path(version)
-        # Before the read: what a writer adds later gives the file another time than the one that is remembered.
+        # Asked before the read: if a writer appends later, the file's time differs from the remembered time.
         meta = self._storage.stat(path)
         if meta.size > bytes_max:
             what = f"the commit file has {meta.size} bytes, at most {bytes_max} are read (limits.commit_bytes_max)"
@@ -164,13 +164,14 @@ class DeltaLog:
         what = "the commit file ends inside a line" if fault else "the commit file is empty"
         if self._clock.now_ms() - meta.modified_ms < UNFINISHED_COMMIT_MAX_MS:
             raise _incomplete(what, version, path, meta.size) from fault
-        hint = "No writer has touched it for a minute: restore the file, then `dvsync resume` the table."
+        hint = "No writer has changed the file for a minute: restore the file, then `dvsync resume` the table."
         raise CorruptInput(what, version=version, path=path, offset=meta.size, hint=hint) from fault
 
     def read_compacted(self, from_version: int, to_version: int) -> Commit | None:
-        """What the log compaction file of these commits, both inclusive, says of files, protocol and metadata.
+        """Read the log compaction file of these commits, both inclusive: files, protocol and metadata.
 
-        None for one that is gone or invalid: its commits say the same. PROTOCOL.md, "Log Compaction Files".
+        Returns None if the file is gone or invalid; the caller then reads the commits, which have the same content.
+        PROTOCOL.md, "Log Compaction Files".
         """
         path = f"{self.folder}/{from_version:020d}.{to_version:020d}.compacted.json"
         lines = _Lines(self._storage.read_blocks(path), size_max=sys.maxsize)
@@ -182,15 +183,15 @@ class DeltaLog:
             return None
 
     def read_checksum(self, version: int) -> Totals | None:
-        """Delta's totals of `version`; None where its writer left none (yet), or none that can be read."""
+        """Read Delta's totals of `version`; None if there is no checksum file (yet), or it cannot be decoded."""
         try:
             return decode_checksum(self._storage.read(f"{self.folder}/{version:020d}.crc", Span(0, CHECKSUM_BYTES_MAX)))
         except ObjectMissing:
             return None
 
     def find_first_table_id(self) -> str | None:
-        """The id that version 0 gave to the table; None where log cleanup took the commit, or its beginning does not
-        tell. One request.
+        """Return the table id in version 0; None if log cleanup removed the commit, or its first HEAD_BYTES have no
+        id. One request.
         """
         try:
             head = self._storage.read(self.commit_path(0), Span(0, HEAD_BYTES))
@@ -200,27 +201,27 @@ class DeltaLog:
         return next((action.meta_data.id for action in actions if action.meta_data), None)
 
     def commit_time_ms(self, version: int, otherwise: int) -> int:
-        """When `version` was committed, as `read_commit` tells it; `otherwise` where its commit file is gone."""
-        self._known = self._look_at(version)
+        """Return the time of `version` as `read_commit` does; `otherwise` if its commit file is gone."""
+        self._known = self._probe(version)
         return self._known.timestamp_ms if self._known else otherwise
 
     def check_commit(self, version: int, timestamp_ms: int) -> None:
-        """Raise `ResyncNeeded` when the commit file of `version` is not the one that was committed at `timestamp_ms`.
+        """Raise `ResyncNeeded` if the commit file of `version` is not the commit made at `timestamp_ms`.
 
-        One request where the file is as it was. One of another time with the same size and head is the same
-        commit: stores do not always tell one time. A file that is gone was taken by log cleanup.
+        One request if the file is unchanged. A file with another time but the same size and head is the same commit,
+        because a store may report different times for one file. If the file is gone, log cleanup removed it.
         """
         known = self._known
         if known is None or (known.version, known.timestamp_ms) != (version, timestamp_ms):
             known = None
         elif self.is_untouched(version):
             return
-        found = self._look_at(version)
+        found = self._probe(version)
         if found is None:
             return
         if not (known.is_same_commit(found) if known else found.timestamp_ms == timestamp_ms):
             raise ResyncNeeded(
-                f"commit {version} is not the one that was synced: its {'content' if known else 'timestamp'} differs",
+                f"commit {version} was replaced after it was synced: its {'content' if known else 'timestamp'} differs",
                 version=version,
                 path=self.commit_path(version),
                 hint="The table was recreated, or its log was copied. dvsync compares both states and commits the "
@@ -229,14 +230,14 @@ class DeltaLog:
         self._known = replace(found, timestamp_ms=timestamp_ms)
 
     def is_untouched(self, version: int) -> bool:
-        """Whether the commit file is there, and as it was when it was looked at last. One request."""
+        """Return whether the commit file exists and is unchanged since it was last read or checked. One request."""
         try:
             meta = self._storage.stat(self.commit_path(version))
         except ObjectMissing:
             return False
         return self._known is None or self._known.version != version or self._known.meta == meta
 
-    def _look_at(self, version: int) -> _Known | None:
+    def _probe(self, version: int) -> _Known | None:
         path = self.commit_path(version)
         try:
             meta = self._storage.stat(path)
@@ -271,13 +272,16 @@ class DeltaLog:
         return with_fields(action, path=resolve_path(self.location, action.path))
 
     def check_continuity(self, after: int) -> None:
-        """Raise `ResyncNeeded` when version `after + 1` can no longer follow, `CorruptInput` when it is just missing,
-        `ObjectMissing` when there is no log.
+        """Raise `ResyncNeeded` if version `after + 1` can never be read, `CorruptInput` if the log has a gap there,
+        and `ObjectMissing` if there is no log.
 
-        One listing or two: for starts, and now and then. Commits beyond a missing one mean that log cleanup took it,
-        which leaves a checkpoint; none at or beyond `after` while older ones are there means that the table was made
-        anew at the same place. What a listing leaves out is asked for: some stores, and folders that NFS caches, list
-        what was there a minute ago.
+        One listing or two, so it is called at starts and every few minutes. With `after` = 5:
+
+        - the log has 8, 9 and a checkpoint of 8: log cleanup removed 6, and the log cannot be followed;
+        - the log has 5, 7 and no checkpoint after 5: commit 6 was lost, which is a gap;
+        - the log has 0, 1 only: the table was recreated at the same place.
+
+        A commit that a listing omits is asked for once more: some stores and cached NFS folders list old contents.
         """
         commits, checkpoints = self._list_versions(after=f"{after:020d}")
         beyond = [version for version in commits if version > after]
@@ -285,7 +289,7 @@ class DeltaLog:
             if all(version <= after for version in checkpoints):
                 raise self.gap(after + 1, beyond[0])
             raise ResyncNeeded(
-                f"commit {after + 1} is gone from the log, the oldest one left is {beyond[0]}",
+                f"commit {after + 1} is gone from the log; the oldest commit after it is {beyond[0]}",
                 version=after + 1,
                 path=self.commit_path(after + 1),
                 hint="The log was cleaned up before dvsync read it. dvsync compares both states and commits the "
@@ -304,16 +308,16 @@ class DeltaLog:
 
     def gap(self, missing: int, following: int) -> CorruptInput:
         return CorruptInput(
-            f"the log has a gap: commit {missing} is missing, {following} is there, and no checkpoint stands for it",
+            f"the log has a gap: commit {missing} is missing, {following} is there, and no checkpoint replaces it",
             version=missing,
             path=self.commit_path(missing),
             hint="Restore the missing commits, then `dvsync resume` the table.",
         )
 
     def check_written(self, after: int) -> None:
-        """Raise what `read_commit` raises for a later commit file that is too small to say anything.
+        """Raise what `read_commit` raises for a later commit file that is too small to hold an action.
 
-        Delta takes an empty one for a commit that changes nothing, and so loses the rows of a writer that was cut off.
+        Delta reads an empty file as a commit without changes, and so loses the rows of an interrupted writer.
         """
         for meta in self._storage.list_from(self.folder, after=f"{after:020d}.json"):
             match = COMMIT_FILE.fullmatch(meta.path.rsplit("/", 1)[1])
@@ -321,18 +325,21 @@ class DeltaLog:
                 self.read_commit(int(match[1]))
 
     def list_commits(self) -> list[int]:
-        """The versions of all commit files, sorted. One listing."""
+        """List the versions of all commit files, sorted. One listing."""
         return self._list_versions(after="")[0]
 
     def _list_versions(self, after: str) -> tuple[list[int], list[int]]:
-        """The versions of the commits, and of the checkpoints, whose names are greater than `after`."""
+        """List the versions of commits and of checkpoints whose file names are greater than `after`."""
         metas = self._storage.list_from(self.folder, after=after)
         names = [meta.path.rsplit("/", 1)[1] for meta in metas]
         return _versions(names, COMMIT_FILE), _versions(names, CHECKPOINT_FILE)
 
 
 def _check_file_actions(version: int, path: str, adds: tuple[AddFile, ...], removes: tuple[RemoveFile, ...]) -> None:
-    """Actions of one commit have no order, so none may contradict another. PROTOCOL.md, "Action Reconciliation"."""
+    """Raise `CorruptInput` if two actions contradict each other: the actions of a commit have no order.
+
+    PROTOCOL.md, "Action Reconciliation".
+    """
     for data_file, count in Counter(add.path for add in adds).items():
         if count > 1:
             raise _corrupt(f"{count} adds for the one path {data_file}", version, path)
@@ -347,10 +354,10 @@ class _LineTooLong(Exception):
 
 
 class _Lines:
-    """The lines of a file that are not blank, and how many bytes it had by the time of its end.
+    """The non-blank lines of a file, and the number of bytes that were read.
 
-    Once it was read, `first` is the first of them, and `head` the beginning of the file, both of at most HEAD_BYTES. A
-    file that has outgrown `size_max` is not read to its end.
+    After the read, `first` is the first line and `head` the beginning of the file, each at most HEAD_BYTES long.
+    Reading stops when the file turns out to be larger than `size_max`.
     """
 
     def __init__(self, blocks: Iterable[bytes], *, size_max: int) -> None:
@@ -387,7 +394,10 @@ def _joined(parts: list[bytes]) -> bytes:
 
 
 def _known(version: int, meta: FileMeta, lines: _Lines) -> _Known:
-    """PROTOCOL.md, "In-Commit Timestamps": a commit that has one begins with the commitInfo action that holds it."""
+    """Make the identity of a commit file. An in-commit timestamp is in the commitInfo action of the first line.
+
+    PROTOCOL.md, "In-Commit Timestamps".
+    """
     try:
         info = _first_line_decoder.decode(lines.first).commit_info
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -405,7 +415,7 @@ def _operation_of(commit_info: msgspec.Raw) -> str | None:
 
 
 def _decode(lines: _Lines, version: int, path: str) -> tuple[list[_Line], Exception | None]:
-    """The actions, and what is wrong with the last line, which may be unfinished.
+    """Return the actions, and the decoding error of the last line, which may be unfinished.
 
     Raises `CorruptInput`, and `Unsupported` for a line that is too long.
     """
@@ -418,7 +428,7 @@ def _decode(lines: _Lines, version: int, path: str) -> tuple[list[_Line], Except
             if line is None:
                 return actions, None
             if not line.isascii():
-                line.decode()  # What the decoder passes over it does not look into.
+                line.decode()  # The decoder does not check the UTF-8 of fields that it skips.
             actions.append(_decoder.decode(line))
         except _LineTooLong as error:
             what = f"line {number} of the commit file has more than {LINE_BYTES_MAX} bytes"
@@ -441,7 +451,7 @@ def log_gone(location: str) -> ObjectMissing:
     return ObjectMissing(
         "the Delta log is gone",
         path=f"{location}/_delta_log",
-        hint="Restore the table, or take it out of the configuration.",
+        hint="Restore the Delta table, or remove it from the configuration.",
     )
 
 
@@ -451,7 +461,7 @@ def _too_large(what: str, version: int, path: str) -> Unsupported:
 
 
 def _incomplete(what: str, version: int, path: str, offset: int) -> CommitIncomplete:
-    hint = "It is being written; dvsync reads it again."
+    hint = "The writer has not finished this commit file. dvsync will read it again."
     return CommitIncomplete(what, version=version, path=path, offset=offset, hint=hint)
 
 

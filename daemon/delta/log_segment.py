@@ -1,7 +1,7 @@
-"""Which files of a log make a version's state: the newest complete checkpoint below it, and what was committed since.
+"""The log files that make up a version's state: the newest complete checkpoint up to it, and the later commits.
 
-Delta PROTOCOL.md, "Checkpoints", "Checkpoint Naming Scheme", "Log Compaction Files", "Last Checkpoint File". What the
-files say is read by `snapshot.py`.
+Delta PROTOCOL.md, "Checkpoints", "Checkpoint Naming Scheme", "Log Compaction Files", "Last Checkpoint File". The files'
+contents are read by `snapshot.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPACTED_FILE = re.compile(r"([0-9]{20})\.([0-9]{20})\.compacted\.json")
 CLASSIC_FILE = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
 PART_FILE = re.compile(r"([0-9]{20})\.checkpoint\.([0-9]{10})\.([0-9]{10})\.parquet")
 UUID_NAMED_FILE = re.compile(r"([0-9]{20})\.checkpoint\.[^.]+\.(?:parquet|json)")
-# Delta may put the actions of a V2 checkpoint into the hint; what is longer is not worth a read.
+# Delta may copy the actions of a V2 checkpoint into the hint. A longer hint costs more than it saves.
 HINT_BYTES_MAX = 1 << 20
 
 
@@ -40,7 +40,7 @@ _hint_decoder = msgspec.json.Decoder(_Hint)
 
 @dataclass(frozen=True)
 class CommitFile:
-    """The file of one commit, or one that stands for those `from_version` to `to_version`, both inclusive."""
+    """A commit file, or a compacted file that replaces the commits `from_version` to `to_version`, both inclusive."""
 
     from_version: int
     to_version: int
@@ -53,7 +53,7 @@ class CommitFile:
 
 @dataclass(frozen=True)
 class LogSegment:
-    """The files that make the state at `version`. `commits` follow the checkpoint without a gap, the oldest first."""
+    """The files that make the state at `version`. `commits` follow the checkpoint without a gap, oldest first."""
 
     version: int
     checkpoint: Checkpoint | None
@@ -61,13 +61,13 @@ class LogSegment:
 
     @property
     def size_bytes(self) -> int:
-        """All that must be read of the store, sidecars included."""
+        """The number of bytes to read from the store, sidecars included."""
         return sum(file.size_bytes for file in self.commits) + (self.checkpoint.size_bytes if self.checkpoint else 0)
 
 
 @dataclass
 class _Listing:
-    """The files of the log by version; those that log compaction files end at, by the version they begin with."""
+    """The files of the log by version. Compacted files are listed under their first version."""
 
     commits: dict[int, FileMeta] = field(default_factory=dict)
     compacted: dict[int, list[CommitFile]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class _Listing:
             self.checkpoints.setdefault(int(match[1]), []).append(file)
 
     def find_checkpoint(self, version: int | None) -> Checkpoint | None:
-        """The newest complete one, not newer than `version`."""
+        """Find the newest complete checkpoint that is not newer than `version`."""
         for found in sorted(self.checkpoints, reverse=True):
             if version is None or found <= version:
                 files = _complete(self.checkpoints[found])
@@ -94,13 +94,16 @@ class _Listing:
 
 
 def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None = None) -> LogSegment:
-    """The files for `version`, or for the newest.
+    """Find the files that make the state at `version`, or at the newest version.
 
-    Requests: a read of `_last_checkpoint`, and one listing from the checkpoint on that it names, or of the whole log
-    where it is of no use. One listing more where no complete checkpoint is there; one existence check for each commit
-    that the listing leaves out; and, where the hint does not tell the size of sidecars, those of `read_sidecars`.
+    Example: a log has a checkpoint of 10, the commits 9 to 14, and a compacted file of 11 to 13. The state at 14 is
+    made of the checkpoint, the compacted file and commit 14.
 
-    Raises `ObjectMissing` when there is no log or not that version of it, `CorruptInput` for a gap, and what
+    Requests: a read of `_last_checkpoint`, and one listing that begins at the checkpoint it names, or at the start of
+    the log if it is missing or too new. One more listing if no complete checkpoint was found; one existence check for
+    each commit that the listing omits; and the requests of `read_sidecars` if the hint lacks the sidecars' size.
+
+    Raises `ObjectMissing` if the log or the version does not exist, `CorruptInput` for a gap, and what
     `read_sidecars` raises.
     """
     hint = _read_hint(storage, log)
@@ -118,7 +121,7 @@ def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None 
 
 
 def _read_hint(storage: FileIOStorage, log: DeltaLog) -> _Hint | None:
-    """`_last_checkpoint`; None where it is missing or broken: it is a hint only."""
+    """Read `_last_checkpoint`; None if it is missing or broken, because it is only a hint."""
     try:
         return _hint_decoder.decode(storage.read(f"{log.folder}/_last_checkpoint", Span(0, HINT_BYTES_MAX)))
     except (ObjectMissing, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -137,10 +140,10 @@ def _name(file: FileMeta) -> str:
 
 
 def _complete(files: list[FileMeta]) -> tuple[FileMeta, ...]:
-    """One whole checkpoint of these files of one version; none where parts are missing.
+    """Choose the files of one complete checkpoint among these files of one version; none if parts are missing.
 
-    Where there are several they say the same. As Delta does: UUID-named ones before many parts, before a classic one;
-    and an empty file is none.
+    All checkpoints of a version have the same content. Delta prefers a UUID-named checkpoint, then one of many parts,
+    then a classic one, and ignores empty files; we do the same.
     """
     by_name = {_name(file): file for file in files if file.size}
     parts = {name: match for name in by_name if (match := PART_FILE.fullmatch(name))}
@@ -157,7 +160,7 @@ def _complete(files: list[FileMeta]) -> tuple[FileMeta, ...]:
 def _commits_after(
     storage: FileIOStorage, log: DeltaLog, listing: _Listing, after: int, version: int | None
 ) -> tuple[CommitFile, ...]:
-    """The files of the commits `after` up to `version`, compacted ones where there are such."""
+    """Find the files of the commits after `after` up to `version`, preferring compacted files."""
     listed = [commit for commit in listing.commits if commit > after and (version is None or commit <= version)]
     newest = max(listed, default=after) if version is None else version
     if newest < 0:
@@ -173,15 +176,15 @@ def _commits_after(
 def _ask_for(
     storage: FileIOStorage, log: DeltaLog, missing: int, following: int | None, version: int | None, *, is_first: bool
 ) -> CommitFile:
-    """The commit file that the listing left out: some stores, and folders that NFS caches, list a minute ago."""
+    """Ask for a commit file that the listing omits: some stores and cached NFS folders list old contents."""
     try:
         return CommitFile(missing, missing, storage.stat(log.commit_path(missing)).size)
     except ObjectMissing as error:
         if version is not None and (following is None or is_first):
-            what = f"the log has no version {version}" + (", or no longer what it is made of" if is_first else "")
-            hint = "Ask for a version that the log still has; log cleanup removes old ones."
+            what = f"the log has no version {version}" + (", or its first commits are gone" if is_first else "")
+            hint = "Choose a version that the log still has. Log cleanup removes old versions."
             raise ObjectMissing(what, version=version, path=log.commit_path(missing), hint=hint) from error
-        assert following is not None, "the newest one is listed"
+        assert following is not None, "the newest commit is listed"
         raise log.gap(missing, following) from error
 
 
@@ -198,7 +201,10 @@ def _nothing_left(log: DeltaLog, listing: _Listing) -> ObjectMissing | CorruptIn
 
 
 def _shortened(files: dict[int, CommitFile], listing: _Listing, after: int, newest: int) -> Iterator[CommitFile]:
-    """PROTOCOL.md, "Log Compaction Files": the longest at each place, of those that end in time."""
+    """Replace commits by compacted files: at each version the longest file that ends at `newest` or before.
+
+    PROTOCOL.md, "Log Compaction Files".
+    """
     place = after + 1
     while place <= newest:
         compacted = [file for file in listing.compacted.get(place, ()) if place < file.to_version <= newest]
@@ -208,7 +214,10 @@ def _shortened(files: dict[int, CommitFile], listing: _Listing, after: int, newe
 
 
 def _size_of_sidecars(storage: FileIOStorage, checkpoint: Checkpoint, hint: _Hint | None) -> int:
-    """In bytes. By the hint if it means this checkpoint; else by the checkpoint itself, unless no such has sidecars."""
+    """Return the sidecars' size in bytes: from the hint if it is about this checkpoint, else from the checkpoint.
+
+    A checkpoint of many parts never has sidecars.
+    """
     if PART_FILE.fullmatch(_name(checkpoint.files[0])):
         return 0
     if hint and hint.version == checkpoint.version and hint.size_in_bytes is not None and not hint.parts:

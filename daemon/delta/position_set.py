@@ -1,7 +1,7 @@
-"""Sets of positions out of the serialized bytes of a deletion vector (DV), and the difference of two.
+"""Sets of positions in the serialized bytes of a deletion vector (DV), and the difference of two sets.
 
-A set stays in its serialized form; only a bounded run of its containers is decoded at a time, so the memory that a DV
-needs is its own bytes and one chunk. What becomes of the positions is no matter of this module.
+A set stays in its serialized form; only a bounded run of its containers is decoded at a time, so a DV
+needs memory for its own bytes and one chunk. This module does not know how the positions are used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from daemon.errors import CorruptInput
 CHUNK_POSITIONS_MAX: Final = 1 << 20  # 8 MB of int64
 CHUNK_CONTAINERS_MAX: Final = 1 << 10  # bounds what the other side of a difference decodes, 8 kB a container
 
-# Delta PROTOCOL.md, "Deletion Vector Format", knows the portable form alone. The native one is in Delta's source
+# Delta PROTOCOL.md, "Deletion Vector Format", has only the portable form. The native form is in Delta's source
 # (RoaringBitmapArray.scala, NativeRoaringBitmapArraySerializationFormat), which still reads it, little-endian. The
 # protocol's inline example is the native form in big-endian: Delta refuses that, and so do we.
 MAGIC_PORTABLE: Final = 1681511377
@@ -38,12 +38,13 @@ NO_OFFSET_THRESHOLD: Final = 4
 CONTAINERS_MAX: Final = 1 << 16
 ARRAY_CARDINALITY_MAX: Final = 4096
 BITSET_BYTES: Final = 8192
+# A bitmap stands for 2^32 rows. A small header could announce many bitmaps, which need far more memory.
 BITMAPS_MAX: Final = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class DVPlace:
-    """Where the frame of a DV (size field, bytes, CRC) begins. An inline DV has its unique id for a path, cut."""
+    """Where the frame of a DV (size field, bytes, CRC) begins. The path of an inline DV is its shortened unique id."""
 
     path: str
     offset: int | None
@@ -58,7 +59,7 @@ class PositionSet:
     """A set of positions: the serialized bytes, and an index of the Roaring containers in them.
 
     A container holds the positions that differ in their lowest 16 bits only; `keys` are the other bits, ascending.
-    The headers are checked before such a set exists, the contents of a container when it is decoded.
+    The headers are checked when the set is made, the contents of a container when it is decoded.
     """
 
     data: memoryview
@@ -75,7 +76,7 @@ class PositionSet:
         return sum(self.cardinalities)
 
     def chunk_containers(self) -> Iterator[range]:
-        """Ranges of containers that fit in one chunk and, as a 32-bit bitmap must, share their upper 32 bits."""
+        """Yield ranges of containers that fit in one chunk and share their upper 32 bits, as a 32-bit bitmap must."""
         first, positions = 0, 0
         for index, (key, cardinality) in enumerate(zip(self.keys, self.cardinalities, strict=True)):
             full = positions + cardinality > CHUNK_POSITIONS_MAX or index - first == CHUNK_CONTAINERS_MAX
@@ -87,13 +88,13 @@ class PositionSet:
             yield range(first, len(self.keys))
 
     def find_containers(self, keys: Sequence[int]) -> list[int]:
-        """The containers that have one of `keys`, which ascend and are not empty."""
+        """Return the containers that have one of `keys`, which ascend and are not empty."""
         wanted = set(keys)
         near = range(bisect_left(self.keys, keys[0]), bisect_right(self.keys, keys[-1]))
         return [index for index in near if self.keys[index] in wanted]
 
     def decode_containers(self, containers: Sequence[int]) -> BitMap:
-        """The lower 32 bits of the positions in `containers`, which ascend and share their upper 32 bits."""
+        """Decode the lower 32 bits of the positions in `containers`, which ascend and share their upper 32 bits."""
         count, start, end = self.bitmaps.get(containers[0], (0, 0, 0))
         whole = len(containers) == count
         serialized = bytes(self.data[start:end]) if whole else self._frame_containers(containers)
@@ -108,7 +109,7 @@ class PositionSet:
         return bitmap
 
     def _frame_containers(self, containers: Sequence[int]) -> bytes:
-        """A bitmap of its own of some of a bitmap's containers. RoaringFormatSpec, "General layout", little-endian.
+        """Serialize some of a bitmap's containers as a bitmap. RoaringFormatSpec, "General layout", little-endian.
 
         2 B      cookie 12347
         2 B      number n of containers, less 1
@@ -130,9 +131,9 @@ class PositionSet:
 
 
 def new_positions(after: PositionSet, before: PositionSet | None = None) -> Iterator[pa.Int64Array]:
-    """`after - before` in chunks, ascending, none empty, of CHUNK_POSITIONS_MAX at most.
+    """Yield `after - before` in ascending, non-empty chunks of at most CHUNK_POSITIONS_MAX positions.
 
-    {1, 2, 5} after {2} gives [1, 5]. Raises CorruptInput at the chunk that does not decode.
+    `after` {1, 2, 5} and `before` {2} give [1, 5]. Raises CorruptInput at the first chunk that does not decode.
     """
     for containers in after.chunk_containers():
         bitmap = after.decode_containers(containers)
@@ -146,7 +147,7 @@ def new_positions(after: PositionSet, before: PositionSet | None = None) -> Iter
 
 
 def is_restored(before: PositionSet, after: PositionSet) -> bool:
-    """Whether `before - after` holds anything, that is, rows are back. {1, 2} before {1, 5} is, {1} is not."""
+    """Return whether `before - after` is not empty: rows came back. {1, 2} and {1, 5}: yes; {1} and {1, 5}: no."""
     if before.cardinality > after.cardinality:
         return True
     for containers in before.chunk_containers():
@@ -189,7 +190,9 @@ def _index_bitmaps(positions: PositionSet) -> int:
 
 
 def _index_portable(positions: PositionSet, at: int) -> int:
-    """RoaringFormatSpec, "Extention for 64-bit implementations", all little-endian; returns where it ends.
+    """Index portable bitmaps; return their end.
+
+    RoaringFormatSpec, "Extention for 64-bit implementations", all little-endian.
 
     8 B  number of bitmaps
     then for each, by ascending upper bits:
@@ -210,7 +213,9 @@ def _index_portable(positions: PositionSet, at: int) -> int:
 
 
 def _index_native(positions: PositionSet, at: int) -> int:
-    """Delta's RoaringBitmapArray.scala, NativeRoaringBitmapArraySerializationFormat, all little-endian.
+    """Index a native bitmap; return its end.
+
+    Delta's RoaringBitmapArray.scala, NativeRoaringBitmapArraySerializationFormat, all little-endian.
 
     4 B  number of bitmaps, which stand for the upper bits 0, 1, 2, ...
     then for each:
@@ -235,7 +240,7 @@ def _check_bitmaps(positions: PositionSet, count: int) -> None:
 
 
 def _index_bitmap(positions: PositionSet, start: int, upper: int) -> int:
-    """RoaringFormatSpec, "General layout", of the bitmap at `start`; returns where it ends.
+    """Index the 32-bit bitmap at `start`; return its end. RoaringFormatSpec, "General layout".
 
     4 B      cookie: 12346, or 12347 in the low and the number n of containers less 1 in the high 2 B
     4 B      number n of containers; only with 12346

@@ -17,19 +17,19 @@ READER_FEATURES = frozenset(
         "typeWidening-preview",
         "v2Checkpoint",
         "vacuumProtocolCheck",
-        # A variant column is refused by its name, with the schema; a table that has none is like any other.
+        # Allowed here: the schema check refuses variant columns by name, and a table may list this without having any.
         "variantShredding-preview",
         "variantType",
         "variantType-preview",
     }
 )
-HINT_CATALOG_MANAGED = "Its commits are ratified by a catalog and may not be read by path."
+HINT_CATALOG_MANAGED = "The table's commits are ratified by a catalog and may not be read by path."
 HINTS = {"catalogManaged": HINT_CATALOG_MANAGED, "catalogOwned-preview": HINT_CATALOG_MANAGED}
 
 
 def check_protocol(protocol: Protocol) -> None:
-    """Raise `Unsupported` naming every reader feature that is not known here, `CorruptInput` for a protocol that
-    contradicts itself."""
+    """Raise `Unsupported` naming every unknown reader feature, and `CorruptInput` for a protocol that contradicts
+    itself."""
     if not READER_VERSION_MIN <= protocol.min_reader_version <= READER_VERSION_MAX:
         raise Unsupported(
             f"Delta reader version {protocol.min_reader_version} is not known ({READER_VERSION_MIN} to "
@@ -49,13 +49,16 @@ def check_protocol(protocol: Protocol) -> None:
 
 
 def _check_list(side: str, version: int, features: list[str] | None, from_version: int) -> None:
-    """PROTOCOL.md, "Protocol Evolution": features are listed from a version on, and only then."""
+    """Raise `CorruptInput` unless features are listed exactly from `from_version` on.
+
+    PROTOCOL.md, "Protocol Evolution".
+    """
     if (version >= from_version) != (features is not None):
         raise CorruptInput(
             f"the protocol has {side} version {version} {'without' if features is None else 'with'} a list of {side} "
             "features",
-            hint=f"Delta reads no such table: {side} features are listed from version {from_version} on. Put the "
-            "protocol action right, then `dvsync resume` the table.",
+            hint=f"Delta cannot read this table either: it lists {side} features from version {from_version} on. "
+            "Correct the protocol action, then `dvsync resume` the table.",
         )
 
 
@@ -64,5 +67,5 @@ def check_metadata(metadata: Metadata) -> None:
     mode = metadata.column_mapping_mode
     if mode not in {"none", "name", "id"}:
         raise Unsupported(
-            f"column mapping mode {mode} is not known", hint="Set it to none, name or id: Delta knows no other."
+            f"column mapping mode {mode} is not known", hint="Set it to none, name or id, the only modes of Delta."
         )

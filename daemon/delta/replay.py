@@ -1,7 +1,7 @@
 """Folding commits into one change, purely: no I/O, no clock, no log. Delta PROTOCOL.md, "Action Reconciliation".
 
-A logical file is (path, deletion vector's unique id). Delta swaps a deletion vector with a remove and an add of one
-path: churn, which says nothing about the data file itself and is dissolved here.
+A logical file is (path, deletion vector's unique id). Delta replaces a deletion vector by a remove and an add of the
+same path. The data file itself does not change, so such a pair is folded into one change of the vector.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from daemon.delta.actions import AddFile, Commit, Metadata, Protocol
 from daemon.errors import StateMismatch
 from daemon.texts import excerpt
 
-# Of all operations together: each kept snapshot has them in every metadata file.
+# Limits the text of all operations: every metadata file repeats it for each snapshot.
 OPERATIONS_CHARACTERS_MAX = 1_000
 
 
 @dataclass(frozen=True)
 class TableChange:
-    """What versions `from_version`..`to_version` (inclusive) change against what was live before them.
+    """The changes that versions `from_version`..`to_version` (inclusive) make to the live files.
 
     Keys are plain absolute paths. `added` were not live before, `removed` are not live afterwards, `dv_changed` are
-    live on both sides with another deletion vector (or with one on one side only). A path that was gone in between is
-    `removed` and `added`: nobody says that it is the same file.
+    live before and afterwards, with different deletion vectors (or only once with a vector). If one commit removes a
+    path and a later one adds it, it is in `removed` and `added`: the new file may be different.
     """
 
     from_version: int
@@ -39,21 +39,26 @@ class TableChange:
 
 
 def join_operations(names: Iterable[str | None]) -> str | None:
-    """The names of several versions' operations, each told once."""
+    """Join the names of several versions' operations, each name once."""
     return excerpt(", ".join(dict.fromkeys(name for name in names if name)), OPERATIONS_CHARACTERS_MAX) or None
 
 
 def touched_paths(commits: Iterable[Commit]) -> set[str]:
-    """Every path that these commits name: `fold_commits` needs to know which of them are live."""
+    """Return every path that these commits name. `fold_commits` must know which of these are live."""
     return {action.path for commit in commits for action in commit.file_actions}
 
 
 def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None]) -> TableChange:
     """Fold consecutive, validated commits over `live` (path -> deletion vector's unique id) for the touched paths.
 
-    The newest add of a path wins, with or without a remove of the older one. An add of the very logical file that is
-    live (new statistics, tags) changes nothing. Raises `StateMismatch` for a remove whose logical file is not live: it
-    may be a tombstone only, as Delta leaves when it drops a feature, or `live` is not what Delta has.
+    The newest add of a path wins, with or without a remove of the older one. An add of a logical file that is already
+    live (new statistics, tags) changes nothing.
+
+    Example: `a`, `b` and `c` are live, without deletion vectors. Version 6 removes `a` and adds it with the vector `v`.
+    Version 7 removes `b` and adds `d`. The change is: `a` in `dv_changed`, `b` in `removed`, `d` in `added`; `c` stays.
+
+    Raises `StateMismatch` if a remove names a logical file that is not live. Either the remove is only a tombstone,
+    which Delta writes when it drops a feature, or `live` differs from Delta's state.
     """
     after: dict[str, AddFile | None] = {}
     gone: set[str] = set()
@@ -70,7 +75,7 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None]) -> T
             if not is_live(remove.path, remove.dv_unique_id):
                 raise StateMismatch(
                     f"version {commit.version} removes {remove.path} with the deletion vector {remove.dv_unique_id}, "
-                    "which is not what is remembered as live",
+                    "but the state store does not have it as live",
                     version=commit.version,
                     path=remove.path,
                     hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",

@@ -1,6 +1,6 @@
 """A table's whole state at one version, replayed in this process from the files of its log.
 
-Delta PROTOCOL.md, "Action Reconciliation". For tables of any kind whose log is small; `LogSegment.size_bytes` tells.
+Delta PROTOCOL.md, "Action Reconciliation". Used if the log is small, by `LogSegment.size_bytes`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from daemon.storage import FileIOStorage
 
 T = TypeVar("T")
 
-# A path below the table that is spelled as the file is called: no escapes, no scheme, no `.` or `..`.
+# A relative path that equals the file's name on disk: no escapes, no scheme, no `.` or `..`.
 PLAIN_PATH = r"^[A-Za-z0-9_=+\-][A-Za-z0-9_=+\-.,~!$&'()*;@/]*$"
 DOTS = "/."
 
@@ -40,7 +40,7 @@ class ReplayedState(TableState):
     rows: pa.Table
 
     def totals(self) -> Totals:
-        """What a checksum file of this version says, if it is right."""
+        """Return the totals that a correct checksum file of this version has."""
         size_bytes, deleted_rows = (pc.sum(self.rows[column]).as_py() or 0 for column in ("size", "dv_cardinality"))
         return Totals(self.files, size_bytes, deleted_rows)
 
@@ -73,13 +73,13 @@ def _adds(rows: pa.Table) -> Iterator[AddFile]:
 
 
 def replay(storage: FileIOStorage, log: DeltaLog, segment: LogSegment) -> ReplayedState:
-    """The state that these files make.
+    """Replay these files into the state of the table.
 
     Requests: those of `DeltaLog.read_commit` for each commit, or a read of the compacted file; those of
-    `read_checkpoint`; two for the time of a version whose own commit is not among what was read.
+    `read_checkpoint`; two for the version's time if its own commit file was not read.
 
-    Raises what they raise, `CorruptInput` where a file is added twice or the log has no protocol or metadata, and
-    `Unsupported` for a protocol that is not known.
+    Raises what these raise, `CorruptInput` if a file is added twice or the log has no protocol or metadata, and
+    `Unsupported` for an unknown protocol.
     """
     newest = _NewestFirst(log.location)
     times_ms = [_take_file(newest, log, file) for file in reversed(segment.commits)]
@@ -94,15 +94,15 @@ def replay(storage: FileIOStorage, log: DeltaLog, segment: LogSegment) -> Replay
 
 
 def _take_file(newest: _NewestFirst, log: DeltaLog, file: CommitFile) -> int | None:
-    """When the newest of its commits was committed; None where that was not read.
+    """Replay one file, and return the time of its newest commit; None if a compacted file was read instead.
 
-    A compacted file that cannot be read is passed over for its commits: it is but a short cut.
+    A compacted file only saves requests. If it cannot be read, its commits are read.
     """
     compacted = log.read_compacted(file.from_version, file.to_version) if file.is_compacted else None
     if compacted:
         newest.take_commit(compacted)
         return None
-    # No name for a commit: one would keep it in memory while the next is read.
+    # No variable holds a commit: it would stay in memory while the next commit is read.
     times_ms = [
         newest.take_commit(log.read_commit(version)) for version in range(file.to_version, file.from_version - 1, -1)
     ]
@@ -110,22 +110,32 @@ def _take_file(newest: _NewestFirst, log: DeltaLog, file: CommitFile) -> int | N
 
 
 class _NewestFirst:
-    """Reconciles actions that come from the newest to the oldest: the first of a path or a logical file decides."""
+    """Reconciles actions that arrive from the newest to the oldest: the first action of a path or logical file wins.
+
+    Example: the checkpoint has `a`, `b` and `c`. Commit 6 removes `c`. Commit 7 removes `a` and adds it with the
+    deletion vector `v`.
+
+    1. Commit 7: `a` with `v` is live, and `a` is decided. `a` without a vector is removed.
+    2. Commit 6: `c` is removed.
+    3. Checkpoint: `a` is skipped, because it is decided; `c` is skipped, because it is removed; `b` is live.
+
+    The state is `a` with `v`, and `b`.
+    """
 
     def __init__(self, location: str) -> None:
         self._location = location
         self._protocol: Protocol | None = None
         self._metadata: Metadata | None = None
-        # The newest add of a path stands for it, whatever the deletion vectors of older ones.
+        # Paths with an add. Older adds of such a path do not count, whatever their deletion vectors.
         self._decided: set[str] = set()
         self._removed: dict[str, set[str | None]] = {}
         self._live: list[pa.RecordBatch] = []
-        # Of the paths in checkpoints, to tell cheaply that none is there twice.
+        # Hashes of the checkpoint's paths: if all differ, no path occurs twice, and a costly check is not needed.
         self._hashes: set[int] = set()
         self._may_have_doubles = False
 
     def take_commit(self, commit: Commit) -> int:
-        """When it was committed, in ms."""
+        """Replay one commit, and return its time in ms."""
         self._protocol = self._protocol or commit.protocol
         self._metadata = self._metadata or commit.metadata
         live = [add for add in commit.adds if self._is_live(add.path, add.dv_unique_id)]
@@ -166,11 +176,14 @@ class _NewestFirst:
 
     @cached_property
     def _named(self) -> pa.Array:
-        """The paths that commits name: all of those were taken before the checkpoint."""
+        """The paths that commits name. All commits are taken before the checkpoint, so the set is complete."""
         return pa.array(self._decided | self._removed.keys(), pa.string())
 
     def _without_superseded(self, adds: pa.RecordBatch) -> pa.RecordBatch:
-        """A deletion vector's id is made only for the rows whose path a later commit names."""
+        """Remove the adds that a later commit replaced or removed.
+
+        Only rows whose path a later commit names are compared one by one, because that is slow.
+        """
         paths = adds["path"]
         suspects = pc.indices_nonzero(pc.is_in(paths, self._named)).to_pylist()
         gone = [row for row in suspects if not self._is_live(paths[row].as_py(), _dv_unique_id(adds, row))]
@@ -179,7 +192,7 @@ class _NewestFirst:
         return adds.filter(pc.invert(pc.is_in(pa.array(range(len(adds))), pa.array(gone, pa.int64()))))
 
     def _resolved(self, paths: pa.Array, checkpoint: str) -> pa.Array:
-        """Plain absolute paths. Raises `CorruptInput` for one that Delta cannot read."""
+        """Resolve to plain absolute paths. Raises `CorruptInput` for a path that Delta cannot read."""
         plain = pc.and_not(pc.match_substring_regex(paths, PLAIN_PATH), pc.match_substring(paths, DOTS))
         others = pc.invert(plain)
         spelled = paths.filter(others).to_pylist()
@@ -201,12 +214,12 @@ class _NewestFirst:
     def _check_unique(self, adds: pa.Table) -> None:
         ((path, count),) = Counter(adds["path"].to_pylist()).most_common(1)
         if count > 1:
-            hint = "Remove the checkpoint if an older one and the commits after that are there."
+            hint = "Remove this checkpoint if the log has an older checkpoint and all commits after it."
             raise CorruptInput(f"the checkpoint has {count} adds for the one path {path}", hint=hint)
 
 
 def _dv_unique_id(adds: pa.RecordBatch, row: int) -> str | None:
-    """PROTOCOL.md, "Derived Fields"."""
+    """Return the deletion vector's unique id. PROTOCOL.md, "Derived Fields"."""
     kind, path, offset = (adds[name][row].as_py() for name in ("dv_storage_type", "dv_path", "dv_offset"))
     if kind is None:
         return None

@@ -1,4 +1,4 @@
-"""Statistics that a checkpoint has as a struct only, as the JSON that commits have.
+"""Turns statistics that a checkpoint has only as a struct into JSON, the form that commits have.
 
 Delta PROTOCOL.md, "Checkpoints" (`stats_parsed`), "Per-file Statistics".
 """
@@ -13,22 +13,22 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# Arrow spells no other years rightly, and Python and Iceberg's bounds have no others.
+# Arrow formats years outside this range wrongly, and Python and Iceberg's bounds cannot hold them.
 FIRST_DAY, LAST_DAY = date(1, 1, 1), date(9999, 12, 31)
-# As Delta would spell any of them: no reader of statistics takes it for a date.
+# Written for any date outside the range, in Delta's form for such years. Readers of statistics ignore it.
 OTHER_YEARS = "+10000-01-01"
 
 _encoder = msgspec.json.Encoder(decimal_format="number")
 
 
 def encode_stats(stats: pa.StructArray) -> pa.Array:
-    """One text a row; null where the statistics are. Fields that are null are left out, as in Delta's own."""
+    """Encode each row as JSON; null statistics stay null. Null fields are omitted, as Delta does."""
     rows = _with_texts(stats).to_pylist()
-    return pa.array([None if row is None else _encoder.encode(_told(row)).decode() for row in rows], pa.string())
+    return pa.array([None if row is None else _encoder.encode(_as_json(row)).decode() for row in rows], pa.string())
 
 
 def _with_texts(values: pa.Array) -> pa.Array:
-    """Dates and timestamps as texts, at any depth: Python has not all of them."""
+    """Turn dates and timestamps at any depth into texts, because Python cannot represent all of them."""
     kind = values.type
     if pa.types.is_struct(kind):
         fields = [kind.field(number).name for number in range(kind.num_fields)]
@@ -49,10 +49,10 @@ def _spelled(values: pa.Array, first: pa.Scalar, last: pa.Scalar) -> pa.Array:
     return pc.if_else(known, values.cast(pa.string()), OTHER_YEARS)
 
 
-def _told(value: Any) -> Any:
-    """Without nulls; what JSON has no number for is a text."""
+def _as_json(value: Any) -> Any:
+    """Remove nulls, and turn numbers that JSON cannot express into texts."""
     if isinstance(value, dict):
-        return {name: _told(inner) for name, inner in value.items() if inner is not None}
+        return {name: _as_json(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value

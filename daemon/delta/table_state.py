@@ -1,4 +1,4 @@
-"""A Delta table's whole state at one version: what Spark and the daemon's own process read in two ways."""
+"""The interface to a Delta table's whole state at one version. Spark implements it, and so does `snapshot.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from state.records import DeletionVectorDescriptor
 
 T = TypeVar("T")
 
-# One row a live file: what of an add action is needed, the deletion vector's descriptor flat.
+# One row for each live file: the needed fields of its add action, with the deletion vector's fields as columns.
 ADDS = pa.schema(
     [
         pa.field("path", pa.string()),
@@ -32,7 +32,7 @@ ADDS = pa.schema(
 
 
 class Progress(Interface):
-    """Whoever wants to know how far a long step has come. Called now and then, from any thread."""
+    """Receives the progress of a long step. Called from any thread."""
 
     def advanced(self, done: int, total: int, what: str) -> None: ...
 
@@ -50,11 +50,11 @@ class TableState(ABC):
 
     @abstractmethod
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
-        """The live files without their statistics, which are the most of an action. Each time in the same order."""
+        """Yield the live files, always in one order, without statistics, which are the largest part of an action."""
 
     @abstractmethod
     def find_adds(self, is_wanted: pa.BooleanArray) -> Iterator[AddFile]:
-        """The live files with their statistics; `is_wanted` has one value for each file that `read_adds` gives."""
+        """Yield the wanted live files with their statistics. `is_wanted` has one value for each file of `read_adds`."""
 
     @abstractmethod
     def map_adds(
@@ -64,15 +64,16 @@ class TableState(ABC):
         progress: Progress | None = None,
         what: str = "parts",
     ) -> Sequence[T]:
-        """What `function` gives for the live files, statistics included, in `parts` parts, each sorted by path.
+        """Apply `function` to the live files, with statistics, in `parts` parts, each sorted by path.
 
-        It takes a part's number, from 0 on, and its files; it may run in other processes. A part without files may be
-        left out. `progress` hears how many parts are done, and `what` they are. Raises what `function` raises.
+        `function` takes a part's number, from 0 on, and its files, and may run in other processes. A part without
+        files may be skipped. `progress` receives the number of parts done, and `what`, the parts' name. Raises what
+        `function` raises.
         """
 
 
 def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
-    """The actions as rows of ADDS."""
+    """Turn actions into rows of ADDS."""
     rows = list(adds)
     vectors = [add.deletion_vector for add in rows]
     columns: dict[str, list[Any]] = {
@@ -90,9 +91,9 @@ def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
 
 
 def adds_from_batch(batch: pa.RecordBatch, location: str | None = None) -> Iterator[AddFile]:
-    """Rows with columns of `ADDS`, `stats` or not, as actions.
+    """Turn rows with the columns of `ADDS` into actions; `stats` may be missing.
 
-    With the table's `location`, paths are taken as the log spells them; without it they are resolved already.
+    With the table's `location`, paths are resolved as in the log; without it, they are resolved already.
     """
     for row in batch.to_pylist(maps_as_pydicts="strict"):
         descriptor = None

@@ -1,7 +1,7 @@
-"""Whether an action's path is a URI that Delta can take apart. Pure.
+"""Checks whether Delta can parse an action's path as a URI. Pure.
 
-Delta PROTOCOL.md, "Add File and Remove File": a path is a URI of RFC 2396. Delta parses each with `java.net.URI`, whose
-grammar is that of RFC 2396 and every visible character beyond ASCII besides, and hands it to Hadoop's `Path`.
+Delta PROTOCOL.md, "Add File and Remove File": a path is a URI of RFC 2396. Delta parses it with `java.net.URI`, which
+also accepts every visible character beyond ASCII, and passes it to Hadoop's `Path`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PARTS = re.compile(
 
 
 def find_uri_fault(path: str) -> str | None:
-    """Why Delta cannot read a file by this path, in a few words; None when it can."""
+    """Return in a few words why Delta cannot read a file by this path; None if it can."""
     if not path.isascii():
         for sign in path:
             if not sign.isascii() and category(sign) in ("Cc", "Zs", "Zl", "Zp"):
                 return f"{sign!r} is not escaped"
     parts = _PARTS.fullmatch(path)
-    assert parts is not None, "every text has these parts"
+    assert parts is not None, "the pattern matches every text"
     scheme, authority, inner, query, fragment = parts.groups()
     if scheme is not None and not (_SCHEME.fullmatch(scheme) and (authority or inner.startswith("/"))):
         return "a ':' in its first part is not escaped (%3A)"
@@ -44,6 +44,6 @@ def find_uri_fault(path: str) -> str | None:
 
 def _find_illegal(grammar: re.Pattern[str], text: str, start: int) -> str | None:
     legal = grammar.match(text, start)
-    assert legal is not None, "nothing is legal as well"
+    assert legal is not None, "the grammar also matches the empty text"
     sign = text[legal.end() : legal.end() + 1]
     return f"{sign!r} is not escaped (%{ord(sign):02X})" if sign else None

@@ -1,4 +1,4 @@
-"""How long what Delta does not show any more is kept from VACUUM and from the log's clean-up."""
+"""How long VACUUM and log cleanup keep files that the Delta table no longer shows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pytimeparse2 import parse as parse_timespan
 
 from daemon.delta.actions import Metadata
 
-# How long Delta keeps its log, and the files of older versions, with the defaults that it has when nothing is set.
+# The table properties for the retention of the log and of older versions' files, and Delta's defaults.
 RETENTIONS_S = {"delta.logRetentionDuration": 30 * 86_400.0, "delta.deletedFileRetentionDuration": 7 * 86_400.0}
 
 
 def retention_s(metadata: Metadata) -> float:
-    """How long the files of a replaced version are kept for sure. A value that is no time span counts as unset."""
+    """Return how long the files of a replaced version are surely kept. An invalid time span counts as unset."""
     spans_s = []
     for key, default_s in RETENTIONS_S.items():
         span_s = parse_timespan(metadata.configuration.get(key, "").lower().removeprefix("interval").strip())

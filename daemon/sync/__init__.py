@@ -1,1 +1,1 @@
-"""One table, kept in step: the first sync, following the log, comparing states, recovery."""
+"""Keeps one table in step: the first sync, following the log, comparing states, recovery."""

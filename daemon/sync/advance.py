@@ -1,6 +1,6 @@
 """One snapshot's work: `advance` folds commits, plans, translates and shows them in one transaction.
 
-`follower.py` decides what to advance by.
+`follower.py` decides which commits to advance by.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def advance(
 ) -> tuple[Shown, SyncResult]:
     """Show `commits` (consecutive, read and validated) in one Iceberg snapshot, or none if they change no rows.
 
-    `before` is the account of what is shown. What it comes to is given to `check`, which raises before anything is
-    written. Raises `StateMismatch` when what is remembered cannot be what Delta has.
+    `before` is the account of the table now. `check` receives the account after the commits, and raises before anything
+    is written. Raises `StateMismatch` if the state store's live files cannot be Delta's.
 
-    After a failure the Iceberg table is as it was, or the error is `CommitOutcomeUnknown`; files written in vain are
-    known to the state store, as orphans or by an open intent.
+    After a failure the Iceberg table is unchanged, or the error is `CommitOutcomeUnknown`. The state store knows the
+    files that were written, as orphans or by an open intent.
     """
     store, record = context.store, shown.record
     live = store.find_live_files(record.id, touched_paths(commits))
@@ -84,7 +84,7 @@ def advance(
             plan, results = _translate(context, transaction, plan)
         completed = _complete(context, shown, transaction, plan, results)
         outcome = outcome_of_change(record, change, completed)
-        # A newest snapshot that the new name mapping makes wrong needs a successor.
+        # If readers would misread the newest snapshot with the new name mapping, it needs a successor.
         if completed.is_empty and record.snapshot_id not in shape.definition.misread.snapshot_ids:
             check_account(account, before)
             shown = transaction.define(shape.definition, outcome)
@@ -102,9 +102,9 @@ def advance(
 
 
 def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Shape:
-    """The table's shape once `change` is shown.
+    """Return the table's shape after `change`.
 
-    Raises `Unsupported` for what Iceberg cannot express, `CorruptInput` for what is not Delta's.
+    Raises `Unsupported` if Iceberg cannot express it, `CorruptInput` if it is not valid in Delta.
     """
     if change.protocol:
         check_protocol(change.protocol)
@@ -116,13 +116,13 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
     what = f"column {', '.join(shape.table.replaced)}" if shape.table.replaced else ""
     if shape.table.spec_id != shown.table.metadata.default_spec_id:
         what = what or "the partitioning"
-    # Counting reads every live file's row: only where the answer matters.
+    # Counting reads every live file's row, so it is done only if the answer matters.
     staying = context.store.count(shown.record.id).live_data_files - len(change.removed) if what else 0
     if staying:
         raise Unsupported(
             f"{what} changed while {staying} older data files stay",
             version=change.to_version,
-            hint="Iceberg widens int to long, float to double and the precision of decimals only: overwrite the older "
+            hint="Iceberg widens only int to long, float to double and the precision of decimals. Overwrite the older "
             "files on the Delta side, then `dvsync resync` the table.",
         )
     check_references(shape, context.settings)
@@ -132,8 +132,11 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
 def _translate(
     context: TableContext, transaction: Transaction, plan: SyncPlan
 ) -> tuple[SyncPlan, list[DeleteFileResult]]:
-    """Write the delete files. Where an older deletion vector is gone or damaged, its file's deletions are written anew:
-    Delta needs it no more, and VACUUM takes it."""
+    """Write the delete files.
+
+    If an older deletion vector is gone or damaged, all deletions of its data file are written anew. This is normal:
+    Delta no longer needs the older vector, and VACUUM removes it.
+    """
     try:
         return plan, transaction.write_delete_files(plan.tasks)
     except (ObjectMissing, CorruptInput):
@@ -152,7 +155,7 @@ def _complete(
     plan: SyncPlan,
     results: Sequence[DeleteFileResult],
 ) -> CommitPlan:
-    """The plan with what was written, and what becomes of older delete files that serve files of it."""
+    """Complete the plan with the written files, and rewrite older delete files that it changes only in part."""
     store = context.store
     leaving = files_to_leave(plan, results)
     serving = store.find_delete_files(shown.record.id, leaving)

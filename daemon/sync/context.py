@@ -1,4 +1,4 @@
-"""What the main path works with for one table: its source, its target, its memory and its pipeline."""
+"""The parts of one table that the main path uses: its source, target, state store and pipeline."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from state import StateStore, StateUnavailable, TableRecord
 
 @contextmanager
 def as_sync_errors(table: str) -> Iterator[None]:
-    """Raise the errors of a table's stores as a `SyncError` that names the table."""
+    """Raise errors of a table's stores as a `SyncError` that names the table."""
     try:
         yield
     except StateUnavailable as error:
         raise as_sync_error(error).located(table=table) from error
     except FileNotFoundError as error:
         raise ObjectMissing(
-            f"a file of the Iceberg table is not there: {error}",
+            f"a file of the Iceberg table is missing: {error}",
             table=table,
-            hint="Someone removed it: restore it, or expire the snapshots that need it (`dvsync expire`); if it is the "
-            "newest one's, `dvsync resync` makes another from Delta's state.",
+            hint="Restore the file, or expire the snapshots that need it (`dvsync expire`). If the newest snapshot "
+            "needs it, `dvsync resync` writes a new snapshot from Delta's state.",
         ) from error
     except OSError as error:
         raise ObjectStoreAway(
             f"the store of the Iceberg table does not answer: {error}",
             table=table,
-            hint="Check the store, its free space and the credentials; dvsync tries again.",
+            hint="Check the store, its free space and the credentials. dvsync will try again.",
         ) from error
     except SyncError as error:
         raise error.located(table=table) from error.__cause__
@@ -58,9 +58,9 @@ class Writer:
 class TableContext:
     """One table's parts. `properties` are PyIceberg FileIO properties that reach both sides of the table.
 
-    Without a `writer`, other dvsyncs are not looked for. A thread holds `committing` while it commits to the Iceberg
-    table. `in_work` has the intents of this process that are open although no thread commits: `end_intents` leaves them
-    alone. `observe_step` receives a step's name and how many seconds it took.
+    Without a `writer`, other dvsyncs are ignored. A thread holds `committing` while it commits to the Iceberg table.
+    `in_work` has the intents on which this process still works without holding `committing`; `end_intents` skips them.
+    `observe_step` receives a step's name and its seconds.
     """
 
     settings: TableSettings
@@ -88,12 +88,12 @@ class TableContext:
             self.observe_step(name, self.clock.monotonic_s() - started_s)
 
     def open_state(self, version: int | None = None) -> AbstractContextManager[TableState]:
-        """The state of the Delta table at `version`, or the newest; see `Runner.open_state`."""
+        """Open the Delta table's state at `version`, or the newest; see `Runner.open_state`."""
         return self.runner.open_state(self.log, self.storage, version)
 
     def target_properties(self, table: Table) -> dict[str, str]:
-        """FileIO properties for the Iceberg table's own files, with what its catalog gave for this table alone."""
-        # Among them is a REST catalog's client, which is nothing for a file and cannot be sent to Spark's workers.
+        """Return FileIO properties for the Iceberg table's files, with the catalog's properties for this table."""
+        # Values that are not texts, such as a REST catalog's client, cannot be sent to Spark's workers.
         own = {key: value for key, value in table.io.properties.items() if isinstance(value, str)}
         return {**self.properties, **own}
 

@@ -1,4 +1,4 @@
-"""The first sync: a Delta table's whole state into one snapshot."""
+"""The first sync: shows a Delta table's whole state in one snapshot."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ from daemon.translate.definition import Shape, check_places, check_references, r
 from daemon.translate.plan import CommitPlan, complete_plan, plan_sync
 from state import DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
 
-# What a snapshot says that writes the table anew from Delta's state.
+# The operation in the summary of a snapshot that replaces the whole table.
 RESTORED = "restore"
 
 
 def first_sync(context: TableContext, record: TableRecord, existing: Table | None = None) -> tuple[Shown, SyncResult]:
     """Show Delta's newest version in one snapshot, which creates the Iceberg table or replaces what `existing` shows.
 
-    Nothing of it exists for readers before that one commit; what a failure leaves behind is known to the state store.
+    Readers see nothing before that one commit. The state store knows the files that a failure leaves behind.
+
+    Example: Delta's state is the files `a`, `b` and `c`, and `b` has the deletion vector {1, 4}. One manifest gets the
+    entries of `a`, `b` and `c`; one delete file gets the positions 1 and 4 of `b`. The account is three files, with two
+    deleted rows. If `existing` shows `x`, the same snapshot removes `x`.
     """
     with context.open_state() as state:
-        # Each sync asks the log for it, which may tell another time than Delta does.
+        # The later syncs take this time from the log, and Delta may report another one.
         timestamp_ms = context.log.commit_time_ms(state.version, state.timestamp_ms)
         try:
             return show_state(context, record, replace(state, timestamp_ms=timestamp_ms), existing)
@@ -43,7 +47,7 @@ def first_sync(context: TableContext, record: TableRecord, existing: Table | Non
 def show_state(
     context: TableContext, record: TableRecord, state: TableState, existing: Table | None = None
 ) -> tuple[Shown, SyncResult]:
-    """Create the Iceberg table with one snapshot that shows `state`, or replace all that an `existing` one shows."""
+    """Create the Iceberg table with one snapshot that shows `state`, or replace all contents of `existing`."""
     check_protocol(state.protocol)
     shape = shape_for(state.metadata, existing, context.settings)
     shape = remembering(shape, existing, state.protocol, state.metadata)
@@ -51,7 +55,7 @@ def show_state(
     check_places(table.metadata.location, table.properties, context.location)
     check_references(shape, context.settings)
     if existing is None and record.metadata_location is not None:
-        # The table before this one may live on, under another name or in another catalog.
+        # The former Iceberg table may still exist under another name or in another catalog, so its files stay.
         context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
     operation = None if existing is None else RESTORED
     with Transaction(context, record, table, shape.definition, to_version=state.version) as transaction:
@@ -122,7 +126,7 @@ def _write_deletions(
     shape: Shape,
     answers: Sequence[ManifestAnswer],
 ) -> tuple[dict[str, DeletionVectorDescriptor], CommitPlan]:
-    """Write the delete files of all deletion vectors; gives these by the paths of their data files."""
+    """Write the delete files of all deletion vectors. Returns the vectors by data file path, and the completed plan."""
     found = state.read_adds(with_dv_only=True) if state.files else ()
     with_dv = {add.path: add for add in found}
     dvs = {path: add.deletion_vector for path, add in with_dv.items() if add.deletion_vector}
@@ -140,7 +144,7 @@ def _write_deletions(
 
 
 def _change(state: TableState, with_dv: Mapping[str, AddFile]) -> TableChange:
-    """The deletions of the state; its data files are in the manifests already."""
+    """Make a change of the state's deletions only, because its data files are in the manifests already."""
     return TableChange(
         from_version=state.version,
         to_version=state.version,

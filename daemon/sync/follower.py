@@ -1,6 +1,6 @@
-"""The main path of one table: `Follower.sync` compares the Iceberg table with what is remembered, then follows Delta.
+"""The main path of one table: `Follower.sync` compares the Iceberg table with the state store, then follows Delta.
 
-The Iceberg table is the truth about our progress, the state store is the memory of it.
+The Iceberg table decides how far we are; the state store only remembers it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from state import TableRecord
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-# How often a quiet table is synced all the same, which lists its log: to notice what was done to its Iceberg side
-# behind our back, and what log cleanup took. And how often its newest commit is asked for, to notice another one.
+# A table without news is synced this often, to notice foreign changes of the Iceberg table and removed commits.
 CONTINUITY_INTERVAL_S = 600.0
+# The newest synced commit file is checked this often, to notice that the log was replaced.
 NEWEST_COMMIT_INTERVAL_S = 60.0
-# For how long Delta must be at an older version of a table than Iceberg before Iceberg goes back to it.
+# If Delta's newest version is older than Iceberg's for this long, Iceberg goes back to it.
 OLDER_STATE_MIN_S = 60.0
 
 
@@ -59,25 +59,25 @@ class Follower:
     def __init__(self, context: TableContext) -> None:
         self._context = context
         self._synced_version: int | None = None
-        # A version that `has_news` has found: the sync after that need not ask for it again.
+        # A version that `has_news` found, so that the next sync need not check it again.
         self._seen_version: int | None = None
         self._in_doubt = True
         self._continuity_due_s = self._newest_commit_due_s = 0.0
-        # Another dvsync's newest metadata file, and since when it could have gone on from it.
+        # The newest metadata file of another dvsync, and since when it could have synced a newer version.
         self._others_location: str | None = None
         self._others_since_s = 0.0
-        # Up to here its table shows Delta's newest state, by commits that change nothing of it.
+        # The other dvsync's table is up to date to this version: the commits after its marker change nothing.
         self._others_version = -1
-        # The Delta table that another dvsync shows, once it was found to be ours.
+        # The table id in the other dvsync's marker, after a check that it is our source.
         self._others_table_id: str | None = None
-        # Since when Delta has been at an older version than Iceberg.
+        # Since when Delta's newest version has been older than Iceberg's.
         self._older_since_s: float | None = None
         self._checksums = Checksums(context.log)
 
     def has_news(self) -> bool:
-        """Whether a sync would find something to do: one or two requests, no listing of a log that is there, no Spark.
+        """Return whether a sync has something to do. One or two requests; no Spark, and no listing of an intact log.
 
-        Raises ObjectMissing when the log of a table that was synced is gone.
+        Raises ObjectMissing if the log of a synced table is gone.
         """
         log, now_s = self._context.log, self._context.clock.monotonic_s()
         if self._in_doubt:
@@ -90,7 +90,7 @@ class Follower:
             self._seen_version = self._synced_version + 1
             return True
         if now_s >= self._newest_commit_due_s:
-            # A commit behind a missing one is waited for in vain: two requests tell, and no listing.
+            # The log may be damaged: a later commit exists although the next one is missing. Found without a listing.
             if not log.is_untouched(self._synced_version) or log.has_version(self._synced_version + 2):
                 with suppress(ResyncNeeded):
                     log.check_continuity(self._synced_version)
@@ -99,16 +99,16 @@ class Follower:
         return False
 
     def doubt(self) -> None:
-        """There is news, whatever the log says: a person wants the table written anew."""
+        """Let `has_news` return True until the next sync: a person wants the table written anew."""
         self._in_doubt = True
 
     def sync(
         self, *, stop: Event | None = None, full: bool = False, others_wait: Callable[[], bool] = lambda: False
     ) -> SyncResult:
-        """One bounded cycle. Raises a `SyncError` that names the table; the cursor is then where the snapshots are.
+        """Run one bounded cycle. Raises a `SyncError` that names the table; the versions shown before it stay recorded.
 
         `full` writes the Iceberg table anew from Delta's whole newest state instead of following the log. While
-        `others_wait`, the versions that are there may share a snapshot.
+        `others_wait`, the available versions may share a snapshot.
         """
         is_in_doubt, self._in_doubt = self._in_doubt, True
         with as_sync_errors(self._context.settings.name), self._context.committing:
@@ -155,12 +155,12 @@ class Follower:
     def _follow(
         self, record: TableRecord, shown: Shown, stop: Event, others_wait: Callable[[], bool]
     ) -> tuple[Shown, SyncResult]:
-        """Show what is new, by the log where that can be followed."""
+        """Show Delta's new versions, by the log if it can be followed, else by comparing states."""
         rebuilt = shown.record.snapshot_id != record.snapshot_id
         outcome = SyncOutcome.REBUILT if rebuilt else SyncOutcome.UNCHANGED
         result = SyncResult(outcome, None, shown.record.synced_version)
         if shown.record.must_compare:
-            shown, step = self._compare(shown, "what is remembered is in doubt")
+            shown, step = self._compare(shown, "the state store is in doubt")
             result = result.then(step)
         else:
             try:
@@ -188,15 +188,15 @@ class Follower:
             return restore_metadata(self._context, record, error)
 
     def _replace(self, record: TableRecord, table: Table, reason: str) -> tuple[Shown, SyncResult]:
-        """Write all of the table anew from Delta's state: nothing of what is there or remembered is relied upon."""
+        """Write the whole table anew from Delta's state, without relying on the table or the state store."""
         _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
         return first_sync(self._context, record, table)
 
     def _give_way(self, record: TableRecord, table: Table) -> None:
         """Raise `TargetHeld` while another dvsync keeps the table in step, `TargetChanged` if it has another source.
 
-        It is presumed dead when Delta has gone on for a whole lease and it has not. A comeback does no harm: its commit
-        needs the snapshot that it knew, and then it gives way itself.
+        If Delta has new versions for a whole lease and the other dvsync shows none, it is presumed dead. If it comes
+        back, its commit fails, because the commit needs the snapshot that it knew. Then it gives way itself.
         """
         writer, marker, current = self._context.writer, shown_by(table), table.metadata.current_snapshot_id
         if writer is None or marker is None or marker.writer in (None, writer.name) or current == record.snapshot_id:
@@ -220,7 +220,7 @@ class Follower:
         )
 
     def _is_behind(self, version: int) -> bool:
-        """Whether a commit after `version` changes what is shown: one that does not leaves no trace in Iceberg."""
+        """Return whether a commit after `version` changes the Iceberg table. Other commits are never shown there."""
         log = self._context.log
         version = max(version, self._others_version)
         while log.has_version(version + 1):
@@ -235,10 +235,14 @@ class Follower:
     def _read_news(
         self, shown: Shown, stop: Event, others_wait: Callable[[], bool]
     ) -> Iterator[tuple[list[Commit], bool]]:
-        """Delta's commits after the shown one, of which there is one, and whether another one follows.
+        """Yield groups of Delta's new commits, each with whether another commit follows. At least one commit exists.
 
-        They come in groups, a snapshot each: one by one, or folded when there is no time. Each version is asked for
-        once. While `others_wait`, one group is enough: the table's turn comes again.
+        Each group becomes one snapshot. Each version is asked for once. While `others_wait`, only one group is read:
+        the table's turn comes again.
+
+        Example: version 4 is shown, and the log ends at 7. Normally the groups are [5], [6] and [7]. If the table is
+        far behind, or `others_wait`, there is one group: [5, 6, 7]. If then 7 cannot be read, the group is [5, 6], and
+        the next read of 7 raises its error.
         """
         limits, log = self._context.limits, self._context.log
         version = shown.record.synced_version
@@ -250,7 +254,7 @@ class Follower:
             group: list[Commit] = []
             size_bytes = 0
             busy = limits.fold_when_busy and others_wait()
-            # Actions are held in memory until they are shown.
+            # A group's actions stay in memory until they are shown, so its size is limited.
             while has_next and version < last and size_bytes <= limits.commit_bytes_max and not stop.is_set():
                 try:
                     with self._context.step("read"):
@@ -258,11 +262,11 @@ class Follower:
                 except SyncError:
                     if not group:
                         raise
-                    break  # It is read again once those before it are shown.
+                    break  # Show the commits before it first; then it is read again, and its error is raised.
                 version += 1
                 if commit.metadata and commit.metadata.id != shown.record.delta_table_id:
                     raise ResyncNeeded(
-                        f"version {version} makes another table of it (id {commit.metadata.id})",
+                        f"version {version} replaces the Delta table by another one (id {commit.metadata.id})",
                         version=version,
                         hint="dvsync shows the whole new table in one snapshot.",
                     )
@@ -278,7 +282,7 @@ class Follower:
                 return
 
     def _check_continuity(self, shown: Shown) -> bool:
-        """Whether there is a next version. Raises `ResyncNeeded` for another log than the one followed so far."""
+        """Return whether there is a next version. Raises `ResyncNeeded` if the log was replaced."""
         log, record = self._context.log, shown.record
         version, timestamp_ms = record.synced_version, record.source_timestamp_ms
         assert version is not None and timestamp_ms is not None, "what is shown has a version and its time"
@@ -290,7 +294,7 @@ class Follower:
         return has_next
 
     def _compare(self, shown: Shown, reason: str) -> tuple[Shown, SyncResult]:
-        """Show Delta's newest state by its difference to what is remembered, which is rebuilt if it is wrong."""
+        """Show the difference between Delta's newest state and the state store, which is rebuilt if it is wrong."""
         _log.warning(events.STATES_COMPARED, reason=reason)
         try:
             return self._show_state(shown)
@@ -298,7 +302,7 @@ class Follower:
             return self._compare_rebuilt(shown, mismatch)
 
     def _compare_rebuilt(self, shown: Shown, mismatch: StateMismatch | AccountMismatch) -> tuple[Shown, SyncResult]:
-        """Do so with what is remembered read from the Iceberg table first."""
+        """Rebuild the state store from the Iceberg table, then show the difference to Delta's newest state."""
         _log.warning(events.STATES_COMPARED, reason=str(mismatch))
         marker = shown_by(shown.table)
         assert marker is not None, "what is shown is ours"
@@ -308,11 +312,11 @@ class Follower:
         except (Unsupported, CorruptInput):
             if mismatch.version is None:
                 raise
-            # The versions before the one at fault are shown all the same.
+            # The newest state cannot be shown, but the versions before the faulty one can.
             return self._show_state(shown, mismatch.version)
 
     def _show_state(self, shown: Shown, version: int | None = None) -> tuple[Shown, SyncResult]:
-        """Show Delta's state at `version`, or its newest, whatever Iceberg shows."""
+        """Show Delta's state at `version`, or the newest, as a difference to what Iceberg shows."""
         with self._context.open_state(version) as state:
             self._check_not_older(shown, state)
             commits, totals = commits_to_state(self._context, shown, state)
@@ -321,9 +325,9 @@ class Follower:
         return shown, result
 
     def _check_not_older(self, shown: Shown, newest: TableState) -> None:
-        """Raise `ObjectMissing` while Delta is at an older version of the very table, and has not been so for long.
+        """Raise `ObjectMissing` if Delta has just gone back to an older version of the same table.
 
-        A listing that lags would take Iceberg back for a moment.
+        A lagging listing looks like that. Without the wait, Iceberg would show the older version for a moment.
         """
         version, record = newest.version, shown.record
         is_same_table = newest.metadata.id == record.delta_table_id
@@ -334,17 +338,17 @@ class Follower:
         self._older_since_s = now_s if self._older_since_s is None else self._older_since_s
         if now_s - self._older_since_s < OLDER_STATE_MIN_S:
             raise ObjectMissing(
-                f"the Delta table ends at version {version}, and version {record.synced_version} was synced already",
+                f"the Delta table ends at version {version}, but version {record.synced_version} was synced already",
                 version=record.synced_version,
                 path=self._context.log.commit_path(record.synced_version),
-                hint=f"Restore the log. If it stays so, Iceberg goes back to version {version} after a minute; "
+                hint=f"Restore the log. Otherwise Iceberg goes back to version {version} after a minute; "
                 f"`dvsync resync {record.name}` goes back at once.",
             )
 
     def _steps(self, shown: Shown, commits: list[Commit]) -> Iterator[tuple[Shown, SyncResult]]:
-        """Advance in one step, or in one for each commit where together they are refused.
+        """Advance by all commits in one step. If they are refused together, advance by one commit at a time.
 
-        So those before the one at fault are shown, and the error names that one.
+        Then the commits before the faulty commit are shown, and the error names the faulty commit.
         """
         if len(commits) > 1:
             with suppress(Unsupported, CorruptInput, ObjectMissing):
@@ -355,14 +359,14 @@ class Follower:
             yield shown, step
 
     def _show(self, shown: Shown, commit: Commit) -> tuple[Shown, SyncResult]:
-        """Advance by what the log says. Raises `ResyncNeeded` for what is lost where Delta has gone on since."""
+        """Advance by one commit. Raises `ResyncNeeded` if a file of it is gone and Delta has newer versions."""
         try:
             return self._advance(shown, [commit])
         except ObjectMissing as missing:
             if not self._context.log.has_version(commit.version + 1):
                 raise
             raise ResyncNeeded(
-                f"version {commit.version} cannot be read any more ({missing.message}), and newer ones are there",
+                f"version {commit.version} can no longer be read ({missing.message}), and newer versions exist",
                 version=commit.version,
                 path=missing.path,
                 hint="VACUUM removed files before dvsync read them. dvsync compares both states and commits the "
@@ -370,7 +374,7 @@ class Follower:
             ) from missing
 
     def _advance(self, shown: Shown, commits: list[Commit], totals: Totals | None = None) -> tuple[Shown, SyncResult]:
-        """Show commits of the log, or what a comparison with a state of these `totals` came to."""
+        """Show commits of the log, or commits made by a comparison with a Delta state of these `totals`."""
         context, version = self._context, commits[-1].version
         check: Callable[[Account], None]
         if totals is None:
@@ -382,6 +386,6 @@ class Follower:
         try:
             return advance(context, shown, commits, before, check)
         except SyncError as error:
-            # What is refused and has no file of its own stands in the commit file itself.
+            # If the error names no file, the refused contents are in the commit file itself.
             path = self._context.log.commit_path(version) if isinstance(error, Unsupported | CorruptInput) else None
             raise error.located(version=version, path=path) from error.__cause__

@@ -26,12 +26,12 @@ def open_store(settings: Settings) -> Iterator[StateStore]:
 
 
 def as_sync_error(raised: Exception) -> SyncError:
-    """`raised` as one of the error kinds; `InternalError` for what nobody expects."""
+    """Turn `raised` into one of the error kinds; `InternalError` for any unexpected error."""
     if isinstance(raised, SyncError):
         return raised
     if isinstance(raised, StateUnavailable):
         return StateStoreAway(
-            str(raised), hint="Check state.url, and the database, its permissions and the disk or server it is on."
+            str(raised), hint="Check state.url, the database, its permissions, and its disk or server."
         )
     return InternalError(
         f"{type(raised).__name__}: {raised}",
@@ -40,14 +40,15 @@ def as_sync_error(raised: Exception) -> SyncError:
 
 
 def find_record(records: Iterable[TableRecord], table: TableSettings) -> TableRecord | None:
-    """What is remembered of a table, without making a row for it as `TableStore.open_table` does."""
+    """Find a table's row without making one, as `TableStore.open_table` would."""
     key = (table.name, table.source, table.target)
     return next((record for record in records if (record.name, record.source, record.target) == key), None)
 
 
 def keep_rows(store: TableStore, tables: Iterable[TableSettings], names: Set[str]) -> None:
-    """A table that has a new name and no row yet keeps the row of its source and target, whose name is not among
-    `names`, those in use. Raises StateUnavailable.
+    """Rename the rows of renamed tables, so that these keep their state. Raises StateUnavailable.
+
+    A row is renamed if its source and target are those of a table without a row, and its name is not in use (`names`).
     """
     records = store.list_tables()
     known = {record.name for record in records}
@@ -59,7 +60,7 @@ def keep_rows(store: TableStore, tables: Iterable[TableSettings], names: Set[str
 
 
 def _make_local_folders(settings: Settings) -> None:
-    """SQLite makes the file of a catalog, but not its folder."""
+    """Make the folders of SQLite catalogs, because SQLite makes only the file."""
     for name, properties in settings.catalogs.items():
         match = SQLITE_FILE.match(properties.get("uri", ""))
         if match:
@@ -69,5 +70,5 @@ def _make_local_folders(settings: Settings) -> None:
                 folder = Path(match["path"]).parent
                 raise ConfigInvalid(
                     f"catalogs.{name}.uri: the folder {folder} cannot be made: {error.strerror}",
-                    hint="Name a place that dvsync may write to; a relative one begins at the configuration's folder.",
+                    hint="Choose a writable folder. Relative paths begin at the configuration's folder.",
                 ) from error

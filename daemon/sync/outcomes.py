@@ -1,4 +1,4 @@
-"""What one commit comes to: for the state store, for the log, and the state that follows from it."""
+"""The results of one commit: for the state store, for the log, and for the next step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from state import DeleteFileRecord, DeletionVectorDescriptor, LiveFile, Outcome,
 
 
 class SyncOutcome(StrEnum):
-    """What kind of thing a cycle did."""
+    """The kind of result of a cycle."""
 
     WAITING = "waiting"  # the Delta table is not there yet
     UNCHANGED = "unchanged"
@@ -30,15 +30,15 @@ class SyncOutcome(StrEnum):
 
     @property
     def is_progress(self) -> bool:
-        """Whether what is shown or remembered has changed."""
+        """Whether the Iceberg table or the state store has changed."""
         return self in (SyncOutcome.ADVANCED, SyncOutcome.REBUILT)
 
 
 @dataclass(frozen=True)
 class SyncResult:
-    """What one cycle did. Versions are Delta's, inclusive.
+    """The result of one cycle. Versions are Delta's, inclusive.
 
-    `more` says that the cycle stopped at a bound and the next one should start at once.
+    `more` means that the cycle stopped at a bound, and the next cycle should start at once.
     """
 
     outcome: SyncOutcome
@@ -58,7 +58,7 @@ class SyncResult:
         return replace(self, more=more)
 
     def then(self, later: SyncResult) -> SyncResult:
-        """Both results as one cycle's."""
+        """Join both results into one cycle's result."""
         return replace(
             later,
             outcome=later.outcome if later.outcome is not SyncOutcome.UNCHANGED else self.outcome,
@@ -83,7 +83,7 @@ class Shown:
 
 
 def remembered_account(context: TableContext, record: TableRecord) -> Account:
-    """What is remembered adds up to. Reads every live file's row."""
+    """Add up the account of the live files in the state store. Reads every live file's row."""
     counts = context.store.count(record.id)
     physical_rows = counts.live_rows + counts.deleted_positions
     return Account(counts.live_data_files, physical_rows, counts.deleted_positions, counts.live_bytes)
@@ -94,7 +94,7 @@ def marker_of(outcome: Outcome) -> Marker:
 
 
 def outcome_of_change(record: TableRecord, change: TableChange, completed: CommitPlan) -> Outcome:
-    """What will be remembered; the manifests of added files are not known yet."""
+    """Make the outcome of a change. The manifests of added files are not known yet."""
     delta_table_id = change.metadata.id if change.metadata else record.delta_table_id
     assert delta_table_id is not None, "a table that is followed has been synced"
     return Outcome(
@@ -118,7 +118,7 @@ def outcome_of_change(record: TableRecord, change: TableChange, completed: Commi
 
 
 def live_file(data_file: DataFile, manifest_path: str, deletion_vector: DeletionVectorDescriptor | None) -> LiveFile:
-    """What is remembered of an entry."""
+    """Make the state store's record of a manifest entry."""
     return LiveFile(
         path=data_file.file_path,
         record_count=data_file.record_count,
@@ -131,7 +131,7 @@ def live_file(data_file: DataFile, manifest_path: str, deletion_vector: Deletion
 
 
 def delete_file_records(completed: CommitPlan) -> tuple[DeleteFileRecord, ...]:
-    """The written delete files with the deletion vectors that went into them."""
+    """Make records of the written delete files, with the deletion vectors that they contain."""
     return (
         *(delete_file_record(task, file) for task, file in completed.written),
         *(rewritten_record(rewrite, file) for rewrite, file in completed.rewritten),
@@ -139,7 +139,7 @@ def delete_file_records(completed: CommitPlan) -> tuple[DeleteFileRecord, ...]:
 
 
 def unchanged_outcome(record: TableRecord) -> Outcome:
-    """What is remembered already: for a commit that shows no other version."""
+    """Make an outcome that equals the record, for a commit that does not change the synced version."""
     assert record.delta_table_id is not None, "a table that is followed has been synced"
     assert record.synced_version is not None and record.source_timestamp_ms is not None, "so has its version"
     return Outcome(
@@ -155,7 +155,7 @@ def unchanged_outcome(record: TableRecord) -> Outcome:
 
 
 def placed(outcome: Outcome, prepared: PreparedSnapshot) -> Outcome:
-    """The outcome with the manifests that hold each added file."""
+    """Return the outcome with the manifest of each added file."""
     place = prepared.placements
     return with_fields(
         outcome,
@@ -169,7 +169,7 @@ def placed(outcome: Outcome, prepared: PreparedSnapshot) -> Outcome:
 
 
 def remembered(record: TableRecord, outcome: Outcome) -> TableRecord:
-    """The table's row once `outcome` is recorded."""
+    """Return the table's row as it is once `outcome` is recorded."""
     return with_fields(
         record,
         delta_table_id=outcome.delta_table_id,
@@ -182,7 +182,7 @@ def remembered(record: TableRecord, outcome: Outcome) -> TableRecord:
 
 
 def result_of_change(change: TableChange, completed: CommitPlan, record: TableRecord, *, snapshots: int) -> SyncResult:
-    """What `change` came to, `record` being what is remembered since."""
+    """Make the result of a shown `change`; `record` is the table's row after it."""
     return SyncResult(
         outcome=SyncOutcome.ADVANCED,
         from_version=change.from_version,

@@ -1,4 +1,4 @@
-"""An account held against Delta's own totals, which come from another program: a checksum file, or a whole state."""
+"""Compares accounts with totals that Delta itself computed: in a checksum file, or from a whole state."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 NO_DIFFERENCE = Totals(0, 0, 0)
-# After so many different faults, none of them Iceberg's, a log's checksum files are not worth another comparison.
+# After so many different faults in checksum files in a row, the files of this log are no longer read.
 FAULTS_MAX = 3
 
 
 class Checksums:
-    """The checksum files of one log. Remembers by how much they were wrong when a whole state was read last."""
+    """The checksum files of one log. Remembers their fault at the last read of a whole state."""
 
     def __init__(self, log: DeltaLog) -> None:
         self._log = log
@@ -27,10 +27,10 @@ class Checksums:
         self._faults = 0
 
     def check(self, version: int, account: Account) -> None:
-        """Raise `StateMismatch` when the checksum file of `version` comes to something else. One request.
+        """Raise `StateMismatch` if the checksum file of `version` differs from `account`. One request.
 
-        A file that is not there (yet), or cannot be read, says nothing. A fault that is known is not told again, and
-        after several different ones in a row the files of this log are not read any more.
+        A file that is missing (yet) or cannot be decoded is ignored. So is a fault that `learn` has found already.
+        After more than FAULTS_MAX new faults in a row, the files of this log are no longer read.
         """
         checksum = self._log.read_checksum(version) if self._faults <= FAULTS_MAX else None
         if checksum is None:
@@ -43,15 +43,15 @@ class Checksums:
             _log.warning(events.CHECKSUM_DISBELIEVED, version=version, checksum_has=_text(checksum), is_last=True)
             return
         raise StateMismatch(
-            f"the checksum file of version {version} has {_text(checksum)}, and the log comes to {account}",
+            f"the checksum file of version {version} has {_text(checksum)}, but the log's actions add up to {account}",
             version=version,
             hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
         )
 
     def learn(self, version: int, state: Totals) -> None:
-        """See how wrong the checksum file of `version` is, whose whole `state` was read. One request.
+        """Remember by how much the checksum file of `version` differs from its whole `state`. One request.
 
-        Delta carries a wrong number on into its next files, so only another fault is news.
+        Delta copies a wrong number into its next files, so only a different fault is worth a comparison.
         """
         checksum = self._log.read_checksum(version)
         if checksum is None:
@@ -68,7 +68,7 @@ class Checksums:
 
 
 def check_state(state: Totals, account: Account) -> None:
-    """Raise `AccountMismatch` when the account does not come to Delta's whole `state`."""
+    """Raise `AccountMismatch` if the account differs from Delta's whole `state`."""
     if _more_than(account, state) != NO_DIFFERENCE:
         raise AccountMismatch(
             f"Delta's state has {_text(state)}, the Iceberg table would show {account}: nothing was committed",
@@ -77,7 +77,7 @@ def check_state(state: Totals, account: Account) -> None:
 
 
 def _more_than(account: Account, totals: Totals) -> Totals:
-    """By how much `totals` are greater; what they do not say agrees."""
+    """Return by how much `totals` are greater than `account`. A missing number counts as equal."""
     deleted_rows = account.deleted_rows if totals.deleted_rows is None else totals.deleted_rows
     return Totals(
         totals.files - account.data_files, totals.size_bytes - account.size_bytes, deleted_rows - account.deleted_rows

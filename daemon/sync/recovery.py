@@ -1,4 +1,4 @@
-"""Bringing the state store back in step with the Iceberg table, which is the truth about what was committed."""
+"""Brings the state store back in step with the Iceberg table, which decides what was committed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from daemon.translate.definition import check_shape
 from daemon.translate.delete_files import UNKNOWN_DV
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason, Outcome, TableRecord
 
-# What engines write into a snapshot's summary about themselves.
+# The summary keys in which engines write their names.
 WHO = ("engine-name", "engine-version", "app-id", "spark.app.id", "flink.job-id", "trino_query_id")
-FOREIGN_TOLD_MAX = 3
+FOREIGN_NAMED_MAX = 3
 # Files that differ are held in memory with their statistics, some kilobytes each; the whole table never is.
 DIFFERENCES_MAX = 100_000
 REPLACED = "dvsync writes the whole table anew from Delta's state, in one snapshot."
@@ -48,9 +48,9 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 def end_intents(context: TableContext, record: TableRecord, table: Table | None) -> TableRecord:
-    """Decide every open intent by the snapshots of the Iceberg table: landed, or its files become orphans."""
+    """End every open intent. If the table has its snapshot, it landed; otherwise its files become orphans."""
     store = context.store
-    # A change without a snapshot leaves but a metadata file, which tells whether it landed.
+    # A change without a snapshot writes only a metadata file. If the table references the file, it stays live.
     in_use = metadata_files(table) if table else frozenset()
     for intent, outcome in store.find_open_intents(record.id):
         if intent.id in context.in_work:
@@ -63,27 +63,27 @@ def end_intents(context: TableContext, record: TableRecord, table: Table | None)
         elif not landed:
             at_ms = context.clock.now_ms()
             store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, in_use=in_use)
-        # A first sync that landed without being recorded is rebuilt from the table, which ends its intent.
+        # If a first sync landed without being recorded, `rebuild` ends its intent later.
     return record
 
 
 def check_ours(context: TableContext, record: TableRecord, table: Table) -> None:
-    """Raise `TargetChanged` for a table that was never dvsync's, as one that `target` names by mistake."""
+    """Raise `TargetChanged` if dvsync never wrote the table, for example because `target` has the wrong name."""
     if not is_marked(table) and record.metadata_location not in metadata_files(table):
         raise TargetChanged(
-            f"the Iceberg table {context.settings.target} was never dvsync's: neither a snapshot nor a property of it "
-            "tells of dvsync, nor does the state database",
+            f"the Iceberg table {context.settings.target} was never dvsync's: no snapshot or property of the table "
+            "names dvsync, and the state database does not know the table",
             path=table.metadata_location,
-            hint="Choose another target, or rename or drop that table: neither a resync nor on_foreign_commit: "
-            "overwrite replaces what dvsync did not make.",
+            hint="Choose another target, or rename or drop that table. Neither a resync nor `on_foreign_commit: "
+            "overwrite` replaces a table that dvsync did not make.",
         )
 
 
 def check_source(context: TableContext, table: Table, marker: Marker) -> None:
-    """Raise `TargetChanged` when `marker`, of another dvsync's snapshot, tells of another Delta table than our source.
+    """Raise `TargetChanged` if `marker`, from another dvsync's snapshot, names a Delta table that is not our source.
 
-    Where the source was replaced since, within its log, what it was at that version counts. Asks the log first, which
-    takes one request, and reads Delta's state only where that does not tell.
+    If a later commit replaced the source's table id, the id at the marker's version counts. First compares the id in
+    the log's version 0, which takes one request. Reads Delta's state only if that id differs.
     """
     theirs, log = marker.delta_table_id, context.log
     if log.find_first_table_id() == theirs:
@@ -106,11 +106,11 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
 
 
 def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_in_doubt: bool) -> Shown:
-    """The table with a memory that agrees with it, rebuilt if need be. What `is_in_doubt` is added up first.
+    """Return the table with its row of the state store, which is rebuilt if the two differ.
 
-    Where its record says `must_compare`, Delta's state must be compared with it as well. Raises `TargetChanged` when
-    the current snapshot is someone else's, or one of ours that someone rolled the table back to, and when the table's
-    shape is not ours, and `ReplacementNeeded` as `rebuild` does.
+    With `is_in_doubt`, the account of the state store is checked too. If the returned record has `must_compare`, the
+    caller must compare it with Delta's state. Raises `TargetChanged` if someone else made the current snapshot, rolled
+    the table back to an older one of ours or changed the table's shape, and `ReplacementNeeded` as `rebuild` does.
     """
     current = table.current_snapshot()
     marker = shown_by(table)
@@ -119,7 +119,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     check_shape(table, context.settings)
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
         if record.metadata_location != table.metadata_location:
-            # Someone set a property, or an expiry was not recorded any more.
+            # Someone set a property, or a crash prevented the recording of an expiry.
             same = with_fields(unchanged_outcome(record), metadata_location=table.metadata_location)
             context.store.record_synced(None, same, at_ms=context.clock.now_ms())
             record = remembered(record, same)
@@ -137,19 +137,19 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
 
 
 def _adds_up(context: TableContext, record: TableRecord, table: Table) -> bool:
-    """Whether what is remembered comes to what the snapshot says of itself."""
+    """Return whether the state store adds up to the account in the snapshot's summary."""
     account = find_account(table.current_snapshot())
     known = remembered_account(context, record)
     if account in (None, known):
         return True
-    _log.warning(events.STATE_REBUILT, reason=f"it remembers {known}; snapshot {record.snapshot_id} shows {account}")
+    _log.warning(events.STATE_REBUILT, reason=f"it has {known}; snapshot {record.snapshot_id} has {account}")
     return False
 
 
 def _is_rolled_back(record: TableRecord, table: Table, marker: Marker) -> bool:
-    """Whether the table stands before what was recorded, and not after it, as a crash before recording leaves it."""
+    """Return whether the table is older than the record. After a crash before recording it is newer instead."""
     if record.snapshot_id is None:
-        return False  # What is remembered was set aside, or written half: it is rebuilt.
+        return False  # The record was reset or is incomplete: it is rebuilt.
     recorded = table.snapshot_by_id(record.snapshot_id)
     current = table.current_snapshot()
     if recorded is not None and current is not None:
@@ -159,20 +159,20 @@ def _is_rolled_back(record: TableRecord, table: Table, marker: Marker) -> bool:
 
 
 def _foreign_commits(table: Table) -> str:
-    """Who did what in which snapshot, as far as the snapshots after ours tell."""
-    told = []
+    """Describe the snapshots after our last one: who did what, and when."""
+    named = []
     for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
         if find_marker(snapshot) is not None:
             break
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
-        who = " ".join(dict.fromkeys(summary[key] for key in WHO if key in summary)) or "someone who left no name"
+        who = " ".join(dict.fromkeys(summary[key] for key in WHO if key in summary)) or "an unknown program"
         operation = snapshot.summary.operation.value if snapshot.summary else "commit"
         at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).isoformat(timespec="seconds")
-        told.append(f"snapshot {snapshot.snapshot_id}, {operation} by {who} at {at}")
-    if not told:
-        return "it has no snapshot any more"
-    more = f", and {len(told) - FOREIGN_TOLD_MAX} more" if len(told) > FOREIGN_TOLD_MAX else ""
-    return f"not committed by dvsync: {'; '.join(told[:FOREIGN_TOLD_MAX])}{more}"
+        named.append(f"snapshot {snapshot.snapshot_id}, {operation} by {who} at {at}")
+    if not named:
+        return "it no longer has a snapshot"
+    more = f", and {len(named) - FOREIGN_NAMED_MAX} more" if len(named) > FOREIGN_NAMED_MAX else ""
+    return f"not committed by dvsync: {'; '.join(named[:FOREIGN_NAMED_MAX])}{more}"
 
 
 def _target_changed(context: TableContext, table: Table, what: str) -> TargetChanged:
@@ -181,18 +181,21 @@ def _target_changed(context: TableContext, table: Table, what: str) -> TargetCha
         f"the Iceberg table {context.settings.target} was changed by someone else: {what}",
         path=table.metadata_location,
         hint=f"Set the table to dvsync's last snapshot and `dvsync resume {name}`, or let `dvsync resync {name}` "
-        "bring back Delta's state in one snapshot; on_foreign_commit: overwrite does so by itself.",
+        "bring back Delta's state in one snapshot. `on_foreign_commit: overwrite` does this automatically.",
     )
 
 
 def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Marker) -> Shown:
-    """Rebuild what is remembered from Iceberg's manifests and Delta's state at the version that they show.
+    """Rebuild the state store from Iceberg's manifests and Delta's state at the version that they show.
 
-    Where the two differ, the record says that states must be compared. A deletion vector that cannot be told for sure
-    is remembered as unknown, and the comparison then writes that file's deletions anew: neither lost nor doubled.
-    Raises `ReplacementNeeded` when Iceberg shows a file twice, or deletes rows of one that it does not show.
+    If the two differ, the record gets `must_compare`. If a file's deletions differ, its deletion vector is recorded as
+    unknown. The comparison then writes its deletions anew, so that none is lost or applied twice.
 
-    Data manifests are read twice, one after the other: of a file without deletions a hash of 8 bytes is held meanwhile.
+    Example: Iceberg shows `a`, `b` and `c`, with two deleted rows in `a` and one in `b`. In Delta the vector of `a` has
+    two rows, and that of `b` has three. `a` gets Delta's vector, `b` an unknown one, `c` none; states must be compared.
+
+    Raises `ReplacementNeeded` if Iceberg shows a file twice, or has deletions of a file that it does not show.
+    Data manifests are read twice, so that only 8 bytes (a hash) are in memory for a file without deletions.
     """
     current = table.current_snapshot()
     assert current is not None, "a table with a marker has a snapshot"
@@ -239,7 +242,7 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
 
 @dataclass
 class _FileSet:
-    """The number of files, and the sum of hashes of their paths and sizes: equal for the same ones in any order."""
+    """The number of files, and the sum of hashes of their paths and sizes. The order of the files does not matter."""
 
     files: int = 0
     hashes: int = 0
@@ -250,7 +253,7 @@ class _FileSet:
 
 
 def _count_files(table: Table, with_deletions: Collection[str]) -> _FileSet:
-    """The data files that the current snapshot shows. Raises `ReplacementNeeded` as `rebuild` does."""
+    """Count the data files of the current snapshot. Raises `ReplacementNeeded` as `rebuild` does."""
     shown, not_shown = _FileSet(), set(with_deletions)
 
     def hashes() -> Iterator[int]:
@@ -267,13 +270,13 @@ def _count_files(table: Table, with_deletions: Collection[str]) -> _FileSet:
 
 
 def _int64s(values: Iterable[int]) -> pa.Int64Array:
-    """Eight bytes a value, where a list or a set of Python's takes ten times that."""
+    """Pack values into eight bytes each; a Python list or set needs ten times as much memory."""
     numbers = array("q", values)
     return pa.Int64Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
 def _entries(table: Table, content: ManifestContent) -> Iterator[tuple[DataFile, str]]:
-    """The live entries of the current snapshot, each with the manifest that holds it."""
+    """Yield the live entries of the current snapshot, each with the path of its manifest."""
     snapshot = table.current_snapshot()
     for manifest in read_manifest_list(table.io, snapshot.manifest_list) if snapshot else ():
         if manifest.content is content:
@@ -286,7 +289,7 @@ def _not_mendable(what: str, path: str) -> ReplacementNeeded:
 
 
 def _served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int]:
-    """Positions by data file: from the entry when it names its one data file, else from the delete file itself."""
+    """Count the positions by data file: from the entry if it names its only data file, else from the delete file."""
     single = referenced_data_file(delete_file)
     if single is not None:
         return {single: delete_file.record_count}
@@ -297,8 +300,8 @@ def _served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int]:
 def _find_delta_state(
     context: TableContext, marker: Marker
 ) -> tuple[dict[str, DeletionVectorDescriptor], _FileSet] | None:
-    """The deletion vectors and the files of the Delta version that Iceberg shows; None when Delta cannot go back."""
-    # That Spark or the store is away is no answer.
+    """Read the deletion vectors and files of the version that Iceberg shows; None if Delta no longer has it."""
+    # Errors such as an unavailable store do not show that the version is gone, so they are raised.
     with (
         suppress(CorruptInput, ObjectMissing, Unsupported),
         context.open_state(marker.version) as state,
@@ -314,16 +317,19 @@ def _find_delta_state(
 
 
 def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> tuple[list[Commit], Totals]:
-    """What turns all that is live in Iceberg into `state`: to be folded, with the totals of that state.
+    """Make commits that turn the live files into `state`. Returns them, to be folded, and the totals of `state`.
 
-    Of a file that does not differ, two hashes of 8 bytes are held. Raises
-    `Unsupported` for what that state needs and we cannot show, `ReplacementNeeded` when too much differs.
+    Example: `a`, `b` and `c` are live. Delta's state has `a`, `b` with the new vector `v`, and `d`. The first commit
+    removes `c`; the second adds `b` with `v`, and `d`. `b` is not removed, because the file itself is the same.
+
+    Two hashes of 8 bytes are in memory for a file that does not differ. Raises `Unsupported` if we do not support the
+    state's protocol, `ReplacementNeeded` if more than DIFFERENCES_MAX files differ.
     """
     try:
         check_protocol(state.protocol)
     except Unsupported as error:
         raise error.located(version=state.version) from error.__cause__
-    # Another table may have files by the very names and sizes of the old one's.
+    # Another table may have files with the same names and sizes, so none of the old table's files is kept.
     same_table = state.metadata.id == shown.record.delta_table_id
     live = partial(context.store.read_live_files, shown.record.id)
     in_iceberg = _int64s(hash((file.path, file.size_bytes, file.dv_unique_id)) for file in live())
@@ -342,8 +348,8 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
     differences = pc.sum(differ_in_iceberg).as_py() or 0, pc.sum(differ_in_delta).as_py() or 0
     if max(differences) > DIFFERENCES_MAX:
         raise ReplacementNeeded(
-            f"Iceberg shows {differences[0]:,} files that Delta has not, or has otherwise, and lacks "
-            f"{differences[1]:,}, more than are compared one by one ({DIFFERENCES_MAX:,})",
+            f"{differences[0]:,} files of Iceberg and {differences[1]:,} files of Delta differ, more than dvsync "
+            f"compares one by one ({DIFFERENCES_MAX:,})",
             hint=REPLACED,
         )
     others = [file for file, differs in zip(live(), differ_in_iceberg, strict=True) if differs.as_py()]
@@ -351,12 +357,12 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
     sizes = {add.path: add.size for add in adds}
     first = Commit(
         version=state.version,
-        # Each sync asks the log for it, which may tell another time than Delta does.
+        # The later syncs take this time from the log, and Delta may report another one.
         timestamp_ms=context.log.commit_time_ms(state.version, state.timestamp_ms),
         removes=tuple(
             _tombstone(file)
             for file in others
-            # A file of another size is another one by the same name.
+            # If the size differs, it is a new file with the same name.
             if not same_table or sizes.get(file.path) != file.size_bytes
         ),
         operation="resynchronise",

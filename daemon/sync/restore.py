@@ -1,6 +1,6 @@
-"""The way back when the metadata file that the catalog names is damaged or gone, as an older power cut leaves it.
+"""Repairs a table whose current metadata file is damaged or gone, for example after a power cut.
 
-The catalog's entry stays: what can be read is written to the place that it names.
+The catalog's entry stays: the contents of a readable metadata file are written to the path that it names.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SUFFIX = ".metadata.json"
 
 
 def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncError) -> Table | None:
-    """Put the newest metadata of the table that can be read where `damaged` says that none is; the table by it.
+    """Copy the newest readable metadata file to the path in `damaged`, and return the table.
 
-    The current snapshot of what is put there is dvsync's own. Raises TargetUnreadable when there is none such.
+    Only metadata whose current snapshot is dvsync's is used. Raises TargetUnreadable if there is none.
     """
     assert damaged.path is not None, "the catalog names a metadata file"
     for path in _newest_first(context, record, damaged.path):
@@ -39,18 +39,18 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
         raise TargetUnreadable(
             f"no metadata file of the Iceberg table can be read: {damaged.message}",
             path=damaged.path,
-            hint=f"Restore the file, or drop {context.settings.target} from the catalog, its tags and history with it: "
-            "the next sync makes it anew from Delta's state.",
+            hint=f"Restore the file, or drop {context.settings.target} from the catalog. The next sync then makes the "
+            "table anew from Delta's state, without its tags and history.",
         ) from damaged
     with PyArrowFileIO(dict(context.properties)).new_output(damaged.path).create(overwrite=True) as file:
         file.write(data)
     force_to_disk([damaged.path])
-    _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; {path} was put in its place")
+    _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; it was replaced by a copy of {path}")
     return context.target.find_table()
 
 
 def _newest_first(context: TableContext, record: TableRecord, damaged: str) -> Iterator[str]:
-    """The other metadata files beside the damaged one, those first that the state store knows as the table's."""
+    """Yield the other metadata files in the folder: first those that the state store knows, newest first."""
     written = context.store.list_written(record.id, (FileStatus.LIVE,))
     known = {file.path for file in written if file.kind is FileKind.METADATA}
     found = context.storage.list_from(damaged.rpartition("/")[0], after="")
@@ -60,7 +60,7 @@ def _newest_first(context: TableContext, record: TableRecord, damaged: str) -> I
 
 
 def _is_ours(data: bytes) -> bool:
-    """Whether this is metadata, with a snapshot of dvsync's as the current one."""
+    """Return whether this is valid metadata whose current snapshot is dvsync's."""
     try:
         metadata = TableMetadataUtil.parse_raw(data.decode())
     except (ValidationError, ValueError):

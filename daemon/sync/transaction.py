@@ -1,16 +1,16 @@
 """One change of the Iceberg table, in the order that makes a crash at any point repairable:
 
-1. the intent: what is meant, under the id that the snapshot will have;
-2. the name of every file, before the file exists;
-3. the files: delete files and manifests;
-4. the account: what the new manifests show adds up to what Delta says;
-5. what will be remembered, written down beside the intent (but by `show_whole`);
+1. the intent: recorded with the id that the snapshot will have;
+2. the names: every file's name is recorded before the file exists;
+3. the files: delete files and manifests are written;
+4. the account: the totals of the new manifests must equal Delta's totals;
+5. the outcome: stored beside the intent (except by `show_whole`);
 6. the commit: the manifest list, and one compare-and-swap at the catalog;
-7. the record: what was written down is what is remembered.
+7. the record: the stored outcome is applied to the state store.
 
-A `SyncError` or `OSError` in 3 or 4 abandons the intent, and its files are orphans. After a crash, without a state
-store, and from 5 on, the intent stays open: `end_intents` (recovery.py) looks for a snapshot with its id then, and
-records or abandons it.
+A `SyncError` or `OSError` in 3 or 4 abandons the intent, and its files become orphans. After a crash, if the state
+store is unavailable, and from step 5 on, the intent stays open. Then `end_intents` (recovery.py) searches the table for
+a snapshot with the intent's id, and records or abandons the intent.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ from state import FileKind, FileStatus, Intent, LiveFile, OrphanReason, Outcome,
 
 
 class Transaction:
-    """One change of a table that `record` remembers. As a block, it is abandoned by a failure.
+    """One change of the table of `record`. Used as a `with` block: an error abandons the change.
 
-    `definition` is what the table shall be, for whoever writes files; `step` times a step by its name. `id` is the
-    intent's and the snapshot's. `begin` comes first; `show`, `show_whole`, `define` or `expire` comes last, once, and
-    gives what is shown then.
+    `definition` is the table's new definition, needed to write files. `step` times a step by its name. `id` is the
+    intent's and the snapshot's id. Call `begin` first, and one of `show`, `show_whole`, `define` and `expire` last.
     """
 
     def __init__(
@@ -72,13 +71,13 @@ class Transaction:
         return self._intent.id
 
     def move_to(self, record: TableRecord, table: Table, definition: Definition | None) -> None:
-        """The change is one of `table` as it is now: others may have committed since the names were given."""
+        """Apply the change to `table` as it is now: others may have committed since the files were named."""
         self._record, self._table = record, table
         self._view_to_be = view_of(table, definition) if definition else None
 
     @property
     def _view(self) -> TableView:
-        assert self._view_to_be is not None, "who writes files says what the table shall be"
+        assert self._view_to_be is not None, "writing files needs a definition"
         return self._view_to_be
 
     def __enter__(self) -> Self:
@@ -86,26 +85,26 @@ class Transaction:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._is_open and isinstance(error, SyncError | OSError):
-            # The tasks of a Spark job that failed may still be writing.
+            # The tasks of a failed Spark job may still be writing.
             self.abandon(may_be_writing=isinstance(error, PipelineAway))
 
     def begin(self, names: Mapping[FileKind, Sequence[str]]) -> None:
-        """Write down the intent, and the names of the files that are written first."""
+        """Record the intent, and the names of the files that are written first."""
         self._context.store.record_intent(self._intent, names)
         self._is_open = True
 
     def name_delete_file(self, number: int) -> str:
-        """The path of a delete file: unique, sortable, and known before anything is written."""
+        """Name a delete file. The path is unique and sortable, and depends only on the id and `number`."""
         folder, name = self._context.settings.delete_files_location, f"{self.id}-{number:06d}-deletes.parquet"
         return f"{folder}/{name}" if folder else self._view.locations.new_data_location(name)
 
     def name_manifests(self, count: int) -> tuple[str, ...]:
-        """The paths of `count` manifests that Spark's tasks write."""
+        """Name `count` manifests that Spark's tasks write."""
         names = (f"{uuid4()}-{self.id}-m{number}.avro" for number in range(count))
         return tuple(self._view.locations.new_metadata_location(name) for name in names)
 
     def announce(self, paths: Sequence[str]) -> None:
-        """Write down the names of delete files, manifests, manifest lists and metadata files before they exist."""
+        """Record the names of delete files, manifests, manifest lists and metadata files before these exist."""
         by_kind: dict[FileKind, list[str]] = defaultdict(list)
         for path in paths:
             by_kind[kind_of(path)].append(path)
@@ -113,7 +112,7 @@ class Transaction:
             self._context.store.record_pending(self.id, by_kind)
 
     def write_delete_files(self, tasks: Sequence[DeleteFileTask]) -> list[DeleteFileResult]:
-        """Write delete files whose names are announced; they are complete, and on the disk, when this returns."""
+        """Write delete files whose names are recorded. They are complete and on the disk when this returns."""
         context = self._context
         return context.runner.write_delete_files(
             tasks,
@@ -123,7 +122,7 @@ class Transaction:
         )
 
     def prepare(self, delta: RowDelta, account: Account) -> PreparedSnapshot:
-        """Write the manifests. Raises AccountMismatch when what they show is not `account`."""
+        """Write the manifests. Raises AccountMismatch if their totals differ from `account`."""
         with self._step("prepare"):
             prepared = prepare_snapshot(self._view, delta, self.announce)
         check_account(account, account_of(prepared.manifests, account.size_bytes))
@@ -139,7 +138,7 @@ class Transaction:
         from_version: int | None = None,
         operation: str | None = None,
     ) -> Shown:
-        """Commit the prepared snapshot and remember `outcome`. The last three go into the snapshot's summary."""
+        """Commit the prepared snapshot and record `outcome`. The last three arguments go into the summary."""
         outcome = placed(outcome, prepared)
         self._context.store.record_prepared(self.id, outcome)
         marker = marker_of(outcome).to_summary(from_version=from_version, operation=operation)
@@ -155,9 +154,9 @@ class Transaction:
         *,
         operation: str | None,
     ) -> Shown:
-        """Like `show`, for a snapshot with all that the table shows, too much to be written down twice.
+        """Commit a snapshot of the whole table. Unlike `show`, does not store the outcome first: it is too large.
 
-        If it lands without being recorded, what is remembered is rebuilt from the table.
+        If the commit lands without being recorded, the state store is rebuilt from the table.
         """
         outcome = placed(outcome, prepared)
         marker = marker_of(outcome).to_summary(operation=operation)
@@ -169,20 +168,20 @@ class Transaction:
         return Shown(remembered(self._record, outcome), table)
 
     def define(self, definition: Definition, outcome: Outcome) -> Shown:
-        """Bring the table to `definition` and remember `outcome`, without a snapshot."""
+        """Change the table to `definition` and record `outcome`, without a snapshot."""
         self._is_open = False
         stamp = marker_of(outcome).to_properties(self._table.metadata.current_snapshot_id)
         return self._recorded(outcome, self._context.target.define(self._table, definition, self.announce, stamp))
 
     def expire(self, snapshot_ids: Sequence[int], outcome: Outcome) -> Shown:
-        """Take old snapshots out of the table's metadata."""
+        """Remove old snapshots from the table's metadata."""
         self._is_open = False
         return self._recorded(outcome, self._context.target.expire(self._table, snapshot_ids, self.announce))
 
     def abandon(self, *, may_be_writing: bool = False) -> None:
-        """The change came to nothing: files that were written become orphans, those that were not are forgotten.
+        """Give up the change. Its written files become orphans, and the names of unwritten files are removed.
 
-        A table that cannot go on for days would fill the state database with their names otherwise.
+        Otherwise a table that fails for days would fill the state database with names.
         """
         self._is_open = False
         unwritten = [] if may_be_writing else self._find_unwritten()
@@ -190,7 +189,7 @@ class Transaction:
         self._context.store.record_abandoned(self.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, unwritten=unwritten)
 
     def _find_unwritten(self) -> list[str]:
-        # LookupError: the table was forgotten meanwhile, and its intents with it.
+        # LookupError: the table's row and its intents were removed meanwhile.
         with suppress(SyncError, LookupError):
             pending = self._context.store.list_written(self._intent.table_id, (FileStatus.PENDING,))
             storage = FileIOStorage(self._context.target_properties(self._table))
@@ -198,7 +197,7 @@ class Transaction:
         return []
 
     def _commit(self, definition: Definition, prepared: PreparedSnapshot, summary: dict[str, str]) -> Table:
-        # From here on the table says what became of the intent, and nobody else.
+        # From here on only the Iceberg table shows whether the intent landed.
         self._is_open = False
         with self._step("commit"):
             return self._context.target.commit(self._table, definition, prepared, summary, self.announce)
@@ -211,7 +210,7 @@ class Transaction:
 
 
 def kind_of(path: str) -> FileKind:
-    """The kind of a file that dvsync writes, by its name."""
+    """Return the kind of a file that dvsync writes, by its name."""
     name = path.rpartition("/")[2]
     if name.endswith(".parquet"):
         return FileKind.DELETE_FILE

@@ -800,7 +800,7 @@ def test_an_older_state_is_gone_back_to_after_a_minute(pair: Pair, monkeypatch: 
     pair.table.commit(pair.table.delete({pair.path: [2]}))
     pair.bench.follower.sync()
     away = pair.table.commit_path(2).rename(pair.table.folder / "away.json")
-    says = "ends at version 1, and version 2 was synced already"
+    says = "ends at version 1, but version 2 was synced already"
     pair.assert_refused(ObjectMissing, version=2, path="2.json", says=says)
     away.rename(pair.table.commit_path(2))
     assert pair.bench.follower.sync().outcome == "unchanged"

@@ -472,8 +472,8 @@ def test_absent_offset_is_read_at_1(tmp_path: Path) -> None:
         (b"\1" + b"\0\0\0\x2f" + framed(SMALL)[4:], r"size in its file is not the 46 of the log"),
         (b"\1" + framed(SMALL)[:-1], r"the file ends 53 bytes after the offset, the DV needs 54"),
         (b"\1", r"the file ends 0 bytes after the offset, the DV needs 54"),
-        (b"\1" + framed(SMALL)[:-1] + b"\0", r"CRC-32 is not the one that its file says"),
-        (b"\1" + framed(SMALL)[:44] + b"\7" + framed(SMALL)[45:], r"CRC-32 is not"),
+        (b"\1" + framed(SMALL)[:-1] + b"\0", r"the DV's bytes do not match the CRC-32 in its file"),
+        (b"\1" + framed(SMALL)[:44] + b"\7" + framed(SMALL)[45:], r"do not match the CRC-32"),
     ],
 )
 def test_each_field_of_the_frame_is_checked(tmp_path: Path, content: bytes, message: str) -> None:

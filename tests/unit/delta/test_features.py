@@ -72,14 +72,14 @@ def test_each_switch_uses_its_feature(key: str, feature: str) -> None:
     assert used_features(metadata(**{key: "true"})) == {feature}
     for value in ("yes", ""):
         with pytest.raises(
-            CorruptInput, match=f"the table property {key} is '{value}', and Delta knows false and true"
+            CorruptInput, match=f"the table property {key} is '{value}', but Delta knows only false and true"
         ):
             used_features(metadata(**{key: value}))
 
 
 def test_an_unknown_checkpoint_policy_is_corrupt() -> None:
     """Delta knows two."""
-    with pytest.raises(CorruptInput, match=r"delta\.checkpointPolicy is 'V2', and Delta knows classic and v2"):
+    with pytest.raises(CorruptInput, match=r"delta\.checkpointPolicy is 'V2', but Delta knows only classic and v2"):
         used_features(metadata(**{"delta.checkpointPolicy": "V2"}))
 
 

@@ -240,7 +240,7 @@ def test_a_commit_that_has_grown_is_another_one(data: bytes) -> None:
     storage.files[log.commit_path(0)] += lines({"remove": {**REMOVE, "path": "b"}})
     storage.modified_ms += 1
     assert not log.is_untouched(0)
-    with pytest.raises(ResyncNeeded, match="commit 0 is not the one that was synced: its content differs") as caught:
+    with pytest.raises(ResyncNeeded, match="commit 0 was replaced after it was synced: its content differs") as caught:
         log.check_commit(0, timestamp_ms)
     assert (caught.value.version, caught.value.path) == (0, log.commit_path(0))
 
@@ -548,7 +548,7 @@ NINE = "00000000000000000009.checkpoint.parquet"
 )
 def test_a_gap_after_the_synced_version_is_found(names: tuple[str, ...]) -> None:
     """Log cleanup was faster: commits beyond a missing one cannot be followed, and the oldest left is named."""
-    with pytest.raises(ResyncNeeded, match="commit 5 is gone from the log, the oldest one left is") as caught:
+    with pytest.raises(ResyncNeeded, match="commit 5 is gone from the log; the oldest commit after it is") as caught:
         log_with(*names).check_continuity(4)
     assert (caught.value.version, caught.value.path) == (5, f"{LOCATION}/_delta_log/{name(5)}")
 

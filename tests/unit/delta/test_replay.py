@@ -97,7 +97,7 @@ def test_a_readd_changes_nothing() -> None:
 )
 def test_a_remove_of_what_is_not_live_is_a_mismatch(stray: list[Commit]) -> None:
     """Another deletion vector, or a path never seen: a mere tombstone, or a wrong memory. It is not passed over."""
-    with pytest.raises(StateMismatch, match="not what is remembered as live") as caught:
+    with pytest.raises(StateMismatch, match="the state store does not have it as live") as caught:
         fold({"a": "1"}, *stray)
     assert caught.value.version == stray[-1].version
 
