@@ -338,7 +338,7 @@ def with_field(name: str, kind: pa.DataType) -> pa.Schema:
         (
             with_field("deletionVector", pa.string()),
             {},
-            "deletionVector.storageType is not in a struct, but string",
+            "add.deletionVector.storageType is not in a struct, but string",
         ),
         (CHECKPOINT, {"size": None}, "an add of the checkpoint has no size"),
         (CHECKPOINT, {"deletionVector": {"storageType": "u"}}, "has no deletionVector.pathOrInlineDv"),
