@@ -96,11 +96,12 @@ def diagnose(
 
 
 def _diagnose(settings: TableSettings, state: TableState, properties: Mapping[str, str]) -> Diagnosis:
-    findings = [*_of_settings(settings), *_of_protocol(state.protocol, state.metadata)]
+    findings = [*_of_settings(settings), *_of_protocol(state.protocol)]
     schema, refused, of_columns = _of_columns(state.metadata, settings)
     findings += of_columns
     if schema is None:
         return Diagnosis(settings.source, state.version, tuple(findings))
+    findings += _of_features(state)
     try:
         files = examine_files(state, ExaminationTask(schema, properties))
     except (CorruptInput, Unsupported) as error:
@@ -121,15 +122,21 @@ def _of_settings(settings: TableSettings) -> Iterator[Finding]:
         yield _refused("settings", error)
 
 
-def _of_protocol(protocol: Protocol, metadata: Metadata) -> Iterator[Finding]:
+def _of_protocol(protocol: Protocol) -> Iterator[Finding]:
     try:
         check_protocol(protocol)
-        check_features(protocol, used_features(metadata))
     except SyncError as error:
         yield _refused("protocol", error)
     for feature in sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())}):
         if feature in READER_FEATURES or feature not in (protocol.reader_features or ()):
             yield Finding(Verdict.FOLLOWED, f"feature {feature}", FEATURES.get(feature, FOR_WRITERS))
+
+
+def _of_features(state: TableState) -> Iterator[Finding]:
+    try:
+        check_features(state.protocol, used_features(state.metadata))
+    except SyncError as error:
+        yield _refused("features", error)
 
 
 def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema | None, set[str], list[Finding]]:
