@@ -37,8 +37,10 @@ PLACES = {
     "dv_size": ("deletionVector", "sizeInBytes"),
     "dv_cardinality": ("deletionVector", "cardinality"),
 }
-# Columns that every add must have, and columns that every deletion vector must have.
+# Columns that every checkpoint must have, and fields that every add and every deletion vector must have. Some writers
+# have null for the partition values of a table without partitions.
 REQUIRED = ("path", "partition_values", "size")
+NEVER_NULL = ("path", "size")
 REQUIRED_OF_DV = ("dv_storage_type", "dv_path", "dv_size", "dv_cardinality")
 METADATA_FIELDS = ("id", "schemaString", "partitionColumns", "configuration", "name", "description")
 SIDECAR = "sidecar"
@@ -49,10 +51,17 @@ COLUMNS = (
     *(f"metaData.{name}" for name in METADATA_FIELDS),
     *("protocol", SIDECAR),
 )
-BATCH_ROWS = 4_096
+# A row may have long statistics, which Parquet stores once and Arrow repeats.
+BATCH_ROWS = 512
 HINT = (
     "Restore the file, or remove it if the log has an older checkpoint and all commits after it. Then `dvsync resume` "
     "the table."
+)
+
+# How writers of Parquet may declare a text to Arrow.
+TEXTS = (
+    *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    *(pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view),
 )
 
 T = TypeVar("T")
@@ -287,8 +296,8 @@ def _decode_adds(batch: pa.RecordBatch) -> pa.RecordBatch:
     if rows.type.get_field_index("stats_parsed") >= 0:
         columns["stats"] = encode_stats(pc.struct_field(rows, "stats_parsed"))
     has_dv = pc.is_valid(columns["dv_storage_type"])
-    for name in (*REQUIRED, *REQUIRED_OF_DV):
-        column = columns[name] if name in REQUIRED else columns[name].filter(has_dv)
+    for name in (*NEVER_NULL, *REQUIRED_OF_DV):
+        column = columns[name] if name in NEVER_NULL else columns[name].filter(has_dv)
         if column.null_count:
             raise _corrupt(f"an add of the checkpoint has no {'.'.join(PLACES[name])}")
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=ADDS)
@@ -317,7 +326,7 @@ def _is_like(found: pa.DataType, wanted: pa.DataType) -> bool:
             and _is_like(found.item_type, wanted.item_type)
         )
     if pa.types.is_string(wanted):
-        return bool(pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_binary(found))
+        return any(is_kind(found) for is_kind in TEXTS)
     return bool(pa.types.is_integer(found))
 
 

@@ -1,7 +1,6 @@
 """The commit files of `_delta_log`: which exist, and their actions, typed and checked.
 
-Delta PROTOCOL.md, "Delta Log Entries". Only commit files are read here; a table's whole state, checkpoints included,
-comes from Delta on Spark.
+Delta PROTOCOL.md, "Delta Log Entries". Only commit files are read here; `snapshot.py` replays a table's whole state.
 """
 
 from __future__ import annotations
@@ -456,7 +455,10 @@ def log_gone(location: str) -> ObjectMissing:
 
 
 def _too_large(what: str, version: int, path: str) -> Unsupported:
-    hint = "`dvsync resync` shows the table's newest state without reading this commit."
+    hint = (
+        "Run `dvsync resync`, which shows the table's newest state. Delta on Spark reads it then, so `pipeline.engine` "
+        "must not be local."
+    )
     return Unsupported(what, version=version, path=path, hint=hint)
 
 

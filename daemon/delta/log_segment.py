@@ -101,12 +101,21 @@ def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None 
 
     Requests: a read of `_last_checkpoint`, and one listing that begins at the checkpoint it names, or at the start of
     the log if it is missing or too new. One more listing if no complete checkpoint was found; one existence check for
-    each commit that the listing omits; and the requests of `read_sidecars` if the hint lacks the sidecars' size.
+    each commit that the listing omits; and the requests of `read_sidecars` if the hint lacks the sidecars' size. All of
+    this once more if a listing has a gap.
 
     Raises `ObjectMissing` if the log or the version does not exist, `CorruptInput` for a gap, and what
     `read_sidecars` raises.
     """
     hint = _read_hint(storage, log)
+    try:
+        return _load(storage, log, version, hint)
+    except CorruptInput:
+        # Log cleanup during the listing looks like a gap: a second listing, of the whole log, decides.
+        return _load(storage, log, version, None)
+
+
+def _load(storage: FileIOStorage, log: DeltaLog, version: int | None, hint: _Hint | None) -> LogSegment:
     start = hint.version if hint and (version is None or hint.version <= version) else 0
     listing = _list(storage, log, start)
     checkpoint = listing.find_checkpoint(version)

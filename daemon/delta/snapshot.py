@@ -20,13 +20,15 @@ from daemon.delta.checkpoint import Rows, read_checkpoint
 from daemon.delta.checksum import Totals
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import CommitFile, LogSegment
-from daemon.delta.protocol import check_protocol
 from daemon.delta.table_state import ADDS, Progress, TableState, adds_batch, adds_from_batch
 from daemon.delta.uri import find_uri_fault
 from daemon.errors import CorruptInput, SyncError
 from daemon.storage import FileIOStorage
 
 T = TypeVar("T")
+
+# The actions of a bounded replay take this much memory at most, and one batch more.
+ROWS_BYTES_MAX = 64 << 20
 
 # A relative path that equals the file's name on disk: no escapes, no scheme, no `.` or `..`.
 PLAIN_PATH = r"^[A-Za-z0-9_=+\-][A-Za-z0-9_=+\-.,~!$&'()*;@/]*$"
@@ -72,20 +74,27 @@ def _adds(rows: pa.Table) -> Iterator[AddFile]:
         yield from adds_from_batch(batch)
 
 
-def replay(storage: FileIOStorage, log: DeltaLog, segment: LogSegment) -> ReplayedState:
-    """Replay these files into the state of the table.
+def replay(
+    storage: FileIOStorage, log: DeltaLog, segment: LogSegment, *, files_max: int | None = None
+) -> ReplayedState | None:
+    """Replay these files into the state of the table; None as soon as it has more than `files_max` live files, or more
+    than ROWS_BYTES_MAX of actions. Without `files_max` nothing is bounded.
 
     Requests: those of `DeltaLog.read_commit` for each commit, or a read of the compacted file; those of
     `read_checkpoint`; two for the version's time if its own commit file was not read.
 
-    Raises what these raise, `CorruptInput` if a file is added twice or the log has no protocol or metadata, and
-    `Unsupported` for an unknown protocol.
+    Raises what these raise, and `CorruptInput` if a file is added twice or the log has no protocol or metadata. The
+    caller checks the protocol.
     """
-    newest = _NewestFirst(log.location)
-    times_ms = [_take_file(newest, log, file) for file in reversed(segment.commits)]
-    if segment.checkpoint:
-        for rows in read_checkpoint(storage, log.folder, segment.checkpoint):
-            newest.take_checkpoint_rows(rows)
+    newest, times_ms = _NewestFirst(log.location), list[int | None]()
+    for file in reversed(segment.commits):
+        times_ms.append(_take_file(newest, log, file))
+        if newest.is_beyond(files_max):
+            return None
+    for rows in read_checkpoint(storage, log.folder, segment.checkpoint) if segment.checkpoint else ():
+        newest.take_checkpoint_rows(rows)
+        if newest.is_beyond(files_max):
+            return None
     timestamp_ms = times_ms[0] if times_ms else None
     if timestamp_ms is None:
         written_ms = segment.checkpoint.modified_ms if segment.checkpoint else 0
@@ -156,6 +165,12 @@ class _NewestFirst:
             self._note(paths)
             self._live.append(self._without_superseded(rows.adds.set_column(0, "path", paths)))
 
+    def is_beyond(self, files_max: int | None) -> bool:
+        """Whether the live files exceed `files_max`, or their actions are too large. Live files never become fewer."""
+        if files_max is None:
+            return False
+        return sum(map(len, self._live)) > files_max or sum(rows.nbytes for rows in self._live) > ROWS_BYTES_MAX
+
     def state(self, version: int, timestamp_ms: int, folder: str) -> ReplayedState:
         if self._protocol is None or self._metadata is None:
             kind = "protocol" if self._protocol is None else "metaData"
@@ -164,7 +179,6 @@ class _NewestFirst:
             raise CorruptInput(what, version=version, path=folder, hint=hint)
         adds = pa.Table.from_batches(self._live, ADDS)
         try:
-            check_protocol(self._protocol)
             if self._may_have_doubles:
                 self._check_unique(adds)
         except SyncError as error:
@@ -212,10 +226,10 @@ class _NewestFirst:
         self._may_have_doubles |= len(self._hashes) != expected
 
     def _check_unique(self, adds: pa.Table) -> None:
-        ((path, count),) = Counter(adds["path"].to_pylist()).most_common(1)
-        if count > 1:
-            hint = "Remove this checkpoint if the log has an older checkpoint and all commits after it."
-            raise CorruptInput(f"the checkpoint has {count} adds for the one path {path}", hint=hint)
+        for path, count in Counter(adds["path"].to_pylist()).most_common(1):
+            if count > 1:
+                hint = "Remove this checkpoint if the log has an older checkpoint and all commits after it."
+                raise CorruptInput(f"the checkpoint has {count} adds for the one path {path}", hint=hint)
 
 
 def _dv_unique_id(adds: pa.RecordBatch, row: int) -> str | None:

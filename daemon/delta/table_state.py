@@ -11,6 +11,7 @@ from typing import Protocol as Interface
 import pyarrow as pa
 
 from daemon.delta.actions import AddFile, Metadata, Protocol, resolve_path
+from daemon.errors import CorruptInput
 from state.records import DeletionVectorDescriptor
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ def adds_from_batch(batch: pa.RecordBatch, location: str | None = None) -> Itera
 
     With the table's `location`, paths are resolved as in the log; without it, they are resolved already.
     """
-    for row in batch.to_pylist(maps_as_pydicts="strict"):
+    for row in batch.to_pylist():
         descriptor = None
         if row["dv_storage_type"] is not None:
             descriptor = DeletionVectorDescriptor(
@@ -105,9 +106,17 @@ def adds_from_batch(batch: pa.RecordBatch, location: str | None = None) -> Itera
                 size_in_bytes=row["dv_size"],
                 cardinality=row["dv_cardinality"],
             )
+        path = row["path"] if location is None else resolve_path(location, row["path"])
+        partition_values = dict(row["partition_values"] or ())
+        if len(partition_values) < len(row["partition_values"] or ()):
+            raise CorruptInput(
+                "an add has two partition values for one column",
+                path=path,
+                hint="Fix the program that wrote the log or its checkpoint.",
+            )
         yield AddFile(
-            path=row["path"] if location is None else resolve_path(location, row["path"]),
-            partition_values=row["partition_values"] or {},
+            path=path,
+            partition_values=partition_values,
             size=row["size"],
             data_change=False,
             stats=row.get("stats"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFil
 
 from daemon.delta.actions import AddFile
 from daemon.durable import force_to_disk
+from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, write_manifest
 from daemon.iceberg.pyiceberg_ext.records import entry_record
 from daemon.pipeline.inspection import Inspector
@@ -72,6 +74,7 @@ class ManifestTask:
 
     def __call__(self, part: int, adds: Iterable[AddFile]) -> Iterator[ManifestAnswer]:
         adds, manifest_path = list(adds), self.paths[part]
+        _check_unique(adds)
         inspection = Inspector(FileIOStorage(self.properties), self.table).inspect(adds)
         entries = []
         for add in adds:
@@ -98,6 +101,17 @@ class ManifestTask:
             sizes_bytes,
             [encode_partition(entry.data_file.partition) for entry in entries],
         )
+
+
+def _check_unique(adds: Sequence[AddFile]) -> None:
+    """Delta may list one path with two deletion vectors. Iceberg would show the file twice."""
+    for path, count in Counter(add.path for add in adds).most_common(1):
+        if count > 1:
+            raise CorruptInput(
+                f"the Delta table has {count} adds for the one path {path}",
+                path=path,
+                hint="Rewrite the file in Delta, for example by an UPDATE of its rows. Then `dvsync resume` the table.",
+            )
 
 
 def manifests_needed(files: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,8 +11,9 @@ from daemon.config.settings import PipelineSettings
 from daemon.delta.actions import AddFile
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import load_log_segment
-from daemon.delta.snapshot import ReplayedState, replay
+from daemon.delta.snapshot import replay
 from daemon.delta.table_state import TableState
+from daemon.errors import CorruptInput, PipelineAway, SyncError, Unsupported
 from daemon.pipeline.inspection import Inspection, InspectionTask, Inspector, joined
 from daemon.pipeline.kernel import translate
 from daemon.spark.session import SparkPipeline
@@ -43,27 +44,44 @@ class Runner:
     def open_state(self, log: DeltaLog, storage: FileIOStorage, version: int | None = None) -> Iterator[TableState]:
         """Open the state of the Delta table at `version`, or the newest state, until the end of the block.
 
+        With the engine `auto`, Spark decides about a log that dvsync refuses: Delta ignores some faults, for example a
+        damaged checkpoint if an older one is complete. Without Spark the refusal stands.
+
         Raises as `load_log_segment` and `replay` or as `read_table_state` do, and `PipelineAway`.
         """
-        replayed = self._replay(log, storage, version)
+        refused: SyncError | None = None
+        replayed: TableState | None = None
+        try:
+            replayed = self._replay(log, storage, version)
+        except (CorruptInput, Unsupported) as error:
+            if self.settings.engine == "local":
+                raise
+            refused = error
         if replayed:
             yield replayed
             return
-        with self.spark.session() as spark:
+        with ExitStack() as stack:
+            try:
+                spark = stack.enter_context(self.spark.session())
+            except PipelineAway:
+                if refused:
+                    raise refused from refused.__cause__
+                raise
             yield read_table_state(spark, log, version)
 
-    def _replay(self, log: DeltaLog, storage: FileIOStorage, version: int | None) -> ReplayedState | None:
+    def _replay(self, log: DeltaLog, storage: FileIOStorage, version: int | None) -> TableState | None:
         """Replay the state here. None if Spark must read it: too large, or against the checksum file."""
         limits = self.settings
         if limits.engine == "spark":
             return None
         segment = load_log_segment(storage, log, version)
-        if not self._runs_here(fits=segment.size_bytes <= limits.local_log_bytes_max):
+        if limits.engine == "local":
+            return replay(storage, log, segment)
+        if segment.size_bytes > limits.local_log_bytes_max:
             return None
-        state = replay(storage, log, segment)
-        checksum = log.read_checksum(state.version)
-        is_right = checksum is None or checksum.agrees_with(state.totals())
-        return state if self._runs_here(fits=is_right and state.files <= limits.local_data_files_max) else None
+        state = replay(storage, log, segment, files_max=limits.local_data_files_max)
+        checksum = log.read_checksum(state.version) if state else None
+        return state if state and (checksum is None or checksum.agrees_with(state.totals())) else None
 
     def write_delete_files(
         self,

@@ -42,16 +42,16 @@ from tests.kit.handmade import COLUMNS, HandmadeTable
 pytestmark = pytest.mark.spark
 # One JVM starts, and all the tables below take their turns on a small machine.
 WAIT_S = 600.0
-# At its first sync, each is read by dvsync itself and by Delta on Spark.
+# At its first sync, each is read by dvsync with the help of Delta on Spark, and by dvsync alone.
 AT_FIRST = {
-    f"{stage}.{name}": fault for stage in ("first", "spark") for name, fault in FAULTS.items() if fault.at_first
+    f"{stage}.{name}": fault for stage in ("first", "local") for name, fault in FAULTS.items() if fault.at_first
 }
 FOLLOWED = {f"followed.{name}": fault for name, fault in FAULTS.items() if fault.while_following}
 HEALTHY = ("healthy.one", "healthy.cut")
 # Of each way to be found, one that is mended.
 MENDED = (
     *("first.cut", "first.no-protocol", "first.colon-in-path", "first.catalog-managed"),
-    *("spark.checkpoint-cut", "spark.checkpoint-gone", "spark.space-in-path"),
+    *("local.checkpoint-cut", "local.checkpoint-gone", "local.space-in-path"),
     *("followed.gap", "followed.empty", "followed.checkpoint-without-metadata", "followed.property-without-feature"),
 )
 CONFIG = """
@@ -120,7 +120,7 @@ class World:
 def write_config(folder: Path, tables: dict[str, HandmadeTable]) -> Path:
     listed = [
         f"- {{source: {json.dumps(str(table.folder))}, target: {name.replace('-', '_')}, name: {name},"
-        f" pipeline: {{engine: {'spark' if name.startswith('spark.') else 'auto'}}}}}\n"
+        f" pipeline: {{engine: {'local' if name.startswith('local.') else 'auto'}}}}}\n"
         for name, table in tables.items()
     ]
     config = folder / "config.yaml"
@@ -165,8 +165,8 @@ def assert_told(error: dict[str, Any], kind: str, says: str) -> None:
 def test_broken_at_its_first_sync(world: World, name: str) -> None:
     """Parked at the first try, without an Iceberg table, with the reason and what to do."""
     fault, status = AT_FIRST[name], world.statuses()[name]
-    says = fault.says if name.startswith("spark.") else fault.own_says or fault.says
-    assert_told(world.errors[name], fault.kind, says)
+    alone = name.startswith("local.")
+    assert_told(world.errors[name], fault.kind, (alone and (fault.local_says or fault.follows_says)) or fault.says)
     if name not in MENDED:
         assert (status["state"], status["synced_version"], status["snapshot_id"]) == ("parked", None, None)
 
@@ -175,7 +175,7 @@ def test_broken_at_its_first_sync(world: World, name: str) -> None:
 def test_broken_while_it_is_followed(world: World, name: str) -> None:
     """Parked at the first try; the Iceberg table stays at the last version that could be read."""
     fault, status = FOLLOWED[name], world.statuses()[name]
-    assert_told(world.errors[name], fault.kind, fault.own_says or fault.says)
+    assert_told(world.errors[name], fault.kind, fault.follows_says or fault.says)
     if name not in MENDED:
         assert (status["state"], status["synced_version"]) == ("parked", 3)
 
@@ -183,7 +183,7 @@ def test_broken_while_it_is_followed(world: World, name: str) -> None:
 def test_the_same_commit_is_named_at_first_and_later(world: World) -> None:
     """The version at fault is the same, but where Delta and the listing meet different ends of what is missing."""
     names = [name for name, fault in FAULTS.items() if fault.at_first and fault.while_following]
-    stages = ("spark", "first", "followed")
+    stages = ("first", "local", "followed")
     versions = {name: [world.errors[f"{stage}.{name}"]["version"] for stage in stages] for name in names}
     assert {name: found for name, found in versions.items() if len(set(found)) > 1} == {"checkpoint-gone": [4, 3, 4]}
 

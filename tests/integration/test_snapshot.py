@@ -14,11 +14,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from daemon.clock import SystemClock
+from daemon.config.settings import PipelineSettings, SparkSettings
 from daemon.delta.actions import resolve_path
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment, load_log_segment
 from daemon.delta.snapshot import replay
+from daemon.errors import CorruptInput
+from daemon.pipeline.runner import Runner
 from daemon.spark.answers import collect
+from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import read_table_state
 from daemon.storage import FileIOStorage
 from tests.integration.test_delta_log import DELTA, DV, TOP_LEVEL, V2, compact, confs, delta_log
@@ -88,6 +92,7 @@ class Written:
         delta_log(self.spark, self.source)
         segment = self.segment(version)
         replayed = replay(FileIOStorage(), self.log, segment)
+        assert replayed
         told = read_table_state(self.spark, self.log, version)
         assert replayed.version == told.version
         assert replayed.timestamp_ms == told.timestamp_ms
@@ -212,3 +217,21 @@ def test_logs_that_were_cleaned_up(spark: SparkSession, tmp_path: Path) -> None:
     (table.log_folder / "_last_checkpoint").unlink()
     table.assert_as_delta()
     table.assert_as_delta(4)
+
+
+def test_a_log_that_only_delta_can_read(spark: SparkSession, tmp_path: Path) -> None:
+    """dvsync alone refuses a damaged checkpoint. With `auto`, Delta goes on from the older one."""
+    table = Written(spark, tmp_path / "t")
+    table.create(DV)
+    for number in (3, 7):
+        table.sql(f"DELETE FROM {{t}} WHERE id = {number}")
+        delta_log(spark, table.source).checkpoint()
+    file = table.log_folder / f"{2:020d}.checkpoint.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    pipeline = SparkPipeline(SparkSettings())
+    alone, helped = Runner(pipeline, PipelineSettings(engine="local")), Runner(pipeline, PipelineSettings())
+    with pytest.raises(CorruptInput, match="the checkpoint cannot be read"):
+        alone.open_state(table.log, FileIOStorage()).__enter__()
+    with helped.open_state(table.log, FileIOStorage()) as state:
+        dvs = [add.deletion_vector for add in state.read_adds() if add.deletion_vector]
+        assert (state.version, sum(dv.cardinality for dv in dvs)) == (2, 2)

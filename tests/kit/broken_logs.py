@@ -42,13 +42,14 @@ def append(table: HandmadeTable, *, deleted: Sequence[int] = ()) -> int:
 
 @dataclass(frozen=True)
 class Fault:
-    """`breaks` is done to a table. Regular expressions of the error's message: `says` where Delta on Spark reads the
-    log, `own_says` where dvsync reads it itself, if that differs."""
+    """`breaks` is done to a table. Regular expressions of the error's message: `says` at the first sync, `follows_says`
+    while following, and `local_says` at the first sync where dvsync may not ask Spark, if these differ."""
 
     kind: str
     says: str
     breaks: Callable[[HandmadeTable], object]
-    own_says: str | None = None
+    follows_says: str | None = None
+    local_says: str | None = None
     at_first: bool = True
     while_following: bool = True
 
@@ -196,7 +197,7 @@ def add_at(path: str, table: HandmadeTable) -> None:
 
 
 PATH = "Delta cannot read the table: URISyntaxException: .* at index \\d+: "
-OWN_PATH = "Delta cannot read the path '.*' of a data file: "
+FOLLOWED_PATH = "Delta cannot read the path '.*' of a data file: "
 NO_PROTOCOL = "no protocol action could be recovered from the log"
 NO_METADATA = "no metaData action could be recovered from the log"
 FAULTS = {
@@ -205,29 +206,33 @@ FAULTS = {
         "CorruptInput",
         "Unable to reconstruct state at version 3 .* truncated",
         beginning_lost,
-        "the log has a gap: commit 0 is missing, 2 is there",
+        local_says="the log has a gap: commit 0 is missing, 2 is there",
         while_following=False,
     ),
     "no-protocol": Fault(
-        "CorruptInput", "protocol .* could not be recovered", partial(without_first, "protocol"), NO_PROTOCOL
+        "CorruptInput", "protocol .* could not be recovered", partial(without_first, "protocol"), local_says=NO_PROTOCOL
     ),
     "no-metadata": Fault(
-        "CorruptInput", "metadata .* could not be recovered", partial(without_first, "metaData"), NO_METADATA
+        "CorruptInput", "metadata .* could not be recovered", partial(without_first, "metaData"), local_says=NO_METADATA
     ),
     "checkpoint-without-protocol": Fault(
-        "CorruptInput", "protocol .* could not be recovered", partial(checkpoint, ["metaData"]), NO_PROTOCOL
+        "CorruptInput", "protocol .* could not be recovered", partial(checkpoint, ["metaData"]), local_says=NO_PROTOCOL
     ),
     "checkpoint-without-metadata": Fault(
-        "CorruptInput", "metadata .* could not be recovered", partial(checkpoint, ["protocol"]), NO_METADATA
+        "CorruptInput", "metadata .* could not be recovered", partial(checkpoint, ["protocol"]), local_says=NO_METADATA
     ),
     "checkpoint-cut": Fault(
-        "CorruptInput", "is not a Parquet file", partial(checkpoint, [], end=20), "the checkpoint cannot be read: "
+        "CorruptInput",
+        "is not a Parquet file",
+        partial(checkpoint, [], end=20),
+        local_says="the checkpoint cannot be read: ",
     ),
     "checkpoint-gone": Fault(
         "CorruptInput",
         "Couldn't find all part files of the checkpoint version: 4",
         checkpoint_gone,
-        "the log has a gap: commit [34] is missing, 5 is there",
+        "the log has a gap: commit 4 is missing, 5 is there",
+        "the log has a gap: commit 3 is missing, 5 is there",
     ),
     "cut": Fault("CorruptInput", "the commit file ends inside a line", partial(unfinished, lambda data: data[:-20])),
     "cut-in-the-middle": Fault(
@@ -303,8 +308,8 @@ FAULTS = {
         "column mapping mode sideways is not known",
         partial(properties_with, **{"delta.columnMapping.mode": "sideways"}),
     ),
-    "colon-in-path": Fault("CorruptInput", PATH, partial(add_at, "time=10:00/part.parquet"), OWN_PATH + "a ':'"),
-    "space-in-path": Fault("CorruptInput", PATH, partial(add_at, "a b.parquet"), OWN_PATH + "' '"),
-    "percent-in-path": Fault("CorruptInput", PATH, partial(add_at, "100%zz.parquet"), OWN_PATH + "'%'"),
-    "bracket-in-path": Fault("CorruptInput", PATH, partial(add_at, "a[1].parquet"), OWN_PATH + "'\\['"),
+    "colon-in-path": Fault("CorruptInput", PATH, partial(add_at, "time=10:00/part.parquet"), FOLLOWED_PATH + "a ':'"),
+    "space-in-path": Fault("CorruptInput", PATH, partial(add_at, "a b.parquet"), FOLLOWED_PATH + "' '"),
+    "percent-in-path": Fault("CorruptInput", PATH, partial(add_at, "100%zz.parquet"), FOLLOWED_PATH + "'%'"),
+    "bracket-in-path": Fault("CorruptInput", PATH, partial(add_at, "a[1].parquet"), FOLLOWED_PATH + "'\\['"),
 }

@@ -130,7 +130,7 @@ def rows_of(actions: Sequence[Action]) -> list[Action]:
 def _with_pairs(action: Mapping[str, Any]) -> Action:
     row = dict(action)
     for name in ("partitionValues", "configuration", "tags", "options"):
-        if name in row:
+        if isinstance(row.get(name), dict):
             row[name] = list(row[name].items())
     if "format" in row:
         row["format"] = _with_pairs(row["format"])
@@ -264,7 +264,9 @@ class HandmadeLog:
         return load_log_segment(self.storage, self.log, version)
 
     def state(self, version: int | None = None) -> ReplayedState:
-        return replay(self.storage, self.log, self.segment(version))
+        state = replay(self.storage, self.log, self.segment(version))
+        assert state, "nothing is bounded"
+        return state
 
 
 KINDS = ("classic", "multi-part", "v2-parquet", "v2-json", "v2-classic", "v2-json-whole")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -15,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.delta import checkpoint as checkpoints
-from daemon.delta.snapshot import ReplayedState
+from daemon.delta import snapshot
+from daemon.delta.snapshot import ReplayedState, replay
 from daemon.delta.table_state import ADDS
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
+from daemon.storage import FileIOStorage, FileMeta
 from tests.kit.logs import (
     ADD_TYPE,
     CHECKPOINT,
@@ -299,15 +302,14 @@ def test_a_commit_that_is_being_written(log: HandmadeLog) -> None:
 
 @pytest.mark.parametrize("kept", [PROTOCOL, METADATA])
 def test_protocol_and_metadata(log: HandmadeLog, kept: Action) -> None:
-    """A log without one of them is corrupt; a protocol that is not known is refused."""
+    """A log without one of them is corrupt; a protocol that is not known is the caller's to refuse."""
     log.commit(kept, add("a"))
     missing = "metaData" if "protocol" in kept else "protocol"
     with pytest.raises(CorruptInput, match=f"no {missing} action could be recovered") as raised:
         log.state()
     assert raised.value.version == 0
     log.commit(METADATA, {"protocol": {"minReaderVersion": 9, "minWriterVersion": 9}})
-    with pytest.raises(Unsupported, match="reader version 9"):
-        log.state()
+    assert log.state().protocol.min_reader_version == 9
 
 
 @pytest.mark.parametrize("kind", ["v2-parquet", "v2-json"])
@@ -361,6 +363,78 @@ def test_faults_of_a_checkpoint(log: HandmadeLog, schema: pa.Schema, fields: Act
         log.state()
     assert str(raised.value.path).startswith(f"file://{log.path}")
     assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields"),
+    [
+        *((with_field("path", kind), {}) for kind in (pa.large_string(), pa.binary(), pa.large_binary())),
+        (CHECKPOINT, {"partitionValues": None}),
+    ],
+)
+def test_other_spellings_of_a_checkpoint(log: HandmadeLog, schema: pa.Schema, fields: Action) -> None:
+    """Types that writers declare to Arrow for a text, and no partition values at all, mean the same."""
+    log.create()
+    rows = [*START, {"add": {**add("a")["add"], **fields}}]
+    log.write_parquet(log.name(0, "checkpoint.parquet"), rows, schema)
+    state = log.state()
+    assert live(state) == {"a": None}
+    assert [each.partition_values for each in state.read_adds()] == [{} if fields else {"part": "x"}]
+
+
+def test_doubles_that_are_gone(log: HandmadeLog) -> None:
+    """A file that a checkpoint has twice is no fault once it is removed."""
+    log.create()
+    log.checkpoint([*START, add("a"), add("a")])
+    log.commit(remove("a"))
+    assert live(log.state()) == {}
+
+
+def test_two_partition_values_for_one_column(log: HandmadeLog) -> None:
+    """Nobody can say which of them holds."""
+    log.create()
+    log.checkpoint([*START, {"add": {**add("a")["add"], "partitionValues": [("part", "x"), ("part", "y")]}}])
+    with pytest.raises(CorruptInput, match="two partition values for one column") as raised:
+        list(log.state().read_adds())
+    assert str(raised.value.path).endswith("/a")
+
+
+def test_a_replay_ends_at_its_bounds(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more live files or bytes than are wanted, what is left of the log is not read."""
+    log.create()
+    first, second = log.checkpoint([*START, *(add(f"f{number}") for number in range(6))], kind="multi-part")
+    log.commit(remove("f0"), add("g"))
+    files = replay(log.storage, log.log, log.segment(), files_max=6)
+    assert files and files.files == 6
+    log.storage.asked.clear()
+    assert replay(log.storage, log.log, log.segment(), files_max=2) is None
+    assert ("open", first.name) in log.storage.asked
+    assert ("open", second.name) not in log.storage.asked
+    monkeypatch.setattr(snapshot, "ROWS_BYTES_MAX", 10)
+    assert replay(log.storage, log.log, log.segment(), files_max=100) is None
+
+
+def test_a_listing_during_log_cleanup(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gap is believed once a second listing has it, too."""
+    log.create(add("a"))
+    for number in range(3):
+        log.commit(add(f"n{number}"))
+    list_from, listings = FileIOStorage.list_from, 0
+
+    def racing(storage: FileIOStorage, directory: str, after: str) -> Iterator[FileMeta]:
+        nonlocal listings
+        listings += 1
+        files = list(list_from(storage, directory, after))
+        if listings == 1:
+            log.checkpoint([*START, add("a"), add("n0"), add("n1")], version=2)
+            for version in (0, 1):
+                log.name(version).unlink()
+            files = [file for file in files if not file.path.endswith(("0.json", "1.json"))]
+        return iter(files)
+
+    monkeypatch.setattr(FileIOStorage, "list_from", racing)
+    assert live(log.state()).keys() == {"a", "n0", "n1", "n2"}
+    assert listings == 2
 
 
 def without(column: str, field: str | None = None) -> pa.Schema:

@@ -1,0 +1,66 @@
+"""Who reads a table's whole state: this process, or Spark where that is away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from daemon.config.settings import PipelineSettings, SparkSettings
+from daemon.errors import CorruptInput, PipelineAway
+from daemon.pipeline.runner import Runner
+from daemon.spark.session import SparkPipeline
+from daemon.storage import FileIOStorage
+from tests.kit.logs import METADATA, PROTOCOL, HandmadeLog, add
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> HandmadeLog:
+    log = HandmadeLog(tmp_path / "t")
+    log.create(*(add(f"f{number}") for number in range(3)))
+    return log
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(_: SparkPipeline) -> None:
+        raise PipelineAway("there is no Java", hint="Install it.")
+
+    monkeypatch.setattr(SparkPipeline, "_start", away)
+
+
+def files(log: HandmadeLog, **settings: object) -> int:
+    runner = Runner(SparkPipeline(SparkSettings()), PipelineSettings.model_validate(settings))
+    with runner.open_state(log.log, FileIOStorage()) as state:
+        return state.files
+
+
+@pytest.mark.parametrize(
+    "settings", [{"engine": "spark"}, {"local_log_bytes_max": 10}, {"local_data_files_max": 2}], ids=str
+)
+def test_what_needs_spark(log: HandmadeLog, settings: dict[str, object]) -> None:
+    """A table that is too large by its log or its files, or by setting."""
+    assert files(log) == files(log, **{**settings, "engine": "local"}) == 3
+    with pytest.raises(PipelineAway):
+        files(log, **settings)
+
+
+def test_a_checksum_file_that_differs_needs_a_second_opinion(log: HandmadeLog) -> None:
+    """One that agrees, or cannot be read, needs none; nor does dvsync alone."""
+    checksum = log.name(0, "crc")
+    checksum.write_text('{"numFiles": 3, "tableSizeBytes": 30, "numDeletedRecordsOpt": 0}')
+    assert files(log) == 3
+    checksum.write_text('{"numFiles": 4, "tableSizeBytes": 30}')
+    assert files(log, engine="local") == 3
+    with pytest.raises(PipelineAway):
+        files(log)
+    checksum.write_text("{")
+    assert files(log) == 3
+
+
+def test_a_refusal_stands_without_spark(log: HandmadeLog) -> None:
+    """A broken log is not reported as a missing Java."""
+    log.write_parquet(log.name(0, "checkpoint.parquet"), [PROTOCOL, METADATA]).write_bytes(b"cut")
+    for engine in ("auto", "local"):
+        with pytest.raises(CorruptInput, match="the checkpoint cannot be read"):
+            files(log, engine=engine)
