@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NotInstalledError
+from pyiceberg.io import PY_IO_IMPL
 
 from daemon.errors import ConfigInvalid
 from daemon.iceberg.pyiceberg_ext.commits import announce_metadata_files, complete_rest_requests, writes_metadata_files
+from daemon.iceberg.pyiceberg_ext.file_io import IMPLEMENTATION
 from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
 
 
@@ -52,7 +54,7 @@ class Catalogs:
 
 def _load(name: str, properties: Mapping[str, str]) -> Catalog:
     try:
-        return load_catalog(name, **properties)
+        return load_catalog(name, **{PY_IO_IMPL: IMPLEMENTATION, **properties})
     except (ValueError, NotInstalledError) as error:
         # An error from the server can be a subclass of ValueError. That is no fault of the configuration.
         if type(error) not in (ValueError, NotInstalledError):

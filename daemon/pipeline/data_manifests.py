@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
 
 from daemon.delta.actions import AddFile
 from daemon.durable import force_to_disk
 from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, write_manifest
+from daemon.iceberg.pyiceberg_ext.file_io import SinglePutFileIO
 from daemon.iceberg.pyiceberg_ext.records import entry_record
 from daemon.pipeline.inspection import Inspector
 from daemon.storage import FileIOStorage
@@ -82,7 +82,7 @@ class ManifestTask:
             data_file = data_file_of(add, inspection.metrics[add.path], self.table.spec_id, partition)
             entries.append(entry_record(ManifestEntryStatus.ADDED, data_file, snapshot_id=self.snapshot_id))
         manifest = write_manifest(
-            PyArrowFileIO(dict(self.target_properties)),
+            SinglePutFileIO(dict(self.target_properties)),
             manifest_path,
             ManifestContent.DATA,
             entries,

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Self
 
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from daemon.delta.deletion_vector import read_position_sets
 from daemon.delta.position_set import PositionSet, is_restored, new_positions
 from daemon.durable import force_to_disk
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteWriter
+from daemon.iceberg.pyiceberg_ext.file_io import SinglePutFileIO
 from daemon.storage import FileIOStorage, Storage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
 
@@ -40,7 +40,7 @@ def translate(
     Files are written with `target_properties` if given. A second run writes the same files again. Raises SyncError; the
     unfinished file is then removed if possible, and files whose results were yielded stay.
     """
-    target = PyArrowFileIO(dict(storage_properties if target_properties is None else target_properties))
+    target = SinglePutFileIO(dict(storage_properties if target_properties is None else target_properties))
     with _Outputs(FileIOStorage(storage_properties), target, table_location) as outputs:
         for changes in _bounded(tasks):
             outputs.add(changes)

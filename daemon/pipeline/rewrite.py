@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteFile, PositionDeleteWriter
+from daemon.iceberg.pyiceberg_ext.file_io import SinglePutFileIO
 from daemon.storage import FileIOStorage
 from daemon.translate.delete_files import Rewrite
 
@@ -22,7 +22,7 @@ def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> Posi
     """
     with (
         FileIOStorage(properties).open_input(rewrite.old.path) as source,
-        PositionDeleteWriter(PyArrowFileIO(dict(properties)), rewrite.output_path) as writer,
+        PositionDeleteWriter(SinglePutFileIO(dict(properties)), rewrite.output_path) as writer,
     ):
         parquet = pq.ParquetFile(source)
         for group in range(parquet.num_row_groups):
