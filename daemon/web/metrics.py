@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from daemon.status.board import Board
@@ -38,13 +38,6 @@ WRITTEN: dict[str, tuple[str, Callable[[WrittenStatus], float]]] = {
     "dvsync_written_files": ("Files that dvsync wrote, by kind and status.", lambda each: each.files),
     "dvsync_written_bytes": ("Their bytes, as far as known.", lambda each: each.size_bytes),
     "dvsync_written_oldest_seconds": ("How long the oldest has its status.", lambda each: each.oldest_seconds),
-}
-AMOUNTS = {
-    "snapshots": "Iceberg snapshots that syncs committed.",
-    "data_files_added": "Data files that syncs registered.",
-    "data_files_removed": "Data files that syncs let go.",
-    "delete_files_added": "Delete files that syncs wrote.",
-    "positions_added": "Deleted positions that syncs wrote.",
 }
 MAINTENANCE = {
     "maintenance_rounds": "Rounds of maintenance.",
@@ -93,7 +86,7 @@ class BoardCollector(Collector):
         yield accounts
         yield mismatches
         yield from self._written(statuses)
-        yield from self._activity()
+        yield from self._board.activity.collect()
         for name, text, value in (
             ("dvsync_spark_session_up", "1 while there is a Spark session.", self._is_spark_up()),
             ("dvsync_standing_by", "1 while another process holds the lease.", self._board.is_standing_by),
@@ -109,27 +102,6 @@ class BoardCollector(Collector):
                 counter.add_metric([name], getattr(counts, field.removeprefix("maintenance_")))
             yield counter
 
-    def _activity(self) -> Iterator[Metric]:
-        """What the syncs did: counts by table, and durations by step over all tables."""
-        activity = self._board.activity
-        syncs = CounterMetricFamily("dvsync_syncs", "Syncs that did something.", labels=["table", "outcome"])
-        failures = CounterMetricFamily("dvsync_sync_failures", "Syncs that failed.", labels=["table", "kind"])
-        steps = HistogramMetricFamily("dvsync_step_seconds", "Duration of a sync's steps.", labels=["step"])
-        amounts = []
-        with activity.lock():
-            for labels, count in activity.syncs.items():
-                syncs.add_metric(labels, count)
-            for labels, count in activity.failures.items():
-                failures.add_metric(labels, count)
-            for step, histogram in activity.steps.items():
-                steps.add_metric([step], histogram.cumulative(), histogram.sum_s)
-            for name, counts in activity.amounts.items():
-                amount = CounterMetricFamily(f"dvsync_{name}", AMOUNTS[name], labels=["table"])
-                for table, count in counts.items():
-                    amount.add_metric([table], count)
-                amounts.append(amount)
-        yield from (syncs, failures, steps, *amounts)
-
     def _written(self, statuses: Sequence[TableStatus]) -> Iterator[Metric]:
         """Files that dvsync wrote, by kind and status."""
         for name, (text, read) in WRITTEN.items():
@@ -142,6 +114,8 @@ class BoardCollector(Collector):
 
 def make_metrics(board: Board, is_spark_up: Callable[[], bool]) -> Callable[[], bytes]:
     """A function that returns the current metrics as Prometheus reads them."""
+    # When a counter began is of no use here, and would double the number of series.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     registry.register(BoardCollector(board, is_spark_up))
     # CPU, memory and open files of this process, from /proc; Spark's JVM is another.

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from daemon import errors, log
 from daemon.config.keys import render_keys
-from daemon.web.metrics import AMOUNTS, GAUGES, MAINTENANCE, WRITTEN
+from daemon.status.activity import AMOUNTS
+from daemon.web.metrics import GAUGES, MAINTENANCE, WRITTEN
 
 ROOT = Path(__file__).parents[2]
 

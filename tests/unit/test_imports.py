@@ -41,7 +41,7 @@ EXCLUSIVE = {
     "sqlalchemy": ("state/",),
     "alembic": ("state/",),
     "apscheduler": ("daemon/scheduling/scheduler.py",),
-    "prometheus_client": ("daemon/web/",),
+    "prometheus_client": ("daemon/web/", "daemon/status/activity.py"),
     "starlette": ("daemon/web/",),
     "uvicorn": ("daemon/web/",),
     "jinja2": ("daemon/web/",),

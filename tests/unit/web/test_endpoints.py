@@ -337,7 +337,7 @@ def test_metrics_tell_what_the_syncs_did(server):
     assert found["dvsync_sync_failures_total", "CatalogAway", "orders"] == 1
     assert (found["dvsync_snapshots_total", "orders"], found["dvsync_positions_added_total", "orders"]) == (2, 30)
     buckets = [
-        found["dvsync_step_seconds_bucket", *sorted(("commit", bound))] for bound in ("0.005", "0.05", "1800", "+Inf")
+        found["dvsync_step_seconds_bucket", *sorted(("commit", bound))] for bound in ("0.005", "0.05", "1800.0", "+Inf")
     ]
     assert buckets == [1, 2, 2, 3]
     assert found["dvsync_step_seconds_sum", "commit"] == pytest.approx(4000.034)
