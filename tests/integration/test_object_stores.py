@@ -231,6 +231,7 @@ def test_credentials_from_a_file_and_from_the_environment(s3_spark, store, tmp_p
         "storage": {"s3.endpoint": store.url},
         "log": {"level": "debug", "format": "json"},
         "health": {"port": 0},
+        "pipeline": {"engine": "spark"},
         "spark": {"master": "local[1]", "conf": {**CONF, "spark.driver.memory": "1g"}},
         "tables": [
             {"source": "s3://lake/daemon", "target": "sales.own", "catalog": "own"},
