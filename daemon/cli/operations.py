@@ -10,7 +10,6 @@ from typing import TypeVar
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
-from daemon.delta.table_state import Progress
 from daemon.doctor.diagnosis import Diagnosis, diagnose
 from daemon.errors import ObjectMissing, SyncError, Unsupported
 from daemon.locations import normalize_location
@@ -22,6 +21,7 @@ from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
+from daemon.sync.context import Progress
 from daemon.sync.memory import keep_rows
 
 T = TypeVar("T")

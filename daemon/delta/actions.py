@@ -5,6 +5,8 @@ Nothing here reads files; `log.py` does.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated
 from urllib.parse import unquote
 
@@ -110,3 +112,8 @@ def resolve_path(table_location: str, path: str) -> str:
         scheme, _, rest = table_location.partition("://")
         return f"file://{decoded}" if scheme == "file" else f"{scheme}://{rest.split('/', 1)[0]}{decoded}"
     return f"{table_location}/{decoded}"
+
+
+def find_doubled(paths: Iterable[str]) -> tuple[str, int] | None:
+    """Return a path that occurs more than once, with its count; None if all paths differ."""
+    return next(((path, count) for path, count in Counter(paths).items() if count > 1), None)

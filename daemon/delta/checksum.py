@@ -18,11 +18,14 @@ class Totals(msgspec.Struct, frozen=True):
     size_bytes: Long = msgspec.field(name="tableSizeBytes")
     deleted_rows: Long | None = msgspec.field(name="numDeletedRecordsOpt", default=None)
 
-    def agrees_with(self, state: Totals) -> bool:
-        """Return whether every number that is present here equals the number of the whole `state`."""
-        deleted_rows = state.deleted_rows if self.deleted_rows is None else self.deleted_rows
-        return (self.files, self.size_bytes, deleted_rows) == (state.files, state.size_bytes, state.deleted_rows)
+    def more_than(self, other: Totals) -> Totals:
+        """Return by how much these totals are greater. A number that is missing on a side counts as equal."""
+        is_known = self.deleted_rows is not None and other.deleted_rows is not None
+        deleted_rows = (self.deleted_rows or 0) - (other.deleted_rows or 0) if is_known else 0
+        return Totals(self.files - other.files, self.size_bytes - other.size_bytes, deleted_rows)
 
+
+NO_DIFFERENCE = Totals(0, 0, 0)
 
 _decoder = msgspec.json.Decoder(Totals)
 

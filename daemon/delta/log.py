@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ import msgspec
 from msgspec.structs import replace as with_fields
 
 from daemon.clock import Clock
-from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, RemoveFile, resolve_path
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, RemoveFile, find_doubled, resolve_path
 from daemon.delta.checksum import Totals, decode_checksum
 from daemon.delta.uri import find_uri_fault
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded, Unsupported
@@ -339,9 +338,9 @@ def _check_file_actions(version: int, path: str, adds: tuple[AddFile, ...], remo
 
     PROTOCOL.md, "Action Reconciliation".
     """
-    for data_file, count in Counter(add.path for add in adds).items():
-        if count > 1:
-            raise _corrupt(f"{count} adds for the one path {data_file}", version, path)
+    if doubled := find_doubled(add.path for add in adds):
+        data_file, count = doubled
+        raise _corrupt(f"{count} adds for the one path {data_file}", version, path)
     added = {(add.path, add.dv_unique_id) for add in adds}
     for remove in removes:
         if (remove.path, remove.dv_unique_id) in added:

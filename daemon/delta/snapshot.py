@@ -6,8 +6,7 @@ Delta PROTOCOL.md, "Action Reconciliation". Used if the log is small, by `LogSeg
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -15,12 +14,12 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, resolve_path
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, find_doubled, resolve_path
 from daemon.delta.checkpoint import Rows, read_checkpoint
 from daemon.delta.checksum import Totals
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import CommitFile, LogSegment
-from daemon.delta.table_state import ADDS, Progress, TableState, adds_batch, adds_from_batch
+from daemon.delta.table_state import ADDS, TableState, adds_batch, adds_from_batches
 from daemon.delta.uri import find_uri_fault
 from daemon.errors import CorruptInput, SyncError
 from daemon.storage import FileIOStorage
@@ -48,30 +47,25 @@ class ReplayedState(TableState):
 
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
         rows = self.rows.drop_columns(["stats"])
-        yield from _adds(rows.filter(pc.is_valid(rows["dv_storage_type"])) if with_dv_only else rows)
+        rows = rows.filter(pc.is_valid(rows["dv_storage_type"])) if with_dv_only else rows
+        yield from adds_from_batches(rows.to_batches())
 
     def find_adds(self, is_wanted: pa.BooleanArray) -> Iterator[AddFile]:
-        yield from _adds(self.rows.filter(is_wanted))
+        yield from adds_from_batches(self.rows.filter(is_wanted).to_batches())
 
     def map_adds(
         self,
         function: Callable[[int, Iterable[AddFile]], Iterator[T]],
         parts: int,
-        progress: Progress | None = None,
-        what: str = "parts",
-    ) -> Sequence[T]:
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Iterable[T]:
         rows, values = self.rows.sort_by("path"), list[T]()
         size = math.ceil(len(rows) / parts)
         for part in range(parts):
-            values += function(part, _adds(rows.slice(part * size, size)))
-            if progress:
-                progress.advanced(part + 1, parts, what)
+            values += function(part, adds_from_batches(rows.slice(part * size, size).to_batches()))
+            if on_progress:
+                on_progress(part + 1, parts)
         return values
-
-
-def _adds(rows: pa.Table) -> Iterator[AddFile]:
-    for batch in rows.to_batches():
-        yield from adds_from_batch(batch)
 
 
 def replay(
@@ -139,6 +133,7 @@ class _NewestFirst:
         self._decided: set[str] = set()
         self._removed: dict[str, set[str | None]] = {}
         self._live: list[pa.RecordBatch] = []
+        self._files = self._bytes = 0
         # Hashes of the checkpoint's paths: if all differ, no path occurs twice, and a costly check is not needed.
         self._hashes: set[int] = set()
         self._may_have_doubles = False
@@ -149,7 +144,7 @@ class _NewestFirst:
         self._metadata = self._metadata or commit.metadata
         live = [add for add in commit.adds if self._is_live(add.path, add.dv_unique_id)]
         if live:
-            self._live.append(adds_batch(live))
+            self._keep(adds_batch(live))
         self._decided |= {add.path for add in commit.adds}
         for remove in commit.removes:
             self._removed.setdefault(remove.path, set()).add(remove.dv_unique_id)
@@ -163,13 +158,18 @@ class _NewestFirst:
         if rows.adds.num_rows:
             paths = self._resolved(rows.adds["path"], rows.path)
             self._note(paths)
-            self._live.append(self._without_superseded(rows.adds.set_column(0, "path", paths)))
+            self._keep(self._without_superseded(rows.adds.set_column(0, "path", paths)))
+
+    def _keep(self, live: pa.RecordBatch) -> None:
+        self._live.append(live)
+        self._files += live.num_rows
+        self._bytes += live.nbytes
 
     def is_beyond(self, files_max: int | None) -> bool:
         """Whether the live files exceed `files_max`, or their actions are too large. Live files never become fewer."""
         if files_max is None:
             return False
-        return sum(map(len, self._live)) > files_max or sum(rows.nbytes for rows in self._live) > ROWS_BYTES_MAX
+        return self._files > files_max or self._bytes > ROWS_BYTES_MAX
 
     def state(self, version: int, timestamp_ms: int, folder: str) -> ReplayedState:
         if self._protocol is None or self._metadata is None:
@@ -226,10 +226,10 @@ class _NewestFirst:
         self._may_have_doubles |= len(self._hashes) != expected
 
     def _check_unique(self, adds: pa.Table) -> None:
-        for path, count in Counter(adds["path"].to_pylist()).most_common(1):
-            if count > 1:
-                hint = "Remove this checkpoint if the log has an older checkpoint and all commits after it."
-                raise CorruptInput(f"the checkpoint has {count} adds for the one path {path}", hint=hint)
+        if doubled := find_doubled(adds["path"].to_pylist()):
+            path, count = doubled
+            hint = "Remove this checkpoint if the log has an older checkpoint and all commits after it."
+            raise CorruptInput(f"the checkpoint has {count} adds for the one path {path}", hint=hint)
 
 
 def _dv_unique_id(adds: pa.RecordBatch, row: int) -> str | None:

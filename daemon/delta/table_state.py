@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from typing import Protocol as Interface
 
 import pyarrow as pa
 
@@ -30,12 +29,6 @@ ADDS = pa.schema(
         pa.field("dv_cardinality", pa.int64()),
     ]
 )
-
-
-class Progress(Interface):
-    """Receives the progress of a long step. Called from any thread."""
-
-    def advanced(self, done: int, total: int, what: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -62,14 +55,13 @@ class TableState(ABC):
         self,
         function: Callable[[int, Iterable[AddFile]], Iterator[T]],
         parts: int,
-        progress: Progress | None = None,
-        what: str = "parts",
-    ) -> Sequence[T]:
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Iterable[T]:
         """Apply `function` to the live files, with statistics, in `parts` parts, each sorted by path.
 
         `function` takes a part's number, from 0 on, and its files, and may run in other processes. A part without
-        files may be skipped. `progress` receives the number of parts done, and `what`, the parts' name. Raises what
-        `function` raises.
+        files may be skipped. `on_progress` receives the number of parts done, and of all parts. The values may be
+        iterated several times. Raises what `function` raises.
         """
 
 
@@ -91,12 +83,12 @@ def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns, ADDS)
 
 
-def adds_from_batch(batch: pa.RecordBatch, location: str | None = None) -> Iterator[AddFile]:
+def adds_from_batches(batches: Iterable[pa.RecordBatch], location: str | None = None) -> Iterator[AddFile]:
     """Turn rows with the columns of `ADDS` into actions; `stats` may be missing.
 
     With the table's `location`, paths are resolved as in the log; without it, they are resolved already.
     """
-    for row in batch.to_pylist():
+    for row in (row for batch in batches for row in batch.to_pylist()):
         descriptor = None
         if row["dv_storage_type"] is not None:
             descriptor = DeletionVectorDescriptor(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
 
-from daemon.delta.actions import AddFile
+from daemon.delta.actions import AddFile, find_doubled
 from daemon.durable import force_to_disk
 from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, write_manifest
@@ -105,13 +104,13 @@ class ManifestTask:
 
 def _check_unique(adds: Sequence[AddFile]) -> None:
     """Delta may list one path with two deletion vectors. Iceberg would show the file twice."""
-    for path, count in Counter(add.path for add in adds).most_common(1):
-        if count > 1:
-            raise CorruptInput(
-                f"the Delta table has {count} adds for the one path {path}",
-                path=path,
-                hint="Rewrite the file in Delta, for example by an UPDATE of its rows. Then `dvsync resume` the table.",
-            )
+    if doubled := find_doubled(add.path for add in adds):
+        path, count = doubled
+        raise CorruptInput(
+            f"the Delta table has {count} adds for the one path {path}",
+            path=path,
+            hint="Rewrite the file in Delta, for example by an UPDATE of its rows. Then `dvsync resume` the table.",
+        )
 
 
 def manifests_needed(files: int) -> int:

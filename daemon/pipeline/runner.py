@@ -9,6 +9,7 @@ from functools import partial
 
 from daemon.config.settings import PipelineSettings
 from daemon.delta.actions import AddFile
+from daemon.delta.checksum import NO_DIFFERENCE
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import load_log_segment
 from daemon.delta.snapshot import replay
@@ -81,7 +82,7 @@ class Runner:
             return None
         state = replay(storage, log, segment, files_max=limits.local_data_files_max)
         checksum = log.read_checksum(state.version) if state else None
-        return state if state and (checksum is None or checksum.agrees_with(state.totals())) else None
+        return state if state and (checksum is None or checksum.more_than(state.totals()) == NO_DIFFERENCE) else None
 
     def write_delete_files(
         self,

@@ -13,7 +13,6 @@ from pyiceberg.catalog import Catalog
 from daemon.clock import Clock, SystemClock
 from daemon.config.settings import LimitsSettings, Settings, TableSettings
 from daemon.delta.log import DeltaLog
-from daemon.delta.table_state import Progress
 from daemon.iceberg.catalogs import Catalogs
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
@@ -24,7 +23,7 @@ from daemon.spark.hadoop import with_stores
 from daemon.spark.session import SparkPipeline
 from daemon.status.board import Board
 from daemon.storage import FileIOStorage
-from daemon.sync.context import TableContext, Writer
+from daemon.sync.context import Progress, TableContext, Writer
 from daemon.sync.follower import Follower
 from daemon.sync.memory import open_store
 from state import StateStore

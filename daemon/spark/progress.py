@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from daemon.delta.table_state import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,9 +14,9 @@ POLL_INTERVAL_S = 0.5
 
 
 @contextmanager
-def watched(spark: SparkSession, tasks: int, progress: Progress | None, what: str) -> Iterator[None]:
-    """Report to `progress` how many tasks are done, while the block runs a job whose last stage has `tasks` tasks."""
-    if progress is None:
+def watched(spark: SparkSession, tasks: int, on_progress: Callable[[int, int], None] | None) -> Iterator[None]:
+    """Call `on_progress` with the number of finished tasks while the block runs; the last stage has `tasks` tasks."""
+    if on_progress is None:
         yield
         return
     finished = threading.Event()
@@ -29,7 +27,7 @@ def watched(spark: SparkSession, tasks: int, progress: Progress | None, what: st
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
             done = [stage.numCompletedTasks for stage in stages if stage and stage.numTasks == tasks]
             if done:
-                progress.advanced(max(done), tasks, what)
+                on_progress(max(done), tasks)
 
     watcher = threading.Thread(target=poll, name="spark-progress", daemon=True)
     watcher.start()
@@ -38,4 +36,4 @@ def watched(spark: SparkSession, tasks: int, progress: Progress | None, what: st
     finally:
         finished.set()
         watcher.join()
-        progress.advanced(tasks, tasks, what)
+        on_progress(tasks, tasks)

@@ -127,12 +127,12 @@ class SparkPipeline:
                 self._last_used_s = self._clock.monotonic_s()
 
     def _try_start(self) -> SparkSession:
-        if self._failed is not None and not self._retries:
+        if self._failed is not None:
             raise self._failed
         try:
             return self._start()
         except PipelineAway as error:
-            self._failed = error
+            self._failed = None if self._retries else error
             raise
 
     def _start(self) -> SparkSession:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +14,7 @@ from daemon.delta.actions import AddFile, Metadata, Protocol
 from daemon.delta.features import check_features, used_features
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.delta.protocol import check_metadata, check_protocol
-from daemon.delta.table_state import Progress, TableState, adds_from_batch
+from daemon.delta.table_state import TableState, adds_from_batches
 from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
 from daemon.spark.answers import collect
 from daemon.spark.failures import as_known_error
@@ -51,35 +51,30 @@ class SparkState(TableState):
 
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
         rows = collect(self.frame.where("dv_storage_type IS NOT NULL").drop("stats")) if with_dv_only else self._rows
-        yield from _adds(rows, self.location)
+        yield from adds_from_batches(rows.to_batches(), self.location)
 
     def find_adds(self, is_wanted: pa.BooleanArray) -> Iterator[AddFile]:
         paths = pa.table({"path": self._rows.filter(is_wanted)["path"]})
         if not paths.num_rows:
             return
         wanted = self.frame.sparkSession.createDataFrame(paths)
-        yield from _adds(collect(self.frame.join(wanted, "path", "left_semi")), self.location)
+        rows = collect(self.frame.join(wanted, "path", "left_semi"))
+        yield from adds_from_batches(rows.to_batches(), self.location)
 
     def map_adds(
         self,
         function: Callable[[int, Iterable[AddFile]], Iterator[T]],
         parts: int,
-        progress: Progress | None = None,
-        what: str = "parts",
-    ) -> Sequence[T]:
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Iterable[T]:
         # Sorted by path, files of one partition value come into one part.
         frame = self.frame.repartitionByRange(parts, "path").sortWithinPartitions("path")
-        with watched(frame.sparkSession, parts, progress, what):
+        with watched(frame.sparkSession, parts, on_progress):
             return run_on_spark(frame, partial(_map_part, function, self.location))
 
     @cached_property
     def _rows(self) -> pa.Table:
         return collect(self.frame.drop("stats"))
-
-
-def _adds(rows: pa.Table, location: str) -> Iterator[AddFile]:
-    for batch in rows.to_batches():
-        yield from adds_from_batch(batch, location)
 
 
 def _map_part(
@@ -89,7 +84,7 @@ def _map_part(
 
     context = TaskContext.get()
     assert context is not None, "Spark runs this in a task"
-    adds = [add for batch in batches for add in adds_from_batch(batch, location)]
+    adds = list(adds_from_batches(batches, location))
     if adds:
         yield from function(context.partitionId(), adds)
 

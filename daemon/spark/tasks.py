@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar
 from zipimport import zipimporter
 
 import pyarrow as pa
@@ -27,23 +27,14 @@ ANSWERS = pa.schema([pa.field("value", pa.binary()), pa.field("error", pa.binary
 
 
 @dataclass(frozen=True)
-class Answers(Sequence[T]):
-    """The values that tasks returned, in order. Each is unpickled when it is read, and is on the disk until then."""
+class Answers(Iterable[T]):
+    """The values that tasks returned, in order. Each is on the disk until it is unpickled, anew for each iteration."""
 
     pickled: pa.ChunkedArray
 
-    def __len__(self) -> int:
-        return len(self.pickled)
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> Answers[T]: ...
-    def __getitem__(self, index: int | slice) -> T | Answers[T]:
-        if isinstance(index, slice):
-            return Answers(self.pickled[index])
-        value: T = pickle.loads(self.pickled[index].as_buffer())
-        return value
+    def __iter__(self) -> Iterator[T]:
+        for value in self.pickled:
+            yield pickle.loads(value.as_buffer())
 
 
 def run_on_spark(frame: DataFrame, function: Callable[[Iterable[pa.RecordBatch]], Iterator[T]]) -> Answers[T]:

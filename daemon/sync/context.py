@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Protocol
 
 from pyiceberg.table import Table
 
 from daemon.clock import Clock
 from daemon.config.settings import LimitsSettings, TableSettings
 from daemon.delta.log import DeltaLog
-from daemon.delta.table_state import Progress, TableState
+from daemon.delta.table_state import TableState
 from daemon.errors import ObjectMissing, ObjectStoreAway, SyncError
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
@@ -43,6 +44,12 @@ def as_sync_errors(table: str) -> Iterator[None]:
         ) from error
     except SyncError as error:
         raise error.located(table=table) from error.__cause__
+
+
+class Progress(Protocol):
+    """Receives the progress of a long step now and then, from any thread."""
+
+    def advanced(self, done: int, total: int, what: str) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
@@ -104,7 +105,7 @@ def show_state(
 
 def _write_manifests(
     context: TableContext, transaction: Transaction, state: TableState, shape: Shape, table: Table
-) -> Sequence[ManifestAnswer]:
+) -> Iterable[ManifestAnswer]:
     """Begin the transaction with the data manifests of all live files."""
     paths = transaction.name_manifests(manifests_needed(state.files))
     transaction.begin({FileKind.MANIFEST: paths})
@@ -116,7 +117,8 @@ def _write_manifests(
         properties=dict(context.properties),
         target_properties=context.target_properties(table),
     )
-    return state.map_adds(task, len(paths), context.progress, "data manifests") if paths else ()
+    on_progress = partial(context.progress.advanced, what="data manifests") if context.progress else None
+    return state.map_adds(task, len(paths), on_progress) if paths else ()
 
 
 def _write_deletions(
@@ -124,7 +126,7 @@ def _write_deletions(
     transaction: Transaction,
     state: TableState,
     shape: Shape,
-    answers: Sequence[ManifestAnswer],
+    answers: Iterable[ManifestAnswer],
 ) -> tuple[dict[str, DeletionVectorDescriptor], CommitPlan]:
     """Write the delete files of all deletion vectors. Returns the vectors by data file path, and the completed plan."""
     found = state.read_adds(with_dv_only=True) if state.files else ()
@@ -157,7 +159,7 @@ def _change(state: TableState, with_dv: Mapping[str, AddFile]) -> TableChange:
     )
 
 
-def _live_files(answers: Sequence[ManifestAnswer], dvs: Mapping[str, DeletionVectorDescriptor]) -> Iterator[LiveFile]:
+def _live_files(answers: Iterable[ManifestAnswer], dvs: Mapping[str, DeletionVectorDescriptor]) -> Iterator[LiveFile]:
     for answer in answers:
         for file in answer.live_files():
             yield with_fields(file, deletion_vector=dvs.get(file.path))

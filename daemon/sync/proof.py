@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from daemon import log as events
-from daemon.delta.checksum import Totals
+from daemon.delta.checksum import NO_DIFFERENCE, Totals
 from daemon.delta.log import DeltaLog
 from daemon.errors import AccountMismatch, StateMismatch
 from daemon.iceberg.account import HINT_MISMATCH, Account
@@ -13,7 +13,6 @@ from daemon.iceberg.account import HINT_MISMATCH, Account
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-NO_DIFFERENCE = Totals(0, 0, 0)
 # After so many different faults in checksum files in a row, the files of this log are no longer read.
 FAULTS_MAX = 3
 
@@ -35,7 +34,7 @@ class Checksums:
         checksum = self._log.read_checksum(version) if self._faults <= FAULTS_MAX else None
         if checksum is None:
             return
-        if _more_than(account, checksum) in (NO_DIFFERENCE, self._fault):
+        if checksum.more_than(_totals_of(account)) in (NO_DIFFERENCE, self._fault):
             self._faults = 0
             return
         self._faults += 1
@@ -56,7 +55,7 @@ class Checksums:
         checksum = self._log.read_checksum(version)
         if checksum is None:
             return
-        self._fault = _more_than(_account_of(state), checksum)
+        self._fault = checksum.more_than(state)
         if self._fault != NO_DIFFERENCE:
             _log.warning(
                 events.CHECKSUM_DISBELIEVED,
@@ -69,23 +68,15 @@ class Checksums:
 
 def check_state(state: Totals, account: Account) -> None:
     """Raise `AccountMismatch` if the account differs from Delta's whole `state`."""
-    if _more_than(account, state) != NO_DIFFERENCE:
+    if state.more_than(_totals_of(account)) != NO_DIFFERENCE:
         raise AccountMismatch(
             f"Delta's state has {_text(state)}, the Iceberg table would show {account}: nothing was committed",
             hint=HINT_MISMATCH,
         )
 
 
-def _more_than(account: Account, totals: Totals) -> Totals:
-    """Return by how much `totals` are greater than `account`. A missing number counts as equal."""
-    deleted_rows = account.deleted_rows if totals.deleted_rows is None else totals.deleted_rows
-    return Totals(
-        totals.files - account.data_files, totals.size_bytes - account.size_bytes, deleted_rows - account.deleted_rows
-    )
-
-
-def _account_of(state: Totals) -> Account:
-    return Account(state.files, 0, state.deleted_rows or 0, state.size_bytes)
+def _totals_of(account: Account) -> Totals:
+    return Totals(account.data_files, account.size_bytes, account.deleted_rows)
 
 
 def _text(totals: Totals) -> str:

@@ -48,7 +48,7 @@ from daemon.sync.outcomes import unchanged_outcome
 from daemon.translate.definition import NAME_MAPPING, SCHEMA_ID, shape_of
 from daemon.translate.plan import by_manifest
 from tests.kit.checks import check, check_memory, duckdb_rows, read_entries, rows_of, table_id
-from tests.kit.handmade import FEATURES, Bench, HandmadeTable
+from tests.kit.handmade import FEATURES, Bench, HandmadeTable, in_step
 
 
 @pytest.fixture
@@ -64,10 +64,8 @@ def table(tmp_path: Path) -> HandmadeTable:
 @pytest.fixture
 def bench(tmp_path: Path, table: HandmadeTable) -> Iterator[Bench]:
     """dvsync, which shows the table at version 1."""
-    bench = Bench(tmp_path / "dvsync", table.location)
-    bench.follower.sync()
-    yield bench
-    bench.close()
+    with in_step(tmp_path, table) as bench:
+        yield bench
 
 
 def change_all(table: HandmadeTable) -> None:

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from daemon.errors import Unsupported
 from daemon.translate.definition import NAME_MAPPING
-from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
+from tests.kit.handmade import COLUMNS, Bench, HandmadeTable, in_step
 from tests.kit.readers import duckdb_connection
 
 LONGS = (("id", "long"), ("part", "string"), ("value", "long"))
@@ -31,10 +31,8 @@ def table(tmp_path: Path) -> HandmadeTable:
 
 @pytest.fixture
 def bench(tmp_path: Path, table: HandmadeTable) -> Iterator[Bench]:
-    bench = Bench(tmp_path / "dvsync", table.location)
-    bench.follower.sync()
-    yield bench
-    bench.close()
+    with in_step(tmp_path, table) as bench:
+        yield bench
 
 
 def test_a_branch_that_others_went_on_with(table: HandmadeTable, bench: Bench) -> None:

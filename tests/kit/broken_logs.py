@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.kit.handmade import COLUMNS, HandmadeTable
+from tests.kit.logs import CHECKPOINT, rows_of
 
 Action = dict[str, Any]
 # A file that was not touched for so long is nobody's unfinished work.
@@ -80,61 +81,11 @@ def checkpoint(kinds: Sequence[str], table: HandmadeTable, *, end: int = 0) -> N
     for _ in range(2):
         append(table)
         live = list(table.live.values())
-    text = pa.string()
-    properties = pa.map_(text, text)
-    columns = {
-        "protocol": pa.struct(
-            [
-                ("minReaderVersion", pa.int32()),
-                ("minWriterVersion", pa.int32()),
-                ("readerFeatures", pa.list_(text)),
-                ("writerFeatures", pa.list_(text)),
-            ]
-        ),
-        "metaData": pa.struct(
-            [
-                ("id", text),
-                ("format", pa.struct([("provider", text), ("options", properties)])),
-                ("schemaString", text),
-                ("partitionColumns", pa.list_(text)),
-                ("configuration", properties),
-            ]
-        ),
-        "add": pa.struct(
-            [
-                ("path", text),
-                ("partitionValues", properties),
-                ("size", pa.int64()),
-                ("modificationTime", pa.int64()),
-                ("dataChange", pa.bool_()),
-                ("stats", text),
-                (
-                    "deletionVector",
-                    pa.struct(
-                        [
-                            ("storageType", text),
-                            ("pathOrInlineDv", text),
-                            ("offset", pa.int32()),
-                            ("sizeInBytes", pa.int32()),
-                            ("cardinality", pa.int64()),
-                        ]
-                    ),
-                ),
-            ]
-        ),
-    }
-    metadata = table.metadata()
-    metadata = {
-        **metadata,
-        "configuration": list(metadata["configuration"].items()),
-        "format": {"provider": "parquet", "options": []},
-    }
-    rows: list[Action] = [{"protocol": table.protocol()}, {"metaData": metadata}]
-    rows = [row for row in rows if not kinds or next(iter(row)) in kinds]
-    rows += [{"add": {**add, "partitionValues": list(add["partitionValues"].items())}} for add in live]
-    written = pa.Table.from_pylist(rows, pa.schema(list(columns.items())))
+    actions: list[Action] = [{"protocol": table.protocol()}, {"metaData": table.metadata()}]
+    actions = [action for action in actions if not kinds or next(iter(action)) in kinds]
+    actions += [{"add": add} for add in live]
     file = table.folder / "_delta_log" / f"{table.version:020d}.checkpoint.parquet"
-    pq.write_table(written, file)
+    pq.write_table(pa.Table.from_pylist(rows_of(actions), CHECKPOINT), file)
     file.write_bytes(file.read_bytes()[: -end or None])
     for version in range(table.version):
         table.commit_path(version).unlink(missing_ok=True)

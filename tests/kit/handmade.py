@@ -10,7 +10,8 @@ import base64
 import json
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -307,3 +308,14 @@ class Bench:
 
     def exists(self) -> bool:
         return self.catalogs.open("local").table_exists(self.target)
+
+
+@contextmanager
+def in_step(folder: Path, table: HandmadeTable) -> Iterator[Bench]:
+    """A bench below `folder` that has followed the table to its newest version."""
+    bench = Bench(folder / "dvsync", table.location)
+    bench.follower.sync()
+    try:
+        yield bench
+    finally:
+        bench.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from daemon.storage import FileIOStorage
-from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.handmade import Bench, HandmadeTable, in_step
 
 
 @pytest.fixture
@@ -25,10 +25,8 @@ def table(tmp_path: Path) -> HandmadeTable:
 @pytest.fixture
 def bench(tmp_path: Path, table: HandmadeTable) -> Iterator[Bench]:
     """A warm daemon, in step with version 1."""
-    bench = Bench(tmp_path / "dvsync", table.location)
-    bench.follower.sync()
-    yield bench
-    bench.close()
+    with in_step(tmp_path, table) as bench:
+        yield bench
 
 
 @pytest.fixture
