@@ -106,4 +106,4 @@ def test_the_tables_of_a_pattern_are_known_by_name(tmp_path: Path) -> None:
     )
     code, output = doctor("nothing")
     assert code == 1
-    assert "one of the names orders" in output
+    assert "or a configured name: orders." in output

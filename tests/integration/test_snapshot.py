@@ -25,7 +25,7 @@ from daemon.spark.answers import collect
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import read_table_state
 from daemon.storage import FileIOStorage
-from tests.integration.test_delta_log import DELTA, DV, TOP_LEVEL, V2, compact, confs, delta_log
+from tests.integration.test_delta_log import DELTA, DV, TOP_LEVEL, V2, compact, confs, delta_log, without_checksums
 
 EVERY_4 = f"{DV}, 'delta.checkpointInterval' = '4'"
 ROWS = (
@@ -228,6 +228,8 @@ def test_a_log_that_only_delta_can_read(spark: SparkSession, tmp_path: Path) -> 
         delta_log(spark, table.source).checkpoint()
     file = table.log_folder / f"{2:020d}.checkpoint.parquet"
     file.write_bytes(file.read_bytes()[:-20])
+    # With a checksum file, Delta reads the checkpoint too late to go back to the older one.
+    without_checksums(table.source)
     pipeline = SparkPipeline(SparkSettings())
     alone, helped = Runner(pipeline, PipelineSettings(engine="local")), Runner(pipeline, PipelineSettings())
     with pytest.raises(CorruptInput, match="the checkpoint cannot be read"):

@@ -158,4 +158,5 @@ def assert_shown(service: Service, checkpointed: Path, table: Served) -> None:
 
 
 def serve(service: Service, folder: Path, checkpointed: Path, number: int) -> Served:
-    return service.serve(folder / f"bench{number}", f"file://{copied(checkpointed, folder, number)}")
+    source = f"file://{copied(checkpointed, folder, number)}"
+    return service.serve(folder / f"bench{number}", source, pipeline=ON_SPARK)
