@@ -6,30 +6,34 @@ Paths here are plain strings, never URL-encoded. `file:///a/b` and `/a/b` are th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from stat import S_ISREG
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import urlparse
 
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
 from daemon.lean_arrow import import_arrow
 from daemon.locations import canonical
+from daemon.object_store import ObjectInfo, S3Object, find_s3_object
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
     from pyarrow.fs import FileInfo, FileSystem
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 # PyIceberg 0.12 cuts a path at these characters, and so reads another file (FileIO.parse_location).
 CUT_AT = "#?"
 # A file of up to this size costs one request to an object store.
 BLOCK_BYTES = 8 << 20
-# More threads than cores: the checks wait for the store and hardly use the processor.
-EXISTENCE_CHECKS_AT_ONCE = 16
+# More threads than cores: they wait for the store and hardly use the processor.
+REQUESTS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Storage(Protocol):
     """The operations that dvsync needs of a store.
 
     All of them raise `ObjectStoreAway` when the store does not answer. `read` and `stat` also raise `ObjectMissing`.
+    On S3 each of them is one request, except listings of many files.
     """
 
     def exists(self, path: str) -> bool: ...
@@ -63,8 +68,23 @@ class Storage(Protocol):
         """Return all bytes, or those in `span`; fewer only if the file ends inside `span`."""
         ...
 
-    def read_blocks(self, path: str) -> Iterator[bytes]:
-        """Yield all bytes of the file, in blocks of up to BLOCK_BYTES. Raises as `read` does."""
+    def read_spans(self, spans: Sequence[tuple[str, Span]]) -> list[bytes]:
+        """Read from many files as `read` does; at the same time where each is a request to another machine."""
+        ...
+
+    def read_blocks(self, path: str) -> tuple[FileMeta, Iterator[bytes]]:
+        """Return the file's metadata and all of its bytes, in blocks of about BLOCK_BYTES. Raises as `read` does.
+
+        The metadata is as old as the bytes, or older.
+        """
+        ...
+
+    def read_tail(self, path: str, size: int) -> tuple[FileMeta, bytes]:
+        """Return the file's metadata and its last `size` bytes, or all of a smaller file. Raises as `read` does."""
+        ...
+
+    def appears_whole(self, path: str) -> bool:
+        """Return whether a file at `path` is complete as soon as it exists."""
         ...
 
     def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
@@ -87,6 +107,14 @@ def check_path(path: str) -> None:
         )
 
 
+def map_requests(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Apply `function` to each of `items`, REQUESTS_AT_ONCE at a time. The results are in the order of `items`."""
+    if len(items) < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), REQUESTS_AT_ONCE), thread_name_prefix="request") as pool:
+        return list(pool.map(function, items))
+
+
 class FileIOStorage:
     """Storage on the file systems that PyIceberg's FileIO configures (properties as in `config.yaml`, `storage:`).
 
@@ -103,6 +131,9 @@ class FileIOStorage:
         from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415 - see the class
 
         return PyArrowFileIO(self._properties)
+
+    def _on_s3(self, path: str) -> S3Object | None:
+        return find_s3_object(self._properties, path)
 
     def _open_fs(self, path: str) -> tuple[FileSystem, str]:
         local = _local_name(path)
@@ -122,22 +153,27 @@ class FileIOStorage:
 
     def find_missing(self, paths: Sequence[str]) -> list[str]:
         """Return those of `paths` that do not exist, with one request for each. Raises as `exists` does."""
-        with ThreadPoolExecutor(EXISTENCE_CHECKS_AT_ONCE, thread_name_prefix="exists") as pool:
-            exist = list(pool.map(self.exists, paths))
+        exist = map_requests(self.exists, paths)
         return [path for path, exists in zip(paths, exist, strict=True) if not exists]
 
     def exists(self, path: str) -> bool:
         if _local_name(path) is not None:
             return self._find(path) is not None
-        fs, name = self._open_fs(path)
         try:
-            # One request. `get_file_info` would add a LIST for a missing key, which may be a prefix.
-            fs.open_input_file(name).close()
+            if remote := self._on_s3(path):
+                remote.head()
+            else:
+                fs, name = self._open_fs(path)
+                # One request. `get_file_info` would add a LIST for a missing key, which may be a prefix.
+                fs.open_input_file(name).close()
         except FileNotFoundError:
             return False
         except OSError as error:
             raise store_away(path, error) from error
         return True
+
+    def appears_whole(self, path: str) -> bool:
+        return self._on_s3(path) is not None
 
     def stat(self, path: str) -> FileMeta:
         found = self._find(path)
@@ -151,6 +187,8 @@ class FileIOStorage:
         try:
             if local is not None:
                 return _local_file(path, os.stat(local))
+            if remote := self._on_s3(path):
+                return _object_meta(path, remote.head())
             fs, name = self._open_fs(path)
             info = fs.get_file_info(name)
         except (FileNotFoundError, NotADirectoryError):
@@ -160,8 +198,10 @@ class FileIOStorage:
         return _file_meta(path, info) if info.is_file else None
 
     def read(self, path: str, span: Span | None = None) -> bytes:
-        fs, name = self._open_fs(path)
-        try:
+        with _store_errors(path):
+            if remote := self._on_s3(path):
+                return (remote.get(span.offset, span.size) if span else remote.get())[1]
+            fs, name = self._open_fs(path)
             if span is None:
                 with fs.open_input_stream(name) as stream:
                     return bytes(stream.read())
@@ -169,28 +209,41 @@ class FileIOStorage:
                 # Arrow refuses to start reading past the end, and allocates memory for all bytes that are requested.
                 size = min(span.size, file.size() - span.offset)
                 return bytes(file.read_at(size, span.offset)) if size > 0 else b""
-        except FileNotFoundError as error:
-            raise _missing(path) from error
-        except OSError as error:
-            raise store_away(path, error) from error
 
-    def read_blocks(self, path: str) -> Iterator[bytes]:
+    def read_spans(self, spans: Sequence[tuple[str, Span]]) -> list[bytes]:
+        if all(_local_name(path) is not None for path, _ in spans):
+            return [self.read(path, span) for path, span in spans]
+        return map_requests(lambda each: self.read(*each), spans)
+
+    def read_blocks(self, path: str) -> tuple[FileMeta, Iterator[bytes]]:
+        with _store_errors(path):
+            if remote := self._on_s3(path):
+                info, blocks = remote.stream(BLOCK_BYTES)
+                return _object_meta(path, info), _checked(path, blocks)
+        # Asked before the read: if a writer appends later, the file's size or time differs from this one.
+        meta = self.stat(path)
+        return meta, _checked(path, self._blocks(path))
+
+    def _blocks(self, path: str) -> Iterator[bytes]:
         with self.open_input(path) as file:
-            try:
-                while block := bytes(file.read(BLOCK_BYTES)):
-                    yield block
-            except OSError as error:
-                raise store_away(path, error) from error
+            while block := bytes(file.read(BLOCK_BYTES)):
+                yield block
+
+    def read_tail(self, path: str, size: int) -> tuple[FileMeta, bytes]:
+        with _store_errors(path):
+            if remote := self._on_s3(path):
+                info, data = remote.get_tail(size)
+                return _object_meta(path, info), data
+            meta = self.stat(path)
+            with self.open_input(path) as file:
+                file.seek(max(0, meta.size - size))
+                return meta, bytes(file.read())
 
     def open_input(self, path: str) -> NativeFile:
         """Open the file for random access by Arrow's readers. Raises as `read` does."""
         fs, name = self._open_fs(path)
-        try:
+        with _store_errors(path):
             return fs.open_input_file(name)
-        except FileNotFoundError as error:
-            raise _missing(path) from error
-        except OSError as error:
-            raise store_away(path, error) from error
 
     def delete(self, path: str) -> None:
         """Remove one file. A missing file is no error. Raises ObjectStoreAway."""
@@ -295,6 +348,25 @@ def _list_local(directory: str, local: str) -> dict[str, FileMeta | None]:
 
 def _file_meta(path: str, info: FileInfo) -> FileMeta:
     return FileMeta(path=path, size=info.size or 0, modified_ms=int((info.mtime_ns or 0) // 1_000_000))
+
+
+def _object_meta(path: str, info: ObjectInfo) -> FileMeta:
+    return FileMeta(path, info.size, info.modified_ms)
+
+
+def _checked(path: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    with _store_errors(path):
+        yield from blocks
+
+
+@contextmanager
+def _store_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise _missing(path) from error
+    except OSError as error:
+        raise store_away(path, error) from error
 
 
 def _missing(path: str) -> ObjectMissing:

@@ -1,10 +1,15 @@
-"""The report of a test run: which histories a `dvsync run` process followed, and which engines read them."""
+"""The object store of a test run, and the run's report: which histories a `dvsync run` process followed."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.kit.servers import ObjectStore
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -34,3 +39,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.line(
         f"in all: {tests.total()} tests, {tables.total()} tables, {versions.total()} versions; read by {total}"
     )
+
+
+@pytest.fixture(scope="session")
+def store() -> Iterator[ObjectStore]:
+    """One for all tests of a process, because moto keeps its buckets, users and checks for the whole process."""
+    from tests.kit.servers import ObjectStore  # noqa: PLC0415 - it takes a second
+
+    made = ObjectStore()
+    for bucket in ("lake", "warehouse", "nessie"):
+        made.client("s3").create_bucket(Bucket=bucket)
+    yield made
+    made.close()

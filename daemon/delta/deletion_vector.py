@@ -101,16 +101,15 @@ def _read_blobs(
         else:
             frames.append(_Frame(place.path, place.offset, descriptor.size_in_bytes, index))
     frames.sort(key=lambda frame: (frame.path, frame.offset))
-    for neighbours in _merge_neighbours(frames):
-        path = neighbours[0].path
-        # The read of a file's first DV includes the version byte at no cost. For other DVs the byte would need its
-        # own request, and it proves less than size, CRC and magic.
-        start = 0 if neighbours[0].offset <= FIRST_DV_OFFSET else neighbours[0].offset
-        data = memoryview(storage.read(path, Span(start, max(frame.end for frame in neighbours) - start)))
-        if start == 0 and data[:1] != bytes([FILE_VERSION]):
+    groups = list(_merge_neighbours(frames))
+    spans = [_span_of(neighbours) for neighbours in groups]
+    for neighbours, (path, span), read in zip(groups, spans, storage.read_spans(spans), strict=True):
+        data = memoryview(read)
+        if span.offset == 0 and data[:1] != bytes([FILE_VERSION]):
             raise DVPlace(path, 0).corrupt(f"the file does not begin with the version byte {FILE_VERSION}")
         for frame in neighbours:
-            blobs[frame.index] = _decode_frame(data[frame.offset - start :], frame.size_in_bytes, places[frame.index])
+            rest = data[frame.offset - span.offset :]
+            blobs[frame.index] = _decode_frame(rest, frame.size_in_bytes, places[frame.index])
     return blobs
 
 
@@ -139,6 +138,14 @@ def _merge_neighbours(frames: Sequence[_Frame]) -> Iterator[list[_Frame]]:
         group.append(frame)
     if group:
         yield group
+
+
+def _span_of(neighbours: Sequence[_Frame]) -> tuple[str, Span]:
+    # The read of a file's first DV includes the version byte at no cost. For other DVs the byte would need its own
+    # request, and it proves less than size, CRC and magic.
+    first = neighbours[0]
+    start = 0 if first.offset <= FIRST_DV_OFFSET else first.offset
+    return first.path, Span(start, max(frame.end for frame in neighbours) - start)
 
 
 def _decode_frame(data: memoryview, size_in_bytes: int, place: DVPlace) -> memoryview:

@@ -38,6 +38,9 @@ LINE_BYTES_MAX = 16 << 20
 CHECKSUM_BYTES_MAX = 4 << 20
 # Delta's own names of operations are shorter than 50.
 OPERATION_CHARACTERS_MAX = 100
+# A larger commit file is not kept in memory until it is due, and none is kept for longer.
+READ_AHEAD_BYTES_MAX = 256 << 10
+READ_AHEAD_MAX_S = 60.0
 # The shortest file with an action is `{"add":{}}`. A smaller file must be read to learn if it is damaged.
 COMMIT_MIN_BYTES = 10
 
@@ -87,6 +90,16 @@ class _Known:
         return (self.meta.size, self.head) == (other.meta.size, other.head)
 
 
+@dataclass(frozen=True)
+class _Ahead:
+    """A commit file that was read when its existence was checked, at `read_s` of the monotonic clock."""
+
+    version: int
+    meta: FileMeta
+    data: bytes
+    read_s: float
+
+
 class DeltaLog:
     """The log of the table at `location` (a normalised URI). Remembers the last commit that it read or checked."""
 
@@ -95,6 +108,7 @@ class DeltaLog:
         self._storage = storage
         self._clock = clock
         self._known: _Known | None = None
+        self._ahead: _Ahead | None = None
 
     @property
     def folder(self) -> str:
@@ -107,6 +121,29 @@ class DeltaLog:
         """Return whether the commit file of `version` exists. One request."""
         return self._storage.exists(self.commit_path(version))
 
+    def has_next(self, version: int) -> bool:
+        """Return whether the commit file of `version` exists, which is likely to be read next. One request.
+
+        Where commit files appear whole, the request reads the file, and `read_commit` then needs none. Elsewhere a
+        writer may still be adding lines, so the file is read as late as possible.
+        """
+        path, self._ahead = self.commit_path(version), None
+        if not self._storage.appears_whole(path):
+            return self._storage.exists(path)
+        try:
+            meta, blocks = self._storage.read_blocks(path)
+        except ObjectMissing:
+            return False
+        if meta.size <= READ_AHEAD_BYTES_MAX:
+            self._ahead = _Ahead(version, meta, b"".join(blocks), self._clock.monotonic_s())
+        return True
+
+    def _read_blocks(self, version: int) -> tuple[FileMeta, Iterable[bytes]]:
+        ahead, self._ahead = self._ahead, None
+        if ahead and ahead.version == version and self._clock.monotonic_s() - ahead.read_s < READ_AHEAD_MAX_S:
+            return ahead.meta, [ahead.data]
+        return self._storage.read_blocks(self.commit_path(version))
+
     def is_there(self) -> bool:
         """Return whether the log has any commit or checkpoint. One request or two.
 
@@ -116,6 +153,8 @@ class DeltaLog:
 
     def find_written_ms(self, version: int) -> int | None:
         """Return the modification time of the commit file of `version`; None if the file does not exist."""
+        if self._ahead and self._ahead.version == version:
+            return self._ahead.meta.modified_ms
         try:
             return self._storage.stat(self.commit_path(version)).modified_ms
         except ObjectMissing:
@@ -143,12 +182,11 @@ class DeltaLog:
         `Unsupported` if the file is larger than `bytes_max` or a line is too long.
         """
         path = self.commit_path(version)
-        # Asked before the read: if a writer appends later, the file's time differs from the remembered time.
-        meta = self._storage.stat(path)
+        meta, blocks = self._read_blocks(version)
         if meta.size > bytes_max:
             what = f"the commit file has {meta.size} bytes, at most {bytes_max} are read (limits.commit_bytes_max)"
             raise _too_large(what, version, path)
-        lines = _Lines(self._storage.read_blocks(path), size_max=meta.size)
+        lines = _Lines(blocks, size_max=meta.size)
         actions, fault = _decode(lines, version, path)
         if lines.size_bytes != meta.size:
             compared = "more" if lines.size_bytes > meta.size else "fewer"
@@ -172,10 +210,10 @@ class DeltaLog:
         PROTOCOL.md, "Log Compaction Files".
         """
         path = f"{self.folder}/{from_version:020d}.{to_version:020d}.compacted.json"
-        lines = _Lines(self._storage.read_blocks(path), size_max=sys.maxsize)
         try:
-            actions, fault = _decode(lines, to_version, path)
-            known = _Known(to_version, FileMeta(path, lines.size_bytes, modified_ms=0), head=0, timestamp_ms=0)
+            meta, blocks = self._storage.read_blocks(path)
+            actions, fault = _decode(_Lines(blocks, size_max=sys.maxsize), to_version, path)
+            known = _Known(to_version, meta, head=0, timestamp_ms=0)
             return self._validated(to_version, path, actions, known) if actions and not fault else None
         except (ObjectMissing, CorruptInput, Unsupported):
             return None
@@ -236,12 +274,16 @@ class DeltaLog:
         return self._known is None or self._known.version != version or self._known.meta == meta
 
     def _probe(self, version: int) -> _Known | None:
-        path = self.commit_path(version)
         try:
-            meta = self._storage.stat(path)
-            lines = _Lines([self._storage.read(path, Span(0, HEAD_BYTES))], size_max=HEAD_BYTES)
+            meta, blocks = self._storage.read_blocks(self.commit_path(version))
         except ObjectMissing:
             return None
+        head = b""
+        for block in blocks:
+            head += block[: HEAD_BYTES - len(head)]
+            if len(head) == HEAD_BYTES:
+                break
+        lines = _Lines([head], size_max=HEAD_BYTES)
         next(iter(lines), None)
         return _known(version, meta, lines)
 

@@ -51,7 +51,7 @@ class PositionDeleteFile:
 class PositionDeleteWriter:
     """Writes one delete file, holding one row group in memory. An existing file is replaced.
 
-    `write` takes positions sorted by data file and position. `finish` closes the file and reads its footer back.
+    `write` takes positions sorted by data file and position. `finish` closes the file, after a check of its footer.
     Leaving the context without `finish` removes the file. Failures of the store are raised as ObjectStoreAway.
 
         with PositionDeleteWriter(io, "file:///warehouse/t/data/d.parquet") as writer:
@@ -68,6 +68,7 @@ class PositionDeleteWriter:
         self._pending: list[tuple[str, pa.Int64Array]] = []
         self._pending_rows = 0
         self._finished = False
+        self._footers: list[pq.FileMetaData] = []
         try:
             make_folder_of(path)
             self._stream = io.new_output(path).create(overwrite=True)
@@ -83,6 +84,7 @@ class PositionDeleteWriter:
             use_dictionary=["file_path"],
             column_encoding={"pos": "DELTA_BINARY_PACKED"},
             store_schema=False,
+            metadata_collector=self._footers,
         )
         # Iceberg's Java library writes this key (Parquet.DeleteWriteBuilder); the specification does not ask for it.
         self._parquet.add_key_value_metadata({"delete-type": "position"})
@@ -128,7 +130,7 @@ class PositionDeleteWriter:
             raise self._away(error) from error
 
     def finish(self) -> PositionDeleteFile:
-        """Close the file, read its footer back, and describe the file. Raises ValueError if it has no position."""
+        """Close the file, and describe it. Raises ValueError if it has no position, or its footer is wrong."""
         if not self._data_files:
             raise ValueError(f"{self.path} has no position")
         if self._pending:
@@ -136,15 +138,13 @@ class PositionDeleteWriter:
         positions = sum(self._data_files.values())
         try:
             self._parquet.close()
+            (footer,) = self._footers
             size_bytes = self._stream.tell()
+            if footer.num_rows != positions:
+                raise ValueError(f"{self.path} has {footer.num_rows} rows instead of {positions}")
             self._stream.close()
-            with self._io.new_input(self.path).open() as stream:
-                size_found = stream.seek(0, 2)
-                footer = pq.read_metadata(stream)
         except (OSError, pa.ArrowInvalid) as error:
             raise self._away(error) from error
-        if (footer.num_rows, size_found) != (positions, size_bytes):
-            raise self._away(f"{footer.num_rows} rows, {size_found} bytes read back; {positions}, {size_bytes} written")
         self._finished = True
         first_columns = [footer.row_group(index).column(0) for index in range(footer.num_row_groups)]
         return PositionDeleteFile(

@@ -12,7 +12,7 @@ from daemon.delta.actions import AddFile, find_doubled
 from daemon.durable import force_to_disk
 from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, write_manifest
-from daemon.iceberg.pyiceberg_ext.file_io import SinglePutFileIO
+from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.iceberg.pyiceberg_ext.records import entry_record
 from daemon.pipeline.inspection import Inspector
 from daemon.storage import FileIOStorage
@@ -81,7 +81,7 @@ class ManifestTask:
             data_file = data_file_of(add, inspection.metrics[add.path], self.table.spec_id, partition)
             entries.append(entry_record(ManifestEntryStatus.ADDED, data_file, snapshot_id=self.snapshot_id))
         manifest = write_manifest(
-            SinglePutFileIO(dict(self.target_properties)),
+            S3FileIO(dict(self.target_properties)),
             manifest_path,
             ManifestContent.DATA,
             entries,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any
@@ -19,7 +18,7 @@ from pyiceberg.types import DoubleType, FloatType
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, SyncError, Unsupported
-from daemon.storage import FileIOStorage, check_path, store_away
+from daemon.storage import FileIOStorage, check_path, map_requests, store_away
 from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
 from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, check_file_schema
@@ -28,8 +27,9 @@ from daemon.translate.metrics import Metrics
 from daemon.translate.partition_values import EPOCH, EPOCH_DAY, MICROSECOND
 from daemon.translate.schema import TableSchema
 
-# Requests for footers wait on the store, not on the processor.
-FOOTERS_AT_ONCE = 16
+# Most footers are smaller. The file ends with the footer's size (4 bytes, little-endian) and a magic number.
+FOOTER_READ_BYTES = 64 << 10
+FOOTER_END_BYTES = 8
 # No writer cuts the statistics of strings up to this many bytes.
 STATISTICS_STRING_MAX = 16
 # A number can have two spellings (0.0 and -0.0). With more distinct values, there is another number.
@@ -51,11 +51,7 @@ class Inspector:
         Raises `ObjectMissing`; `CorruptInput` for a file that differs from the one that was added; `Unsupported` for a
         file that some reader would not show as Delta does.
         """
-        if len(adds) < FOOTERS_AT_ONCE:
-            inspected = [self.inspect_file(add) for add in adds]
-        else:
-            with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
-                inspected = list(pool.map(self.inspect_file, adds))
+        inspected = map_requests(self.inspect_file, adds)
         return Inspection(
             metrics={add.path: metrics for add, (metrics, _) in zip(adds, inspected, strict=True)},
             hidden=frozenset().union(*(file.hidden for _, file in inspected)),
@@ -65,23 +61,8 @@ class Inspector:
         """Inspect one file, and return its metrics and its schema's properties. Raises as `inspect`."""
         path = add.path
         check_path(path)
-        with self.storage.open_input(path) as file:
-            if file.size() != add.size:
-                raise CorruptInput(
-                    f"the data file has {file.size()} bytes, but the Delta log says {add.size}",
-                    path=path,
-                    hint="Restore the file, or remove it from Delta's log (FSCK REPAIR, or a delete that covers it).",
-                )
-            try:
-                footer = pq.read_metadata(file)
-                schema = footer.schema.to_arrow_schema().remove_metadata()
-            except pa.ArrowException as error:
-                raise _no_footer(path, error) from error
-            except OSError as error:
-                # Arrow raises OSError for broken footers and for stores that do not answer.
-                if any(sign in str(error).lower() for sign in ("thrift", "encrypted")):
-                    raise _no_footer(path, error) from error
-                raise store_away(path, error) from error
+        footer = self._read_footer(add)
+        schema = footer.schema.to_arrow_schema().remove_metadata()
         metrics = metrics_of(add, self.table, footer.num_rows)
         try:
             leaf_paths = tuple(footer.schema.column(number).path for number in range(footer.num_columns))
@@ -97,6 +78,25 @@ class Inspector:
         except SyncError as error:
             raise error.located(path=path) from error.__cause__
         return metrics, found
+
+    def _read_footer(self, add: AddFile) -> pq.FileMetaData:
+        """Read the footer, with one request if it is small."""
+        path = add.path
+        meta, tail = self.storage.read_tail(path, FOOTER_READ_BYTES)
+        if meta.size != add.size:
+            raise CorruptInput(
+                f"the data file has {meta.size} bytes, but the Delta log says {add.size}",
+                path=path,
+                hint="Restore the file, or remove it from Delta's log (FSCK REPAIR, or a delete that covers it).",
+            )
+        footer_bytes = int.from_bytes(tail[-FOOTER_END_BYTES:][:4], "little") + FOOTER_END_BYTES
+        if len(tail) < footer_bytes <= meta.size:
+            _, tail = self.storage.read_tail(path, footer_bytes)
+        try:
+            return pq.read_metadata(pa.BufferReader(tail))
+        except (pa.ArrowException, OSError) as error:
+            # Arrow raises OSError, too, for a broken footer.
+            raise _no_footer(path, error) from error
 
     def _check_moments(self, path: str, column: str) -> None:
         """Check the timestamps of a column without statistics: inside lists and maps, or not indexed by Delta."""

@@ -16,7 +16,7 @@ from daemon.delta.position_set import PositionSet, is_restored, new_positions
 from daemon.durable import force_to_disk
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteWriter
-from daemon.iceberg.pyiceberg_ext.file_io import SinglePutFileIO
+from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.storage import FileIOStorage, Storage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
 
@@ -40,7 +40,7 @@ def translate(
     Files are written with `target_properties` if given. A second run writes the same files again. Raises SyncError; the
     unfinished file is then removed if possible, and files whose results were yielded stay.
     """
-    target = SinglePutFileIO(dict(storage_properties if target_properties is None else target_properties))
+    target = S3FileIO(dict(storage_properties if target_properties is None else target_properties))
     with _Outputs(FileIOStorage(storage_properties), target, table_location) as outputs:
         for changes in _bounded(tasks):
             outputs.add(changes)

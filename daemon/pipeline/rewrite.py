@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteFile, PositionDeleteWriter
-from daemon.iceberg.pyiceberg_ext.file_io import SinglePutFileIO
+from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.storage import FileIOStorage
 from daemon.translate.delete_files import Rewrite
 
@@ -22,7 +22,7 @@ def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> Posi
     """
     with (
         FileIOStorage(properties).open_input(rewrite.old.path) as source,
-        PositionDeleteWriter(SinglePutFileIO(dict(properties)), rewrite.output_path) as writer,
+        PositionDeleteWriter(S3FileIO(dict(properties)), rewrite.output_path) as writer,
     ):
         parquet = pq.ParquetFile(source)
         for group in range(parquet.num_row_groups):

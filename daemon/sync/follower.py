@@ -86,7 +86,7 @@ class Follower:
             return log.is_there()
         if now_s >= self._continuity_due_s:
             return True
-        if log.has_version(self._synced_version + 1):
+        if log.has_next(self._synced_version + 1):
             self._seen_version = self._synced_version + 1
             return True
         if now_s >= self._newest_commit_due_s:
@@ -272,7 +272,7 @@ class Follower:
                     )
                 group.append(commit)
                 size_bytes += commit.size_bytes
-                has_next = log.has_version(version + 1)
+                has_next = log.has_next(version + 1)
                 if far_behind is None:
                     far_behind = has_next and log.has_version(version + limits.fold_after_versions)
                 if not (far_behind or busy):
@@ -286,7 +286,7 @@ class Follower:
         log, record = self._context.log, shown.record
         version, timestamp_ms = record.synced_version, record.source_timestamp_ms
         assert version is not None and timestamp_ms is not None, "what is shown has a version and its time"
-        has_next = self._seen_version == version + 1 or log.has_version(version + 1)
+        has_next = self._seen_version == version + 1 or log.has_next(version + 1)
         self._seen_version = None
         if not has_next:
             log.check_continuity(version)

@@ -16,7 +16,7 @@ from daemon import log as events
 from daemon.durable import force_to_disk
 from daemon.errors import SyncError, TargetUnreadable
 from daemon.iceberg.marker import find_marker
-from daemon.iceberg.pyiceberg_ext.file_io import SinglePutFileIO
+from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.sync.context import TableContext
 from state import FileKind, FileStatus, TableRecord
 
@@ -42,7 +42,7 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
             hint=f"Restore the file, or drop {context.settings.target} from the catalog. The next sync then makes the "
             "table anew from Delta's state, without its tags and history.",
         ) from damaged
-    with SinglePutFileIO(dict(context.properties)).new_output(damaged.path).create(overwrite=True) as file:
+    with S3FileIO(dict(context.properties)).new_output(damaged.path).create(overwrite=True) as file:
         file.write(data)
     force_to_disk([damaged.path])
     _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; it was replaced by a copy of {path}")

@@ -37,7 +37,7 @@ from daemon.errors import (
     Unsupported,
 )
 from daemon.pipeline import runner
-from daemon.storage import FileIOStorage
+from daemon.storage import FileIOStorage, FileMeta
 from daemon.translate.definition import DELTA_FEATURES, DELTA_PROTOCOL
 from state.sql import database
 from tests.kit.checks import check, rows_of
@@ -423,10 +423,12 @@ def test_a_commit_that_grows_after_it_was_read_is_shown_whole(pair: Pair, monkey
     pair.table.version = 2
     read_blocks = FileIOStorage.read_blocks
 
-    def read_then_grow(storage: FileIOStorage, path: str) -> Iterator[bytes]:
-        yield from read_blocks(storage, path)
+    def read_then_grow(storage: FileIOStorage, path: str) -> tuple[FileMeta, Iterator[bytes]]:
+        meta, blocks = read_blocks(storage, path)
+        read = list(blocks)
         if path.endswith(file.name):
             file.write_text(whole)
+        return meta, iter(read)
 
     with monkeypatch.context() as patch:
         patch.setattr(FileIOStorage, "read_blocks", read_then_grow)

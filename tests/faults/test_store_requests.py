@@ -1,4 +1,4 @@
-"""What a commit costs on an object store: requests by file and method, counted by the store."""
+"""What a commit costs on an object store: the requests of a `dvsync run` process, counted by the store."""
 
 from __future__ import annotations
 
@@ -7,17 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from pyiceberg.catalog.sql import SqlCatalog
 
-from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.daemons import Daemon, daemon, until
+from tests.kit.handmade import HandmadeTable
 from tests.kit.servers import ObjectStore
+
+LAKE, WAREHOUSE = "requests-lake", "requests-warehouse"
+# Longer than a commit takes, so that no poll falls between the commit and its sync.
+POLL_INTERVAL_S = 2
 
 
 class Lake:
-    """A handmade table that is copied into a bucket, and dvsync beside it, in step with version 1."""
+    """A handmade table that is copied into a bucket."""
 
     def __init__(self, folder: Path, store: ObjectStore) -> None:
         self._store, self._client = store, store.client("s3")
-        for bucket in ("lake", "warehouse"):
+        for bucket in (LAKE, WAREHOUSE):
             self._client.create_bucket(Bucket=bucket)
         self.table = HandmadeTable(folder / "delta")
         self._sent: set[Path] = set()
@@ -25,27 +32,50 @@ class Lake:
         self.paths = [self.write() for _ in range(4)]
         self.table.commit([self.table.add(path) for path in self.paths])
         self._send()
-        self.bench = Bench(
-            folder / "dvsync", "s3://lake/t", catalog={"warehouse": "s3://warehouse/w"}, properties=store.properties
-        )
-        self.bench.follower.sync()
+        self._catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"s3://{WAREHOUSE}/w"}
+        self.config = folder / "config.yaml"
+        settings = {
+            "state": {"url": f"sqlite:///{folder}/state.db"},
+            "catalogs": {"local": self._catalog},
+            "storage": store.properties,
+            "health": {"port": 0},
+            "log": {"format": "json"},
+            "defaults": {"poll_interval": f"{POLL_INTERVAL_S}s"},
+            "tables": [{"source": f"s3://{LAKE}/t", "target": "lake.t", "name": "t"}],
+        }
+        self.config.write_text(yaml.safe_dump(settings))
 
     def write(self) -> str:
         return self.table.write_file([(row, "x", "v") for row in range(9)])
 
     def _send(self) -> None:
-        for path in sorted(self.table.folder.rglob("*")):
-            if path.is_file() and path not in self._sent:
-                self._client.upload_file(str(path), "lake", f"t/{path.relative_to(self.table.folder)}")
-                self._sent.add(path)
+        """Copy the new files, those of the log last."""
+        new = {path for path in self.table.folder.rglob("*") if path.is_file()} - self._sent
+        for path in sorted(new, key=lambda path: (path.parent.name == "_delta_log", path)):
+            self._client.upload_file(str(path), LAKE, f"t/{path.relative_to(self.table.folder)}")
+        self._sent |= new
 
-    def follow(self) -> Counter[str]:
-        """The requests of a poll and, where there is news, of the sync after it."""
-        self._send()
+    def requests_of_a_sync(self, running: Daemon) -> Counter[str]:
+        """The requests from the poll that finds the new commit to the end of its sync."""
+        running.told("sync.advanced", to_version=self.table.version - 1)
         self._store.requests.clear()
-        if self.bench.follower.has_news():
-            assert self.bench.follower.sync().to_version == self.table.version
-        return Counter(map(_kind, self._store.requests))
+        self._send()
+        running.told("sync.advanced", to_version=self.table.version)
+        requests = [request for request in self._store.requests if not request.startswith(f"PUT /{LAKE}/")]
+        polled = [request for request in requests if request.endswith(f"{self.table.version:020d}.json")]
+        assert set(polled) == {f"GET /{LAKE}/t/_delta_log/{self.table.version:020d}.json"}
+        # A poll may have come just before the commit.
+        return Counter(map(_kind, requests)) - Counter({"GET log": len(polled) - 1})
+
+    def idle_requests(self) -> set[str]:
+        """The requests of some polls without a new commit."""
+        self._store.requests.clear()
+        until(lambda: len(self._store.requests) > 1)
+        return set(self._store.requests)
+
+    def rows(self) -> list[int]:
+        catalog = SqlCatalog("local", **self._catalog, **self._store.properties)
+        return sorted(catalog.load_table("lake.t").scan().to_arrow()["id"].to_pylist())
 
 
 def _kind(request: str) -> str:
@@ -54,7 +84,7 @@ def _kind(request: str) -> str:
     kinds = {
         "log": "/_delta_log/" in name,
         "deletion vector": "deletion_vector" in name,
-        "data file": name.startswith("/lake/"),
+        "data file": name.startswith(f"/{LAKE}/"),
         "manifest list": "/snap-" in name,
         "metadata": name.endswith(".metadata.json"),
         "manifest": name.endswith(".avro"),
@@ -64,32 +94,38 @@ def _kind(request: str) -> str:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Iterator[Lake]:
-    store = ObjectStore()
-    made = Lake(tmp_path, store)
-    yield made
-    made.bench.close()
-    store.close()
+def lake(tmp_path: Path, store: ObjectStore) -> Lake:
+    return Lake(tmp_path, store)
 
 
-def test_requests_of_a_commit_on_s3(lake: Lake) -> None:
-    """Each small file is one PUT, the log is asked for each thing once, and a quiet table costs one request."""
-    assert lake.follow() == {"HEAD log": 1}
-    for row in (1, 2):
-        lake.table.commit(lake.table.delete({lake.paths[0]: [row]}))
-        one = lake.follow()
-    writes = {kind: count for kind, count in one.items() if not kind.startswith(("GET", "HEAD"))}
-    assert writes == {f"PUT {kind}": 1 for kind in ("delete file", "manifest", "manifest list", "metadata")}
-    assert one["HEAD log"] + one["GET log"] <= 7
-    assert one.total() <= 24
+@pytest.fixture
+def running(lake: Lake) -> Iterator[Daemon]:
+    with daemon(lake.config) as process:
+        process.synced_to("t", lake.table.version)
+        yield process
 
-    lake.table.commit(lake.table.delete({path: [5] for path in lake.paths[:3]}))
-    three = lake.follow()
-    assert three["PUT delete file"] == 3
-    assert three.total() <= one.total() + 10
+
+def test_requests_of_a_commit_on_s3(lake: Lake, running: Daemon) -> None:
+    """One request for each file that is read or written, one for each question to the log, and no other."""
+    log = {"GET log": 3, "HEAD log": 1}  # this commit, the next one, the checksum file; the commit before
+    snapshot = {"PUT manifest": 1, "PUT manifest list": 1, "PUT metadata": 1}
+    table = lake.table
+    assert lake.idle_requests() == {f"GET /{LAKE}/t/_delta_log/{2:020d}.json"}
+    table.commit(table.delete({lake.paths[0]: [1]}))
+    first = lake.requests_of_a_sync(running)
+    assert first == log | snapshot | {"GET deletion vector": 1, "PUT delete file": 1}
+
+    table.commit(table.delete({lake.paths[0]: [2]}))
+    again = lake.requests_of_a_sync(running)
+    assert again == log | snapshot | {"GET deletion vector": 2, "PUT delete file": 1}
+    assert again.total() == 10
+
+    table.commit(table.delete({path: [5] for path in lake.paths[1:]}))
+    three = lake.requests_of_a_sync(running)
+    assert three == log | snapshot | {"GET deletion vector": 3, "PUT delete file": 3}
 
     paths = [lake.write() for _ in range(3)]
-    lake.table.commit([lake.table.add(path) for path in paths])
-    added = lake.follow()
-    assert added["HEAD data file"] + added["GET data file"] == 6
-    assert added.total() <= 23
+    table.commit([table.add(path) for path in paths])
+    added = lake.requests_of_a_sync(running)
+    assert added == log | snapshot | {"GET data file": 3}
+    assert lake.rows() == sorted(row[0] for row in table.live_rows())

@@ -100,15 +100,6 @@ def service(daemon_service: Service, record_property: Callable[[str, object], No
 
 
 @pytest.fixture(scope="session")
-def store() -> Iterator[ObjectStore]:
-    made = ObjectStore()
-    for bucket in ("lake", "warehouse", "nessie"):
-        made.client("s3").create_bucket(Bucket=bucket)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="session")
 def s3_spark(spark: SparkSession, store: ObjectStore) -> SparkSession:
     """The session with what our own mapping makes of the store's properties."""
     hadoop = spark._jsc.hadoopConfiguration()

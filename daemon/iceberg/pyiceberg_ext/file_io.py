@@ -1,29 +1,136 @@
-"""PyIceberg's FileIO with fewer requests to S3."""
+"""PyIceberg's FileIO with fewer requests to S3: one for each file that is read or written, and none before it."""
 
 from __future__ import annotations
 
+import io
+from collections import OrderedDict
+from threading import Lock
 from typing import TYPE_CHECKING
 
-from pyiceberg.io import S3_RETRY_STRATEGY_IMPL
+from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
+from daemon.object_store import S3Object, as_os_errors, find_s3_object
+
 if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
+    from typing_extensions import Buffer
+
+MANIFEST_SUFFIX = ".avro"
+WRITTEN_BYTES_MAX = 16 << 20
+WRITTEN_FILE_BYTES_MAX = 1 << 20
 
 
-class SinglePutFileIO(PyArrowFileIO):
-    """Writes a file of less than 10 MB to S3 with one PUT; PyArrowFileIO makes a multipart upload of three requests.
+class WrittenManifests:
+    """The newest manifests and manifest lists that this process wrote to S3, by location: the next commit reads them.
 
-    PyIceberg 0.12 has no property for Arrow's option `allow_delayed_open`, which does this.
+    Their names are unique, so what was written once stays true. The oldest are dropped first.
     """
 
-    def _initialize_s3_fs(self, netloc: str | None) -> FileSystem:
-        made = super()._initialize_s3_fs(netloc)
-        if S3_RETRY_STRATEGY_IMPL in self.properties:
-            return made  # Arrow does not say which strategy a file system has.
-        # As when Arrow unpickles a file system: a new one with the same options.
-        make, (options,) = made.__reduce__()
-        return make({**options, "allow_delayed_open": True})
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._files: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = Lock()
+
+    def add(self, location: str, data: bytes) -> None:
+        with self._lock:
+            self._bytes += len(data) - len(self._files.pop(location, b""))
+            self._files[location] = data
+            while self._bytes > self._max_bytes:
+                _, dropped = self._files.popitem(last=False)
+                self._bytes -= len(dropped)
+
+    def find(self, location: str) -> bytes | None:
+        with self._lock:
+            if location in self._files:
+                self._files.move_to_end(location)
+            return self._files.get(location)
 
 
-IMPLEMENTATION = f"{SinglePutFileIO.__module__}.{SinglePutFileIO.__name__}"
+_written_manifests = WrittenManifests(WRITTEN_BYTES_MAX)
+
+
+class S3FileIO(PyArrowFileIO):
+    """Reads and writes files on S3 by obstore. PyArrowFileIO, which is used for the others, asks for a file before it
+    reads or writes it, and uploads a small one with three requests.
+    """
+
+    # The wider types are those of FileIO.
+    def new_input(self, location: str) -> InputFile:  # type: ignore[override]
+        remote = find_s3_object(self.properties, location)
+        return _S3File(location, remote) if remote else super().new_input(location)
+
+    def new_output(self, location: str) -> OutputFile:  # type: ignore[override]
+        remote = find_s3_object(self.properties, location)
+        return _S3File(location, remote) if remote else super().new_output(location)
+
+
+IMPLEMENTATION = f"{S3FileIO.__module__}.{S3FileIO.__name__}"
+
+
+class _S3File(InputFile, OutputFile):
+    """One file on S3, as PyIceberg knows files."""
+
+    def __init__(self, location: str, remote: S3Object) -> None:
+        super().__init__(location=location)
+        self._remote = remote
+        self._output: _S3Output | None = None
+
+    def __len__(self) -> int:
+        return self._output.tell() if self._output else self._remote.head().size
+
+    def exists(self) -> bool:
+        try:
+            self._remote.head()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        data = _written_manifests.find(self.location)
+        return io.BytesIO(self._remote.get()[1] if data is None else data)
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        """Open the file for writing. All names are unique, so `overwrite` makes no difference."""
+        self._output = _S3Output(self.location, self._remote)
+        return self._output
+
+    def to_input_file(self) -> InputFile:
+        return self
+
+
+class _S3Output(io.RawIOBase):
+    """Sends a file to S3 when it is closed; a large one also earlier, in parts."""
+
+    def __init__(self, location: str, remote: S3Object) -> None:
+        self._location = location
+        self._writer = remote.open_writer()
+        self._size = 0
+        # What a manifest holds so far, as long as it is small.
+        self._kept: bytearray | None = bytearray() if location.endswith(MANIFEST_SUFFIX) else None
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: Buffer, /) -> int:
+        with as_os_errors():
+            self._writer.write(data)
+        written = memoryview(data).nbytes
+        self._size += written
+        if self._kept is not None:
+            self._kept += data
+            if self._size > WRITTEN_FILE_BYTES_MAX:
+                self._kept = None
+        return written
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        with as_os_errors():
+            self._writer.close()
+        if self._kept is not None:
+            _written_manifests.add(self._location, bytes(self._kept))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from gzip import BadGzipFile
 from threading import Lock
+from time import monotonic
 from uuid import UUID
 
 from pyiceberg.io import InputFile
@@ -13,13 +15,35 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry
 from pyiceberg.typedef import UTF8
 
+from daemon.durable import is_local
 from daemon.errors import ObjectMissing
 from daemon.iceberg.pyiceberg_ext.records import unreadable
 
 WRITTEN_METADATA_MAX_BYTES = 64 << 20
+# On an object store, where each check is a request, a file that was there is not asked for again for so long.
+CHECK_INTERVAL_S = 60.0
 
 # Estimated bytes in memory. The values for snapshots and columns were measured; METADATA_BYTES is a guess for the rest.
 SNAPSHOT_BYTES, COLUMN_BYTES, METADATA_BYTES = 6000, 1200, 20_000
+
+
+@dataclass
+class _Entry:
+    """Metadata in the file at `place`, which was there at `checked_s` of the monotonic clock."""
+
+    place: str
+    metadata: TableMetadata
+    size_bytes: int
+    checked_s: float
+
+    def is_there(self, input_file: InputFile) -> bool:
+        """Return whether the file still exists: if somebody removed it, the table is broken for everyone else."""
+        now_s = monotonic()
+        if is_local(self.place) or now_s - self.checked_s >= CHECK_INTERVAL_S:
+            if not input_file.exists():
+                return False
+            self.checked_s = now_s
+        return True
 
 
 class WrittenMetadata:
@@ -33,7 +57,7 @@ class WrittenMetadata:
         self._max_bytes = max_bytes
         self._bytes = 0
         # The entries by table uuid, and the table uuids by the path of the metadata file.
-        self._by_table: dict[UUID, tuple[str, TableMetadata, int]] = {}
+        self._by_table: dict[UUID, _Entry] = {}
         self._tables: dict[str, UUID] = {}
         self._lock = Lock()
 
@@ -42,22 +66,22 @@ class WrittenMetadata:
             self._forget(metadata.table_uuid)
             columns = metadata.last_column_id * len(metadata.schemas)
             size = METADATA_BYTES + SNAPSHOT_BYTES * len(metadata.snapshots) + COLUMN_BYTES * columns
-            self._by_table[metadata.table_uuid] = place, metadata, size
+            self._by_table[metadata.table_uuid] = _Entry(place, metadata, size, monotonic())
             self._tables[place] = metadata.table_uuid
             self._bytes += size
             while self._bytes > self._max_bytes:
                 self._forget(next(iter(self._by_table)))
 
-    def find(self, place: str) -> TableMetadata | None:
+    def find(self, place: str) -> _Entry | None:
         with self._lock:
             table = self._tables.get(place)
-            return None if table is None else self._by_table[table][1]
+            return None if table is None else self._by_table[table]
 
     def _forget(self, table: UUID) -> None:
         if table in self._by_table:
-            place, _, size = self._by_table.pop(table)
-            del self._tables[place]
-            self._bytes -= size
+            entry = self._by_table.pop(table)
+            del self._tables[entry.place]
+            self._bytes -= entry.size_bytes
 
 
 written_metadata = WrittenMetadata(WRITTEN_METADATA_MAX_BYTES)
@@ -66,10 +90,9 @@ _read_metadata = FromInputFile.table_metadata
 
 def find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableMetadata:
     """Return the metadata from the cache, or read the file. Raises ObjectMissing and TargetUnreadable."""
-    metadata = written_metadata.find(input_file.location)
-    # Check that the file still exists: if somebody removed it, the table is broken for everyone else.
-    if metadata and input_file.exists():
-        return metadata
+    written = written_metadata.find(input_file.location)
+    if written and written.is_there(input_file):
+        return written.metadata
     hint = (
         "Restore the file, or run `dvsync resync`, which goes back to the newest readable metadata file of the table."
     )

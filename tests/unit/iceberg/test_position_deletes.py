@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyiceberg.io import InputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from daemon.errors import ObjectStoreAway
@@ -190,28 +189,3 @@ def test_refusing_store_is_away(tmp_path: Path) -> None:
     with pytest.raises(ObjectStoreAway, match="was not written") as caught:
         write(tmp_path / "file" / "d.parquet", MODEL)
     assert caught.value.path == f"file://{tmp_path}/file/d.parquet"
-
-
-class ForgetfulIO(PyArrowFileIO):
-    """Gives another file back than the one that was written."""
-
-    def __init__(self, other: Path) -> None:
-        super().__init__()
-        self.other = other
-
-    def new_input(self, location: str) -> InputFile:
-        return super().new_input(f"file://{self.other}")
-
-
-@pytest.mark.parametrize("other", ["shorter.parquet", "garbage", "missing"])
-def test_file_is_read_back(tmp_path: Path, other: str) -> None:
-    """A file that does not read back as it was written is not told of, and is removed."""
-    write(tmp_path / "shorter.parquet", {"a": [[1]]})
-    (tmp_path / "garbage").write_bytes(b"garbage")
-    with (
-        pytest.raises(ObjectStoreAway, match=r"1 rows, .* bytes read back; 2, |was not written"),
-        PositionDeleteWriter(ForgetfulIO(tmp_path / other), f"file://{tmp_path}/d.parquet") as writer,
-    ):
-        writer.write("a", pa.array([1, 2], pa.int64()))
-        writer.finish()
-    assert not (tmp_path / "d.parquet").exists()

@@ -14,8 +14,8 @@ import pytest
 
 from daemon.delta.actions import AddFile, Metadata
 from daemon.errors import CorruptInput, SyncError, Unsupported
-from daemon.pipeline.inspection import FOOTERS_AT_ONCE, Inspection, Inspector
-from daemon.storage import FileIOStorage
+from daemon.pipeline.inspection import Inspection, Inspector
+from daemon.storage import REQUESTS_AT_ONCE, FileIOStorage
 from daemon.translate.schema import translate_schema
 
 TIMES = {"type": "array", "elementType": "timestamp", "containsNull": True}
@@ -42,13 +42,13 @@ def test_many_files_are_looked_at(tmp_path: Path) -> None:
     """Each by itself, whatever their number; columns that only some have are told once."""
     lake = Lake(tmp_path, ("id", "long"))
     adds = []
-    for number in range(2 * FOOTERS_AT_ONCE):
+    for number in range(2 * REQUESTS_AT_ONCE):
         path = tmp_path / f"{number}.parquet"
         more = {"extra": pa.array([1] * number, pa.int32())} if number % 2 else {}
         pq.write_table(pa.table({"id": pa.array(range(number), pa.int64()), **more}), path)
         adds.append(AddFile(f"file://{path}", {}, path.stat().st_size, True, '{"numRecords": 7}'))
     seen = lake.inspector.inspect(adds)
-    assert [seen.metrics[add.path].record_count for add in adds] == list(range(2 * FOOTERS_AT_ONCE))
+    assert [seen.metrics[add.path].record_count for add in adds] == list(range(2 * REQUESTS_AT_ONCE))
     assert seen.hidden == {("extra",)}
     assert lake.inspector.inspect([]) == Inspection({}, frozenset())
 

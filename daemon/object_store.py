@@ -1,0 +1,197 @@
+"""Files on S3, with one request for each read, check and write.
+
+Arrow's client asks for a file's size before each read. This one, obstore's, learns the size from the answer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, WritableFile
+    from obstore.store import ClientConfig, RetryConfig, S3Config, S3Store
+
+SCHEMES: Final = ("s3", "s3a", "s3n")
+# As many attempts as Arrow's client makes.
+RETRIES_MAX: Final = 2
+RETRY_MAX: Final = timedelta(seconds=60)
+DEFAULT_REGION: Final = "us-east-1"
+# A larger file is uploaded in parts of this size.
+PART_BYTES: Final = 8 << 20
+
+# PyIceberg's properties, and what obstore calls them.
+_CREDENTIALS: Final = {
+    "access-key-id": "access_key_id",
+    "secret-access-key": "secret_access_key",
+    "session-token": "session_token",
+}
+# What only Arrow's client can do.
+_ARROW_ONLY: Final = ("s3.role-arn", "client.role-arn", "s3.retry-strategy-impl")
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """Size in bytes, and the time of the last change by the store's clock, in milliseconds since 1970."""
+
+    size: int
+    modified_ms: int
+
+
+@dataclass(frozen=True)
+class S3Object:
+    """One file on S3, which may not exist. Its methods raise FileNotFoundError and OSError."""
+
+    store: S3Store
+    key: str
+
+    def head(self) -> ObjectInfo:
+        import obstore  # noqa: PLC0415 - most processes use no object store
+
+        with as_os_errors():
+            return _info(obstore.head(self.store, self.key))
+
+    def get(self, start: int = 0, size: int | None = None) -> tuple[ObjectInfo, bytes]:
+        """Return `size` bytes from `start`; all bytes without `size`."""
+        if size is None:
+            return self._get()
+        return self._get_range({"range": (start, start + size)}, start) if size else (self.head(), b"")
+
+    def get_tail(self, size: int) -> tuple[ObjectInfo, bytes]:
+        """Return the last `size` bytes, or all of a smaller file."""
+        return self._get_range({"range": {"suffix": size}}, 0)
+
+    def stream(self, block_bytes: int) -> tuple[ObjectInfo, Iterator[bytes]]:
+        """Return all bytes, in blocks of about `block_bytes`, which are fetched when they are asked for."""
+        import obstore  # noqa: PLC0415
+
+        with as_os_errors():
+            found = obstore.get(self.store, self.key)
+        return _info(found.meta), _blocks(found.stream(min_chunk_size=block_bytes))
+
+    def open_writer(self) -> WritableFile:
+        """Open a new file for writing. It exists once it is closed; up to PART_BYTES are one request."""
+        import obstore  # noqa: PLC0415
+
+        return obstore.open_writer(self.store, self.key, buffer_size=PART_BYTES)
+
+    def _get(self, options: GetOptions | None = None) -> tuple[ObjectInfo, bytes]:
+        import obstore  # noqa: PLC0415
+
+        with as_os_errors():
+            found = obstore.get(self.store, self.key, options=options)
+            return _info(found.meta), bytes(found.bytes())
+
+    def _get_range(self, options: GetOptions, start: int) -> tuple[ObjectInfo, bytes]:
+        try:
+            return self._get(options)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            # A range that begins at the end of the file or beyond it is an error for S3.
+            info = self.head()
+            if info.size > start:
+                raise
+            return info, b""
+
+
+def find_s3_object(properties: Mapping[str, str], location: str) -> S3Object | None:
+    """Return the file at `location`; None if Arrow's client must be used: on other stores, and see `_opened`."""
+    scheme, _, rest = location.partition("://")
+    bucket, _, key = rest.partition("/")
+    # obstore refuses such keys, and S3 takes them.
+    if scheme not in SCHEMES or any(part in ("", ".", "..") for part in key.split("/")):
+        return None
+    store = _opened(bucket, frozenset(properties.items()))
+    return S3Object(store, key) if store else None
+
+
+# One client for each bucket and configuration: all tables share its connections.
+@lru_cache(maxsize=64)
+def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
+    """Open a bucket with PyIceberg's properties. None if they, or the machine's credentials, need Arrow's client."""
+    properties = dict(frozen)
+    endpoint = properties.get("s3.endpoint")
+    virtual = _is_true(properties, "s3.force-virtual-addressing")
+    credentials: Any = {
+        name: value
+        for key, name in _CREDENTIALS.items()
+        if (value := properties.get(f"s3.{key}", properties.get(f"client.{key}")))
+    }
+    if any(key in properties for key in _ARROW_ONLY) or (virtual and endpoint):
+        return None
+    if not credentials and _has_profile():
+        return None
+    from obstore.store import S3Store  # noqa: PLC0415
+
+    config: S3Config = {
+        "region": _region(bucket, properties),
+        "virtual_hosted_style_request": virtual,
+        "skip_signature": _is_true(properties, "s3.anonymous"),
+    }
+    config.update(credentials)
+    client: ClientConfig = {"allow_http": bool(endpoint and endpoint.startswith("http://"))}
+    if endpoint:
+        config["endpoint"] = endpoint
+    if "s3.connect-timeout" in properties:
+        client["connect_timeout"] = timedelta(seconds=float(properties["s3.connect-timeout"]))
+    if "s3.request-timeout" in properties:
+        client["timeout"] = timedelta(seconds=float(properties["s3.request-timeout"]))
+    if "s3.proxy-uri" in properties:
+        client["proxy_url"] = properties["s3.proxy-uri"]
+    retries: RetryConfig = {"max_retries": RETRIES_MAX, "retry_timeout": RETRY_MAX}
+    return S3Store(bucket, config=config, client_options=client, retry_config=retries)
+
+
+def _has_profile() -> bool:
+    """Return whether the AWS tools would read a profile: obstore's client cannot."""
+    if "AWS_ACCESS_KEY_ID" in os.environ:
+        return False
+    file = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser()
+    return "AWS_PROFILE" in os.environ or file.exists()
+
+
+def _region(bucket: str, properties: Mapping[str, str]) -> str:
+    given = properties.get("s3.region", properties.get("client.region"))
+    must_ask = "s3.endpoint" not in properties and (given is None or _is_true(properties, "s3.resolve-region"))
+    if must_ask:
+        from pyarrow.fs import resolve_s3_region  # noqa: PLC0415
+
+        try:
+            return str(resolve_s3_region(bucket))
+        except OSError:
+            pass
+    return given or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or DEFAULT_REGION
+
+
+def _is_true(properties: Mapping[str, str], key: str) -> bool:
+    return properties.get(key, "").lower() in ("true", "1", "yes", "on", "t", "y")
+
+
+def _info(meta: Any) -> ObjectInfo:
+    return ObjectInfo(meta["size"], int(meta["last_modified"].timestamp() * 1000))
+
+
+def _blocks(stream: Iterator[Any]) -> Iterator[bytes]:
+    with as_os_errors():
+        for block in stream:
+            yield bytes(block)
+
+
+@contextmanager
+def as_os_errors() -> Iterator[None]:
+    """Raise FileNotFoundError and OSError, with short texts, for the errors of obstore."""
+    from obstore.exceptions import BaseError  # noqa: PLC0415
+
+    try:
+        yield
+    except (BaseError, FileNotFoundError) as error:
+        # The rest of the text is for developers of obstore.
+        text = str(error).partition("\n\nDebug source")[0]
+        raise (FileNotFoundError if isinstance(error, FileNotFoundError) else OSError)(text) from error
