@@ -8,6 +8,7 @@ from pathlib import Path
 
 PROGRAMS = (
     "commit_latency",
+    "object_store",
     "kernel_throughput",
     "kernel_memory",
     "table_size",

@@ -6,18 +6,20 @@ error is a SyncError for the caller.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Self
 
 from pyiceberg.io import FileIO
 
 from daemon.delta.deletion_vector import read_position_sets
 from daemon.delta.position_set import PositionSet, is_restored, new_positions
-from daemon.durable import force_to_disk
+from daemon.durable import force_to_disk, is_local
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteWriter
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
-from daemon.storage import FileIOStorage, Storage
+from daemon.storage import REQUESTS_AT_ONCE, FileIOStorage, Storage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
 
 READ_BYTES_MAX: Final = 16 << 20  # of DVs in memory at a time; a data file with larger ones is read alone
@@ -67,10 +69,15 @@ def _bounded(tasks: Iterable[DeleteFileTask]) -> Iterator[list[tuple[DeleteFileT
 
 
 class _Outputs:
-    """The delete file that is being written, and the results of earlier ones."""
+    """The delete file that is being written, and the results of earlier ones.
+
+    A small file goes to an object store when it is finished. Threads wait for that, up to REQUESTS_AT_ONCE of them.
+    """
 
     def __init__(self, storage: Storage, io: FileIO, table_location: str) -> None:
         self.finished: list[DeleteFileResult] = []
+        self._sending: deque[Future[DeleteFileResult]] = deque()
+        self._senders = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="send")
         self._storage = storage
         self._io = io
         self._table_location = table_location
@@ -82,6 +89,7 @@ class _Outputs:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._senders.shutdown()
         if self._writer:
             self._writer.abort()
 
@@ -109,15 +117,33 @@ class _Outputs:
         """Finish the delete file that is being written, if any."""
         if self._task is None:
             return
-        file = self._writer.finish() if self._writer else None
-        self.finished.append(DeleteFileResult(file, tuple(self._restored)))
+        writer, restored = self._writer, tuple(self._restored)
+        if writer is None or is_local(writer.path):
+            self._wait(0)
+            self.finished.append(_finished(writer, restored))
+        else:
+            self._sending.append(self._senders.submit(_finished, writer, restored))
+            self._wait(REQUESTS_AT_ONCE)
         self._task, self._writer, self._restored = None, None, []
+
+    def _wait(self, sending_max: int) -> None:
+        """Wait until at most `sending_max` files are on their way. The results are in the order of the tasks."""
+        while len(self._sending) > sending_max:
+            self.finished.append(self._sending.popleft().result())
 
     def take_finished(self) -> list[DeleteFileResult]:
         """Return the results, and force their files to the disk: only the machine that wrote them can do that."""
+        self._wait(0)
         taken, self.finished = self.finished, []
         force_to_disk([result.file.path for result in taken if result.file])
         return taken
+
+
+def _finished(writer: PositionDeleteWriter | None, restored: tuple[str, ...]) -> DeleteFileResult:
+    if writer is None:
+        return DeleteFileResult(None, restored)
+    with writer:
+        return DeleteFileResult(writer.finish(), restored)
 
 
 def _check_below(change: DvChange, rows_needed: int, what: str) -> None:

@@ -17,6 +17,7 @@ from daemon import log as events
 from daemon.delta.actions import Commit
 from daemon.delta.checksum import Totals
 from daemon.delta.table_state import TableState
+from daemon.durable import is_local
 from daemon.errors import (
     AccountMismatch,
     CommitIncomplete,
@@ -33,6 +34,7 @@ from daemon.errors import (
 )
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
+from daemon.storage import map_requests
 from daemon.sync.advance import advance
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
@@ -272,7 +274,7 @@ class Follower:
                     )
                 group.append(commit)
                 size_bytes += commit.size_bytes
-                has_next = log.has_next(version + 1)
+                has_next = self._has_next(version, ends_group=not (far_behind or busy))
                 if far_behind is None:
                     far_behind = has_next and log.has_version(version + limits.fold_after_versions)
                 if not (far_behind or busy):
@@ -280,6 +282,15 @@ class Follower:
             yield group, has_next
             if others_wait():
                 return
+
+    def _has_next(self, version: int, *, ends_group: bool) -> bool:
+        """Return whether a commit follows `version`. If a snapshot will show `version`, its checksum file is read, too:
+        on an object store at the same time.
+        """
+        ask: list[Callable[[], bool | None]] = [partial(self._context.log.has_next, version + 1)]
+        if ends_group and not is_local(self._context.location):
+            ask.append(partial(self._checksums.fetch, version))
+        return bool(map_requests(lambda each: each(), ask)[0])
 
     def _check_continuity(self, shown: Shown) -> bool:
         """Return whether there is a next version. Raises `ResyncNeeded` if the log was replaced."""

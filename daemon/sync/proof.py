@@ -24,14 +24,24 @@ class Checksums:
         self._log = log
         self._fault = NO_DIFFERENCE
         self._faults = 0
+        self._fetched: tuple[int, Totals | None] | None = None
+
+    def fetch(self, version: int) -> None:
+        """Read the checksum file of `version` for the `check` that follows. One request."""
+        self._fetched = (version, self._log.read_checksum(version)) if self._faults <= FAULTS_MAX else None
+
+    def _read(self, version: int) -> Totals | None:
+        fetched, self._fetched = self._fetched, None
+        return fetched[1] if fetched and fetched[0] == version else self._log.read_checksum(version)
 
     def check(self, version: int, account: Account) -> None:
-        """Raise `StateMismatch` if the checksum file of `version` differs from `account`. One request.
+        """Raise `StateMismatch` if the checksum file of `version` differs from `account`. One request, or none after
+        `fetch`.
 
         A file that is missing (yet) or cannot be decoded is ignored. So is a fault that `learn` has found already.
         After more than FAULTS_MAX new faults in a row, the files of this log are no longer read.
         """
-        checksum = self._log.read_checksum(version) if self._faults <= FAULTS_MAX else None
+        checksum = self._read(version) if self._faults <= FAULTS_MAX else None
         if checksum is None:
             return
         if checksum.more_than(_totals_of(account)) in (NO_DIFFERENCE, self._fault):
