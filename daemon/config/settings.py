@@ -137,7 +137,10 @@ class MaintenanceSettings(_Frozen):
         alias="interval",
         ge=1,
         le=30 * DAY_S,
-        description="Time between two rounds of maintenance of a table in the daemon.",
+        description=(
+            "Time between two rounds of maintenance of a table in the daemon. A round also begins after"
+            " `snapshots_max` new snapshots."
+        ),
     )
     compact: bool = Field(True, description="Whether the daemon compacts delete files.")
     expire: bool = Field(True, description="Whether the daemon expires snapshots.")

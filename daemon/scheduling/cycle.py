@@ -74,6 +74,7 @@ class TableCycle:
         self._record = record
         self._is_unrecorded = False
         self._has_wish = False
+        self._snapshots_unmaintained = 0
         observer.show(record)
 
     def is_overruled_by(self, record: TableRecord) -> bool:
@@ -96,6 +97,16 @@ class TableCycle:
         error = self._record.error
         is_elsewhere = error is not None and error.kind == TargetHeld.__name__
         return self._record.synced_version is not None and not is_held(self._record) and not is_elsewhere
+
+    def take_due_maintenance(self) -> bool:
+        """Return whether a round of maintenance is due before its time, once for each `snapshots_max` snapshots.
+
+        Each commit writes the metadata of all snapshots, and keeps it in memory, until a round expires the older ones.
+        """
+        if self._snapshots_unmaintained < self.table.maintenance.snapshots_max:
+            return False
+        self._snapshots_unmaintained = 0
+        return True
 
     def read_wish(self) -> TableRecord | None:
         """The table's row in the store, if a person has changed it. Raises StateUnavailable."""
@@ -175,6 +186,7 @@ class TableCycle:
 
     def _synced(self, result: SyncResult, started_ms: int, duration_ms: int) -> None:
         self.observer.report_sync(self._record.id, result, started_ms, duration_ms)
+        self._snapshots_unmaintained += result.snapshots
         self._recover()
         try:
             record = self._store.open_table(self.name, self.table.source, self.table.target)

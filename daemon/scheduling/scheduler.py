@@ -114,7 +114,8 @@ class Scheduler:
         """Begin nothing more of the table; its running jobs end by themselves."""
         with self._lock:
             del self._cycles[name]
-            self._wanted.pop(name, None)
+            for job_id in (name, _maintenance_id(name)):
+                self._wanted.pop(job_id, None)
         for job_id in (name, _maintenance_id(name)):
             with suppress(JobLookupError):
                 self._timer.remove_job(job_id)
@@ -164,6 +165,8 @@ class Scheduler:
             if result.delay_s is not None:
                 with self._lock:
                     self._wanted[cycle.name] = result.delay_s
+            if cycle.take_due_maintenance():
+                self.wake(_maintenance_id(cycle.name))
 
     def _take_turn(self, cycle: TableCycle) -> CycleResult:
         """Poll the table, and sync it if there is news and a free slot. Without a slot the table waits to be called."""
@@ -188,6 +191,8 @@ class Scheduler:
         with self._at_work(job.name) as may_work:
             # The table may have been set up anew while this job waited in the queue.
             if may_work and self._cycles.get(job.name) is job.cycle:
+                with self._lock:
+                    self._wanted.pop(_maintenance_id(job.name), None)
                 job.run(self._stopping)
 
     @contextmanager
