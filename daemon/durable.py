@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from errno import EACCES, EINVAL, ENOTSUP
+from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -36,7 +37,7 @@ def make_folder_of(path: str) -> None:
         return
     folder = _local(path).parent
     with _making:
-        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        missing = list(takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
         for each in reversed(missing):
             each.mkdir(exist_ok=True)
             _force_folder(each.parent)

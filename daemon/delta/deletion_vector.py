@@ -6,8 +6,7 @@ import base64
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from daemon.delta.actions import resolve_path
@@ -99,8 +98,9 @@ def _read_blobs(
         if place.offset is None:
             blobs[index] = _decode_inline(descriptor, place)
         else:
-            frames.append(_Frame(place.path, place.offset, descriptor.size_in_bytes, index))
-    frames.sort(key=lambda frame: (frame.path, frame.offset))
+            end = place.offset + descriptor.size_in_bytes + FRAME_BYTES
+            frames.append(_Frame(place.path, place.offset, end, index))
+    frames.sort()
     groups = list(_merge_neighbours(frames))
     spans = [_span_of(neighbours) for neighbours in groups]
     for neighbours, (path, span), read in zip(groups, spans, storage.read_spans(spans), strict=True):
@@ -108,21 +108,16 @@ def _read_blobs(
         if span.offset == 0 and data[:1] != bytes([FILE_VERSION]):
             raise DVPlace(path, 0).corrupt(f"the file does not begin with the version byte {FILE_VERSION}")
         for frame in neighbours:
-            rest = data[frame.offset - span.offset :]
-            blobs[frame.index] = _decode_frame(rest, frame.size_in_bytes, places[frame.index])
+            size_in_bytes = descriptors[frame.number].size_in_bytes
+            blobs[frame.number] = _decode_frame(data[frame.offset - span.offset :], size_in_bytes, places[frame.number])
     return blobs
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
+class _Frame(NamedTuple):
     path: str
     offset: int
-    size_in_bytes: int
-    index: int
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.size_in_bytes + FRAME_BYTES
+    end: int
+    number: int  # of its descriptor
 
 
 def _merge_neighbours(frames: Sequence[_Frame]) -> Iterator[list[_Frame]]:

@@ -1,7 +1,8 @@
 """Sets of positions in the serialized bytes of a deletion vector (DV), and the difference of two sets.
 
-A set stays in its serialized form; only a bounded run of its containers is decoded at a time, so a DV
-needs memory for its own bytes and one chunk. This module does not know how the positions are used.
+A small set is decoded at once. A large one stays in its serialized form; only a bounded run of its containers is
+decoded at a time, so a DV needs memory for its own bytes and one chunk. This module does not know how the positions
+are used.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import ge
-from typing import Final
+from typing import Final, NamedTuple
 
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyroaring import BitMap
+from pyroaring import BitMap64
 
 from daemon.errors import CorruptInput
 
+SMALL_BYTES_MAX: Final = 1 << 16
 CHUNK_POSITIONS_MAX: Final = 1 << 20  # 8 MB of int64
 CHUNK_CONTAINERS_MAX: Final = 1 << 10  # bounds what the other side of a difference decodes, 8 kB a container
 
@@ -28,6 +28,7 @@ CHUNK_CONTAINERS_MAX: Final = 1 << 10  # bounds what the other side of a differe
 # (RoaringBitmapArray.scala, NativeRoaringBitmapArraySerializationFormat), which still reads it, little-endian. The
 # protocol's inline example is the native form in big-endian: Delta refuses that, and so do we.
 MAGIC_PORTABLE: Final = 1681511377
+MAGIC_PORTABLE_BYTES: Final = MAGIC_PORTABLE.to_bytes(4, "little")
 MAGIC_NATIVE: Final = 1681511376
 UPPER_MAX: Final = (1 << 31) - 1  # "every key in the bitmap has a 0 as its most significant bit"
 
@@ -42,8 +43,7 @@ BITSET_BYTES: Final = 8192
 BITMAPS_MAX: Final = 1 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class DVPlace:
+class DVPlace(NamedTuple):
     """Where the frame of a DV (size field, bytes, CRC) begins. The path of an inline DV is its shortened unique id."""
 
     path: str
@@ -55,7 +55,7 @@ class DVPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class PositionSet:
+class LargeSet:
     """A set of positions: the serialized bytes, and an index of the Roaring containers in them.
 
     A container holds the positions that differ in their lowest 16 bits only; `keys` are the other bits, ascending.
@@ -71,8 +71,7 @@ class PositionSet:
     are_runs: bytearray
     bitmaps: dict[int, tuple[int, int, int]]  # by the first container: number of containers, start and end in `data`
 
-    @property
-    def cardinality(self) -> int:
+    def __len__(self) -> int:
         return sum(self.cardinalities)
 
     def chunk_containers(self) -> Iterator[range]:
@@ -93,14 +92,15 @@ class PositionSet:
         near = range(bisect_left(self.keys, keys[0]), bisect_right(self.keys, keys[-1]))
         return [index for index in near if self.keys[index] in wanted]
 
-    def decode_containers(self, containers: Sequence[int]) -> BitMap:
-        """Decode the lower 32 bits of the positions in `containers`, which ascend and share their upper 32 bits."""
+    def decode_containers(self, containers: Sequence[int]) -> BitMap64:
+        """Decode the positions in `containers`, which ascend and share their upper 32 bits."""
         count, start, end = self.bitmaps.get(containers[0], (0, 0, 0))
         whole = len(containers) == count
-        serialized = bytes(self.data[start:end]) if whole else self._frame_containers(containers)
+        serialized = self.data[start:end] if whole else self._frame_containers(containers)
+        header = struct.pack("<QI", 1, self.keys[containers[0]] >> 16)  # as `_index_portable` reads it
         span = f"containers {containers[0]} to {containers[-1]}"
         try:
-            bitmap = BitMap.deserialize(serialized)
+            bitmap = BitMap64.deserialize(header + serialized)
         except ValueError as error:
             raise self.place.corrupt(f"{span} do not decode: {error}") from error
         announced = sum(self.cardinalities[index] for index in containers)
@@ -130,26 +130,37 @@ class PositionSet:
         return b"".join((header, *bodies))
 
 
-def new_positions(after: PositionSet, before: PositionSet | None = None) -> Iterator[pa.Int64Array]:
-    """Yield `after - before` in ascending, non-empty chunks of at most CHUNK_POSITIONS_MAX positions.
+# What `decode_positions` returns.
+PositionSet = BitMap64 | LargeSet
+
+
+def new_positions(after: PositionSet, before: PositionSet | None = None) -> Iterator[array[int]]:
+    """Yield `after - before` in ascending, non-empty chunks of at most CHUNK_POSITIONS_MAX positions (typecode Q).
 
     `after` {1, 2, 5} and `before` {2} give [1, 5]. Raises CorruptInput at the first chunk that does not decode.
     """
+    return (bitmap.to_array() for bitmap in _differences(after, before) if bitmap)
+
+
+def _differences(after: PositionSet, before: PositionSet | None) -> Iterator[BitMap64]:
+    if isinstance(after, BitMap64) and not isinstance(before, LargeSet):
+        yield after - before if before else after
+        return
+    after, before = _index_small(after), _index_small(before or BitMap64())
     for containers in after.chunk_containers():
         bitmap = after.decode_containers(containers)
-        if before is not None and (known := before.find_containers(after.keys[containers.start : containers.stop])):
+        if known := before.find_containers(after.keys[containers.start : containers.stop]):
             bitmap -= before.decode_containers(known)
-        if bitmap:
-            lower = bitmap.to_array()
-            chunk = pa.Array.from_buffers(pa.uint32(), len(lower), [None, pa.py_buffer(lower)]).cast(pa.int64())
-            upper = after.keys[containers.start] >> 16
-            yield pc.add(chunk, upper << 32) if upper else chunk
+        yield bitmap
 
 
 def is_restored(before: PositionSet, after: PositionSet) -> bool:
     """Return whether `before - after` is not empty: rows came back. {1, 2} and {1, 5}: yes; {1} and {1, 5}: no."""
-    if before.cardinality > after.cardinality:
+    if len(before) > len(after):
         return True
+    if isinstance(before, BitMap64) and isinstance(after, BitMap64):
+        return not before.issubset(after)
+    before, after = _index_small(before), _index_small(after)
     for containers in before.chunk_containers():
         kept = after.find_containers(before.keys[containers.start : containers.stop])
         if len(kept) < len(containers):
@@ -160,14 +171,18 @@ def is_restored(before: PositionSet, after: PositionSet) -> bool:
 
 
 def decode_positions(data: memoryview, *, cardinality: int, place: DVPlace) -> PositionSet:
-    """Index the bytes of a DV and check every header in them. PROTOCOL.md, "Deletion Vector Format".
+    """Decode a small DV, or index a large one, and check every header. PROTOCOL.md, "Deletion Vector Format".
 
     4 B  magic                                int32, little-endian
     n B  bitmap, in the form of that magic    little-endian
 
     No bytes with cardinality 0 are Delta's own empty DV (DeletionVectorDescriptor.EMPTY). Raises CorruptInput.
     """
-    positions = PositionSet(data, place, array("Q"), array("I"), array("Q"), array("I"), bytearray(), {})
+    if len(data) <= SMALL_BYTES_MAX and cardinality <= CHUNK_POSITIONS_MAX:
+        small = _decode_small(data)
+        if small is not None and len(small) == cardinality:
+            return small
+    positions = LargeSet(data, place, array("Q"), array("I"), array("Q"), array("I"), bytearray(), {})
     if data or cardinality:
         try:
             end = _index_bitmaps(positions)
@@ -175,12 +190,37 @@ def decode_positions(data: memoryview, *, cardinality: int, place: DVPlace) -> P
             raise place.corrupt(f"the bitmap ends inside a header, after {len(data)} bytes") from error
         if end != len(data):
             raise place.corrupt(f"the bitmap needs {end} bytes, the DV has {len(data)}")
-    if positions.cardinality != cardinality:
-        raise place.corrupt(f"the bitmap holds {positions.cardinality} positions, the log says {cardinality}")
+    if len(positions) != cardinality:
+        raise place.corrupt(f"the bitmap holds {len(positions)} positions, the log says {cardinality}")
     return positions
 
 
-def _index_bitmaps(positions: PositionSet) -> int:
+def _decode_small(data: memoryview) -> BitMap64 | None:
+    """Decode a DV in the portable form; None if it is empty, has another form or a fault, which the index then names.
+
+    pyroaring checks that keys and positions ascend. That the bitmap serializes to the same bytes proves the headers.
+    """
+    if data[:4] != MAGIC_PORTABLE_BYTES:
+        return None
+    serialized = bytes(data[4:])
+    try:
+        bitmap = BitMap64.deserialize(serialized)
+    except (ValueError, IndexError):  # IndexError: no bytes
+        return None
+    sound = bitmap.serialize() == serialized and bitmap and bitmap.max() >> 32 <= UPPER_MAX
+    return bitmap if sound else None
+
+
+def _index_small(positions: PositionSet) -> LargeSet:
+    if isinstance(positions, LargeSet):
+        return positions
+    data = memoryview(MAGIC_PORTABLE_BYTES + positions.serialize())
+    large = LargeSet(data, DVPlace("", None), array("Q"), array("I"), array("Q"), array("I"), bytearray(), {})
+    _index_bitmaps(large)
+    return large
+
+
+def _index_bitmaps(positions: LargeSet) -> int:
     (magic,) = struct.unpack_from("<i", positions.data)
     if magic == MAGIC_PORTABLE:
         return _index_portable(positions, 4)
@@ -189,7 +229,7 @@ def _index_bitmaps(positions: PositionSet) -> int:
     raise positions.place.corrupt(f"the magic is {magic}, {MAGIC_PORTABLE} and {MAGIC_NATIVE} are known")
 
 
-def _index_portable(positions: PositionSet, at: int) -> int:
+def _index_portable(positions: LargeSet, at: int) -> int:
     """Index portable bitmaps; return their end.
 
     RoaringFormatSpec, "Extention for 64-bit implementations", all little-endian.
@@ -212,7 +252,7 @@ def _index_portable(positions: PositionSet, at: int) -> int:
     return at
 
 
-def _index_native(positions: PositionSet, at: int) -> int:
+def _index_native(positions: LargeSet, at: int) -> int:
     """Index a native bitmap; return its end.
 
     Delta's RoaringBitmapArray.scala, NativeRoaringBitmapArraySerializationFormat, all little-endian.
@@ -234,12 +274,12 @@ def _index_native(positions: PositionSet, at: int) -> int:
     return at
 
 
-def _check_bitmaps(positions: PositionSet, count: int) -> None:
+def _check_bitmaps(positions: LargeSet, count: int) -> None:
     if count > BITMAPS_MAX:
         raise positions.place.corrupt(f"the DV has {count} bitmaps, at most {BITMAPS_MAX} are read")
 
 
-def _index_bitmap(positions: PositionSet, start: int, upper: int) -> int:
+def _index_bitmap(positions: LargeSet, start: int, upper: int) -> int:
     """Index the 32-bit bitmap at `start`; return its end. RoaringFormatSpec, "General layout".
 
     4 B      cookie: 12346, or 12347 in the low and the number n of containers less 1 in the high 2 B

@@ -5,10 +5,12 @@ Iceberg spec, "Position Delete Files". Other modules decide which positions go i
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from sys import byteorder
 from types import TracebackType
 from typing import Final, Self
 
@@ -24,6 +26,7 @@ ROW_GROUP_ROWS_MAX: Final = 1 << 20
 # Bounds the paths of a row group: if its dictionary grows past 1 MB, Arrow writes the path of each row in full.
 ROW_GROUP_CHUNKS_MAX: Final = 1 << 12
 
+POSITION_MAX: Final = (1 << 63) - 1
 # Iceberg spec, "Reserved Field IDs"; the Parquet fields carry them.
 _FILE_PATH_ID: Final = {"PARQUET:field_id": "2147483546"}
 _POS_ID: Final = {"PARQUET:field_id": "2147483545"}
@@ -55,7 +58,7 @@ class PositionDeleteWriter:
     Leaving the context without `finish` removes the file. Failures of the store are raised as ObjectStoreAway.
 
         with PositionDeleteWriter(io, "file:///warehouse/t/data/d.parquet") as writer:
-            writer.write("file:///lake/t/a.parquet", pa.array([0, 7], pa.int64()))
+            writer.write("file:///lake/t/a.parquet", array("q", [0, 7]))
             delete_file = writer.finish()
     """
 
@@ -64,8 +67,8 @@ class PositionDeleteWriter:
         self._io = io
         self._data_files: dict[str, int] = {}
         self._last_path, self._last_pos = "", -1
-        self._lower_pos, self._upper_pos = (1 << 63) - 1, -1
-        self._pending: list[tuple[str, pa.Int64Array]] = []
+        self._lower_pos, self._upper_pos = POSITION_MAX, -1
+        self._pending: list[tuple[str, memoryview[int]]] = []
         self._pending_rows = 0
         self._finished = False
         self._footers: list[pq.FileMetaData] = []
@@ -89,25 +92,26 @@ class PositionDeleteWriter:
         # Iceberg's Java library writes this key (Parquet.DeleteWriteBuilder); the specification does not ask for it.
         self._parquet.add_key_value_metadata({"delete-type": "position"})
 
-    def write(self, file_path: str, positions: pa.Int64Array) -> None:
-        """Add positions of one data file. Raises ValueError if they are out of order, which is a bug of ours.
+    def write(self, file_path: str, positions: array[int] | memoryview[int]) -> None:
+        """Add positions of one data file, 8 bytes each. Raises ValueError if they are out of order, a bug of ours.
 
         Paths are compared by code point. This is the order of their UTF-8 bytes, which Parquet and Spark use.
         """
         if not len(positions):
             return
-        first, last = positions[0].as_py(), positions[-1].as_py()
-        follows = first > self._last_pos if file_path == self._last_path else file_path > self._last_path and first >= 0
-        if not follows:
+        first, last = positions[0], positions[-1]
+        follows = first > self._last_pos if file_path == self._last_path else file_path > self._last_path
+        if not (follows and 0 <= first <= last <= POSITION_MAX):
             raise ValueError(
                 f"positions {first} to {last} of {file_path} do not follow {self._last_path}, {self._last_pos}"
             )
         self._last_path, self._last_pos = file_path, last
         self._lower_pos, self._upper_pos = min(self._lower_pos, first), max(self._upper_pos, last)
         self._data_files[file_path] = self._data_files.get(file_path, 0) + len(positions)
-        while len(positions):
-            part = positions[: ROW_GROUP_ROWS_MAX - self._pending_rows]
-            positions = positions[len(part) :]
+        rest = memoryview(positions)
+        while rest:
+            part = rest[: ROW_GROUP_ROWS_MAX - self._pending_rows]
+            rest = rest[len(part) :]
             self._pending.append((file_path, part))
             self._pending_rows += len(part)
             if self._pending_rows == ROW_GROUP_ROWS_MAX or len(self._pending) == ROW_GROUP_CHUNKS_MAX:
@@ -115,19 +119,24 @@ class PositionDeleteWriter:
 
     def _write_row_group(self) -> None:
         # Keep the paths as a dictionary: written out for each row, 1 M rows would take 100 MB.
-        paths = pa.array([path for path, _ in self._pending], pa.string()).dictionary_encode()
-        run_ends = pa.array(accumulate(len(part) for _, part in self._pending), pa.int32())
-        codes = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(run_ends, paths.indices))
-        pos = pa.concat_arrays([part for _, part in self._pending])
-        falls = pc.and_(pc.less_equal(pos[1:], pos[:-1]), pc.equal(codes[1:], codes[:-1]))
-        if pc.any(falls).as_py():
+        codes_of = {path: code for code, path in enumerate(dict(self._pending))}
+        codes = self._column(pa.int32(), [codes_of[path].to_bytes(4, byteorder) * len(p) for path, p in self._pending])
+        pos = self._column(pa.int64(), [part for _, part in self._pending])
+        falls = pc.less_equal(pos[1:], pos[:-1])
+        if falls.true_count and pc.and_(falls, pc.equal(codes[1:], codes[:-1])).true_count:
             raise ValueError(f"positions between {self._pending[0][0]} and {self._last_path} do not ascend")
-        table = pa.Table.from_arrays([pa.DictionaryArray.from_arrays(codes, paths.dictionary), pos], schema=_SCHEMA)
+        paths = pa.DictionaryArray.from_arrays(codes, pa.array(codes_of, pa.string()))
+        table = pa.Table.from_arrays([paths, pos], schema=_SCHEMA)
         self._pending, self._pending_rows = [], 0
         try:
             self._parquet.write_table(table, ROW_GROUP_ROWS_MAX)
         except OSError as error:
             raise self._away(error) from error
+
+    def _column(self, data_type: pa.DataType, values: Sequence[bytes | memoryview[int]]) -> pa.Array:
+        # A single chunk is not copied.
+        buffer = values[0] if len(values) == 1 else b"".join(values)
+        return pa.Array.from_buffers(data_type, self._pending_rows, [None, pa.py_buffer(buffer)])
 
     def finish(self) -> PositionDeleteFile:
         """Close the file, and describe it. Raises ValueError if it has no position, or its footer is wrong."""

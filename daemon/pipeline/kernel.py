@@ -106,9 +106,9 @@ class _Outputs:
         restored = before is not None and is_restored(before, after)
         if restored:
             self._restored.append(change.data_file)
-        _check_below(change, after.cardinality, "deleted positions")
+        _check_below(change, len(after), "deleted positions")
         for chunk in new_positions(after, None if restored else before):
-            _check_below(change, chunk[-1].as_py() + 1, "rows up to its last deleted position")
+            _check_below(change, chunk[-1] + 1, "rows up to its last deleted position")
             if self._writer is None:
                 self._writer = PositionDeleteWriter(self._io, output_path)
             self._writer.write(change.data_file, chunk)

@@ -30,8 +30,9 @@ def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> Posi
             # Sorted by data file, so each one's rows are together and in order.
             for path in pc.unique(rows["file_path"]).to_pylist():
                 if path in rewrite.kept:
-                    positions = rows.filter(pc.equal(rows["file_path"], path))["pos"]
-                    writer.write(path, positions.combine_chunks())
+                    positions = rows.filter(pc.equal(rows["file_path"], path))["pos"].combine_chunks()
+                    values = memoryview(positions.buffers()[1]).cast("q")
+                    writer.write(path, values[positions.offset :][: len(positions)])
         written = writer.finish()
     expected = {mapping.data_file: mapping.positions for mapping in rewrite.old.mappings}
     for path, positions in written.data_files:

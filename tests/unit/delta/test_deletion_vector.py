@@ -78,7 +78,7 @@ def position_set(positions: Collection[int], *, runs: bool = False) -> PositionS
 
 
 def listed(after: PositionSet, before: PositionSet | None = None) -> list[int]:
-    return [position for chunk in new_positions(after, before) for position in chunk.to_pylist()]
+    return [position for chunk in new_positions(after, before) for position in chunk]
 
 
 def z85(data: bytes) -> str:
@@ -120,10 +120,13 @@ def positions(draw: st.DrawFn, upper_max: int = 2**31 - 1) -> set[int]:
 @example(set(range(0, 2 * 4097, 2)), False)
 @settings(max_examples=100, deadline=None)
 def test_portable_round_trip(model: set[int], runs: bool) -> None:
-    """What pyroaring serializes comes back as the same positions, ascending."""
-    found = position_set(model, runs=runs)
-    assert listed(found) == sorted(model)
-    assert found.cardinality == len(model)
+    """What pyroaring serializes comes back as the same positions, ascending, decoded at once or in chunks."""
+    for small_bytes_max in (0, 1 << 16):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(position_sets, "SMALL_BYTES_MAX", small_bytes_max)
+            found = position_set(model, runs=runs)
+        assert listed(found) == sorted(model)
+        assert len(found) == len(model)
 
 
 @given(positions(upper_max=2), st.booleans())
@@ -144,19 +147,22 @@ def test_difference_is_that_of_sets(
 ) -> None:
     """New positions are `after - before`; rows are restored exactly when `before - after` is not empty."""
     before = {position for position in after if position % 3} if grown else other
-    after_set, before_set = position_set(after, runs=runs), position_set(before, runs=other_runs)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(position_sets, "CHUNK_CONTAINERS_MAX", 2)
-        assert listed(after_set, before_set) == sorted(after - before)
-        assert is_restored(before_set, after_set) == bool(before - after)
+    for small_bytes_max in (0, 100, 1 << 16):  # no set is small, some are, all are
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(position_sets, "SMALL_BYTES_MAX", small_bytes_max)
+            patch.setattr(position_sets, "CHUNK_CONTAINERS_MAX", 2)
+            after_set, before_set = position_set(after, runs=runs), position_set(before, runs=other_runs)
+            assert listed(after_set, before_set) == sorted(after - before)
+            assert is_restored(before_set, after_set) == bool(before - after)
 
 
 def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No chunk is empty, has more positions than the bound (or one container), or spans two upper halves."""
+    monkeypatch.setattr(position_sets, "SMALL_BYTES_MAX", 0)
     monkeypatch.setattr(position_sets, "CHUNK_POSITIONS_MAX", 70_000)
     monkeypatch.setattr(position_sets, "CHUNK_CONTAINERS_MAX", 3)
     model = set(range(150_000)) | {2**20 * k for k in range(20)} | {2**32, 2**32 + 5}
-    chunks = [chunk.to_pylist() for chunk in new_positions(position_set(model))]
+    chunks = [chunk.tolist() for chunk in new_positions(position_set(model))]
     assert [position for chunk in chunks for position in chunk] == sorted(model)
     assert all(0 < len(chunk) <= 70_000 for chunk in chunks)
     assert all(len({position >> 16 for position in chunk}) <= 3 for chunk in chunks)
@@ -164,7 +170,7 @@ def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(positions(upper_max=1), st.booleans(), st.booleans(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_garbage_is_refused(model: set[int], runs: bool, native: bool, data: st.DataObject) -> None:
     """Flipped and cut bytes give CorruptInput, or a set that is sound and has the announced cardinality."""
     broken = bytearray((native_bytes if native else portable_bytes)(model, runs=runs))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import polars
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -26,7 +26,7 @@ def write(path: Path, model: dict[str, list[list[int]]]) -> PositionDeleteFile:
     with PositionDeleteWriter(PyArrowFileIO(), f"file://{path}") as writer:
         for data_file, chunks in model.items():
             for chunk in chunks:
-                writer.write(data_file, pa.array(chunk, pa.int64()))
+                writer.write(data_file, array("q", chunk))
         return writer.finish()
 
 
@@ -150,7 +150,7 @@ def test_order_is_enforced(tmp_path: Path, chunks: list[tuple[str, list[int]]]) 
         PositionDeleteWriter(PyArrowFileIO(), f"file://{tmp_path}/d.parquet") as writer,
     ):
         for data_file, positions in chunks:
-            writer.write(data_file, pa.array(positions, pa.int64()))
+            writer.write(data_file, array("q", positions))
         writer.finish()
     assert not list(tmp_path.iterdir())
 
@@ -166,7 +166,7 @@ def test_empty_chunk_is_nothing(tmp_path: Path) -> None:
 def test_unfinished_file_is_removed(tmp_path: Path) -> None:
     """Leaving the context before `finish`, by an error or not, leaves no file; afterwards the file stays."""
     with pytest.raises(KeyError), PositionDeleteWriter(PyArrowFileIO(), f"file://{tmp_path}/d.parquet") as writer:
-        writer.write("a", pa.array([1], pa.int64()))
+        writer.write("a", array("q", [1]))
         assert (tmp_path / "d.parquet").exists()
         raise KeyError
     assert not list(tmp_path.iterdir())
