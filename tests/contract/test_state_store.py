@@ -1027,7 +1027,9 @@ def test_has_orphans(store: StateStore, table_id: int, kind: FileKind) -> None:
 
 def test_what_older_snapshots_show() -> None:
     """A file that the newest snapshot alone is without is shown by older ones; any other orphan by none we know of."""
-    shown = {OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED}
+    shown = {
+        OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED, OrphanReason.FOUND_IN_USE,
+    }  # fmt: skip
     assert {reason for reason in OrphanReason if reason.shown_by_older} == shown
 
 
@@ -1846,7 +1848,12 @@ def test_both_stores_tell_the_same() -> None:
     )
 
 
-# --- the lease ---
+# --- the lease, and the share ---
+
+
+def test_the_first_share_that_opens_a_database_keeps_it(store: StateStore) -> None:
+    assert store.claim_share(2) == 2
+    assert store.claim_share(1) == 2
 
 
 def test_a_lease_is_taken_as_it_was_seen_renewed_and_given_back(store: StateStore) -> None:
