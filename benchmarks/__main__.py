@@ -18,6 +18,7 @@ PROGRAMS = (
     "compaction",
     "soak",
     "load",
+    "shares",
 )
 
 

@@ -411,7 +411,7 @@ class Settings(BaseSettings):
 
     state: StateSettings = StateSettings()
     share: Annotated[Share, PlainValidator(Share.parse), PlainSerializer(str), NoDecode] = Field(
-        str(ALL),  # validated, as the default of every setting
+        ALL,
         description=(
             "The share of the tables that this daemon follows: `1/2` is the first of two shares. Unset: all tables."
             " Each share needs a daemon and a state database of its own; see [More than one"

@@ -20,6 +20,8 @@ class Share:
     @classmethod
     def parse(cls, value: object) -> Self:
         """Raises ValueError."""
+        if isinstance(value, cls):
+            return value  # the default
         match = re.fullmatch(r"(\d{1,3})/(\d{1,3})", value) if isinstance(value, str) else None
         share = cls(int(match[1]), int(match[2])) if match else None
         if share is None or not 1 <= share.number <= share.count <= COUNT_MAX:

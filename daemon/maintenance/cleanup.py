@@ -67,8 +67,8 @@ def clean_up(
 ) -> Cleanup:
     """Remove the orphans whose grace period is over. `scan` also lists files that the state store does not know.
 
-    With `remove_found`, the files that the scan finds become orphans, and those in use are recorded as well. `stop` ends
-    the work between two batches. Raises SyncError.
+    With `remove_found`, those become orphans, and files of ours that are in use are recorded as well. `stop` ends the
+    work between two batches. Raises SyncError.
     """
     store, settings = context.store, context.settings.maintenance
     done = Cleanup()

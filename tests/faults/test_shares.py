@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from state import FileStatus
-from tests.kit.checks import check_files, check_memory, duckdb_rows, read_entries, rows_of, table_id
+from tests.kit.checks import check_files, check_memory, duckdb_rows, metadata_files, read_entries, rows_of, table_id
 from tests.kit.daemons import Daemon, command, daemon, until
 from tests.kit.handmade import Bench, HandmadeTable
 
