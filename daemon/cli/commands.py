@@ -148,7 +148,11 @@ def status(
     from daemon.cli.tables import read_statuses  # noqa: PLC0415
 
     with _reported_errors():
-        statuses = read_statuses(_load_with_found(context, config))
+        settings = _load_with_found(context, config)
+        statuses = read_statuses(settings)
+    if settings.share.count > 1:
+        others = sum(not settings.share.owns(table.target) for table in settings.tables)
+        typer.echo(f"share {settings.share}; tables of other shares: {others}", err=True)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(statuses), indent=2))
     else:

@@ -35,13 +35,12 @@ def find_tables(settings: Settings, names: Sequence[str]) -> list[TableSettings]
     share = settings.share
     if not names:
         return [table for table in settings.tables if share.owns(table.target)]
-    owners = {name: share.owner_of(known[name].target) for name in names}
-    if set(owners.values()) != {share}:
+    others = {name: owner for name in names if (owner := share.owner_of(known[name].target)) != share}
+    if others:
         raise ConfigInvalid(
             "\n".join(
                 f"{name}: belongs to share {owner}, and `share` is {share}; its state is in that share's database"
-                for name, owner in owners.items()
-                if owner != share
+                for name, owner in others.items()
             ),
             hint="Run the command with the share's own DVSYNC_SHARE and DVSYNC_STATE__URL.",
         )

@@ -111,14 +111,14 @@ class Board:
             self._gone = list(gone)
 
     def show_others(self, others: Mapping[str, Share]) -> None:
-        """Know the tables of other shares, by name, so that questions about them are answered."""
+        """Remember which share follows each of the tables that we do not follow, by name."""
         with self._lock:
             self._others = dict(others)
 
     def find_owner(self, name: str) -> Share | None:
-        """The share that a table belongs to; None if no share has it."""
+        """The other share that follows this table; None if there is none."""
         with self._lock:
-            return self.share if name in self._tables else self._others.get(name)
+            return self._others.get(name)
 
     def timeline(self, name: str) -> Timeline:
         """The table's timeline; an empty one for a table that has been removed."""

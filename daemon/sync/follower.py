@@ -59,6 +59,7 @@ class Follower:
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
+        # When this process began to follow the table.
         self._since_ms = context.clock.now_ms()
         self._synced_version: int | None = None
         # A version that `has_news` found, so that the next sync need not check it again.

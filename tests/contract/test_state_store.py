@@ -1314,6 +1314,7 @@ def test_first_schema_is_upgraded(tmp_path: Path) -> None:
             WrittenFile("m-live", FileKind.MANIFEST, FileStatus.LIVE, live_manifest.since_ms),
         ]
         assert live_manifest.since_ms >= opened_at_ms
+        assert store.claim_share(2) == 1, "the daemon that was alone becomes the first share"
         assert store.list_tables()[0].snapshot_id is None, "what is remembered is read anew"
         assert list(store.read_live_files(table_id)) == [
             replace(live_file(path, manifest="m-live"), partition=()) for path in "ab"
@@ -1394,6 +1395,7 @@ def test_postgresql_is_upgraded_from_the_first_schema(postgresql_url: str) -> No
     with closing(SqlStateStore.open(postgresql_url)) as store:
         since = {file.path: file.since_ms for file in store.list_written(1, FileStatus) if file.path != "m-live"}
         assert since == {"m-orphaned": 70, "snap-pending": 50, "d-live": 50, "d-orphaned": 60}
+        assert store.claim_share(2) == 1
 
 
 def test_readers_see_one_state_and_writers_queue(postgresql_url: str) -> None:
