@@ -19,6 +19,7 @@ PROGRAMS = (
     "compaction",
     "soak",
     "load",
+    "shares",
 )
 
 

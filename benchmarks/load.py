@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -79,15 +80,15 @@ class Usage:
         self._thread.join()
 
 
-def in_step(daemon: Daemon, load: Load) -> bool:
+def in_step(daemons: Sequence[Daemon], load: Load) -> bool:
     wanted = {name: table.version for name, table in load.tables.items()}
-    return {name: status["synced_version"] for name, status in daemon.tables().items()} == wanted
+    return {name: status["synced_version"] for each in daemons for name, status in each.tables().items()} == wanted
 
 
-def freshness_s(daemon: Daemon, load: Load) -> dict[tuple[str, int], float]:
+def freshness_s(daemons: Sequence[Daemon], load: Load) -> dict[tuple[str, int], float]:
     """By table and version, for every commit of the load; a version that was never shown raises KeyError."""
     shown: dict[tuple[str, int], float] = {}
-    for line in list(daemon.lines):
+    for line in (line for each in daemons for line in list(each.lines)):
         if line["event"] == "sync.advanced" and line["from_version"] is not None:
             at_s = datetime.fromisoformat(line["timestamp"]).timestamp()
             for version in range(line["from_version"], line["to_version"] + 1):
@@ -130,7 +131,7 @@ def main() -> int:
         daemon.launch()
         try:
             daemon.started()
-            until(lambda: in_step(daemon, load), "the first syncs", wait_s=FIRST_SYNCS_MAX_S)
+            until(lambda: in_step([daemon], load), "the first syncs", wait_s=FIRST_SYNCS_MAX_S)
             first_syncs_s = time.monotonic() - started_s
             daemon.told("pipeline.idled", wait_s=IDLE_MAX_S)
             usage = Usage(psutil.Process(daemon.process.pid))
@@ -138,8 +139,8 @@ def main() -> int:
             time.sleep(chosen.seconds)
             load.stop()
             usage.stop()
-            until(lambda: in_step(daemon, load), "the last commits", wait_s=CAUGHT_UP_MAX_S)
-            fresh = freshness_s(daemon, load)
+            until(lambda: in_step([daemon], load), "the last commits", wait_s=CAUGHT_UP_MAX_S)
+            fresh = freshness_s([daemon], load)
             unready = daemon.reasons()
         finally:
             daemon.kill()

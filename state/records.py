@@ -50,11 +50,17 @@ class OrphanReason(StrEnum):
     COMMIT_FAILED = "commit-failed"
     SNAPSHOT_EXPIRED = "snapshot-expired"
     FOUND = "found"  # by a scan; it had no row
+    FOUND_IN_USE = "found-in-use"  # the same, but a snapshot still used it
 
     @property
     def shown_by_older(self) -> bool:
         """Whether the file only left the newest snapshot, so that older ones may still use it."""
-        return self in (OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED)
+        return self in (
+            OrphanReason.DATA_FILES_GONE,
+            OrphanReason.DV_SHRUNK,
+            OrphanReason.COMPACTED,
+            OrphanReason.FOUND_IN_USE,
+        )
 
 
 class DeletionVectorDescriptor(msgspec.Struct, frozen=True, rename="camel", dict=True):

@@ -36,6 +36,10 @@ class LeaseLost(StateUnavailable):
 class LeaseStore(Protocol):
     """Who may work on the state: for the process as a whole, and before each commit."""
 
+    def claim_share(self, number: int) -> int:
+        """Return the number of the share whose tables this database remembers: the first that was ever claimed."""
+        ...
+
     def read_lease(self) -> Lease: ...
 
     def take_lease(self, seen: Lease, holder: str, *, has_lock: bool) -> bool:
@@ -193,7 +197,7 @@ class FileLedger(Protocol):
     def record_orphans(
         self, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
     ) -> None:
-        """Record files that a scan found and no snapshot references. Known paths stay as they are."""
+        """Record files that a scan found and that are not live. Known paths stay as they are."""
         ...
 
     def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:

@@ -148,7 +148,11 @@ def status(
     from daemon.cli.tables import read_statuses  # noqa: PLC0415
 
     with _reported_errors():
-        statuses = read_statuses(_load_with_found(context, config))
+        settings = _load_with_found(context, config)
+        statuses = read_statuses(settings)
+    if settings.share.count > 1:
+        others = sum(not settings.share.owns(table.target) for table in settings.tables)
+        typer.echo(f"share {settings.share}; tables of other shares: {others}", err=True)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(statuses), indent=2))
     else:
@@ -394,10 +398,13 @@ def check(context: typer.Context, config: ConfigPath = None) -> None:
     typer.echo(f"{_path(context, config)}: all well")
     typer.echo(f"state: {settings.redacted()['state']['url']}")
     typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
+    typer.echo(f"share: {settings.share}")
     typer.echo(f"tables: {len(settings.tables)}")
     for table in settings.tables:
         line = f"  {table.name}: {table.source} -> {table.catalog} {table.target}, every {table.poll_interval_s:g} s"
-        typer.echo(scrub(line))
+        # The targets of a pattern's tables are known once they are found.
+        belongs = settings.share.count > 1 and not table.is_pattern
+        typer.echo(scrub(f"{line}, share {settings.share.owner_of(table.target)}" if belongs else line))
 
 
 def _path(context: typer.Context, config: Path | None) -> Path:

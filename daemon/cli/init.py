@@ -19,6 +19,7 @@ from daemon.cli.survey import Item, survey
 from daemon.clock import SystemClock
 from daemon.config.load import load_settings
 from daemon.config.settings import Settings
+from daemon.config.share import ALL
 from daemon.doctor.diagnosis import Diagnosis, Verdict, as_lines
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.masking import hide
@@ -134,7 +135,8 @@ def _lines_on(source: str, examined: Diagnosis | SyncError, *, is_same: bool) ->
 def _load(path: Path, items: Sequence[Item]) -> Settings:
     """Load the settings from the text that will be written, before it is written. Raises ConfigInvalid."""
     try:
-        return load_settings(path, _text(items))
+        # A share in the environment is that of a daemon.
+        return load_settings(path, _text(items)).model_copy(update={"share": ALL})
     except ConfigInvalid as error:
         hint = "Nothing was written. Relative paths begin at the file's folder; --config PATH changes that folder."
         raise ConfigInvalid(error.message, hint=hint) from None

@@ -18,13 +18,22 @@ from pydantic import (
     ByteSize,
     ConfigDict,
     Field,
+    PlainSerializer,
+    PlainValidator,
     StringConstraints,
     WrapValidator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from daemon.config.redaction import find_secrets, mask_section
+from daemon.config.share import ALL, Share
 from daemon.config.value_types import (
     ENV_PREFIX,
     SQLITE_FILE,
@@ -404,6 +413,14 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
     state: StateSettings = StateSettings()
+    share: Annotated[Share, PlainValidator(Share.parse), PlainSerializer(str), NoDecode] = Field(
+        ALL,
+        description=(
+            "The share of the tables that this daemon follows: `1/2` is the first of two shares. Unset: all tables."
+            " Each share needs a daemon and a state database of its own; see [More than one"
+            " daemon](operations.md#more-than-one-daemon)."
+        ),
+    )
     spark: SparkSettings = SparkSettings()
     catalogs: dict[str, Properties] = Field(
         default_factory=dict,

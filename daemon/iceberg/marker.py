@@ -14,6 +14,8 @@ VERSION = "dvsync.delta.version"
 TIMESTAMP_MS = "dvsync.delta.timestamp-ms"
 # The dvsync that committed the snapshot: the location of its state database.
 WRITER = "dvsync.writer"
+# The share of the tables that this dvsync followed, such as 1/2.
+SHARE = "dvsync.share"
 # If one snapshot shows several Delta versions at once: the first of them.
 FROM_VERSION = "dvsync.delta.from-version"
 OPERATION = "dvsync.delta.operation"
@@ -26,13 +28,14 @@ DEFINED_ON = "dvsync.delta.defined-on-snapshot"
 class Marker:
     """The Delta table and version that a snapshot shows. `timestamp_ms` is that version's commit time, epoch, UTC.
 
-    `writer` is the dvsync that committed the snapshot, if known; `Target.commit` writes it.
+    `writer` is the dvsync that committed the snapshot, if known, and `share` its share; `Target.commit` writes them.
     """
 
     delta_table_id: str
     version: int
     timestamp_ms: int
     writer: str | None = None
+    share: str | None = None
 
     def to_summary(self, *, from_version: int | None = None, operation: str | None = None) -> dict[str, str]:
         summary = {
@@ -57,7 +60,13 @@ def shown_by(table: Table) -> Marker | None:
     properties = table.properties
     if marker is None or properties.get(DEFINED_ON) != str(table.metadata.current_snapshot_id):
         return marker
-    return Marker(properties[TABLE_ID], int(properties[VERSION]), int(properties[TIMESTAMP_MS]), properties.get(WRITER))
+    return Marker(
+        delta_table_id=properties[TABLE_ID],
+        version=int(properties[VERSION]),
+        timestamp_ms=int(properties[TIMESTAMP_MS]),
+        writer=properties.get(WRITER),
+        share=properties.get(SHARE),
+    )
 
 
 def is_marked(table: Table) -> bool:
@@ -77,4 +86,5 @@ def find_marker(snapshot: Snapshot | None) -> Marker | None:
         version=int(str(summary[VERSION])),
         timestamp_ms=int(str(summary[TIMESTAMP_MS])),
         writer=summary[WRITER],
+        share=summary[SHARE],
     )

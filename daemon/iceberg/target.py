@@ -42,7 +42,6 @@ from daemon import log as events
 from daemon.clock import Clock
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError
 from daemon.iceberg.manifests import write_manifest_list
-from daemon.iceberg.marker import WRITER
 from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 
@@ -82,7 +81,8 @@ class Definition:
 class Target:
     """One Iceberg identifier in one catalog. Failures of the catalog are raised as `CatalogAway`.
 
-    `writer` is recorded in each commit. `check_lease` is called before each commit, and raises if we may not commit.
+    Each commit has the `signature` in its summary or properties. `check_lease` is called before each commit, and raises
+    if we may not commit.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class Target:
         location: str | None,
         clock: Clock,
         *,
-        writer: str | None = None,
+        signature: Mapping[str, str] | None = None,
         check_lease: Callable[[], None] = lambda: None,
     ) -> None:
         self.identifier = identifier
-        self._signature = {WRITER: writer} if writer else {}
+        self._signature = signature or {}
         self._check_lease = check_lease
         self._open_catalog = open_catalog
         self._location = location

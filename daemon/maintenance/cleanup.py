@@ -67,8 +67,8 @@ def clean_up(
 ) -> Cleanup:
     """Remove the orphans whose grace period is over. `scan` also lists files that the state store does not know.
 
-    Files that the scan finds are removed only with `remove_found`. `stop` ends the work between two batches. Raises
-    SyncError.
+    With `remove_found`, those become orphans, and files of ours that are in use are recorded as well. `stop` ends the
+    work between two batches. Raises SyncError.
     """
     store, settings = context.store, context.settings.maintenance
     done = Cleanup()
@@ -87,10 +87,10 @@ def clean_up(
     waiting = list(survey.orphans)
     if scan:
         there = (FileStatus.PENDING, FileStatus.LIVE, FileStatus.ORPHANED)
-        known = set(survey.in_use)
-        for each in store.list_tables():
-            known |= {name_of(file.path) for file in store.list_written(each.id, there)}
+        known = {name_of(file.path) for each in store.list_tables() for file in store.list_written(each.id, there)}
         unknown = [meta for meta in listed if name_of(meta.path) not in known]
+        found_in_use = own.written_among(meta for meta in unknown if name_of(meta.path) in survey.in_use)
+        unknown = [meta for meta in unknown if name_of(meta.path) not in survey.in_use]
         done.found = own.written_among(unknown)
         other = own.find_other_table(unknown)
         if other is not None:
@@ -98,10 +98,10 @@ def clean_up(
                 len(done.found)
             )
             done.found = []
-    if remove_found and not dry_run:
-        for kind in FileKind:
-            paths = [file.path for file in done.found if file.kind is kind]
-            store.record_orphans(record.id, kind, paths, OrphanReason.FOUND, at_ms=survey.at_ms)
+        if remove_found and not dry_run:
+            # Files in use are recorded as well, so that cleanup removes them once their snapshots are expired.
+            _record_found(context, record, done.found, OrphanReason.FOUND, at_ms=survey.at_ms)
+            _record_found(context, record, found_in_use, OrphanReason.FOUND_IN_USE, at_ms=survey.at_ms)
     if remove_found:
         waiting += done.found
     before_ms = survey.at_ms - round(settings.orphan_grace_s * 1000)
@@ -117,6 +117,14 @@ def clean_up(
         _remove(context, own.storage, record.id, due[start : start + BATCH], done)
     store.forget_before(record.id, survey.at_ms - round(settings.history_s * 1000))
     return done
+
+
+def _record_found(
+    context: TableContext, record: TableRecord, files: Sequence[WrittenFile], reason: OrphanReason, *, at_ms: int
+) -> None:
+    for kind in FileKind:
+        paths = [file.path for file in files if file.kind is kind]
+        context.store.record_orphans(record.id, kind, paths, reason, at_ms=at_ms)
 
 
 def has_due_orphans(context: TableContext) -> bool:

@@ -50,7 +50,7 @@ class Parts:
             spark=self.spark,
             clock=self.clock,
             limits=self.settings.limits,
-            writer=Writer(self.settings.state.place, self.settings.state.lease_s),
+            writer=Writer(self.settings.state.place, self.settings.state.lease_s, self.settings.share),
             progress=progress,
         )
         return replace(context, observe_step=board.activity.observe_step) if board else context
@@ -68,7 +68,7 @@ class Parts:
 
     def board(self) -> Board:
         """An empty one."""
-        return Board(self.clock, lag_budget_s=self.settings.health.lag_budget_s)
+        return Board(self.clock, lag_budget_s=self.settings.health.lag_budget_s, share=self.settings.share)
 
     def lease_keeper(self) -> LeaseKeeper:
         state = self.settings.state
@@ -88,12 +88,12 @@ def make_context(
     progress: Progress | None = None,
 ) -> TableContext:
     """Build the parts of one table around what all tables share."""
-    storage, writer_name = FileIOStorage(properties), writer.name if writer else None
+    storage, signature = FileIOStorage(properties), writer.signature if writer else None
     return TableContext(
         settings=table,
         log=DeltaLog(storage, table.source, clock),
         target=Target(
-            open_catalog, table.target, table.location, clock, writer=writer_name, check_lease=store.check_lease
+            open_catalog, table.target, table.location, clock, signature=signature, check_lease=store.check_lease
         ),
         store=store,
         runner=Runner(spark, table.pipeline),

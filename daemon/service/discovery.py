@@ -9,20 +9,23 @@ from fnmatch import fnmatchcase
 from daemon.clock import Clock
 from daemon.config.load import faults_of_found
 from daemon.config.settings import Settings, TableSettings
+from daemon.config.share import Share
 from daemon.delta.log import DeltaLog
 from daemon.errors import ObjectMissing, SyncError
 from daemon.storage import FileIOStorage
+from state import TableRecord
 
 
 @dataclass
 class Found:
-    """The tables: first those that are listed, then those of each pattern, by source.
+    """The tables of this daemon's share: first those that are listed, then those of each pattern, by source.
 
-    `patterns` maps a source to the pattern that found it. `troubles` maps a pattern or source to the reason why
-    something that may be a table is not among the tables.
+    `others` are the tables of other shares. `patterns` maps a source to the pattern that found it. `troubles` maps a
+    pattern or source to the reason why something that may be a table is not among the tables.
     """
 
     tables: list[TableSettings] = field(default_factory=list)
+    others: list[TableSettings] = field(default_factory=list)
     patterns: dict[str, str] = field(default_factory=dict)
     troubles: dict[str, str] = field(default_factory=dict)
 
@@ -71,7 +74,16 @@ def discover(
             names |= _names(table)
             found.tables.append(table)
             found.patterns[source] = pattern.source
+    # Only now: a table of another share takes its name and target all the same.
+    owns = settings.share.owns
+    found.others = [table for table in found.tables if not owns(table.target)]
+    found.tables = [table for table in found.tables if owns(table.target)]
     return found
+
+
+def owners_among(records: Iterable[TableRecord], share: Share) -> dict[str, str]:
+    """The `owners` for `discover`. A row of a table that has moved to another share says nothing about it any more."""
+    return {record.name: record.source for record in records if share.owns(record.target)}
 
 
 def _tables_among(

@@ -15,7 +15,7 @@ from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import Parts
-from daemon.service.discovery import Found, discover, find_pattern
+from daemon.service.discovery import Found, discover, find_pattern, owners_among
 from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.table_status import gone_status
@@ -81,6 +81,8 @@ class Fleet:
             self._show_gone()
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
+        share = self._parts.settings.share
+        self._board.show_others({table.name: share.owner_of(table.target) for table in self._found.others})
         missing = [table.name for table in self._found.tables if table.name not in self._running]
         self._board.set_unready(Topic.TABLES, [Unready(name, "it is not followed yet") for name in missing])
 
@@ -98,7 +100,7 @@ class Fleet:
 
     def _discover(self, *, keep_vanished: bool) -> None:
         parts, before = self._parts, self._found
-        owners = {record.name: record.source for record in parts.store.list_tables()}
+        owners = owners_among(parts.store.list_tables(), parts.settings.share)
         self._found = discover(parts.settings, parts.clock, owners, before, keep_vanished=keep_vanished)
         troubles = self._found.troubles
         for about, reason in troubles.items():
@@ -133,7 +135,11 @@ class Fleet:
         """Show the tables that are no longer followed, until they come back or are forgotten."""
         parts, now_ms = self._parts, self._parts.clock.now_ms()
         followed = {*self._running, *(table.name for table in self._found.tables)}
-        gone = [record for record in parts.store.list_tables() if record.name not in followed]
+        gone = [
+            record
+            for record in parts.store.list_tables()
+            if record.name not in followed and parts.settings.share.owns(record.target)
+        ]
         for record in gone:
             if record.name not in self._gone:
                 _log.warning(events.TABLE_GONE, table=record.name, source=record.source, target=record.target)

@@ -33,7 +33,7 @@ from state import StateUnavailable
 # For giving back the lease and closing Spark and the stores, after the work has ended or was given up.
 CLOSING_MAX_S = 1.5
 # Sections that a reload cannot change.
-FIXED_SECTIONS = ("state", "spark", "health")
+FIXED_SECTIONS = ("state", "share", "spark", "health")
 BEAT_INTERVAL_S = 5.0
 # How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen.
 WISHES_INTERVAL_S = 2.0
@@ -96,7 +96,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         scheduler.every("/idle", IDLE_INTERVAL_S, partial(_stop_if_idle, parts.spark))
         _warn_without_pipeline(settings.spark)
         notifier.ready()
-        _log.info(events.DAEMON_STARTED, version=version, health=web.url, pid=os.getpid())
+        _log.info(events.DAEMON_STARTED, version=version, health=web.url, pid=os.getpid(), share=str(settings.share))
         keeper = parts.lease_keeper()
 
         def reload() -> None:

@@ -5,7 +5,7 @@ It is memory only, so that a probe costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from threading import Lock
 
@@ -13,6 +13,7 @@ import msgspec
 
 from daemon.clock import Clock
 from daemon.config.settings import TableSettings
+from daemon.config.share import ALL, Share
 from daemon.status.activity import Activity
 from daemon.status.table_status import (
     WORST_FIRST,
@@ -62,7 +63,7 @@ class Unready(msgspec.Struct, frozen=True):
 class Board:
     """The latest observation of each table, and the scheduler's heartbeat. Safe to use from any thread."""
 
-    def __init__(self, clock: Clock, *, lag_budget_s: float) -> None:
+    def __init__(self, clock: Clock, *, lag_budget_s: float, share: Share = ALL) -> None:
         self._tables: dict[str, TableSettings] = {}
         self._clock = clock
         self._lag_budget_s = lag_budget_s
@@ -73,6 +74,8 @@ class Board:
         self._timelines: dict[str, Timeline] = {}
         self._troubles: dict[Topic, list[Unready]] = {}
         self._gone: list[TableStatus] = []
+        self.share = share
+        self._others: dict[str, Share] = {}
         self._sampled_at_s = clock.monotonic_s() - SAMPLE_INTERVAL_S
         self._beaten_at_s = clock.monotonic_s()
 
@@ -106,6 +109,16 @@ class Board:
         """Show these tables, too, which are no longer followed and were not forgotten."""
         with self._lock:
             self._gone = list(gone)
+
+    def show_others(self, others: Mapping[str, Share]) -> None:
+        """Remember which share follows each of the tables that we do not follow, by name."""
+        with self._lock:
+            self._others = dict(others)
+
+    def find_owner(self, name: str) -> Share | None:
+        """The other share that follows this table; None if there is none."""
+        with self._lock:
+            return self._others.get(name)
 
     def timeline(self, name: str) -> Timeline:
         """The table's timeline; an empty one for a table that has been removed."""
@@ -184,7 +197,8 @@ class Board:
         """All reasons for not being ready. A paused table, and one whose source is not there yet, are no reasons."""
         with self._lock:
             troubles = [unready for reasons in self._troubles.values() for unready in reasons]
-        if not self._tables and not troubles:
+        # A share may have no table when there are few.
+        if not self._tables and not troubles and not self._others:
             return [Unready(None, "no tables are configured")]
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
         reasons = ((table.name, self._unready(table, seen, now_ms, now_s)) for table, seen in self._observed())

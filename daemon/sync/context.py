@@ -12,9 +12,11 @@ from pyiceberg.table import Table
 
 from daemon.clock import Clock
 from daemon.config.settings import LimitsSettings, TableSettings
+from daemon.config.share import ALL, Share
 from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import TableState
 from daemon.errors import ObjectMissing, ObjectStoreAway, SyncError
+from daemon.iceberg.marker import SHARE, WRITER
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
 from daemon.storage import FileIOStorage
@@ -54,11 +56,17 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Writer:
-    """Our name for other dvsyncs that write to the same Iceberg table, and how long one of them may be silent before we
-    take over."""
+    """Our name and share for other dvsyncs that write to the same Iceberg table, and how long one of them may be silent
+    before we take over."""
 
     name: str
     lease_s: float
+    share: Share = ALL
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """What each of our commits says of us."""
+        return {WRITER: self.name, SHARE: str(self.share)}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import structlog
 from pyiceberg.table import Table
 
 from daemon import log as events
+from daemon.config.share import ALL
 from daemon.delta.actions import Commit
 from daemon.delta.checksum import Totals
 from daemon.delta.table_state import TableState
@@ -60,6 +61,8 @@ class Follower:
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
+        # When this process began to follow the table.
+        self._since_ms = context.clock.now_ms()
         self._synced_version: int | None = None
         # A version that `has_news` found, so that the next sync need not check it again.
         self._seen_version: int | None = None
@@ -199,6 +202,9 @@ class Follower:
 
         If Delta has new versions for a whole lease and the other dvsync shows none, it is presumed dead. If it comes
         back, its commit fails, because the commit needs the snapshot that it knew. Then it gives way itself.
+
+        A dvsync that served another share, and last committed before we began, has left the table to us. Of two that
+        still run, the one that began later takes over, and the other one gives way.
         """
         writer, marker, current = self._context.writer, shown_by(table), table.metadata.current_snapshot_id
         if writer is None or marker is None or marker.writer in (None, writer.name) or current == record.snapshot_id:
@@ -208,6 +214,10 @@ class Follower:
         if marker.delta_table_id not in (record.delta_table_id, self._others_table_id):
             check_source(self._context, table, marker)
             self._others_table_id = marker.delta_table_id
+        # An older dvsync names no share: it followed all tables.
+        if (marker.share or str(ALL)) != str(writer.share) and table.metadata.last_updated_ms < self._since_ms:
+            _log.info(events.TARGET_MOVED, holder=marker.writer, share=marker.share)
+            return
         now_s = self._context.clock.monotonic_s()
         if self._others_location != table.metadata_location or not self._is_behind(marker.version):
             self._others_location, self._others_since_s = table.metadata_location, now_s

@@ -16,13 +16,28 @@ from state.sql.store import SqlStateStore
 
 @contextmanager
 def open_store(settings: Settings) -> Iterator[StateStore]:
-    """Open the state store, made or upgraded as needed. Raises ConfigInvalid, StateStoreAway."""
+    """Open the state store, made or upgraded as needed. Raises ConfigInvalid, StateStoreAway.
+
+    Another share's store is refused: if its daemon held the lease, ours would stand by, and nobody would follow our
+    tables.
+    """
     _make_local_folders(settings)
     try:
         with closing(SqlStateStore.open(settings.state.url)) as store:
+            _check_share(store, settings)
             yield store
     except StateUnavailable as error:
         raise as_sync_error(error) from error
+
+
+def _check_share(store: StateStore, settings: Settings) -> None:
+    number, share = store.claim_share(settings.share.number), settings.share
+    if number != share.number:
+        raise ConfigInvalid(
+            f"state.url: the database {settings.state.place} belongs to share {number}, but `share` is {share}",
+            hint="Each share has a state database of its own. Set DVSYNC_SHARE and DVSYNC_STATE__URL to the share and "
+            "the database that belong together.",
+        )
 
 
 def as_sync_error(raised: Exception) -> SyncError:

@@ -35,6 +35,7 @@ class Liveness(msgspec.Struct, frozen=True):
 
 class Readiness(msgspec.Struct, frozen=True):
     ready: bool
+    share: str
     reasons: list[Unready]
 
 
@@ -57,7 +58,7 @@ def make_app(board: Board, *, is_spark_up: Callable[[], bool] = lambda: False) -
 
     async def readyz(_: Request) -> Response:
         reasons = board.find_unready()
-        return _json(Readiness(not reasons, reasons), ok=not reasons)
+        return _json(Readiness(not reasons, str(board.share), reasons), ok=not reasons)
 
     async def tables(_: Request) -> Response:
         return _json(board.statuses(), ok=True)
@@ -65,18 +66,18 @@ def make_app(board: Board, *, is_spark_up: Callable[[], bool] = lambda: False) -
     async def table(request: Request) -> Response:
         detail = _find_table(board, request)
         if detail is None:
-            return _json({"error": "no such table"}, ok=False, status_code=404)
+            return _json({"error": _why_missing(board, request)}, ok=False, status_code=404)
         return _json(detail, ok=True)
 
     async def page(_: Request) -> Response:
         statuses = board.statuses()
         days = {status.name: board.timeline(status.name).outline() for status in statuses}
-        return _html(render_tables(statuses, board.find_unready(), days))
+        return _html(render_tables(statuses, board.find_unready(), days, board.share))
 
     async def table_page(request: Request) -> Response:
         detail = _find_table(board, request)
         if detail is None:
-            return _html(render_missing(request.path_params["name"]), status_code=404)
+            return _html(render_missing(request.path_params["name"], _why_missing(board, request)), status_code=404)
         return _html(render_table(detail.status, detail.runs, detail.day))
 
     async def metrics(_: Request) -> Response:
@@ -102,6 +103,11 @@ def _find_table(board: Board, request: Request) -> TableDetail | None:
         return None
     timeline = board.timeline(name)
     return TableDetail(status, timeline.runs(), timeline.samples())
+
+
+def _why_missing(board: Board, request: Request) -> str:
+    owner = board.find_owner(request.path_params["name"])
+    return "no such table" if owner is None else f"the table belongs to share {owner}, and this daemon is {board.share}"
 
 
 def _html(text: str, *, status_code: int = 200) -> Response:

@@ -95,6 +95,9 @@ class BoardCollector(Collector):
             gauge = GaugeMetricFamily(name, text)
             gauge.add_metric([], float(value))
             yield gauge
+        share = GaugeMetricFamily("dvsync_share", "The share of the tables that this daemon follows.", labels=["share"])
+        share.add_metric([str(self._board.share)], 1.0)
+        yield share
         maintained = self._board.maintenance()
         for field, text in MAINTENANCE.items():
             counter = CounterMetricFamily(f"dvsync_{field}", text, labels=["table"])

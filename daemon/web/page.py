@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.filesize import decimal
 
+from daemon.config.share import Share
 from daemon.status.board import Unready
 from daemon.status.table_status import SyncState, TableStatus, count_states, span
 from daemon.status.timeline import Sample
@@ -59,11 +60,12 @@ _templates.filters.update(bytes=_bytes, span=_span, time=_time, count=_count, pl
 
 
 def render_tables(
-    statuses: Sequence[TableStatus], unready: Sequence[Unready], days: Mapping[str, Sequence[Sample]]
+    statuses: Sequence[TableStatus], unready: Sequence[Unready], days: Mapping[str, Sequence[Sample]], share: Share
 ) -> str:
     """Every table with its state, lag, error and hint, and its lag over the day in `days`."""
     rows = [(status, _chart(days[status.name], _lag, _span)) for status in statuses]
-    return _templates.get_template("tables.html").render(rows=rows, unready=unready, summary=count_states(statuses))
+    summary = count_states(statuses)
+    return _templates.get_template("tables.html").render(rows=rows, unready=unready, summary=summary, share=share)
 
 
 def render_table(status: TableStatus, runs: Sequence[SyncRun], day: Sequence[Sample]) -> str:
@@ -73,8 +75,8 @@ def render_table(status: TableStatus, runs: Sequence[SyncRun], day: Sequence[Sam
     return _templates.get_template("table.html").render(status=status, runs=runs, lag=lag, deleted=deleted)
 
 
-def render_missing(name: str) -> str:
-    return _templates.get_template("missing.html").render(name=name)
+def render_missing(name: str, reason: str) -> str:
+    return _templates.get_template("missing.html").render(name=name, reason=reason)
 
 
 def _lag(sample: Sample) -> float | None:

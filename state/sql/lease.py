@@ -1,4 +1,4 @@
-"""Reads, takes and changes the single row of the lease, and checks it before each write."""
+"""Reads, takes and changes the single row of the lease, and checks it before each write. The share is in it, too."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def replace_lease(connection: Connection, seen: Lease, new: Lease) -> bool:
     """Write `new` if the lease is as it was `seen`; return whether it was."""
     as_seen = update(LEASE).where(LEASE.c.token == seen.token, LEASE.c.renewals == seen.renewals)
     return connection.execute(as_seen.values(asdict(new))).rowcount == 1
+
+
+def claim_share(connection: Connection, number: int) -> None:
+    connection.execute(update(LEASE).where(LEASE.c.share.is_(None)).values(share=number))
+
+
+def read_share(connection: Connection) -> int | None:
+    return connection.scalar(select(LEASE.c.share))
 
 
 def update_lease(connection: Connection, **columns: object) -> None:

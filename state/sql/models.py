@@ -113,6 +113,8 @@ LEASE = Table(
     Column("holder", Text),
     Column("renewals", BigInteger, nullable=False),
     Column("has_lock", Boolean, nullable=False),
+    # The number of the daemon's share; null until a process has opened the database for one.
+    Column("share", Integer),
 )
 
 INTENTS = Table(

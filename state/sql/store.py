@@ -88,6 +88,17 @@ class SqlStateStore:
     def close(self) -> None:
         self._database.close()
 
+    def claim_share(self, number: int) -> int:
+        with self._database.read() as connection:
+            known = sql_lease.read_share(connection)
+        if known is None:
+            with self._database.write() as connection:
+                sql_lease.claim_share(connection, number)
+            with self._database.read() as connection:
+                known = sql_lease.read_share(connection)
+        assert known is not None, "it was just claimed, by this process or another one"
+        return known
+
     def read_lease(self) -> Lease:
         with self._database.read() as connection:
             return sql_lease.read_lease(connection)

@@ -1027,7 +1027,9 @@ def test_has_orphans(store: StateStore, table_id: int, kind: FileKind) -> None:
 
 def test_what_older_snapshots_show() -> None:
     """A file that the newest snapshot alone is without is shown by older ones; any other orphan by none we know of."""
-    shown = {OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED}
+    shown = {
+        OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED, OrphanReason.FOUND_IN_USE,
+    }  # fmt: skip
     assert {reason for reason in OrphanReason if reason.shown_by_older} == shown
 
 
@@ -1312,6 +1314,7 @@ def test_first_schema_is_upgraded(tmp_path: Path) -> None:
             WrittenFile("m-live", FileKind.MANIFEST, FileStatus.LIVE, live_manifest.since_ms),
         ]
         assert live_manifest.since_ms >= opened_at_ms
+        assert store.claim_share(2) == 1, "the daemon that was alone becomes the first share"
         assert store.list_tables()[0].snapshot_id is None, "what is remembered is read anew"
         assert list(store.read_live_files(table_id)) == [
             replace(live_file(path, manifest="m-live"), partition=()) for path in "ab"
@@ -1392,6 +1395,7 @@ def test_postgresql_is_upgraded_from_the_first_schema(postgresql_url: str) -> No
     with closing(SqlStateStore.open(postgresql_url)) as store:
         since = {file.path: file.since_ms for file in store.list_written(1, FileStatus) if file.path != "m-live"}
         assert since == {"m-orphaned": 70, "snap-pending": 50, "d-live": 50, "d-orphaned": 60}
+        assert store.claim_share(2) == 1
 
 
 def test_readers_see_one_state_and_writers_queue(postgresql_url: str) -> None:
@@ -1846,7 +1850,12 @@ def test_both_stores_tell_the_same() -> None:
     )
 
 
-# --- the lease ---
+# --- the lease, and the share ---
+
+
+def test_the_first_share_that_opens_a_database_keeps_it(store: StateStore) -> None:
+    assert store.claim_share(2) == 2
+    assert store.claim_share(1) == 2
 
 
 def test_a_lease_is_taken_as_it_was_seen_renewed_and_given_back(store: StateStore) -> None:

@@ -110,11 +110,14 @@ class Daemon:
         return self.process.wait(WAIT_S)
 
 
-def command(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def command(
+    config: Path, *words: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """A command of `dvsync` as a process of its own, on handmade tables."""
     return subprocess.run(
         [sys.executable, "-m", "tests.kit.daemon_process", *words, "--config", str(config)],
         cwd=ROOT,
+        env=environment,
         capture_output=True,
         text=True,
         timeout=120,
@@ -123,9 +126,9 @@ def command(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def daemon(config: Path) -> Iterator[Daemon]:
+def daemon(config: Path, environment: Mapping[str, str] | None = None) -> Iterator[Daemon]:
     """A daemon that has told that it started, killed at the end."""
-    running = Daemon(config)
+    running = Daemon(config, environment)
     try:
         running.launch()
         running.started()

@@ -161,9 +161,15 @@ class MemoryStateStore:
         self._tables: dict[int, _Table] = {}
         self._intents: dict[int, _Intent] = {}
         self._lease = Lease()
+        self._share: int | None = None
 
     def close(self) -> None:
         """Nothing to close."""
+
+    def claim_share(self, number: int) -> int:
+        with self._lock:
+            self._share = self._share or number
+            return self._share
 
     def read_lease(self) -> Lease:
         return self._lease

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.config.settings import HealthSettings, TableSettings
+from daemon.config.share import Share
 from daemon.errors import ConfigInvalid
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.status.timeline import Sample
@@ -225,6 +226,9 @@ def test_no_tables_is_not_ready():
     try:
         assert reasons(server) == ["no tables are configured"]
         assert server.ask("/api/tables") == (200, [])
+        # A share without a table is not.
+        server.board.show_others({"orders": Share(2, 2)})
+        assert reasons(server) == []
     finally:
         server.web.stop()
 
