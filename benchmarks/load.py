@@ -1,8 +1,8 @@
 """Many tables in one daemon: how long after a Delta commit Iceberg shows it, and what that costs.
 
 `dvsync run`, the whole product as a process of its own, follows `--tables` tables that one source pattern finds, each
-polled every second; all else is as it comes, maintenance included. Their first syncs run on Spark; when its session has
-ended with its JVM, `--busy` of the tables get a commit each second for `--seconds`: one in three appends a file, the
+polled every second; all else is as it comes, maintenance included. When the first syncs have ended, `--busy` of the
+tables get a commit each second for `--seconds`: one in three appends a file, the
 others delete a row of two files by deletion vectors.
 
 Freshness of a commit is the time from its commit file being there to the line of the log that says that its snapshot is
@@ -36,12 +36,10 @@ from tests.kit.load import Load
 TARGET_P99_S = 3.0
 WINDOW_S = 30
 FIRST_SYNCS_MAX_S = 900.0
-IDLE_MAX_S = 120.0
 CAUGHT_UP_MAX_S = 120.0
 CONFIG = """
 state: {url: "sqlite:///state.db"}
 catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
-spark: {idle_timeout: 10s}
 health: {port: 0}
 log: {format: json}
 defaults: {poll_interval: 1s}
@@ -133,7 +131,6 @@ def main() -> int:
             daemon.started()
             until(lambda: in_step([daemon], load), "the first syncs", wait_s=FIRST_SYNCS_MAX_S)
             first_syncs_s = time.monotonic() - started_s
-            daemon.told("pipeline.idled", wait_s=IDLE_MAX_S)
             usage = Usage(psutil.Process(daemon.process.pid))
             load.start()
             time.sleep(chosen.seconds)
