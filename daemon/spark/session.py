@@ -21,6 +21,7 @@ from daemon.spark.installed import check_pipeline, check_session
 from daemon.spark.jars import DELTA_JAR, joined
 from daemon.spark.jvm import JvmOutput, end_jvm, launch_jvm
 from daemon.spark.missing_jars import find_missing_jars
+from daemon.spark.shipping import send_modules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,10 +144,12 @@ class SparkPipeline:
             self._session, self._owned = running, False
             return running
         check_pipeline(self._settings)
-        # Otherwise PySpark starts its workers with the first python3 on PATH.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        # PySpark itself ignores this setting here, and would start its workers with the first python3 on PATH.
+        python = self._settings.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+        os.environ["PYSPARK_PYTHON"] = python or sys.executable
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-        if self._settings.master.startswith("local"):
+        is_local = self._settings.master.startswith("local")
+        if is_local:
             # Otherwise Spark resolves the machine's own name, and does not start if that fails.
             os.environ.setdefault("SPARK_LOCAL_IP", LOCAL_DEFAULTS["spark.driver.bindAddress"])
         builder = SparkSession.builder.master(self._settings.master)
@@ -159,6 +162,8 @@ class SparkPipeline:
             launch_jvm(launch_conf(conf), output)
             session = builder.getOrCreate()
             check_session(session)
+            if not is_local:
+                send_modules(session)
             self._session, self._owned = session, True
             if threading.current_thread() is threading.main_thread():
                 # Restore our handler: PySpark installs its own, which cancels jobs and raises KeyboardInterrupt.
