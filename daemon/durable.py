@@ -7,12 +7,14 @@ object only when it is safe.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from errno import EACCES, EINVAL, ENOTSUP
 from pathlib import Path
 from threading import Lock
 from typing import Final
+from uuid import uuid4
 
 from daemon.locations import canonical
 from daemon.storage import store_away
@@ -40,6 +42,28 @@ def make_folder_of(path: str) -> None:
         for each in reversed(missing):
             each.mkdir(exist_ok=True)
             _force_folder(each.parent)
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """Yield the path to write a file to. After the block the file is at `path`, complete, in the place of an older one.
+
+    Spark may run two attempts of a task at once, or one long after the other was taken for lost. Both write the same
+    file, and a killed one must not leave a part of it. On a local file system the block writes to another name, which
+    only a kill leaves behind. Other stores show a file when it is complete. Raises OSError.
+    """
+    make_folder_of(path)
+    if not is_local(path):
+        yield path
+        return
+    folder, _, name = path.rpartition("/")
+    staged = f"{folder}/{uuid4()}-{name}"
+    try:
+        yield staged
+        _local(staged).replace(_local(path))
+    except BaseException:
+        _local(staged).unlink(missing_ok=True)
+        raise
 
 
 def force_to_disk(paths: Collection[str]) -> None:

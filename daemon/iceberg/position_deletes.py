@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
+from shutil import copyfileobj
+from tempfile import SpooledTemporaryFile
 from types import TracebackType
 from typing import Final, Self
 
@@ -17,12 +18,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 
-from daemon.durable import make_folder_of
+from daemon.durable import replacing
 from daemon.errors import ObjectStoreAway
 
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
 # Bounds the paths of a row group: if its dictionary grows past 1 MB, Arrow writes the path of each row in full.
 ROW_GROUP_CHUNKS_MAX: Final = 1 << 12
+# A larger file waits on the disk until it is complete.
+SPOOL_BYTES_MAX: Final = 1 << 20
 
 # Iceberg spec, "Reserved Field IDs"; the Parquet fields carry them.
 _FILE_PATH_ID: Final = {"PARQUET:field_id": "2147483546"}
@@ -49,10 +52,11 @@ class PositionDeleteFile:
 
 
 class PositionDeleteWriter:
-    """Writes one delete file, holding one row group in memory. An existing file is replaced.
+    """Writes one delete file, holding one row group in memory. An existing file is replaced at once.
 
-    `write` takes positions sorted by data file and position. `finish` closes the file and reads its footer back.
-    Leaving the context without `finish` removes the file. Failures of the store are raised as ObjectStoreAway.
+    `write` takes positions sorted by data file and position. `finish` stores the file and reads its footer back. Until
+    then a temporary file holds what was written, and leaving the context stores nothing. Failures of the store are
+    raised as ObjectStoreAway.
 
         with PositionDeleteWriter(io, "file:///warehouse/t/data/d.parquet") as writer:
             writer.write("file:///lake/t/a.parquet", pa.array([0, 7], pa.int64()))
@@ -67,17 +71,12 @@ class PositionDeleteWriter:
         self._lower_pos, self._upper_pos = (1 << 63) - 1, -1
         self._pending: list[tuple[str, pa.Int64Array]] = []
         self._pending_rows = 0
-        self._finished = False
-        try:
-            make_folder_of(path)
-            self._stream = io.new_output(path).create(overwrite=True)
-        except OSError as error:
-            raise self._away(error) from error
+        self._written = SpooledTemporaryFile(SPOOL_BYTES_MAX, prefix="dvsync-")  # noqa: SIM115 - closed by `abort`
         # DELTA_BINARY_PACKED takes half the time of PLAIN and 2 to 70 % of its bytes (benchmarks/kernel_throughput.py);
         # pyarrow, Polars, DuckDB and Spark's Iceberg reader can read it. `store_schema` would make readers return a
         # dictionary column instead of strings.
         self._parquet = pq.ParquetWriter(
-            self._stream,
+            self._written,
             _SCHEMA,
             compression="zstd",
             use_dictionary=["file_path"],
@@ -136,16 +135,20 @@ class PositionDeleteWriter:
         positions = sum(self._data_files.values())
         try:
             self._parquet.close()
-            size_bytes = self._stream.tell()
-            self._stream.close()
-            with self._io.new_input(self.path).open() as stream:
-                size_found = stream.seek(0, 2)
-                footer = pq.read_metadata(stream)
+            size_bytes = self._written.tell()
+            self._written.seek(0)
+            with replacing(self.path) as place:
+                with self._io.new_output(place).create(overwrite=True) as stream:
+                    copyfileobj(self._written, stream)
+                with self._io.new_input(place).open() as stored:
+                    size_found = stored.seek(0, 2)
+                    footer = pq.read_metadata(stored)
+                if (footer.num_rows, size_found) != (positions, size_bytes):
+                    found = f"{footer.num_rows} rows, {size_found} bytes read back"
+                    raise self._away(f"{found}; {positions}, {size_bytes} written")
         except (OSError, pa.ArrowInvalid) as error:
             raise self._away(error) from error
-        if (footer.num_rows, size_found) != (positions, size_bytes):
-            raise self._away(f"{footer.num_rows} rows, {size_found} bytes read back; {positions}, {size_bytes} written")
-        self._finished = True
+        self._written.close()
         first_columns = [footer.row_group(index).column(0) for index in range(footer.num_row_groups)]
         return PositionDeleteFile(
             path=self.path,
@@ -166,12 +169,10 @@ class PositionDeleteWriter:
         self.abort()
 
     def abort(self) -> None:
-        """Remove an unfinished file. If the store fails, the file is left behind under its name."""
-        if self._finished:
-            return
+        """Forget what was written, if the file is not finished. A file that another attempt has stored stays."""
         # Close the Parquet writer first: otherwise the garbage collector closes it later, after its stream is closed.
-        for step in (self._parquet.close, self._stream.close, partial(self._io.delete, self.path)):
-            with suppress(OSError, pa.ArrowException):
+        for step in (self._parquet.close, self._written.close):
+            with suppress(OSError, ValueError, pa.ArrowException):
                 step()
 
     def _away(self, reason: object) -> ObjectStoreAway:

@@ -37,8 +37,8 @@ def translate(
 
     Each change writes the positions `after - before`: {0, 1} -> {0, 1, 2} writes {2}. If rows of `before` are back, it
     writes all of `after`: {0, 1} -> {0, 2} writes {0, 2}. The data file is `restored`, and must be registered again.
-    Files are written with `target_properties` if given. A second run writes the same files again. Raises SyncError; the
-    unfinished file is then removed if possible, and files whose results were yielded stay.
+    Files are written with `target_properties` if given. A second run writes the same files again, each at once in
+    the place of the first. Raises SyncError; files that were finished then stay.
     """
     target = SinglePutFileIO(dict(storage_properties if target_properties is None else target_properties))
     with _Outputs(FileIOStorage(storage_properties), target, table_location) as outputs:

@@ -164,11 +164,10 @@ def test_empty_chunk_is_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["d.parquet"]
 
 
-def test_unfinished_file_is_removed(tmp_path: Path) -> None:
+def test_unfinished_file_is_nowhere(tmp_path: Path) -> None:
     """Leaving the context before `finish`, by an error or not, leaves no file; afterwards the file stays."""
     with pytest.raises(KeyError), PositionDeleteWriter(PyArrowFileIO(), f"file://{tmp_path}/d.parquet") as writer:
         writer.write("a", pa.array([1], pa.int64()))
-        assert (tmp_path / "d.parquet").exists()
         raise KeyError
     assert not list(tmp_path.iterdir())
     write(tmp_path / "d.parquet", {"a": [[1]]})
@@ -182,6 +181,24 @@ def test_existing_file_is_replaced(tmp_path: Path) -> None:
     first = (tmp_path / "d.parquet").read_bytes()
     write(tmp_path / "d.parquet", MODEL)
     assert (tmp_path / "d.parquet").read_bytes() == first
+
+
+@pytest.mark.parametrize("late_end", ["finish", "abort"])
+def test_a_late_attempt_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_end: str) -> None:
+    """While another attempt writes the file that is in use already, and however that ends, the file stays as it is."""
+    monkeypatch.setattr(position_deletes, "ROW_GROUP_ROWS_MAX", 1)
+    monkeypatch.setattr(position_deletes, "SPOOL_BYTES_MAX", 1)
+    path = tmp_path / "d.parquet"
+    late = PositionDeleteWriter(PyArrowFileIO(), f"file://{path}")
+    late.write("a", pa.array([1], pa.int64()))
+    write(path, {"a": [[1, 2]]})
+    in_use = path.read_bytes()
+    with path.open("rb") as reader:
+        late.write("a", pa.array([2], pa.int64()))
+        assert path.read_bytes() == in_use
+        getattr(late, late_end)()
+        assert reader.read() == in_use
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, in_use)]
 
 
 def test_refusing_store_is_away(tmp_path: Path) -> None:
