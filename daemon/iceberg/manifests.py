@@ -34,7 +34,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from daemon.durable import make_folder_of, replacing
+from daemon.durable import make_folder_of
 from daemon.iceberg.pyiceberg_ext.records import (
     RECORD_VERSION,
     PreciseAvroFile,
@@ -104,17 +104,16 @@ def write_manifest(
         "content": "deletes" if content is ManifestContent.DELETES else "data",
         "avro.codec": AVRO_CODEC,
     }
-    with replacing(path) as place:
-        output = io.new_output(place)
-        with AvroOutputFile[ManifestEntry](
-            output_file=output,
-            file_schema=_entry_schema(spec, schema, format_version),
-            record_schema=_entry_schema(spec, schema, RECORD_VERSION),
-            schema_name="manifest_entry",
-            metadata=metadata,
-        ) as writer:
-            writer.write_block(list(entries))
-        size_bytes = len(output)
+    make_folder_of(path)
+    output = io.new_output(path)
+    with AvroOutputFile[ManifestEntry](
+        output_file=output,
+        file_schema=_entry_schema(spec, schema, format_version),
+        record_schema=_entry_schema(spec, schema, RECORD_VERSION),
+        schema_name="manifest_entry",
+        metadata=metadata,
+    ) as writer:
+        writer.write_block(list(entries))
     counts = {status: 0 for status in ManifestEntryStatus}
     rows = dict(counts)
     for entry in entries:
@@ -127,7 +126,7 @@ def write_manifest(
     ]
     return manifest_record(
         manifest_path=path,
-        manifest_length=size_bytes,
+        manifest_length=len(output),
         partition_spec_id=spec.spec_id,
         content=content,
         sequence_number=None,

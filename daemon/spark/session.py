@@ -39,7 +39,7 @@ DEFAULTS = {
     "spark.driver.maxResultSize": "0",
     # Without this, Spark also treats the jars of its packages as Python archives; workers read all before each task.
     "spark.submit.pyFiles": "",
-    # A speculative attempt would overwrite the file of the first attempt, which may already be in use.
+    # A speculative attempt would write the files of the first attempt again.
     "spark.speculation": "false",
 }
 LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -114,13 +114,15 @@ class SparkPipeline:
         except Exception as error:
             if not _is_stopped(spark):
                 raise
+            reason = _text_of(error)
             with self._lock:
                 # Another thread may have noticed the same failure and started a new session already.
                 if self._session is spark:
                     self._end()
             raise PipelineAway(
-                f"the Spark session died: {error}",
-                hint="dvsync starts a new session next time. If Spark ran out of memory, raise spark.driver.memory.",
+                f"the Spark session died: {reason}",
+                hint="dvsync starts a new session next time. If Spark ran out of memory, raise spark.driver.memory. On a "
+                "cluster, see the master's page and the logs of the executors.",
             ) from error
         finally:
             with self._lock:
@@ -172,6 +174,7 @@ class SparkPipeline:
             end_jvm()
             raise
         except Exception as error:
+            reason = _text_of(error)
             end_jvm()
             lines = output.read_lines()
             missing = find_missing_jars(lines)
@@ -179,7 +182,7 @@ class SparkPipeline:
                 raise PipelineAway(missing, hint=SETUP_HINT) from error
             said = [line for line in lines if not STACK_FRAME.match(line)][-LAST_LINES:]
             raise PipelineAway(
-                f"Spark could not be started: {error}; its last output: {' / '.join(said) or 'none'}",
+                f"Spark could not be started: {reason}; its last output: {' / '.join(said) or 'none'}",
                 hint="See Spark's last output in the message, and its log. dvsync tries again.",
             ) from error
         return self._session
@@ -203,9 +206,6 @@ class SparkPipeline:
             return
         with suppress(Exception):
             session.stop()
-        with suppress(Exception):
-            # If the JVM is dead, session.stop() fails half-way; a stale context would then break the next start.
-            session.sparkContext.stop()
         end_jvm()
 
 
@@ -226,3 +226,11 @@ def _is_stopped(session: SparkSession) -> bool:
         return context is None or bool(context.sc().isStopped())
     except Exception:  # Py4J raises many kinds of exceptions when the JVM does not answer.
         return True
+
+
+def _text_of(error: Exception) -> str:
+    """Return the text of an error. Py4J asks the JVM for that of an error in Java, and the JVM may be dead."""
+    try:
+        return str(error)
+    except Exception:
+        return f"{type(error).__name__}, and its JVM ended"
