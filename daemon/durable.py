@@ -45,24 +45,24 @@ def make_folder_of(path: str) -> None:
 
 
 @contextmanager
-def replacing(path: str) -> Iterator[str]:
-    """Yield the path to write a file to. After the block the file is at `path`, complete, in the place of an older one.
+def written_whole(path: str, *, at_once: bool) -> Iterator[str]:
+    """Yield the path to write a file to. After the block the file is at `path`; if the block fails, it is not.
 
-    Spark may run two attempts of a task at once, or one long after the other was taken for lost. Both write the same
-    file, and a killed one must not leave a part of it. On a local file system the block writes to another name, which
-    only a kill leaves behind. Other stores show a file when it is complete. Raises OSError.
+    With `at_once`, a complete file takes the place of an older one: two attempts of a Spark task may write the same
+    file, one of them long after the other, and may be killed. On a local file system the block then writes to another name,
+    which only a kill leaves behind. Other stores show a file when it is complete. Raises OSError.
     """
     make_folder_of(path)
     if not is_local(path):
         yield path
         return
     folder, _, name = path.rpartition("/")
-    staged = f"{folder}/{uuid4()}-{name}"
+    place = f"{folder}/{uuid4()}-{name}" if at_once else path
     try:
-        yield staged
-        _local(staged).replace(_local(path))
+        yield place
+        _local(place).replace(_local(path))
     except BaseException:
-        _local(staged).unlink(missing_ok=True)
+        _local(place).unlink(missing_ok=True)
         raise
 
 

@@ -78,7 +78,8 @@ class SparkSettings(_Frozen):
         "local[*]",
         min_length=1,
         description=(
-            "Spark master: local[N], spark://…, k8s://… or yarn. For clusters, see [operations](operations.md#on-a-cluster)."
+            "Spark master: local[N], spark://…, k8s://… or yarn. For clusters, see"
+            " [operations](operations.md#on-a-cluster)."
         ),
     )
     conf: Properties = Field(default_factory=dict, description="Any Spark settings; dvsync passes them on unchanged.")

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 
-from daemon.durable import replacing
+from daemon.durable import written_whole
 from daemon.errors import ObjectStoreAway
 
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
@@ -52,7 +52,7 @@ class PositionDeleteFile:
 
 
 class PositionDeleteWriter:
-    """Writes one delete file, holding one row group in memory. An existing file is replaced at once.
+    """Writes one delete file, holding one row group in memory. An existing file is replaced.
 
     `write` takes positions sorted by data file and position. `finish` stores the file and reads its footer back. Until
     then a temporary file holds what was written, and leaving the context stores nothing. Failures of the store are
@@ -63,9 +63,10 @@ class PositionDeleteWriter:
             delete_file = writer.finish()
     """
 
-    def __init__(self, io: FileIO, path: str) -> None:
+    def __init__(self, io: FileIO, path: str, *, at_once: bool = False) -> None:
         self.path = path
         self._io = io
+        self._at_once = at_once
         self._data_files: dict[str, int] = {}
         self._last_path, self._last_pos = "", -1
         self._lower_pos, self._upper_pos = (1 << 63) - 1, -1
@@ -137,7 +138,7 @@ class PositionDeleteWriter:
             self._parquet.close()
             size_bytes = self._written.tell()
             self._written.seek(0)
-            with replacing(self.path) as place:
+            with written_whole(self.path, at_once=self._at_once) as place:
                 with self._io.new_output(place).create(overwrite=True) as stream:
                     copyfileobj(self._written, stream)
                 with self._io.new_input(place).open() as stored:

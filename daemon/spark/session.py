@@ -97,6 +97,11 @@ class SparkPipeline:
     def is_running(self) -> bool:
         return self._session is not None
 
+    @property
+    def is_on_cluster(self) -> bool:
+        """Whether tasks run in other processes than the driver's, which may lose sight of them."""
+        return not self._settings.master.startswith("local")
+
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
         """Provide the session for the duration of the block, in any thread.
@@ -121,8 +126,8 @@ class SparkPipeline:
                     self._end()
             raise PipelineAway(
                 f"the Spark session died: {reason}",
-                hint="dvsync starts a new session next time. If Spark ran out of memory, raise spark.driver.memory. On a "
-                "cluster, see the master's page and the logs of the executors.",
+                hint="dvsync starts a new session next time. If Spark ran out of memory, raise spark.driver.memory. On "
+                "a cluster, see the master's page and the logs of the executors.",
             ) from error
         finally:
             with self._lock:
@@ -150,8 +155,7 @@ class SparkPipeline:
         python = self._settings.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
         os.environ["PYSPARK_PYTHON"] = python or sys.executable
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-        is_local = self._settings.master.startswith("local")
-        if is_local:
+        if not self.is_on_cluster:
             # Otherwise Spark resolves the machine's own name, and does not start if that fails.
             os.environ.setdefault("SPARK_LOCAL_IP", LOCAL_DEFAULTS["spark.driver.bindAddress"])
         builder = SparkSession.builder.master(self._settings.master)
@@ -164,7 +168,7 @@ class SparkPipeline:
             launch_jvm(launch_conf(conf), output)
             session = builder.getOrCreate()
             check_session(session)
-            if not is_local:
+            if self.is_on_cluster:
                 send_modules(session)
             self._session, self._owned = session, True
             if threading.current_thread() is threading.main_thread():

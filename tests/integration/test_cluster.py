@@ -15,6 +15,7 @@ import pytest
 from pyiceberg.table import Table
 
 from daemon.iceberg.catalogs import Catalogs
+from daemon.maintenance.cleanup import DELETE_FILE_NAME
 from tests.kit.cluster import HOST, Cluster, cluster
 from tests.kit.daemons import Daemon, until
 from tests.kit.handmade import HandmadeTable
@@ -32,7 +33,7 @@ SYNC_MAX_S = 150.0
 
 @dataclass
 class World:
-    """A cluster of two workers, a table in a folder that all processes see, and the installed daemon that follows it."""
+    """A cluster of two workers, a table in a folder that all see, and the installed daemon that follows it."""
 
     folder: Path
     cluster: Cluster
@@ -136,7 +137,7 @@ def spark_conf(folder: Path, python: Path) -> dict[str, str]:
 
 
 def test_nodes_without_java_are_named(world: World):
-    """Executors that cannot start are Spark's trouble, each time; the test after this one sees that the next try works."""
+    """Executors that cannot start are Spark's trouble, each time; once they can, the next try works (test below)."""
     for times in (1, 2):
         failed = world.daemon.told("sync.failed", consecutive_errors=times, wait_s=SYNC_MAX_S)
         assert failed["kind"] == "PipelineAway", failed
@@ -153,8 +154,8 @@ def test_the_first_sync_runs_on_both_workers(world: World):
     # The executors got dvsync from the daemon: their own environment has none.
     assert len(list(world.folder.glob("worker-*/app-*/*/dvsync.zip"))) == 2
     lacking = [world.folder / "packages" / "bin" / "python", "-c", "import pyarrow, daemon"]
-    tried = subprocess.run(lacking, cwd=world.folder, env=clean_environment(), capture_output=True, text=True)
-    assert "No module named 'daemon'" in tried.stderr
+    tried = subprocess.run(lacking, env=clean_environment(), cwd=world.folder, capture_output=True, check=False)
+    assert b"No module named 'daemon'" in tried.stderr
 
 
 def test_a_large_commit_runs_on_the_workers(world: World):
@@ -171,7 +172,7 @@ def test_a_large_commit_runs_on_the_workers(world: World):
 
 
 def test_a_killed_worker_costs_only_time(world: World):
-    """Its tasks run again on the other worker, over half-written files. Every file that they name is registered once."""
+    """Its tasks run again on the other worker. No delete file is missing, none of a killed attempt is registered."""
     before = world.delete_files()
     world.delete_row(2)
     until(lambda: world.delete_files() - before, "a delete file", wait_s=SYNC_MAX_S)
@@ -180,9 +181,12 @@ def test_a_killed_worker_costs_only_time(world: World):
     world.check_rows(table)
     lost = [end for end in world.task_ends() if end["Task End Reason"]["Reason"] == "ExecutorLostFailure"]
     assert lost, "the worker was killed when it had no task"
-    # No attempt left a file that nobody knows, and none is missing.
-    shown = set(table.inspect.delete_files()["file_path"].to_pylist())
-    assert shown == {f"file://{path}" for path in world.delete_files()}
+    shown = {Path(path).name for path in table.inspect.delete_files()["file_path"].to_pylist()}
+    there = {path.name for path in world.delete_files()}
+    assert shown <= there
+    # The killed attempt was in the middle of one file at most, which `dvsync cleanup --scan` knows by its name.
+    assert len(there - shown) <= 1
+    assert all(DELETE_FILE_NAME.fullmatch(name) for name in there), there - shown
 
 
 def test_doctor_reads_the_table_on_the_cluster(world: World):

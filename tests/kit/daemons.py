@@ -34,7 +34,7 @@ def until(condition: Callable[[], Any], what: str = "the condition", *, wait_s: 
 class Daemon:
     """`dvsync run --config` as a process; `lines` are its log so far.
 
-    It runs `module` of this checkout or, if `installed` is given, that command from outside, in the configuration's folder.
+    It runs `module` of this checkout or, if `installed` is given, that command, in the configuration's folder.
     """
 
     config: Path

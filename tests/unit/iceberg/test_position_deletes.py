@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def test_a_late_attempt_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(position_deletes, "ROW_GROUP_ROWS_MAX", 1)
     monkeypatch.setattr(position_deletes, "SPOOL_BYTES_MAX", 1)
     path = tmp_path / "d.parquet"
-    late = PositionDeleteWriter(PyArrowFileIO(), f"file://{path}")
+    late = PositionDeleteWriter(PyArrowFileIO(), f"file://{path}", at_once=True)
     late.write("a", pa.array([1], pa.int64()))
     write(path, {"a": [[1, 2]]})
     in_use = path.read_bytes()
@@ -198,6 +199,8 @@ def test_a_late_attempt_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert path.read_bytes() == in_use
         getattr(late, late_end)()
         assert reader.read() == in_use
+        # Nobody who has opened the file reads a part of the other one.
+        assert late_end == "abort" or os.fstat(reader.fileno()).st_ino != path.stat().st_ino
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, in_use)]
 
 
