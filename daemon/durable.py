@@ -49,8 +49,8 @@ def written_whole(path: str, *, at_once: bool) -> Iterator[str]:
     """Yield the path to write a file to. After the block the file is at `path`; if the block fails, it is not.
 
     With `at_once`, a complete file takes the place of an older one: two attempts of a Spark task may write the same
-    file, one of them long after the other, and may be killed. On a local file system the block then writes to another name,
-    which only a kill leaves behind. Other stores show a file when it is complete. Raises OSError.
+    file, one of them long after the other, and may be killed. On a local file system the block then writes to another
+    name, which only a kill leaves behind. Other stores show a file when it is complete. Raises OSError.
     """
     make_folder_of(path)
     if not is_local(path):
