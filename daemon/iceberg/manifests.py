@@ -34,7 +34,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from daemon.durable import make_folder_of
+from daemon.durable import make_folder_of, written_whole
 from daemon.iceberg.pyiceberg_ext.records import (
     RECORD_VERSION,
     PreciseAvroFile,
@@ -90,8 +90,9 @@ def write_manifest(
     schema: Schema,
     snapshot_id: int,
     format_version: int = 2,
+    at_once: bool = False,
 ) -> ManifestFile:
-    """Write a manifest of at least one entry. The commit sets the manifest's sequence number later.
+    """Write a manifest of at least one entry. The commit sets its sequence number later. `at_once`: see `written_whole`.
 
     Added entries carry no sequence numbers: they inherit the snapshot's (Iceberg spec, "Sequence Number Inheritance").
     """
@@ -104,16 +105,17 @@ def write_manifest(
         "content": "deletes" if content is ManifestContent.DELETES else "data",
         "avro.codec": AVRO_CODEC,
     }
-    make_folder_of(path)
-    output = io.new_output(path)
-    with AvroOutputFile[ManifestEntry](
-        output_file=output,
-        file_schema=_entry_schema(spec, schema, format_version),
-        record_schema=_entry_schema(spec, schema, RECORD_VERSION),
-        schema_name="manifest_entry",
-        metadata=metadata,
-    ) as writer:
-        writer.write_block(list(entries))
+    with written_whole(path, at_once=at_once) as place:
+        output = io.new_output(place)
+        with AvroOutputFile[ManifestEntry](
+            output_file=output,
+            file_schema=_entry_schema(spec, schema, format_version),
+            record_schema=_entry_schema(spec, schema, RECORD_VERSION),
+            schema_name="manifest_entry",
+            metadata=metadata,
+        ) as writer:
+            writer.write_block(list(entries))
+        size_bytes = len(output)
     counts = {status: 0 for status in ManifestEntryStatus}
     rows = dict(counts)
     for entry in entries:
@@ -126,7 +128,7 @@ def write_manifest(
     ]
     return manifest_record(
         manifest_path=path,
-        manifest_length=len(output),
+        manifest_length=size_bytes,
         partition_spec_id=spec.spec_id,
         content=content,
         sequence_number=None,
