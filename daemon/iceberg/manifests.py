@@ -92,7 +92,7 @@ def write_manifest(
     format_version: int = 2,
     at_once: bool = False,
 ) -> ManifestFile:
-    """Write a manifest of at least one entry. The commit sets its sequence number later. `at_once`: see `written_whole`.
+    """Write a manifest of at least one entry; the commit sets its sequence number. `at_once` as in `written_whole`.
 
     Added entries carry no sequence numbers: they inherit the snapshot's (Iceberg spec, "Sequence Number Inheritance").
     """
