@@ -14,6 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from threading import Lock
 from typing import Final
+from uuid import uuid4
 
 from daemon.locations import canonical
 from daemon.storage import store_away
@@ -41,6 +42,26 @@ def make_folder_of(path: str) -> None:
         for each in reversed(missing):
             each.mkdir(exist_ok=True)
             _force_folder(each.parent)
+
+
+def place_to_write(path: str, *, at_once: bool) -> str:
+    """Return the path to write a file to before `put_in_place`. Its folder exists. Raises OSError.
+
+    With `at_once`, a complete file takes the place of an older one: two attempts of a Spark task may write the same
+    file, one of them long after the other, and may be killed. On a local file system this is another name, which only a
+    kill leaves behind. Other stores show a file when it is complete.
+    """
+    make_folder_of(path)
+    if not (at_once and is_local(path)):
+        return path
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/{uuid4()}-{name}"
+
+
+def put_in_place(place: str, path: str) -> None:
+    """Give the complete file at `place` its name. Raises OSError."""
+    if place != path:
+        _local(place).replace(_local(path))
 
 
 def force_to_disk(paths: Collection[str]) -> None:

@@ -86,7 +86,10 @@ class SparkSettings(_Frozen):
     master: str = Field(
         "local[*]",
         min_length=1,
-        description="Spark master: local[N], spark://…, k8s://… or yarn.",
+        description=(
+            "Spark master: local[N], spark://…, k8s://… or yarn. For clusters, see"
+            " [operations](operations.md#on-a-cluster)."
+        ),
     )
     conf: Properties = Field(default_factory=dict, description="Any Spark settings; dvsync passes them on unchanged.")
     idle_timeout_s: Annotated[float, Duration] = Field(

@@ -34,7 +34,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from daemon.durable import make_folder_of
+from daemon.durable import make_folder_of, place_to_write, put_in_place
 from daemon.iceberg.pyiceberg_ext.records import (
     RECORD_VERSION,
     PreciseAvroFile,
@@ -90,8 +90,9 @@ def write_manifest(
     schema: Schema,
     snapshot_id: int,
     format_version: int = 2,
+    at_once: bool = False,
 ) -> ManifestFile:
-    """Write a manifest of at least one entry. The commit sets the manifest's sequence number later.
+    """Write a manifest of at least one entry; the commit sets its sequence number. `at_once` as in `place_to_write`.
 
     Added entries carry no sequence numbers: they inherit the snapshot's (Iceberg spec, "Sequence Number Inheritance").
     """
@@ -104,8 +105,8 @@ def write_manifest(
         "content": "deletes" if content is ManifestContent.DELETES else "data",
         "avro.codec": AVRO_CODEC,
     }
-    make_folder_of(path)
-    output = io.new_output(path)
+    place = place_to_write(path, at_once=at_once)
+    output = io.new_output(place)
     with AvroOutputFile[ManifestEntry](
         output_file=output,
         file_schema=_entry_schema(spec, schema, format_version),
@@ -114,6 +115,8 @@ def write_manifest(
         metadata=metadata,
     ) as writer:
         writer.write_block(list(entries))
+    size_bytes = len(output)
+    put_in_place(place, path)
     counts = {status: 0 for status in ManifestEntryStatus}
     rows = dict(counts)
     for entry in entries:
@@ -126,7 +129,7 @@ def write_manifest(
     ]
     return manifest_record(
         manifest_path=path,
-        manifest_length=len(output),
+        manifest_length=size_bytes,
         partition_spec_id=spec.spec_id,
         content=content,
         sequence_number=None,

@@ -6,7 +6,7 @@ Iceberg spec, "Position Delete Files". Other modules decide which positions go i
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 
-from daemon.durable import make_folder_of
+from daemon.durable import place_to_write, put_in_place
 from daemon.errors import ObjectStoreAway
+from daemon.iceberg.pyiceberg_ext.file_io import S3Output
 
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
 # Bounds the paths of a row group: if its dictionary grows past 1 MB, Arrow writes the path of each row in full.
@@ -62,7 +63,8 @@ class PositionDeleteWriter:
             delete_file = writer.finish()
     """
 
-    def __init__(self, io: FileIO, path: str) -> None:
+    def __init__(self, io: FileIO, path: str, *, at_once: bool = False) -> None:
+        """`at_once` as in `place_to_write`."""
         self.path = path
         self._io = io
         self._data_files: dict[str, int] = {}
@@ -73,8 +75,8 @@ class PositionDeleteWriter:
         self._finished = False
         self._footers: list[pq.FileMetaData] = []
         try:
-            make_folder_of(path)
-            self._stream = io.new_output(path).create(overwrite=True)
+            self._place = place_to_write(path, at_once=at_once)
+            self._stream = io.new_output(self._place).create(overwrite=True)
         except OSError as error:
             raise self._away(error) from error
         # DELTA_BINARY_PACKED takes half the time of PLAIN and 2 to 70 % of its bytes (benchmarks/kernel_throughput.py);
@@ -152,6 +154,7 @@ class PositionDeleteWriter:
             if footer.num_rows != positions:
                 raise ValueError(f"{self.path} has {footer.num_rows} rows instead of {positions}")
             self._stream.close()
+            put_in_place(self._place, self.path)
         except (OSError, pa.ArrowInvalid) as error:
             raise self._away(error) from error
         self._finished = True
@@ -175,11 +178,16 @@ class PositionDeleteWriter:
         self.abort()
 
     def abort(self) -> None:
-        """Remove an unfinished file. If the store fails, the file is left behind under its name."""
+        """Forget an unfinished file. If the store fails, the file is left behind under its name."""
         if self._finished:
             return
         # Close the Parquet writer first: otherwise the garbage collector closes it later, after its stream is closed.
-        for step in (self._parquet.close, self._stream.close, partial(self._io.delete, self.path)):
+        steps: list[Callable[[], None]] = [self._parquet.close]
+        if isinstance(self._stream, S3Output):
+            steps.append(self._stream.discard)
+        else:
+            steps += [self._stream.close, partial(self._io.delete, self._place)]
+        for step in steps:
             with suppress(OSError, pa.ArrowException):
                 step()
 

@@ -34,9 +34,11 @@ from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 REMOVALS_AT_ONCE = 16
 BATCH = 500
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-# The file names that dvsync and its catalogs give.
-DELETE_FILE_NAME = re.compile(r"\d+-\d{6}-deletes\.parquet")
-METADATA_NAME = re.compile(rf"{_UUID}-\d+-m\d+\.avro|snap-\d+-{_UUID}\.avro|\d{{5,}}-{_UUID}(\.gz)?\.metadata\.json")
+# The file names that dvsync and its catalogs give. A file that a kill cut short has one more UUID in front.
+DELETE_FILE_NAME = re.compile(rf"({_UUID}-)?\d+-\d{{6}}-deletes\.parquet")
+METADATA_NAME = re.compile(
+    rf"({_UUID}-)?{_UUID}-\d+-m\d+\.avro|snap-\d+-{_UUID}\.avro|\d{{5,}}-{_UUID}(\.gz)?\.metadata\.json"
+)
 
 
 # The suffixes of metadata files of any catalog, also of Hadoop's `v1.metadata.json`.

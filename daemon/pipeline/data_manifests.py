@@ -70,6 +70,7 @@ class ManifestTask:
     format_version: int
     properties: Mapping[str, str]
     target_properties: Mapping[str, str]
+    at_once: bool
 
     def __call__(self, part: int, adds: Iterable[AddFile]) -> Iterator[ManifestAnswer]:
         adds, manifest_path = list(adds), self.paths[part]
@@ -89,6 +90,7 @@ class ManifestTask:
             schema=self.table.schema,
             snapshot_id=self.snapshot_id,
             format_version=self.format_version,
+            at_once=self.at_once,
         )
         force_to_disk([manifest_path])
         record_counts = [inspection.metrics[add.path].record_count for add in adds]

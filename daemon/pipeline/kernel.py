@@ -34,16 +34,18 @@ def translate(
     table_location: str,
     storage_properties: Mapping[str, str],
     target_properties: Mapping[str, str] | None = None,
+    at_once: bool = False,
 ) -> Iterator[DeleteFileResult]:
     """Write the delete files of `tasks`, and yield a result for each, in their order.
 
     Each change writes the positions `after - before`: {0, 1} -> {0, 1, 2} writes {2}. If rows of `before` are back, it
     writes all of `after`: {0, 1} -> {0, 2} writes {0, 2}. The data file is `restored`, and must be registered again.
-    Files are written with `target_properties` if given. A second run writes the same files again. Raises SyncError; the
-    unfinished file is then removed if possible, and files whose results were yielded stay.
+    Files are written with `target_properties` if given. A second run writes the same files again; with `at_once`
+    another run may be at work, or its files in use. Raises SyncError; the unfinished file is then removed if possible,
+    and files that were finished stay.
     """
     target = S3FileIO(dict(storage_properties if target_properties is None else target_properties))
-    with _Outputs(FileIOStorage(storage_properties), target, table_location) as outputs:
+    with _Outputs(FileIOStorage(storage_properties), target, table_location, at_once=at_once) as outputs:
         for changes in _bounded(tasks):
             outputs.add(changes)
             if len(outputs.finished) >= RESULTS_MAX:
@@ -74,13 +76,14 @@ class _Outputs:
     A small file goes to an object store when it is finished. Threads wait for that, up to REQUESTS_AT_ONCE of them.
     """
 
-    def __init__(self, storage: Storage, io: FileIO, table_location: str) -> None:
+    def __init__(self, storage: Storage, io: FileIO, table_location: str, *, at_once: bool) -> None:
         self.finished: list[DeleteFileResult] = []
         self._sending: deque[Future[DeleteFileResult]] = deque()
         self._senders = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="send")
         self._storage = storage
         self._io = io
         self._table_location = table_location
+        self._at_once = at_once
         self._task: DeleteFileTask | None = None
         self._writer: PositionDeleteWriter | None = None
         self._restored: list[str] = []
@@ -110,7 +113,7 @@ class _Outputs:
         for chunk in new_positions(after, None if restored else before):
             _check_below(change, chunk[-1] + 1, "rows up to its last deleted position")
             if self._writer is None:
-                self._writer = PositionDeleteWriter(self._io, output_path)
+                self._writer = PositionDeleteWriter(self._io, output_path, at_once=self._at_once)
             self._writer.write(change.data_file, chunk)
 
     def finish(self) -> None:

@@ -104,7 +104,7 @@ class Runner:
         if self._runs_here(fits=self._fits_here(tasks)):
             return list(kernel(tasks))
         with self.spark.session() as spark:
-            return list(map_on_spark(spark, list(_chunks(tasks)), kernel))
+            return list(map_on_spark(spark, list(_chunks(tasks)), partial(kernel, at_once=self.spark.is_on_cluster)))
 
     def inspect_data_files(
         self, adds: Sequence[AddFile], table: TableSchema, storage: FileIOStorage, properties: Mapping[str, str]

@@ -59,9 +59,14 @@ def launch_jvm(conf: Mapping[str, str], output: JvmOutput) -> None:
 
 
 def end_jvm() -> None:
-    """End the JVM, and kill it if it does not end in time. `SparkSession.stop()` alone leaves the JVM running."""
+    """End Spark and its JVM; kill the JVM if it does not end in time. `SparkSession.stop()` alone leaves it running."""
     from pyspark import SparkContext  # noqa: PLC0415
 
+    if context := SparkContext._active_spark_context:
+        # The next start would find this context, and fail. If the JVM is dead, the first call fails half-way.
+        for _ in range(2):
+            with suppress(Exception):
+                context.stop()
     gateway = SparkContext._gateway
     if gateway is None:
         return

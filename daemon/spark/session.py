@@ -21,6 +21,7 @@ from daemon.spark.installed import check_pipeline, check_session
 from daemon.spark.jars import DELTA_JAR, joined
 from daemon.spark.jvm import JvmOutput, end_jvm, launch_jvm
 from daemon.spark.missing_jars import find_missing_jars
+from daemon.spark.shipping import send_modules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +39,7 @@ DEFAULTS = {
     "spark.driver.maxResultSize": "0",
     # Without this, Spark also treats the jars of its packages as Python archives; workers read all before each task.
     "spark.submit.pyFiles": "",
-    # A speculative attempt would overwrite the file of the first attempt, which may already be in use.
+    # A speculative attempt would write the files of the first attempt again.
     "spark.speculation": "false",
 }
 LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -96,6 +97,11 @@ class SparkPipeline:
     def is_running(self) -> bool:
         return self._session is not None
 
+    @property
+    def is_on_cluster(self) -> bool:
+        """Whether tasks run in other processes than the driver's, which may lose sight of them."""
+        return not self._settings.master.startswith("local")
+
     @contextmanager
     def session(self) -> Iterator[SparkSession]:
         """Provide the session for the duration of the block, in any thread.
@@ -113,13 +119,15 @@ class SparkPipeline:
         except Exception as error:
             if not _is_stopped(spark):
                 raise
+            reason = _text_of(error)
             with self._lock:
                 # Another thread may have noticed the same failure and started a new session already.
                 if self._session is spark:
                     self._end()
             raise PipelineAway(
-                f"the Spark session died: {error}",
-                hint="dvsync starts a new session next time. If Spark ran out of memory, raise spark.driver.memory.",
+                f"the Spark session died: {reason}",
+                hint="dvsync starts a new session next time. If Spark ran out of memory, raise spark.driver.memory. On "
+                "a cluster, see the master's page and the logs of the executors.",
             ) from error
         finally:
             with self._lock:
@@ -143,10 +151,11 @@ class SparkPipeline:
             self._session, self._owned = running, False
             return running
         check_pipeline(self._settings)
-        # Otherwise PySpark starts its workers with the first python3 on PATH.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        # PySpark itself ignores this setting here, and would start its workers with the first python3 on PATH.
+        python = self._settings.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+        os.environ["PYSPARK_PYTHON"] = python or sys.executable
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-        if self._settings.master.startswith("local"):
+        if not self.is_on_cluster:
             # Otherwise Spark resolves the machine's own name, and does not start if that fails.
             os.environ.setdefault("SPARK_LOCAL_IP", LOCAL_DEFAULTS["spark.driver.bindAddress"])
         builder = SparkSession.builder.master(self._settings.master)
@@ -159,6 +168,8 @@ class SparkPipeline:
             launch_jvm(launch_conf(conf), output)
             session = builder.getOrCreate()
             check_session(session)
+            if self.is_on_cluster:
+                send_modules(session)
             self._session, self._owned = session, True
             if threading.current_thread() is threading.main_thread():
                 # Restore our handler: PySpark installs its own, which cancels jobs and raises KeyboardInterrupt.
@@ -167,6 +178,7 @@ class SparkPipeline:
             end_jvm()
             raise
         except Exception as error:
+            reason = _text_of(error)
             end_jvm()
             lines = output.read_lines()
             missing = find_missing_jars(lines)
@@ -174,7 +186,7 @@ class SparkPipeline:
                 raise PipelineAway(missing, hint=SETUP_HINT) from error
             said = [line for line in lines if not STACK_FRAME.match(line)][-LAST_LINES:]
             raise PipelineAway(
-                f"Spark could not be started: {error}; its last output: {' / '.join(said) or 'none'}",
+                f"Spark could not be started: {reason}; its last output: {' / '.join(said) or 'none'}",
                 hint="See Spark's last output in the message, and its log. dvsync tries again.",
             ) from error
         return self._session
@@ -198,9 +210,6 @@ class SparkPipeline:
             return
         with suppress(Exception):
             session.stop()
-        with suppress(Exception):
-            # If the JVM is dead, session.stop() fails half-way; a stale context would then break the next start.
-            session.sparkContext.stop()
         end_jvm()
 
 
@@ -221,3 +230,11 @@ def _is_stopped(session: SparkSession) -> bool:
         return context is None or bool(context.sc().isStopped())
     except Exception:  # Py4J raises many kinds of exceptions when the JVM does not answer.
         return True
+
+
+def _text_of(error: Exception) -> str:
+    """Return the text of an error. Py4J asks the JVM for that of an error in Java, and the JVM may be dead."""
+    try:
+        return str(error)
+    except Exception:
+        return f"{type(error).__name__}, and its JVM ended"

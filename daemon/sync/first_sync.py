@@ -116,6 +116,7 @@ def _write_manifests(
         format_version=context.settings.format_version,
         properties=dict(context.properties),
         target_properties=context.target_properties(table),
+        at_once=context.runner.spark.is_on_cluster,
     )
     on_progress = partial(context.progress.advanced, what="data manifests") if context.progress else None
     return state.map_adds(task, len(paths), on_progress) if paths else ()

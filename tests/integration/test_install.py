@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
-from venv import EnvBuilder
 from zipfile import ZipFile
 
 import pytest
@@ -22,9 +19,9 @@ from daemon.spark import installed
 from daemon.spark.installed import check_jars, check_packages, check_pipeline, check_session
 from daemon.spark.jars import DELTA_JAR
 from tests.kit.handmade import HandmadeTable
+from tests.kit.installed import ROOT, build_wheel, clean_environment, install
 from tests.unit.service.test_systemd import java_that_says
 
-ROOT = Path(__file__).parents[2]
 # No repository answers there, and none refuses slowly.
 NO_NETWORK = "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort={port}"
 # From the start of the command to its message; Spark's JVM takes most of it.
@@ -33,32 +30,13 @@ SOON_S = 60
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `make build` makes it."""
-    folder = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
-    subprocess.run(build, check=True, capture_output=True)
-    (built,) = folder.glob("dvsync-*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
 def dvsync(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command of an environment that has the wheel, and the locked packages of the one that runs the tests."""
-    folder = tmp_path_factory.mktemp("venv")
-    EnvBuilder(with_pip=False, symlinks=True).create(folder)
-    (packages,) = (folder / "lib").glob("python3.*/site-packages")
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--prefix", folder, wheel]
-    subprocess.run([*install, "--ignore-installed"], check=True, capture_output=True, env=clean_environment())
-    # Behind its own: dvsync must come from the wheel. Half a gigabyte of packages is not copied for it.
-    (packages / "locked.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    command = folder / "bin" / "dvsync"
-    command.write_text(command.read_text().replace(sys.executable, str(folder / "bin" / "python"), 1))
-    return command
-
-
-def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "SPARK_HOME", "DVSYNC_CONFIG")}
-    return {**kept, **(more or {})}
+    """The installed command."""
+    return install(wheel, tmp_path_factory.mktemp("venv"))
 
 
 def ask(

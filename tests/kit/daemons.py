@@ -32,17 +32,22 @@ def until(condition: Callable[[], Any], what: str = "the condition", *, wait_s: 
 
 @dataclass
 class Daemon:
-    """`dvsync run --config` as a process; `lines` are its log so far."""
+    """`dvsync run --config` as a process; `lines` are its log so far.
+
+    It runs `module` of this checkout or, if `installed` is given, that command, in the configuration's folder.
+    """
 
     config: Path
     environment: Mapping[str, str] | None = None
     module: str = "tests.kit.daemon_process"
+    installed: Path | None = None
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def launch(self) -> None:
+        program = [str(self.installed)] if self.installed else [sys.executable, "-m", self.module]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", self.module, "run", "--config", str(self.config)],
-            cwd=ROOT,
+            [*program, "run", "--config", str(self.config)],
+            cwd=self.config.parent if self.installed else ROOT,
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

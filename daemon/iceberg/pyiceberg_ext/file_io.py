@@ -74,7 +74,7 @@ class _S3File(InputFile, OutputFile):
     def __init__(self, location: str, remote: S3Object) -> None:
         super().__init__(location=location)
         self._remote = remote
-        self._output: _S3Output | None = None
+        self._output: S3Output | None = None
 
     def __len__(self) -> int:
         return self._output.tell() if self._output else self._remote.head().size
@@ -92,14 +92,14 @@ class _S3File(InputFile, OutputFile):
 
     def create(self, overwrite: bool = False) -> OutputStream:
         """Open the file for writing. All names are unique, so `overwrite` makes no difference."""
-        self._output = _S3Output(self.location, self._remote)
+        self._output = S3Output(self.location, self._remote)
         return self._output
 
     def to_input_file(self) -> InputFile:
         return self
 
 
-class _S3Output(io.RawIOBase):
+class S3Output(io.RawIOBase):
     """Sends a file to S3 when it is closed; a large one also earlier, in parts."""
 
     def __init__(self, location: str, remote: S3Object) -> None:
@@ -125,6 +125,10 @@ class _S3Output(io.RawIOBase):
             if self._size > WRITTEN_FILE_BYTES_MAX:
                 self._kept = None
         return written
+
+    def discard(self) -> None:
+        """Close the file without sending it. What is at its location stays."""
+        super().close()
 
     def close(self) -> None:
         if self.closed:

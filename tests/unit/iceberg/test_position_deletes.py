@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,25 @@ def test_existing_file_is_replaced(tmp_path: Path) -> None:
     first = (tmp_path / "d.parquet").read_bytes()
     write(tmp_path / "d.parquet", MODEL)
     assert (tmp_path / "d.parquet").read_bytes() == first
+
+
+@pytest.mark.parametrize("late_end", ["finish", "abort"])
+def test_a_late_attempt_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_end: str) -> None:
+    """While another attempt writes the file that is in use already, and however that ends, the file stays as it is."""
+    monkeypatch.setattr(position_deletes, "ROW_GROUP_ROWS_MAX", 1)
+    path = tmp_path / "d.parquet"
+    late = PositionDeleteWriter(PyArrowFileIO(), f"file://{path}", at_once=True)
+    late.write("a", array("q", [1]))
+    write(path, {"a": [[1, 2]]})
+    in_use = path.read_bytes()
+    with path.open("rb") as reader:
+        late.write("a", array("q", [2]))
+        assert path.read_bytes() == in_use
+        getattr(late, late_end)()
+        assert reader.read() == in_use
+        # Nobody who has opened the file reads a part of the other one.
+        assert late_end == "abort" or os.fstat(reader.fileno()).st_ino != path.stat().st_ino
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(path.name, in_use)]
 
 
 def test_refusing_store_is_away(tmp_path: Path) -> None:
