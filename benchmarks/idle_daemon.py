@@ -26,8 +26,8 @@ import yaml
 from benchmarks.report import conditions, parser, print_report
 from tests.kit.handmade import Bench, HandmadeTable
 
-TARGET_CPU_PERCENT = 5
-TARGET_MB = 200
+TARGET_CPU_PERCENT = 2
+TARGET_MB = 150
 START_MAX_S = 60
 SETTLE_S = 10
 

@@ -1,4 +1,4 @@
-"""Imports Arrow without pandas, before PyIceberg imports it. Only PySpark needs pandas."""
+"""Imports Arrow without pandas and NumPy, before PyIceberg imports it. Only PySpark needs them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import sys
 from importlib.abc import MetaPathFinder
 
 
-class _WithoutPandas(MetaPathFinder):
+class _WithoutNumPy(MetaPathFinder):
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname == "pandas":
+        if fullname in ("numpy", "pandas"):
             raise ModuleNotFoundError("hidden by dvsync while Arrow is imported", name=fullname)
 
 
 def import_arrow() -> None:
-    """Import `pyarrow.dataset`, which PyIceberg uses, without pandas.
+    """Import `pyarrow.dataset`, which PyIceberg uses, without pandas and NumPy.
 
-    Arrow imports pandas if it is installed, and an idle daemon would hold its 45 MB for ever. Arrow imports it later
-    when a caller converts to a data frame.
+    Arrow imports both if they are installed, and an idle daemon would hold their 60 MB for ever. In this process, Arrow
+    then cannot convert to or from NumPy arrays and data frames, which dvsync does not need.
     """
-    finder = _WithoutPandas()
+    finder = _WithoutNumPy()
     sys.meta_path.insert(0, finder)
     try:
         import pyarrow.dataset  # noqa: F401, PLC0415
