@@ -16,22 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from obstore import GetOptions, WritableFile
-    from obstore.store import ClientConfig, RetryConfig, S3Config, S3Store
+    from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential, S3CredentialProvider, S3Store
 
 SCHEMES: Final = ("s3", "s3a", "s3n")
 # As many attempts as Arrow's client makes.
 RETRIES_MAX: Final = 2
 RETRY_MAX: Final = timedelta(seconds=60)
+# Without any answer for so long, a request fails. A request with a long answer may take longer in all.
+SILENCE_MAX: Final = timedelta(seconds=30)
+REQUEST_MAX: Final = timedelta(minutes=10)
 DEFAULT_REGION: Final = "us-east-1"
 # A larger file is uploaded in parts of this size.
 PART_BYTES: Final = 8 << 20
 
-# PyIceberg's properties, and what obstore calls them.
-_CREDENTIALS: Final = {
-    "access-key-id": "access_key_id",
-    "secret-access-key": "secret_access_key",
-    "session-token": "session_token",
-}
 # What only Arrow's client can do.
 _ARROW_ONLY: Final = ("s3.role-arn", "client.role-arn", "s3.retry-strategy-impl")
 
@@ -102,7 +99,10 @@ class S3Object:
 
 
 def find_s3_object(properties: Mapping[str, str], location: str) -> S3Object | None:
-    """Return the file at `location`; None if Arrow's client must be used: on other stores, and see `_opened`."""
+    """Return the file at `location`; None if Arrow's client must be used: on other stores, and see `_opened`.
+
+    Raises OSError if AWS does not say the region of the bucket.
+    """
     scheme, _, rest = location.partition("://")
     bucket, _, key = rest.partition("/")
     # obstore refuses such keys, and S3 takes them.
@@ -119,14 +119,10 @@ def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
     properties = dict(frozen)
     endpoint = properties.get("s3.endpoint")
     virtual = _is_true(properties, "s3.force-virtual-addressing")
-    credentials: Any = {
-        name: value
-        for key, name in _CREDENTIALS.items()
-        if (value := properties.get(f"s3.{key}", properties.get(f"client.{key}")))
-    }
-    if any(key in properties for key in _ARROW_ONLY) or (virtual and endpoint):
+    key, secret, token = (_find(properties, name) for name in ("access-key-id", "secret-access-key", "session-token"))
+    if any(name in properties for name in _ARROW_ONLY) or (virtual and endpoint) or bool(key) != bool(secret):
         return None
-    if not credentials and _has_profile():
+    if not key and _has_profile():
         return None
     from obstore.store import S3Store  # noqa: PLC0415
 
@@ -135,39 +131,52 @@ def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
         "virtual_hosted_style_request": virtual,
         "skip_signature": _is_true(properties, "s3.anonymous"),
     }
-    config.update(credentials)
-    client: ClientConfig = {"allow_http": bool(endpoint and endpoint.startswith("http://"))}
+    client: ClientConfig = {
+        "allow_http": bool(endpoint and endpoint.startswith("http://")),
+        "read_timeout": timedelta(seconds=float(properties.get("s3.request-timeout", SILENCE_MAX.total_seconds()))),
+        "timeout": REQUEST_MAX,
+    }
     if endpoint:
         config["endpoint"] = endpoint
     if "s3.connect-timeout" in properties:
         client["connect_timeout"] = timedelta(seconds=float(properties["s3.connect-timeout"]))
-    if "s3.request-timeout" in properties:
-        client["timeout"] = timedelta(seconds=float(properties["s3.request-timeout"]))
     if "s3.proxy-uri" in properties:
         client["proxy_url"] = properties["s3.proxy-uri"]
     retries: RetryConfig = {"max_retries": RETRIES_MAX, "retry_timeout": RETRY_MAX}
-    return S3Store(bucket, config=config, client_options=client, retry_config=retries)
+    provider = _provider(key, secret, token) if key and secret else None
+    return S3Store(bucket, config=config, client_options=client, retry_config=retries, credential_provider=provider)
+
+
+def _find(properties: Mapping[str, str], name: str) -> str | None:
+    return properties.get(f"s3.{name}") or properties.get(f"client.{name}")
+
+
+def _provider(key: str, secret: str, token: str | None) -> S3CredentialProvider:
+    """Return a source of these credentials alone. In obstore's configuration, the environment would complete them."""
+    credential: S3Credential = {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
+    return lambda: credential
 
 
 def _has_profile() -> bool:
     """Return whether the AWS tools would read a profile: obstore's client cannot."""
     if "AWS_ACCESS_KEY_ID" in os.environ:
         return False
-    file = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser()
-    return "AWS_PROFILE" in os.environ or file.exists()
+    files = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+    return "AWS_PROFILE" in os.environ or any(
+        Path(os.environ.get(name, place)).expanduser().exists() for name, place in files.items()
+    )
 
 
 def _region(bucket: str, properties: Mapping[str, str]) -> str:
-    given = properties.get("s3.region", properties.get("client.region"))
-    must_ask = "s3.endpoint" not in properties and (given is None or _is_true(properties, "s3.resolve-region"))
-    if must_ask:
-        from pyarrow.fs import resolve_s3_region  # noqa: PLC0415
+    """Return the region of a bucket. Asks AWS if neither configuration nor environment say it. Raises OSError."""
+    given = _find(properties, "region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if "s3.endpoint" in properties:
+        return given or DEFAULT_REGION
+    if given and not _is_true(properties, "s3.resolve-region"):
+        return given
+    from pyarrow.fs import resolve_s3_region  # noqa: PLC0415
 
-        try:
-            return str(resolve_s3_region(bucket))
-        except OSError:
-            pass
-    return given or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or DEFAULT_REGION
+    return str(resolve_s3_region(bucket))
 
 
 def _is_true(properties: Mapping[str, str], key: str) -> bool:

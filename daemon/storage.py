@@ -173,7 +173,8 @@ class FileIOStorage:
         return True
 
     def appears_whole(self, path: str) -> bool:
-        return self._on_s3(path) is not None
+        with _store_errors(path):
+            return self._on_s3(path) is not None
 
     def stat(self, path: str) -> FileMeta:
         found = self._find(path)

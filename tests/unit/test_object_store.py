@@ -1,0 +1,119 @@
+"""Which client and credentials the properties choose, as a server on loopback sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from socket import create_server
+from threading import Thread
+
+import pytest
+
+from daemon import object_store
+from daemon.errors import ObjectStoreAway
+from daemon.object_store import find_s3_object
+from daemon.storage import FileIOStorage
+
+KEYS = {"s3.access-key-id": "configured", "s3.secret-access-key": "secret"}
+ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "of-environment", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "token"}
+
+
+class Server(HTTPServer):
+    """Answers "not found", and keeps the headers of the last request."""
+
+    headers: dict[str, str]
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return {"s3.endpoint": f"http://127.0.0.1:{self.server_port}"}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_HEAD(self) -> None:
+        self.server.headers = {name.lower(): value for name, value in self.headers.items()}
+        self.send_response(404)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(("127.0.0.1", 0), _Handler) as made:
+        Thread(target=made.serve_forever, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*ENVIRONMENT, "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    object_store._opened.cache_clear()
+
+
+def test_configured_keys_are_used_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session token of the environment belongs to the environment's own keys."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    assert not FileIOStorage({**server.properties, **KEYS}).exists("s3://bucket/a b+%41")
+    assert "Credential=configured/" in server.headers["authorization"]
+    assert "/us-east-1/" in server.headers["authorization"]
+    assert "x-amz-security-token" not in server.headers
+    assert not FileIOStorage({**server.properties, **KEYS, "s3.session-token": "mine"}).exists("s3a://bucket/a")
+    assert server.headers["x-amz-security-token"] == "mine"
+
+
+def test_keys_and_region_of_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**ENVIRONMENT, "AWS_REGION": "eu-north-1"}.items():
+        monkeypatch.setenv(name, value)
+    assert not FileIOStorage(server.properties).exists("s3://bucket/a")
+    assert "Credential=of-environment/" in server.headers["authorization"]
+    assert "/eu-north-1/" in server.headers["authorization"]
+    assert server.headers["x-amz-security-token"] == "token"
+
+
+def test_anonymous_requests_have_no_signature(server: Server) -> None:
+    assert not FileIOStorage({**server.properties, "s3.anonymous": "true"}).exists("s3://bucket/a")
+    assert "authorization" not in server.headers
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        pytest.param({"s3.role-arn": "arn:aws:iam::1:role/r"}, id="role"),
+        pytest.param({"s3.retry-strategy-impl": "m.C"}, id="retries"),
+        pytest.param({"s3.force-virtual-addressing": "true"}, id="virtual hosts"),
+        pytest.param({"s3.secret-access-key": ""}, id="half of the keys"),
+    ],
+)
+def test_what_needs_arrow(server: Server, properties: dict[str, str]) -> None:
+    assert find_s3_object({**server.properties, **KEYS}, "s3://bucket/a")
+    assert find_s3_object({**server.properties, **KEYS, **properties}, "s3://bucket/a") is None
+
+
+@pytest.mark.parametrize("file", ["credentials", "config"])
+def test_a_profile_needs_arrow(server: Server, tmp_path: Path, file: str) -> None:
+    (tmp_path / file).write_text("[default]\n")
+    assert find_s3_object(server.properties, "s3://bucket/a") is None
+
+
+@pytest.mark.parametrize("key", ["a//b", "a/./b", "../b", ""])
+def test_keys_that_need_arrow(server: Server, key: str) -> None:
+    assert find_s3_object({**server.properties, **KEYS}, f"s3://bucket/{key}") is None
+
+
+def test_a_store_that_never_answers() -> None:
+    """It accepts connections, and that is all."""
+    with create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        storage = FileIOStorage({"s3.endpoint": endpoint, "s3.request-timeout": "0.2", **KEYS})
+        with pytest.raises(ObjectStoreAway, match="error sending request") as raised:
+            storage.read("s3://bucket/a")
+    assert "Debug" not in str(raised.value)
