@@ -156,9 +156,19 @@ class SqlStateStore:
 
     def forget_table(self, table_id: int) -> None:
         with self._database.write() as connection:
-            _check_table(connection, table_id)
-            # The foreign keys remove all that belongs to the row.
+            # If this ends half-way and the table comes back, its memory is rebuilt.
+            _write_table(connection, replace(_load_table(connection, table_id), snapshot_id=None))
+        self._remove_live_files(table_id)
+        with self._database.write() as connection:
+            # The foreign keys remove all else that belongs to the row.
             connection.execute(delete(TABLES).where(TABLES.c.id == table_id))
+
+    def _remove_live_files(self, table_id: int) -> None:
+        # A transaction for each batch: the writes of all other tables would wait for a single long one.
+        more = True
+        while more:
+            with self._database.write() as connection:
+                more = sql_files.remove_some_live_files(connection, table_id, WRITE_BATCH_MAX)
 
     def rename_table(self, table_id: int, name: str) -> None:
         with self._database.write() as connection:
@@ -276,11 +286,8 @@ class SqlStateStore:
             _write_table(connection, replace(advanced, snapshot_id=None, last_synced_at_ms=at_ms))
             sql_files.take_out_delete_files(connection, table_id)
             sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
-        # A transaction for each batch: the writes of all other tables would wait for a single long one.
-        more = True
-        while more:
-            with self._database.write() as connection:
-                more = sql_files.remove_some_live_files(connection, table_id, WRITE_BATCH_MAX)
+        # A transaction for each batch, as in `_remove_live_files`.
+        self._remove_live_files(table_id)
         for file_batch in batched(live_files, WRITE_BATCH_MAX):
             with self._database.write() as connection:
                 _check_table(connection, table_id)

@@ -42,6 +42,8 @@ from state.records import (
     WrittenCount,
     WrittenFile,
 )
+from state.sql import files as sql_files
+from state.sql import store as store_module
 from state.sql.bulk import IN_LIST_MAX
 from state.sql.database import REVISION
 from state.sql.models import METADATA
@@ -824,6 +826,33 @@ def test_forgotten_during_a_rebuild(store: StateStore, table_id: int) -> None:
     with pytest.raises(LookupError):
         store.record_rebuilt(outcome(table_id, 2), files(), [], at_ms=2)
     assert store.list_tables() == []
+
+
+def test_a_table_half_forgotten(sql_store: SqlStateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others write between the batches. A process that ends there leaves a table whose memory is rebuilt."""
+    table_id = sql_store.open_table("t", "s3://delta/t", "sales.t").id
+    other = sql_store.open_table("t0", "s3://delta/t0", "sales.t0").id
+    sql_store.record_synced(None, outcome(table_id, 1, added_files=[live_file(name) for name in "abc"]), at_ms=1)
+    monkeypatch.setattr(store_module, "WRITE_BATCH_MAX", 2)
+    remove = sql_files.remove_some_live_files
+
+    def remove_once(connection: Connection, table_id: int, files_max: int) -> bool:
+        monkeypatch.setattr(sql_files, "remove_some_live_files", ended)
+        return remove(connection, table_id, files_max)
+
+    def ended(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sql_files, "remove_some_live_files", remove_once)
+    with pytest.raises(KeyboardInterrupt):
+        sql_store.forget_table(table_id)
+    sql_store.record_synced(None, outcome(other, 1, added_files=(live_file("b"),)), at_ms=1)
+    tables = {table.id: table for table in sql_store.list_tables()}
+    assert (tables[table_id].snapshot_id, tables[other].synced_version) == (None, 1)
+    assert sql_store.count(table_id).live_data_files == 1
+    monkeypatch.setattr(sql_files, "remove_some_live_files", remove)
+    sql_store.forget_table(table_id)
+    assert [table.id for table in sql_store.list_tables()] == [other]
 
 
 def test_record_orphans_leaves_known_paths(store: StateStore, table_id: int) -> None:
