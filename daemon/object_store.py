@@ -29,7 +29,9 @@ DEFAULT_REGION: Final = "us-east-1"
 # A larger file is uploaded in parts of this size.
 PART_BYTES: Final = 8 << 20
 
-# What only Arrow's client can do.
+_BEYOND_END: Final = ("416 Range Not Satisfiable", "non-partial response")
+# What only Arrow's client can do, and regions whose hosts have other names than obstore gives them.
+_OTHER_PARTITIONS: Final = ("cn-", "us-iso", "eu-iso", "eusc-")
 _ARROW_ONLY: Final = ("s3.role-arn", "client.role-arn", "s3.retry-strategy-impl")
 
 
@@ -58,11 +60,11 @@ class S3Object:
         """Return `size` bytes from `start`; all bytes without `size`."""
         if size is None:
             return self._get()
-        return self._get_range({"range": (start, start + size)}, start) if size else (self.head(), b"")
+        return self._get_range({"range": (start, start + size)}) if size else (self.head(), b"")
 
     def get_tail(self, size: int) -> tuple[ObjectInfo, bytes]:
         """Return the last `size` bytes, or all of a smaller file."""
-        return self._get_range({"range": {"suffix": size}}, 0)
+        return self._get_range({"range": {"suffix": size}})
 
     def stream(self, block_bytes: int) -> tuple[ObjectInfo, Iterator[bytes]]:
         """Return all bytes, in blocks of about `block_bytes`, which are fetched when they are asked for."""
@@ -85,17 +87,16 @@ class S3Object:
             found = obstore.get(self.store, self.key, options=options)
             return _info(found.meta), bytes(found.bytes())
 
-    def _get_range(self, options: GetOptions, start: int) -> tuple[ObjectInfo, bytes]:
+    def _get_range(self, options: GetOptions) -> tuple[ObjectInfo, bytes]:
         try:
             return self._get(options)
         except FileNotFoundError:
             raise
-        except OSError:
-            # A range that begins at the end of the file or beyond it is an error for S3.
-            info = self.head()
-            if info.size > start:
+        except OSError as error:
+            if not any(sign in str(error) for sign in _BEYOND_END):
                 raise
-            return info, b""
+            # S3 refuses a range that begins at the end of the file, or beyond it.
+            return self.head(), b""
 
 
 def find_s3_object(properties: Mapping[str, str], location: str) -> S3Object | None:
@@ -115,36 +116,40 @@ def find_s3_object(properties: Mapping[str, str], location: str) -> S3Object | N
 # One client for each bucket and configuration: all tables share its connections.
 @lru_cache(maxsize=64)
 def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
-    """Open a bucket with PyIceberg's properties. None if they, or the machine's credentials, need Arrow's client."""
+    """Open a bucket with PyIceberg's properties. None if they, or the machine's credentials, need Arrow's client.
+
+    Raises OSError.
+    """
     properties = dict(frozen)
     endpoint = properties.get("s3.endpoint")
     virtual = _is_true(properties, "s3.force-virtual-addressing")
     key, secret, token = (_find(properties, name) for name in ("access-key-id", "secret-access-key", "session-token"))
-    if any(name in properties for name in _ARROW_ONLY) or (virtual and endpoint) or bool(key) != bool(secret):
+    if bool(key) != bool(secret):
+        raise OSError("of s3.access-key-id and s3.secret-access-key, only one is set")
+    if any(name in properties for name in _ARROW_ONLY) or (virtual and endpoint) or not (key or _finds_credentials()):
         return None
-    if not key and _has_profile():
-        return None
-    from obstore.store import S3Store  # noqa: PLC0415
-
     config: S3Config = {
-        "region": _region(bucket, properties),
         "virtual_hosted_style_request": virtual,
         "skip_signature": _is_true(properties, "s3.anonymous"),
     }
-    client: ClientConfig = {
-        "allow_http": bool(endpoint and endpoint.startswith("http://")),
-        "read_timeout": timedelta(seconds=float(properties.get("s3.request-timeout", SILENCE_MAX.total_seconds()))),
-        "timeout": REQUEST_MAX,
-    }
     if endpoint:
-        config["endpoint"] = endpoint
-    if "s3.connect-timeout" in properties:
-        client["connect_timeout"] = timedelta(seconds=float(properties["s3.connect-timeout"]))
+        config["endpoint"] = endpoint if "://" in endpoint else f"https://{endpoint}"
+    config["region"] = region = _region(bucket, properties)
+    if not endpoint and region.startswith(_OTHER_PARTITIONS):
+        return None
+    # Plain HTTP is used only for an endpoint that says so.
+    client: ClientConfig = {"allow_http": True, "timeout": REQUEST_MAX}
     if "s3.proxy-uri" in properties:
         client["proxy_url"] = properties["s3.proxy-uri"]
     retries: RetryConfig = {"max_retries": RETRIES_MAX, "retry_timeout": RETRY_MAX}
     provider = _provider(key, secret, token) if key and secret else None
-    return S3Store(bucket, config=config, client_options=client, retry_config=retries, credential_provider=provider)
+    with as_os_errors():
+        client["read_timeout"] = timedelta(seconds=float(properties.get("s3.request-timeout", 0))) or SILENCE_MAX
+        if "s3.connect-timeout" in properties:
+            client["connect_timeout"] = timedelta(seconds=float(properties["s3.connect-timeout"]))
+        from obstore.store import S3Store  # noqa: PLC0415
+
+        return S3Store(bucket, config=config, client_options=client, retry_config=retries, credential_provider=provider)
 
 
 def _find(properties: Mapping[str, str], name: str) -> str | None:
@@ -157,12 +162,12 @@ def _provider(key: str, secret: str, token: str | None) -> S3CredentialProvider:
     return lambda: credential
 
 
-def _has_profile() -> bool:
-    """Return whether the AWS tools would read a profile: obstore's client cannot."""
+def _finds_credentials() -> bool:
+    """Return whether obstore finds credentials where the AWS tools do: it cannot read a profile."""
     if "AWS_ACCESS_KEY_ID" in os.environ:
-        return False
+        return True
     files = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
-    return "AWS_PROFILE" in os.environ or any(
+    return "AWS_PROFILE" not in os.environ and not any(
         Path(os.environ.get(name, place)).expanduser().exists() for name, place in files.items()
     )
 
@@ -200,7 +205,17 @@ def as_os_errors() -> Iterator[None]:
 
     try:
         yield
-    except (BaseError, FileNotFoundError) as error:
-        # The rest of the text is for developers of obstore.
-        text = str(error).partition("\n\nDebug source")[0]
-        raise (FileNotFoundError if isinstance(error, FileNotFoundError) else OSError)(text) from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(_short(error)) from error
+    except (BaseError, ValueError) as error:
+        raise OSError(_short(error)) from error
+    except BaseException as error:
+        # How Rust's panics arrive, for example about an endpoint that is no address.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise OSError(_short(error)) from error
+
+
+def _short(error: BaseException) -> str:
+    # The rest of the text is for developers of obstore.
+    return str(error).partition("\n\nDebug source")[0]

@@ -140,13 +140,18 @@ class PositionDeleteWriter:
         buffer = values[0] if len(values) == 1 else b"".join(values)
         return pa.Array.from_buffers(data_type, self._pending_rows, [None, pa.py_buffer(buffer)])
 
+    @property
+    def positions(self) -> int:
+        """How many positions were written so far."""
+        return sum(self._data_files.values())
+
     def finish(self) -> PositionDeleteFile:
         """Close the file, and describe it. Raises ValueError if it has no position, or its footer is wrong."""
         if not self._data_files:
             raise ValueError(f"{self.path} has no position")
         if self._pending:
             self._write_row_group()
-        positions = sum(self._data_files.values())
+        positions = self.positions
         try:
             self._parquet.close()
             (footer,) = self._footers

@@ -24,6 +24,7 @@ from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvCh
 
 READ_BYTES_MAX: Final = 16 << 20  # of DVs in memory at a time; a data file with larger ones is read alone
 READ_CHANGES_MAX: Final = 1024
+SENT_ASIDE_POSITIONS_MAX: Final = 100_000
 # Results that wait until their files are forced to the disk together.
 RESULTS_MAX: Final = 1024
 
@@ -73,7 +74,8 @@ def _bounded(tasks: Iterable[DeleteFileTask]) -> Iterator[list[tuple[DeleteFileT
 class _Outputs:
     """The delete file that is being written, and the results of earlier ones.
 
-    A small file goes to an object store when it is finished. Threads wait for that, up to REQUESTS_AT_ONCE of them.
+    A small file goes to an object store when it is finished. Threads wait for that, up to REQUESTS_AT_ONCE of them. A
+    larger one has gone there in parts, and is finished before the next one begins: its parts need memory.
     """
 
     def __init__(self, storage: Storage, io: FileIO, table_location: str, *, at_once: bool) -> None:
@@ -121,7 +123,7 @@ class _Outputs:
         if self._task is None:
             return
         writer, restored = self._writer, tuple(self._restored)
-        if writer is None or is_local(writer.path):
+        if writer is None or is_local(writer.path) or writer.positions > SENT_ASIDE_POSITIONS_MAX:
             self._wait(0)
             self.finished.append(_finished(writer, restored))
         else:

@@ -90,7 +90,6 @@ def test_anonymous_requests_have_no_signature(server: Server) -> None:
         pytest.param({"s3.role-arn": "arn:aws:iam::1:role/r"}, id="role"),
         pytest.param({"s3.retry-strategy-impl": "m.C"}, id="retries"),
         pytest.param({"s3.force-virtual-addressing": "true"}, id="virtual hosts"),
-        pytest.param({"s3.secret-access-key": ""}, id="half of the keys"),
     ],
 )
 def test_what_needs_arrow(server: Server, properties: dict[str, str]) -> None:
@@ -107,6 +106,28 @@ def test_a_profile_needs_arrow(server: Server, tmp_path: Path, file: str) -> Non
 @pytest.mark.parametrize("key", ["a//b", "a/./b", "../b", ""])
 def test_keys_that_need_arrow(server: Server, key: str) -> None:
     assert find_s3_object({**server.properties, **KEYS}, f"s3://bucket/{key}") is None
+
+
+@pytest.mark.parametrize(
+    ("properties", "says"),
+    [
+        pytest.param({"s3.secret-access-key": ""}, "only one is set", id="half of the keys"),
+        pytest.param({"s3.endpoint": "bad host:1"}, "", id="no address"),
+        pytest.param({"s3.endpoint": "127.0.0.1:1"}, "GET https://127.0.0.1:1/", id="no scheme"),
+        pytest.param({"s3.proxy-uri": "http://["}, "", id="no proxy"),
+        pytest.param({"s3.connect-timeout": "5s"}, "could not convert string to float: '5s'", id="no number"),
+    ],
+)
+def test_wrong_properties_are_an_error_of_the_table(server: Server, properties: dict[str, str], says: str) -> None:
+    storage = FileIOStorage({**server.properties, **KEYS, **properties})
+    with pytest.raises(ObjectStoreAway) as raised:
+        storage.read("s3://bucket/a")
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(("region", "is_own"), [("eu-west-1", True), ("cn-north-1", False)])
+def test_regions_of_other_partitions_need_arrow(region: str, is_own: bool) -> None:
+    assert (find_s3_object({**KEYS, "s3.region": region}, "s3://bucket/a") is not None) is is_own
 
 
 def test_a_store_that_never_answers() -> None:
