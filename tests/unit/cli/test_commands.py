@@ -455,7 +455,7 @@ def test_what_a_sync_leaves_alone(followed: Bench, tmp_path: Path):
     (tmp_path / "config.yaml").write_text(FOLLOWED, encoding="utf-8")
     modules = imported_by(tmp_path, "sync")
     assert "pyiceberg.catalog.sql" in modules
-    assert modules & HEAVY == {"numpy", "pyarrow", "pyiceberg", "sqlalchemy.orm"}
+    assert modules & HEAVY == {"pyarrow", "pyiceberg", "sqlalchemy.orm"}
     assert "pyiceberg.catalog.rest" not in modules
 
 
