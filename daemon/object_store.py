@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -107,7 +106,8 @@ def find_s3_object(properties: Mapping[str, str], location: str) -> S3Object | N
     scheme, _, rest = location.partition("://")
     bucket, _, key = rest.partition("/")
     # obstore refuses such keys, and S3 takes them.
-    if scheme not in SCHEMES or any(part in ("", ".", "..") for part in key.split("/")):
+    is_odd = any(part in ("", ".", "..") for part in key.split("/")) or not key.isprintable()
+    if scheme not in SCHEMES or is_odd:
         return None
     store = _opened(bucket, frozenset(properties.items()))
     return S3Object(store, key) if store else None
@@ -168,7 +168,7 @@ def _finds_credentials() -> bool:
         return True
     files = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
     return "AWS_PROFILE" not in os.environ and not any(
-        Path(os.environ.get(name, place)).expanduser().exists() for name, place in files.items()
+        os.path.exists(os.path.expanduser(os.environ.get(name, place))) for name, place in files.items()
     )
 
 
@@ -207,7 +207,7 @@ def as_os_errors() -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise FileNotFoundError(_short(error)) from error
-    except (BaseError, ValueError) as error:
+    except (BaseError, ValueError, TypeError, OverflowError) as error:
         raise OSError(_short(error)) from error
     except BaseException as error:
         # How Rust's panics arrive, for example about an endpoint that is no address.

@@ -38,7 +38,7 @@ LINE_BYTES_MAX = 16 << 20
 CHECKSUM_BYTES_MAX = 4 << 20
 # Delta's own names of operations are shorter than 50.
 OPERATION_CHARACTERS_MAX = 100
-# A larger commit file is not kept in memory until it is due, and none is kept for longer.
+# A larger commit file is not kept in memory until it is due, and none is used that was read longer ago.
 READ_AHEAD_BYTES_MAX = 256 << 10
 READ_AHEAD_MAX_S = 60.0
 # The shortest file with an action is `{"add":{}}`. A smaller file must be read to learn if it is damaged.

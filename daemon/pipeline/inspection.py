@@ -30,6 +30,7 @@ from daemon.translate.schema import TableSchema
 # Most footers are smaller. The file ends with the footer's size (4 bytes, little-endian) and a magic number.
 FOOTER_READ_BYTES = 64 << 10
 FOOTER_END_BYTES = 8
+MAGIC = b"PAR1"
 # No writer cuts the statistics of strings up to this many bytes.
 STATISTICS_STRING_MAX = 16
 # A number can have two spellings (0.0 and -0.0). With more distinct values, there is another number.
@@ -90,7 +91,7 @@ class Inspector:
                 hint="Restore the file, or remove it from Delta's log (FSCK REPAIR, or a delete that covers it).",
             )
         footer_bytes = int.from_bytes(tail[-FOOTER_END_BYTES:][:4], "little") + FOOTER_END_BYTES
-        if len(tail) < footer_bytes <= meta.size:
+        if len(tail) < footer_bytes <= meta.size and tail.endswith(MAGIC):
             _, tail = self.storage.read_tail(path, footer_bytes)
         try:
             return pq.read_metadata(pa.BufferReader(tail))

@@ -103,7 +103,7 @@ def test_a_profile_needs_arrow(server: Server, tmp_path: Path, file: str) -> Non
     assert find_s3_object(server.properties, "s3://bucket/a") is None
 
 
-@pytest.mark.parametrize("key", ["a//b", "a/./b", "../b", ""])
+@pytest.mark.parametrize("key", ["a//b", "a/./b", "../b", "a\tb", ""])
 def test_keys_that_need_arrow(server: Server, key: str) -> None:
     assert find_s3_object({**server.properties, **KEYS}, f"s3://bucket/{key}") is None
 

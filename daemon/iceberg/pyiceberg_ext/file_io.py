@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import OrderedDict
 from threading import Lock
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream
@@ -125,6 +126,14 @@ class S3Output(io.RawIOBase):
             if self._size > WRITTEN_FILE_BYTES_MAX:
                 self._kept = None
         return written
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.discard()
 
     def discard(self) -> None:
         """Close the file without sending it. What is at its location stays."""
