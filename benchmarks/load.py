@@ -2,8 +2,8 @@
 
 `dvsync run`, the whole product as a process of its own, follows `--tables` tables that one source pattern finds, each
 polled every second; all else is as it comes, maintenance included. When the first syncs have ended, `--busy` of the
-tables get a commit each second for `--seconds`: one in three appends a file, the
-others delete a row of two files by deletion vectors.
+tables get a commit each second for `--seconds`: one in three appends a file, the others delete a row of two files by
+deletion vectors.
 
 Freshness of a commit is the time from its commit file being there to the line of the log that says that its snapshot is
 committed and recorded. CPU is that of the daemon's process in shares of one core, memory its resident set, both looked

@@ -115,18 +115,10 @@ def properties(port: int) -> dict[str, str]:
     }
 
 
-class Copy:
-    """Copies a handmade table's new files to the store, the log last, past the slow way."""
-
-    def __init__(self, table: HandmadeTable, options: dict[str, str], name: str) -> None:
-        self._table, self._options, self._name = table, options, name
-        self._sent: set[Path] = set()
-
-    def send(self) -> None:
-        new = {path for path in self._table.folder.rglob("*") if path.is_file()} - self._sent
-        for path in sorted(new, key=lambda path: (path.parent.name == "_delta_log", path)):
-            put(self._options, f"{self._name}/{path.relative_to(self._table.folder)}", path.read_bytes())
-        self._sent |= new
+def send(table: HandmadeTable, options: dict[str, str], name: str) -> None:
+    """Copy the table's new files to the store."""
+    for path in table.take_new_files():
+        put(options, f"{name}/{path.relative_to(table.folder)}", path.read_bytes())
 
 
 def get(options: dict[str, str], key: str) -> None:
@@ -164,8 +156,7 @@ def measure(touched_files: int, ports: tuple[int, int], folder: Path, *, commits
             for _ in range(max(DATA_FILES, touched_files))
         ]
         table.commit([table.add(path) for path in paths])
-        copy = Copy(table, properties(direct), name)
-        copy.send()
+        send(table, properties(direct), name)
         bench = Bench(
             Path(work) / "dvsync",
             f"s3://{BUCKET}/{name}",
@@ -177,7 +168,7 @@ def measure(touched_files: int, ports: tuple[int, int], folder: Path, *, commits
         samples: list[tuple[float, float]] = []
         for number in range(warm_up + commits):
             delete_one_row_each(table, paths[:touched_files], number)
-            copy.send()
+            send(table, properties(direct), name)
             start_s = time.perf_counter()
             assert bench.follower.has_news()
             assert bench.follower.sync().positions_added == touched_files

@@ -79,10 +79,6 @@ class Storage(Protocol):
         """
         ...
 
-    def read_tail(self, path: str, size: int) -> tuple[FileMeta, bytes]:
-        """Return the file's metadata and its last `size` bytes, or all of a smaller file. Raises as `read` does."""
-        ...
-
     def appears_whole(self, path: str) -> bool:
         """Return whether a file at `path` is complete as soon as it exists."""
         ...
@@ -231,6 +227,7 @@ class FileIOStorage:
                 yield block
 
     def read_tail(self, path: str, size: int) -> tuple[FileMeta, bytes]:
+        """Return the file's metadata and its last `size` bytes, or all of a smaller file. Raises as `read` does."""
         with _store_errors(path):
             if remote := self._on_s3(path):
                 info, data = remote.get_tail(size)

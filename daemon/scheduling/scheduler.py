@@ -127,11 +127,12 @@ class Scheduler:
 
     def remove(self, name: str) -> None:
         """Begin nothing more of the table; its running jobs end by themselves."""
+        job_ids = (name, _maintenance_id(name))
         with self._lock:
             del self._cycles[name]
-            for job_id in (name, _maintenance_id(name)):
+            for job_id in job_ids:
                 self._wanted.pop(job_id, None)
-        for job_id in (name, _maintenance_id(name)):
+        for job_id in job_ids:
             with suppress(JobLookupError):
                 self._timer.remove_job(job_id)
         self._call(self._slots.leave(name))

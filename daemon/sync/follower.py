@@ -6,6 +6,7 @@ The Iceberg table decides how far we are; the state store only remembers it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from threading import Event
@@ -35,7 +36,6 @@ from daemon.errors import (
 )
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
-from daemon.storage import map_requests
 from daemon.sync.advance import advance
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
@@ -294,13 +294,18 @@ class Follower:
                 return
 
     def _has_next(self, version: int, *, ends_group: bool) -> bool:
-        """Return whether a commit follows `version`. If a snapshot will show `version`, its checksum file is read, too:
-        on an object store at the same time.
+        """Return whether a commit follows `version`.
+
+        On an object store, the checksum file of a version that ends a group is read at the same time.
         """
-        ask: list[Callable[[], bool | None]] = [partial(self._context.log.has_next, version + 1)]
-        if ends_group and not is_local(self._context.location):
-            ask.append(partial(self._checksums.fetch, version))
-        return bool(map_requests(lambda each: each(), ask)[0])
+        log = self._context.log
+        if not ends_group or is_local(self._context.location):
+            return log.has_next(version + 1)
+        with ThreadPoolExecutor(1, thread_name_prefix="request") as pool:
+            fetched = pool.submit(self._checksums.fetch, version)
+            has_next = log.has_next(version + 1)
+            fetched.result()
+        return has_next
 
     def _check_continuity(self, shown: Shown) -> bool:
         """Return whether there is a next version. Raises `ResyncNeeded` if the log was replaced."""

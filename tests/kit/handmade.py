@@ -73,6 +73,7 @@ class HandmadeTable:
     deleted: dict[str, set[int]] = field(default_factory=dict)
     # `pathOrInlineDv` of a descriptor -> the file that it leads to.
     dv_files: dict[str, Path] = field(default_factory=dict)
+    _taken: set[Path] = field(default_factory=set)
 
     @property
     def location(self) -> str:
@@ -80,6 +81,12 @@ class HandmadeTable:
 
     def commit_path(self, version: int) -> Path:
         return self.folder / "_delta_log" / f"{version:020d}.json"
+
+    def take_new_files(self) -> list[Path]:
+        """The files that this has not returned before, in an order in which a copy of the table is always whole."""
+        new = {path for path in self.folder.rglob("*") if path.is_file()} - self._taken
+        self._taken |= new
+        return sorted(new, key=lambda path: (path.parent.name == "_delta_log", path))
 
     def create(self) -> None:
         (self.folder / "_delta_log").mkdir(parents=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections import OrderedDict
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from cachetools import LRUCache
 from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
@@ -21,34 +21,10 @@ WRITTEN_BYTES_MAX = 16 << 20
 WRITTEN_FILE_BYTES_MAX = 1 << 20
 
 
-class WrittenManifests:
-    """The newest manifests and manifest lists that this process wrote to S3, by location: the next commit reads them.
-
-    Their names are unique, so what was written once stays true. The oldest are dropped first.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._files: OrderedDict[str, bytes] = OrderedDict()
-        self._lock = Lock()
-
-    def add(self, location: str, data: bytes) -> None:
-        with self._lock:
-            self._bytes += len(data) - len(self._files.pop(location, b""))
-            self._files[location] = data
-            while self._bytes > self._max_bytes:
-                _, dropped = self._files.popitem(last=False)
-                self._bytes -= len(dropped)
-
-    def find(self, location: str) -> bytes | None:
-        with self._lock:
-            if location in self._files:
-                self._files.move_to_end(location)
-            return self._files.get(location)
-
-
-_written_manifests = WrittenManifests(WRITTEN_BYTES_MAX)
+# The newest manifests and manifest lists that this process wrote to S3, by location: the next commit reads them. Their
+# names are unique, so what was written once stays true.
+_written_manifests: LRUCache[str, bytes] = LRUCache(WRITTEN_BYTES_MAX, getsizeof=len)
+_written_lock = Lock()
 
 
 class S3FileIO(PyArrowFileIO):
@@ -88,7 +64,8 @@ class _S3File(InputFile, OutputFile):
         return True
 
     def open(self, seekable: bool = True) -> InputStream:
-        data = _written_manifests.find(self.location)
+        with _written_lock:
+            data = _written_manifests.get(self.location)
         return io.BytesIO(self._remote.get()[1] if data is None else data)
 
     def create(self, overwrite: bool = False) -> OutputStream:
@@ -146,4 +123,5 @@ class S3Output(io.RawIOBase):
         with as_os_errors():
             self._writer.close()
         if self._kept is not None:
-            _written_manifests.add(self._location, bytes(self._kept))
+            with _written_lock:
+                _written_manifests[self._location] = bytes(self._kept)

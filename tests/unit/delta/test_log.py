@@ -47,9 +47,6 @@ class MemoryStorage:
         meta, data = self.stat(path), self.read(path)
         return meta, (data[start : start + BLOCK] for start in range(0, len(data), BLOCK))
 
-    def read_tail(self, path: str, size: int) -> tuple[FileMeta, bytes]:
-        return self.stat(path), self.read(path)[-size:]
-
     def appears_whole(self, path: str) -> bool:
         return False
 
