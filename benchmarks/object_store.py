@@ -24,7 +24,7 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from benchmarks.commit_latency import DATA_FILES, ROWS, delete_one_row_each
 from benchmarks.report import conditions, parser, percentile, print_report
 from daemon.object_store import find_s3_object
-from daemon.storage import map_requests
+from daemon.storage import map_files
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.servers import accepts, free_port, wait_until
 
@@ -137,9 +137,10 @@ def put(options: dict[str, str], key: str, data: bytes = SMALL) -> None:
 def bare_ms(options: dict[str, str], touched_files: int) -> float:
     """The requests of one commit that must follow one another."""
     start_s = time.perf_counter()
+    remote = "s3://{}".format
     get(options, "bare/0")  # the commit
-    map_requests(partial(get, options), ["bare/0"] * 2)  # the deletion vectors of this commit, and of the one before
-    map_requests(partial(put, options), [f"bare/{number}" for number in range(touched_files)])  # the delete files
+    map_files(partial(get, options), ["bare/0"] * 2, remote)  # the deletion vectors of this commit and the one before
+    map_files(partial(put, options), [f"bare/{number}" for number in range(touched_files)], remote)  # the delete files
     for _ in range(3):  # manifest, manifest list, metadata
         put(options, "bare/0")
     return (time.perf_counter() - start_s) * 1000

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from typing import cast
 
-from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.io import FileIO
@@ -37,6 +36,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from daemon.durable import make_folder_of, place_to_write, put_in_place
 from daemon.iceberg.pyiceberg_ext.records import (
     RECORD_VERSION,
+    BlockAvroOutput,
     PreciseAvroFile,
     ResolvedAvroFile,
     manifest_record,
@@ -107,7 +107,7 @@ def write_manifest(
     }
     place = place_to_write(path, at_once=at_once)
     output = io.new_output(place)
-    with AvroOutputFile[ManifestEntry](
+    with BlockAvroOutput[ManifestEntry](
         output_file=output,
         file_schema=_entry_schema(spec, schema, format_version),
         record_schema=_entry_schema(spec, schema, RECORD_VERSION),
@@ -224,7 +224,7 @@ def write_manifest_list(
         "avro.codec": AVRO_CODEC,
     }
     make_folder_of(path)
-    with AvroOutputFile[ManifestFile](
+    with BlockAvroOutput[ManifestFile](
         output_file=io.new_output(path),
         file_schema=MANIFEST_LIST_FILE_SCHEMAS[format_version],
         record_schema=MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION],

@@ -44,6 +44,7 @@ AS_DOUBLE = Context(prec=17)
 WHOLE_DIGITS_MAX = 19
 # The limit for a line of the log. Statistics in checkpoints have the same limit.
 STATS_CHARACTERS_MAX = 16 << 20
+_STATS = json.JSONDecoder(parse_float=Decimal)
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def parse_stats(
         what = f"the statistics have {len(stats)} characters, but dvsync reads at most {STATS_CHARACTERS_MAX}"
         raise CorruptInput(what, hint="Have Delta compute the statistics of this file again.")
     try:
-        parsed = json.loads(stats, parse_float=Decimal)
+        parsed = _STATS.decode(stats)
         counted = parsed.get("numRecords") == record_count
         tight = parsed.get("tightBounds", True)
         minima, maxima = parsed.get("minValues") or {}, parsed.get("maxValues") or {}

@@ -10,13 +10,13 @@ from random import Random
 from typing import Any
 
 import pytest
-from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.catalog import MetastoreCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFile
 from sqlalchemy.exc import OperationalError
 
 from daemon.errors import ObjectStoreAway
+from daemon.iceberg.pyiceberg_ext.records import BlockAvroOutput
 from daemon.storage import FileIOStorage
 from state import StateStore, StateUnavailable
 from state.sql.store import SqlStateStore
@@ -56,7 +56,12 @@ TARGETS: dict[str, tuple[list[tuple[Any, str]], Callable[[str], Exception], bool
         False,
     ),
     "files": (
-        [(PyArrowFile, "create"), (PyArrowFile, "open"), (AvroOutputFile, "write_block"), (AvroOutputFile, "__exit__")],
+        [
+            (PyArrowFile, "create"),
+            (PyArrowFile, "open"),
+            (BlockAvroOutput, "write_block"),
+            (BlockAvroOutput, "__exit__"),
+        ],
         _full,
         True,
     ),

@@ -1,12 +1,14 @@
-"""Records of manifests and manifest lists, and readers of their Avro files."""
+"""Records of manifests and manifest lists, and readers and writers of their Avro files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
-from pyiceberg.avro.file import SYNC_SIZE, AvroFile, Block
+from pyiceberg.avro.encoder import BinaryEncoder
+from pyiceberg.avro.file import SYNC_SIZE, AvroFile, AvroOutputFile, Block
 from pyiceberg.avro.reader import Reader
 from pyiceberg.io import InputFile
 from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
@@ -65,6 +67,44 @@ class PreciseAvroFile(ResolvedAvroFile[D]):
         decoder = StreamingBinaryDecoder(codec.decompress(data) if codec else data)
         self.block = Block(reader=self.reader, block_records=records, block_decoder=decoder)
         return records
+
+
+class BlockAvroOutput(AvroOutputFile[D]):
+    """Writes an Avro file of one block, several times faster: PyIceberg 0.12 writes each byte of a number by a call."""
+
+    def write_block(self, objects: list[D]) -> None:
+        block = _BlockEncoder()
+        for each in objects:
+            self.writer.write(block, each)
+        codec = self.compression_codec()
+        content, size = codec.compress(bytes(block.content)) if codec else (bytes(block.content), len(block.content))
+        self.encoder.write_int(len(objects))
+        self.encoder.write_int(size)
+        self.encoder.write(content)
+        self.encoder.write(self.sync_bytes)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # PyIceberg closes the stream, also after an error, and so sends half a file to S3.
+        self.output_stream.__exit__(kind, error, trace)
+
+
+class _BlockEncoder(BinaryEncoder):
+    """Encodes into memory."""
+
+    def __init__(self) -> None:
+        self.content = bytearray()
+
+    def write(self, b: bytes) -> None:
+        self.content += b
+
+    def write_int(self, integer: int) -> None:
+        rest = (integer << 1) ^ (integer >> 63)
+        while rest > 0x7F:
+            self.content.append((rest & 0x7F) | 0x80)
+            rest >>= 7
+        self.content.append(rest)
 
 
 # In memory, records have the fields of format version 3, which has the most; this parameter selects them. Files are
