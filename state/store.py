@@ -221,7 +221,8 @@ class FileLedger(Protocol):
 
         Every file that is pending, live or used by older snapshots is an orphan of the replaced table from `at_ms` on;
         orphans of failed commits do not change. The live data files, their mappings and the snapshot are forgotten: if
-        the earlier table comes back, it must be rebuilt. Open intents and the version stay.
+        the earlier table comes back, it must be rebuilt. Open intents and the version stay. If this fails half-way, the
+        metadata location stays too, and the verb can be repeated.
         """
         ...
 

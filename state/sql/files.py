@@ -305,12 +305,6 @@ def remove_pending(connection: Connection, of: dict[str, Any], paths: Iterable[s
             connection.execute(pending.where(rows.c.path.in_(batch)))
 
 
-def remove_all_live_files(connection: Connection, table_id: int) -> None:
-    """Forget the live data files of a table and all mappings; its live delete files are in no manifest any more."""
-    take_out_delete_files(connection, table_id)
-    connection.execute(delete(DATA_FILES).where(DATA_FILES.c.table_id == table_id))
-
-
 def remove_some_live_files(connection: Connection, table_id: int, files_max: int) -> bool:
     """Forget this many live data files of a table, and their mappings. False when none are left."""
     some = select(DATA_FILES.c.id).where(DATA_FILES.c.table_id == table_id).limit(files_max)

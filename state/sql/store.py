@@ -1,6 +1,6 @@
 """The state store on any database that SQLAlchemy knows; SQLite is the default, PostgreSQL is tested as well.
 
-Every verb but `record_rebuilt` is one transaction here; the steps inside it are in `files.py`.
+A verb that touches every file of a table is several short transactions, any other is one. The steps are in `files.py`.
 """
 
 from __future__ import annotations
@@ -353,10 +353,13 @@ class SqlStateStore:
 
     def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:
         with self._database.write() as connection:
-            table = _load_table(connection, table_id)
-            sql_files.remove_all_live_files(connection, table_id)
+            # If this ends half-way, the metadata location is still there, and the next first sync does it again.
+            _write_table(connection, replace(_load_table(connection, table_id), snapshot_id=None))
+            sql_files.take_out_delete_files(connection, table_id)
+        self._remove_live_files(table_id)
+        with self._database.write() as connection:
             sql_files.orphan_written(connection, table_id, OrphanReason.TABLE_REPLACED, at_ms=at_ms)
-            _write_table(connection, replace(table, snapshot_id=None, metadata_location=None))
+            _write_table(connection, replace(_load_table(connection, table_id), metadata_location=None))
 
     def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
         columns = {path: {"size_bytes": size_bytes} for path, size_bytes in sizes_bytes.items()}

@@ -1532,7 +1532,6 @@ FAILING: list[tuple[str, Callable[[StateStore, int], None]]] = [
         lambda store, id: store.record_unreferenced(id, ["lost", "orphaned"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=9),
     ),
     ("UPDATE ON metadata_files", lambda store, id: store.record_still_used(id, ["lost", "orphaned"], at_ms=9)),
-    ("UPDATE ON metadata_files", lambda store, id: store.record_table_replaced(id, at_ms=9)),
     ("UPDATE ON metadata_files", lambda store, id: store.record_sizes(id, {"d": 1, "orphaned": 1})),
     ("UPDATE ON metadata_files", lambda store, id: store.record_deleted(id, ["lost", "orphaned"], at_ms=9)),
     ("DELETE ON sync_runs", lambda store, id: store.forget_before(id, 9)),
@@ -1557,6 +1556,25 @@ def test_damaged_table_fails_without_a_trace(
     with pytest.raises(StateUnavailable, match="no space"):
         verb(sql_store, table_id)
     assert observe(sql_store, table_id, ["a", "d"]) == before
+
+
+def test_a_replacement_that_fails_half_way_is_repeated(sql_store: SqlStateStore) -> None:
+    table_id = fill(sql_store)
+    before = sql_store.list_tables()[0]
+    with sql_store._database.write() as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER broken BEFORE UPDATE ON metadata_files BEGIN SELECT RAISE(ABORT, 'no space'); END"
+        )
+    with pytest.raises(StateUnavailable, match="no space"):
+        sql_store.record_table_replaced(table_id, at_ms=9)
+    half = sql_store.list_tables()[0]
+    assert (half.snapshot_id, half.metadata_location) == (None, before.metadata_location)
+    with sql_store._database.write() as connection:
+        connection.exec_driver_sql("DROP TRIGGER broken")
+    sql_store.record_table_replaced(table_id, at_ms=9)
+    assert sql_store.list_tables()[0].metadata_location is None
+    assert not list(sql_store.read_live_files(table_id))
+    assert not sql_store.list_written(table_id, (FileStatus.PENDING, FileStatus.LIVE))
 
 
 CRASHING = """
