@@ -187,6 +187,55 @@ def doctor(
 
 
 @app.command()
+def verify(
+    context: typer.Context,
+    tables: TableNames = None,
+    *,
+    rows: Annotated[bool, typer.Option("--rows", help="Also compare the values of all rows.")] = False,
+    metadata: Annotated[
+        bool, typer.Option("--metadata", help="Compare only metadata and the files' footers; needs no Spark.")
+    ] = False,
+    sample: Annotated[
+        float, typer.Option("--sample", min=0.01, max=100, help="Compare so many per cent of the data files.")
+    ] = 100.0,
+    at: Annotated[
+        int | None, typer.Option("--at", min=0, help="Compare the snapshot that shows this Delta version.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Prove that the Iceberg tables show what the Delta tables have. Changes nothing; exit code 1 if one does not.
+
+    Compares files, counts, bounds and delete files, and then, with Spark's Iceberg reader, which rows of each file are
+    there.
+    """
+    import_arrow()
+    from daemon.cli.console import SyncProgress, proof_lines  # noqa: PLC0415
+    from daemon.cli.operations import verify_tables  # noqa: PLC0415
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.verify.findings import Level, Sample, Scope, as_json_object  # noqa: PLC0415
+
+    if rows and metadata:
+        raise typer.BadParameter("it does not go with --metadata", param_hint="--rows")
+    level = Level.ROWS if rows else Level.METADATA if metadata else Level.BITMAPS
+    scope = Scope(level, Sample.of(sample), at)
+    failed, results = False, []
+    with _reported_errors():
+        settings = _load_with_found(context, config)
+        failed = not tables and PATTERN_FAILED in context.meta
+        chosen = find_tables(settings, tables or [])
+        with SyncProgress(Console(stderr=True)) as progress:
+            for table, proof in verify_tables(settings, chosen, progress.of_table, scope):
+                failed = failed or isinstance(proof, SyncError) or not proof.is_right
+                results.append(as_json_object(table.name, proof))
+                if not as_json:
+                    _say("\n".join(proof_lines(table.name, proof)))
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(results), indent=2))
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
 def init(
     context: typer.Context,
     places: Annotated[

@@ -15,6 +15,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
+from daemon.errors import SyncError
 from daemon.status.table_status import WORST_FIRST, SyncState, TableStatus, count_states, span
 from daemon.texts import printable
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from daemon.maintenance.compaction import Compaction
     from daemon.maintenance.expiry import Expiry
     from daemon.scheduling.cycle import CycleResult
+    from daemon.verify.findings import Proof
 
 _COLOURS = {
     SyncState.SYNCED: "green",
@@ -182,6 +184,26 @@ def cleanup_lines(name: str, done: Cleanup, *, dry_run: bool) -> list[str]:
     lines += (f"  could not be removed: {failure}" for failure in done.failed)
     lines += (f"  unknown to the state database: {file.path}" for file in done.found)
     return lines
+
+
+def proof_lines(name: str, proof: Proof | SyncError) -> list[str]:
+    """Describe one table's result of `dvsync verify`."""
+    if isinstance(proof, SyncError):
+        return [f"{name}: not verified: {proof.kind}: {proof}", f"  {proof.hint}"]
+    compared = f"{proof.files:,} of {proof.files_total:,} data files, {proof.rows:,} rows"
+    took = ", ".join(f"{level} {seconds:.1f} s" for level, seconds in proof.seconds.items())
+    shown = f"version {proof.version} in snapshot {proof.snapshot_id}"
+    if proof.is_right:
+        return [f"{name}: right: {shown}; {compared} ({took})"]
+    lines = [f"{name}: WRONG: {shown}; {compared} ({took})"]
+    for fault, count in proof.findings.counts.items():
+        named = [each for each in proof.findings.named if each.fault is fault]
+        lines.append(f"  {fault}: {count:,}" + (f", the first {len(named)}:" if len(named) < count else ""))
+        for each in named:
+            column = f", column {each.column}" if each.column else ""
+            positions = f", at positions {', '.join(map(str, each.positions))}" if each.positions else ""
+            lines += [f"    {each.path}{column}", f"      {each.detail}{positions}"]
+    return [*lines, f"  `dvsync resync {name}` writes the table anew from Delta's state."]
 
 
 class SyncProgress:

@@ -19,10 +19,13 @@ from daemon.service.assembly import open_parts
 from daemon.service.lease import hold_lease
 from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
+from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
-from daemon.sync.context import Progress
+from daemon.sync.context import Progress, as_sync_errors
 from daemon.sync.memory import keep_rows
+from daemon.verify.findings import Proof, Scope
+from daemon.verify.verifier import Verifier
 
 T = TypeVar("T")
 
@@ -98,6 +101,30 @@ def examine_tables(
                 yield table, error
     finally:
         spark.close()
+
+
+def verify_tables(
+    settings: Settings,
+    tables: Sequence[TableSettings],
+    progress_of: Callable[[str], Progress],
+    scope: Scope,
+) -> Iterator[tuple[TableSettings, Proof | SyncError]]:
+    """Compare each of these Iceberg tables with its Delta table, and yield the result or the error.
+
+    Reads only, so it may run beside a daemon. After a signal, no other table is started. Raises StateStoreAway.
+    """
+    stop = Event()
+    settings = settings.model_copy(update={"spark": with_iceberg_jar(settings.spark)})
+    with StopSignals(stop.set, grace_s=STOP_GRACE_S), open_parts(settings) as parts:
+        for table in tables:
+            if stop.is_set():
+                return
+            context = parts.context(table, progress_of(table.name))
+            try:
+                with as_sync_errors(table.name):
+                    yield table, Verifier(context).verify(scope)
+            except SyncError as error:
+                yield table, error
 
 
 def maintain_tables(

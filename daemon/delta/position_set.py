@@ -130,6 +130,12 @@ class LargeSet:
         return b"".join((header, *bodies))
 
 
+def encode_positions(positions: BitMap64) -> bytes:
+    """Serialize a set in the portable form, with the magic number. Delta PROTOCOL.md, "Deletion Vector Format"."""
+    positions.run_optimize()
+    return MAGIC_PORTABLE_BYTES + positions.serialize()
+
+
 # What `decode_positions` returns.
 PositionSet = BitMap64 | LargeSet
 

@@ -6,6 +6,7 @@ Iceberg spec, "Position Delete Files". Other modules decide which positions go i
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,10 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
 
 from daemon.durable import place_to_write, put_in_place
 from daemon.errors import ObjectStoreAway
+from daemon.iceberg.manifests import referenced_data_file
 from daemon.iceberg.pyiceberg_ext.file_io import S3Output
+from daemon.storage import FileIOStorage
 
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
 # Bounds the paths of a row group: if its dictionary grows past 1 MB, Arrow writes the path of each row in full.
@@ -37,6 +41,15 @@ _SCHEMA: Final = pa.schema(
         pa.field("pos", pa.int64(), nullable=False, metadata=_POS_ID),
     ]
 )
+
+
+def count_served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int]:
+    """Count the positions by data file: from the entry if it names its only data file, else from the delete file."""
+    single = referenced_data_file(delete_file)
+    if single is not None:
+        return {single: delete_file.record_count}
+    with storage.open_input(delete_file.file_path) as file:
+        return dict(Counter(pq.read_table(file, columns=["file_path"]).column(0).to_pylist()))
 
 
 @dataclass(frozen=True, slots=True)

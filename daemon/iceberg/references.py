@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import Table
@@ -83,6 +83,14 @@ def _paths(table: Table, manifests: Iterable[ManifestFile], *, live: bool) -> li
 def _data_manifests(table: Table, snapshot: Snapshot) -> list[ManifestFile]:
     listed = read_manifest_list(table.io, snapshot.manifest_list)
     return [manifest for manifest in listed if manifest.content is ManifestContent.DATA]
+
+
+def live_entries(table: Table, snapshot: Snapshot, content: ManifestContent) -> Iterator[tuple[ManifestEntry, str]]:
+    """Yield the live entries of a snapshot, each with the path of its manifest."""
+    for manifest in read_manifest_list(table.io, snapshot.manifest_list):
+        if manifest.content is content:
+            for entry in entries_of(table, manifest):
+                yield entry, manifest.manifest_path
 
 
 def entries_of(table: Table, manifest: ManifestFile, *, live: bool = True) -> list[ManifestEntry]:

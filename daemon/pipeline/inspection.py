@@ -64,7 +64,7 @@ class Inspector:
         """Inspect one file, and return its metrics and its schema's properties. Raises as `inspect`."""
         path = add.path
         check_path(path)
-        footer = self._read_footer(add)
+        footer = read_footer(self.storage, path, add.size)
         metrics = metrics_of(add, self.table, footer.num_rows)
         try:
             found, leaf_paths = self._check_schema(footer)
@@ -88,25 +88,6 @@ class Inspector:
             leaf_paths = tuple(footer.schema.column(number).path for number in range(footer.num_columns))
             self._checked[key] = check_file_schema(schema, self.table, leaf_paths), leaf_paths
         return self._checked[key]
-
-    def _read_footer(self, add: AddFile) -> pq.FileMetaData:
-        """Read the footer, with one request if it is small."""
-        path = add.path
-        meta, tail = self.storage.read_tail(path, FOOTER_READ_BYTES)
-        if meta.size != add.size:
-            raise CorruptInput(
-                f"the data file has {meta.size} bytes, but the Delta log says {add.size}",
-                path=path,
-                hint="Restore the file, or remove it from Delta's log (FSCK REPAIR, or a delete that covers it).",
-            )
-        footer_bytes = int.from_bytes(tail[-FOOTER_END_BYTES:][:4], "little") + FOOTER_END_BYTES
-        if len(tail) < footer_bytes <= meta.size and tail.endswith(MAGIC):
-            _, tail = self.storage.read_tail(path, footer_bytes)
-        try:
-            return pq.ParquetFile(pa.BufferReader(tail)).metadata
-        except (pa.ArrowException, OSError) as error:
-            # Arrow raises OSError, too, for a broken footer.
-            raise _no_footer(path, error) from error
 
     def _check_moments(self, path: str, column: str) -> None:
         """Check the timestamps of a column without statistics: inside lists and maps, or not indexed by Delta."""
@@ -176,6 +157,28 @@ class Inspector:
                     hint="Rewrite the file with Delta. Its rows must have the log's value, or null where they have an "
                     "empty string or __HIVE_DEFAULT_PARTITION__.",
                 )
+
+
+def read_footer(storage: FileIOStorage, path: str, size: int) -> pq.FileMetaData:
+    """Read the footer of a data file of `size` bytes, with one request if it is small.
+
+    Raises `ObjectMissing`, and `CorruptInput` if the file has another size or no footer.
+    """
+    meta, tail = storage.read_tail(path, FOOTER_READ_BYTES)
+    if meta.size != size:
+        raise CorruptInput(
+            f"the data file has {meta.size} bytes, but the Delta log says {size}",
+            path=path,
+            hint="Restore the file, or remove it from Delta's log (FSCK REPAIR, or a delete that covers it).",
+        )
+    footer_bytes = int.from_bytes(tail[-FOOTER_END_BYTES:][:4], "little") + FOOTER_END_BYTES
+    if len(tail) < footer_bytes <= meta.size and tail.endswith(MAGIC):
+        _, tail = storage.read_tail(path, footer_bytes)
+    try:
+        return pq.ParquetFile(pa.BufferReader(tail)).metadata
+    except (pa.ArrowException, OSError) as error:
+        # Arrow raises OSError, too, for a broken footer.
+        raise _no_footer(path, error) from error
 
 
 def _single_value(chunk: pq.ColumnChunkMetaData) -> tuple[Any] | None:

@@ -15,7 +15,8 @@ Delta's error classes and the types of Java's exceptions decide, never the words
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -147,11 +148,11 @@ HINTS: Mapping[type[SyncError], str] = {
     PipelineAway: "See Spark's own log. dvsync tries again.",
 }
 WHAT: Mapping[type[SyncError], str] = {
-    CorruptInput: "Delta cannot read the table",
-    Unsupported: "Delta cannot read the table",
-    ObjectMissing: "a file that Delta needs is not there",
+    CorruptInput: "Spark cannot read the table",
+    Unsupported: "Spark cannot read the table",
+    ObjectMissing: "a file that Spark needs is not there",
     ObjectStoreAway: "the store does not answer Spark",
-    PipelineAway: "Delta on Spark failed",
+    PipelineAway: "Spark failed",
 }
 HINT_OF = {"DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED": HINT_CATALOG_MANAGED}
 # `[CLASS.SUBCLASS] text. SQLSTATE: 42K03`
@@ -196,6 +197,18 @@ def as_known_error(error: Exception, path: str | None = None, version: int | Non
         version = int(source.parameters["version"])
     hint = HINT_OF.get(source.condition or "", HINTS[kind])
     return kind(f"{WHAT[kind]}: {reason_of(chain) or error}", hint=hint, path=path, version=version)
+
+
+@contextmanager
+def known_errors(path: str) -> Iterator[None]:
+    """Raise exceptions of PySpark and Py4J as one of our error kinds, about `path`."""
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise as_known_error(error, path) from error
 
 
 def kind_of(chain: Sequence[Thrown]) -> type[SyncError]:

@@ -10,7 +10,7 @@ from daemon.config.settings import SparkSettings
 
 DELTA_JAR = "io.delta:delta-spark_4.1_2.13:4.4.0"
 
-# The demo and the tests read the Iceberg tables with this jar. The daemon does not need it.
+# The demo, `dvsync verify` and the tests read the Iceberg tables with this jar. Following needs no such reader.
 ICEBERG_JAR = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
 # hadoop-aws depends on `bundle`, which has all AWS clients in 600 MB. S3A needs only three modules, 14 MB in all: `s3`,
@@ -51,4 +51,12 @@ def with_s3_jars(settings: SparkSettings) -> SparkSettings:
     conf = dict(settings.conf)
     conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), *s3_jars())
     conf["spark.jars.excludes"] = joined(conf.get("spark.jars.excludes"), *S3_EXCLUDES)
+    return settings.model_copy(update={"conf": conf})
+
+
+def with_iceberg_jar(settings: SparkSettings) -> SparkSettings:
+    """Add Spark's Iceberg reader to the settings."""
+    conf = dict(settings.conf)
+    if "iceberg-spark-runtime" not in conf.get("spark.jars", "") + conf.get("spark.jars.packages", ""):
+        conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), ICEBERG_JAR)
     return settings.model_copy(update={"conf": conf})

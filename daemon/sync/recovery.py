@@ -13,12 +13,11 @@ from hashlib import blake2b
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import structlog
 from msgspec.structs import replace as with_fields
-from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import ancestors_of
+from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
 from daemon import log as events
 from daemon.delta.actions import Commit, RemoveFile
@@ -27,9 +26,9 @@ from daemon.delta.protocol import check_protocol
 from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, ObjectMissing, ReplacementNeeded, TargetChanged, Unsupported
 from daemon.iceberg.account import find_account
-from daemon.iceberg.manifests import read_manifest_list, referenced_data_file
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
-from daemon.iceberg.references import entries_of, metadata_files
+from daemon.iceberg.position_deletes import count_served
+from daemon.iceberg.references import live_entries, metadata_files
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, live_file, remembered, remembered_account, unchanged_outcome
@@ -200,12 +199,15 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     current = table.current_snapshot()
     assert current is not None, "a table with a marker has a snapshot"
     storage = FileIOStorage(context.target_properties(table))
-    delete_files = {file.file_path: (file, manifest) for file, manifest in _entries(table, ManifestContent.DELETES)}
-    served = {path: _served(storage, delete_file) for path, (delete_file, _) in delete_files.items()}
+    delete_files = {
+        entry.data_file.file_path: (entry.data_file, manifest)
+        for entry, manifest in live_entries(table, current, ManifestContent.DELETES)
+    }
+    served = {path: count_served(storage, delete_file) for path, (delete_file, _) in delete_files.items()}
     positions: Counter[str] = Counter()
     for counts in served.values():
         positions.update(counts)
-    shown = _count_files(table, positions)
+    shown = _count_files(table, current, positions)
     delta = _find_delta_state(context, marker)
     dvs = delta[0] if delta else {}
     unknown = {path for path in {*dvs, *positions} if positions[path] != (dvs[path].cardinality if path in dvs else 0)}
@@ -222,8 +224,8 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         must_compare=not known,
     )
     live = (
-        live_file(data_file, manifest_path, dvs.get(data_file.file_path))
-        for data_file, manifest_path in _entries(table, ManifestContent.DATA)
+        live_file(entry.data_file, manifest_path, dvs.get(entry.data_file.file_path))
+        for entry, manifest_path in live_entries(table, current, ManifestContent.DATA)
     )
     deletes = [
         DeleteFileRecord(
@@ -252,12 +254,13 @@ class _FileSet:
         self.hashes += int.from_bytes(blake2b(f"{size_bytes} {path}".encode(), digest_size=16).digest())
 
 
-def _count_files(table: Table, with_deletions: Collection[str]) -> _FileSet:
-    """Count the data files of the current snapshot. Raises `ReplacementNeeded` as `rebuild` does."""
+def _count_files(table: Table, snapshot: Snapshot, with_deletions: Collection[str]) -> _FileSet:
+    """Count the data files of a snapshot. Raises `ReplacementNeeded` as `rebuild` does."""
     shown, not_shown = _FileSet(), set(with_deletions)
 
     def hashes() -> Iterator[int]:
-        for data_file, _ in _entries(table, ManifestContent.DATA):
+        for entry, _ in live_entries(table, snapshot, ManifestContent.DATA):
+            data_file = entry.data_file
             shown.add(data_file.file_path, data_file.file_size_in_bytes)
             not_shown.discard(data_file.file_path)
             yield hash(data_file.file_path)
@@ -275,26 +278,8 @@ def _int64s(values: Iterable[int]) -> pa.Int64Array:
     return pa.Int64Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
-def _entries(table: Table, content: ManifestContent) -> Iterator[tuple[DataFile, str]]:
-    """Yield the live entries of the current snapshot, each with the path of its manifest."""
-    snapshot = table.current_snapshot()
-    for manifest in read_manifest_list(table.io, snapshot.manifest_list) if snapshot else ():
-        if manifest.content is content:
-            for entry in entries_of(table, manifest):
-                yield entry.data_file, manifest.manifest_path
-
-
 def _not_mendable(what: str, path: str) -> ReplacementNeeded:
     return ReplacementNeeded(what, path=path, hint=REPLACED)
-
-
-def _served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int]:
-    """Count the positions by data file: from the entry if it names its only data file, else from the delete file."""
-    single = referenced_data_file(delete_file)
-    if single is not None:
-        return {single: delete_file.record_count}
-    with storage.open_input(delete_file.file_path) as file:
-        return dict(Counter(pq.read_table(file, columns=["file_path"]).column(0).to_pylist()))
 
 
 def _find_delta_state(

@@ -147,7 +147,7 @@ def add_at(path: str, table: HandmadeTable) -> None:
     table.commit([{"add": {**action["add"], "path": path}}])
 
 
-PATH = "Delta cannot read the table: URISyntaxException: .* at index \\d+: "
+PATH = "Spark cannot read the table: URISyntaxException: .* at index \\d+: "
 FOLLOWED_PATH = "Delta cannot read the path '.*' of a data file: "
 NO_PROTOCOL = "no protocol action could be recovered from the log"
 NO_METADATA = "no metaData action could be recovered from the log"

@@ -23,7 +23,7 @@ ROWS: list[tuple[str, ...]] = [
     ("spark",),
     ("pipeline",),
     ("sync", "doctor"),
-    ("maintenance", "status"),
+    ("maintenance", "status", "verify"),
     ("scheduling", "web"),
     ("service",),
     ("cli",),

@@ -1,0 +1,81 @@
+"""Hashes of all values by data file and column, by which two readers' rows are compared in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from daemon.spark.answers import collect
+from daemon.spark.failures import known_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+# The columns that the readers below add to those of the table.
+FILE, POSITION = "__dvsync_file", "__dvsync_position"
+ROWS = "__dvsync_rows"
+
+
+def read_iceberg(spark: SparkSession, metadata_location: str, snapshot_id: int) -> DataFrame:
+    """The rows of a snapshot by Spark's Iceberg reader, with FILE and POSITION. Spark knows nothing of the catalog."""
+    with known_errors(metadata_location):
+        frame = spark.read.format("iceberg").option("versionAsOf", snapshot_id).load(metadata_location)
+        return frame.selectExpr("*", f"_file AS {FILE}", f"_pos AS {POSITION}")
+
+
+def read_delta(spark: SparkSession, location: str, version: int) -> DataFrame:
+    """The rows of a version by Delta's own reader, with FILE, which is URL-encoded, and POSITION."""
+    with known_errors(location):
+        frame = spark.read.format("delta").option("versionAsOf", version).load(location)
+        return frame.selectExpr("*", f"_metadata.file_path AS {FILE}", f"_metadata.row_index AS {POSITION}")
+
+
+def hash_rows(frame: DataFrame, columns: Sequence[str]) -> pa.Table:
+    """Return for each data file its number of rows, and of each column a hash that does not depend on their order.
+
+    The hash of a value has the value's position in it, so that values that change places change the hash.
+    """
+    from pyspark.sql import functions as f  # noqa: PLC0415
+
+    hashes = [f.bit_xor(hash_value(frame, name)).alias(f"h{number}") for number, name in enumerate(columns)]
+    return collect(frame.groupBy(FILE).agg(f.count("*").alias(ROWS), *hashes))
+
+
+def differing_positions(ours: DataFrame, theirs: DataFrame, column: str, limit: int) -> list[int]:
+    """Return the first positions at which `column` differs between two readers' frames of one data file."""
+    from pyspark.sql import functions as f  # noqa: PLC0415
+
+    pairs = [frame.select(POSITION, hash_value(frame, column).alias("h")) for frame in (ours, theirs)]
+    joined = pairs[0].withColumnRenamed("h", "ours").join(pairs[1], POSITION, "full_outer")
+    differing = joined.where(~f.col("ours").eqNullSafe(f.col("h"))).orderBy(POSITION).limit(limit)
+    return [int(position) for position in collect(differing.select(POSITION)).column(0).to_pylist()]
+
+
+def hash_value(frame: DataFrame, column: str) -> Column:
+    """Hash the values of a column together with their positions."""
+    from pyspark.sql import functions as f  # noqa: PLC0415
+
+    value = frame[f"`{column.replace('`', '``')}`"]
+    return f.xxhash64(frame[POSITION], _without_maps(value, frame.schema[column].dataType))
+
+
+def _without_maps(value: Column, data_type: DataType) -> Column:
+    """Turn maps, which Spark does not hash, into arrays of their entries; their order is that of the file."""
+    from pyspark.sql import functions as f  # noqa: PLC0415
+    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415
+
+    if "map<" not in data_type.simpleString():
+        return value
+    match data_type:
+        case MapType():
+            entry = StructType().add("key", data_type.keyType).add("value", data_type.valueType)
+            return _without_maps(f.map_entries(value), ArrayType(entry))
+        case ArrayType():
+            return f.transform(value, lambda item: _without_maps(item, data_type.elementType))
+        case StructType():
+            fields = [_without_maps(value[field.name], field.dataType).alias(field.name) for field in data_type.fields]
+            return f.when(value.isNotNull(), f.struct(*fields))
+    return value

@@ -1,0 +1,146 @@
+"""What a verification found: differences between the Iceberg table and the Delta table, and how much was compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+from random import randrange
+from typing import Any
+from zlib import crc32
+
+from daemon.errors import SyncError
+
+# The first differences of each kind are named; all of them are counted.
+NAMED_MAX = 5
+POSITIONS_NAMED_MAX = 10
+SHARES = 10_000
+
+
+class Level(StrEnum):
+    """How deep a verification goes. Each level includes those before it."""
+
+    METADATA = "metadata"  # files, counts, partitions, bounds and delete files, from metadata and footers
+    BITMAPS = "bitmaps"  # the positions of the rows that Spark's Iceberg reader returns
+    ROWS = "rows"  # the values of all rows, column by column
+
+
+class Fault(StrEnum):
+    """The kinds of differences."""
+
+    FILE_MISSING = "data file missing"
+    FILE_SURPLUS = "data file too many"
+    FILE_TWICE = "data file twice"
+    FILE_DAMAGED = "data file damaged"
+    SIZE = "wrong size"
+    ROW_COUNT = "wrong row count"
+    PARTITION = "wrong partition"
+    NULL_COUNT = "wrong null count"
+    BOUNDS = "wrong bounds"
+    DELETED_COUNT = "wrong number of deleted rows"
+    DELETE_FILE = "delete file without effect"
+    DELETE_FILE_DAMAGED = "delete file damaged"
+    ROWS_MISSING = "rows missing"
+    ROWS_SURPLUS = "deleted rows shown"
+    VALUES = "different values"
+    UNREADABLE = "table not readable"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference: its kind, the file, and what is wrong there. `positions` are the first of those that differ."""
+
+    level: Level
+    fault: Fault
+    path: str
+    detail: str
+    column: str | None = None
+    positions: tuple[int, ...] = ()
+
+
+@dataclass
+class Findings:
+    """The differences so far. Of each kind at most NAMED_MAX are kept."""
+
+    named: list[Difference] = field(default_factory=list)
+    counts: Counter[Fault] = field(default_factory=Counter)
+
+    def add(self, difference: Difference) -> None:
+        self.counts[difference.fault] += 1
+        if self.counts[difference.fault] <= NAMED_MAX:
+            self.named.append(difference)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The result for one table. `files` were compared, of the `files_total` that Delta has at `version`.
+
+    `seconds` has the duration of each level. Rows are live rows of the compared files.
+    """
+
+    level: Level
+    version: int
+    snapshot_id: int
+    files: int
+    files_total: int
+    rows: int
+    findings: Findings
+    seconds: dict[Level, float]
+
+    @property
+    def is_right(self) -> bool:
+        return not self.findings.counts
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A part of a table's files, chosen by a hash of their paths: those whose hash is in `first` to `end` of SHARES."""
+
+    first: int = 0
+    end: int = SHARES
+
+    @classmethod
+    def of(cls, per_cent: float) -> Sample:
+        """A random part of the files: another one in each round."""
+        width = max(1, round(SHARES * per_cent / 100))
+        first = randrange(SHARES - width + 1)
+        return cls(first, first + width)
+
+    def has(self, path: str) -> bool:
+        return self.first <= crc32(path.encode()) % SHARES < self.end
+
+    def split(self, parts: int) -> list[Sample]:
+        """Divide the sample into up to `parts` smaller ones of about the same size."""
+        width = self.end - self.first
+        bounds = [self.first + width * number // parts for number in range(parts + 1)]
+        return [Sample(first, end) for first, end in pairwise(bounds) if first < end]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is compared: how deep, which files, and the Delta version; None for the one that is shown now."""
+
+    level: Level = Level.BITMAPS
+    sample: Sample = Sample()
+    at: int | None = None
+
+
+def as_json_object(table: str, proof: Proof | SyncError) -> dict[str, Any]:
+    """Return the result for one table as `dvsync verify --json` prints it."""
+    if isinstance(proof, SyncError):
+        error = {"kind": proof.kind, "message": str(proof), "hint": proof.hint}
+        return {"table": table, "is_right": None, "error": error}
+    return {
+        "table": table,
+        "is_right": proof.is_right,
+        "level": proof.level,
+        "delta_version": proof.version,
+        "snapshot_id": proof.snapshot_id,
+        "files": proof.files,
+        "files_total": proof.files_total,
+        "rows": proof.rows,
+        "seconds": {level.value: round(seconds, 3) for level, seconds in proof.seconds.items()},
+        "differences": {fault.value: count for fault, count in proof.findings.counts.items()},
+        "first_differences": [asdict(difference) for difference in proof.findings.named],
+    }

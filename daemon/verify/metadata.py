@@ -1,0 +1,227 @@
+"""The first level: compares the two metadata trees with each other, and with the footers of the files in them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+from pyiceberg.conversions import from_bytes
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.typedef import Record
+from pyiceberg.types import (
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from daemon.delta.actions import AddFile
+from daemon.errors import CorruptInput, ObjectMissing
+from daemon.iceberg.position_deletes import count_served
+from daemon.iceberg.references import live_entries
+from daemon.pipeline.inspection import STATISTICS_STRING_MAX, read_footer
+from daemon.storage import FileIOStorage, map_files
+from daemon.translate.data_files import partition_of
+from daemon.translate.partition_values import EPOCH, EPOCH_DAY, MICROSECOND, encode_partition
+from daemon.translate.schema import TableSchema
+from daemon.verify.findings import Difference, Fault, Findings, Level, Sample
+
+
+class FilePair(NamedTuple):
+    """A data file as Delta and as Iceberg have it. `deleted_rows` counts the rows that Iceberg's readers leave out."""
+
+    add: AddFile
+    entry: ManifestEntry
+    deleted_rows: int
+
+
+@dataclass
+class MetadataCheck:
+    """Compares a snapshot with Delta's live files. Only the files of one sample are in memory at a time."""
+
+    table: Table
+    snapshot: Snapshot
+    schema: TableSchema
+    storage: FileIOStorage
+    findings: Findings
+    files: int = 0
+    rows: int = 0
+
+    def compare(self, adds: Iterable[AddFile], sample: Sample) -> list[FilePair]:
+        """Compare the files of `adds` that are in `sample` with all that Iceberg has in it. Returns those in both."""
+        in_delta = {add.path: add for add in adds if sample.has(add.path)}
+        in_iceberg = self._read_entries(sample)
+        deleted = self._count_deleted(in_iceberg, sample)
+        for path in sorted(in_delta.keys() - in_iceberg.keys()):
+            self._found(Fault.FILE_MISSING, path, "Delta has the file, and Iceberg does not")
+        for path in sorted(in_iceberg.keys() - in_delta.keys()):
+            self._found(Fault.FILE_SURPLUS, path, "Iceberg has the file, and Delta does not")
+        pairs = [
+            FilePair(in_delta[path], in_iceberg[path], deleted[path]) for path in sorted(in_delta.keys() & in_iceberg)
+        ]
+        for differences in map_files(self._compare_file, pairs, lambda pair: pair.add.path):
+            for difference in differences:
+                self.findings.add(difference)
+        self.files += len(in_delta)
+        self.rows += sum(pair.entry.data_file.record_count - pair.deleted_rows for pair in pairs)
+        return pairs
+
+    def _found(self, fault: Fault, path: str, detail: str) -> None:
+        self.findings.add(Difference(Level.METADATA, fault, path, detail))
+
+    def _read_entries(self, sample: Sample) -> dict[str, ManifestEntry]:
+        entries: dict[str, ManifestEntry] = {}
+        for entry, manifest in live_entries(self.table, self.snapshot, ManifestContent.DATA):
+            path = entry.data_file.file_path
+            if sample.has(path):
+                if path in entries:
+                    self._found(Fault.FILE_TWICE, path, f"readers return its rows twice; one entry is in {manifest}")
+                entries[path] = entry
+        return entries
+
+    def _count_deleted(self, data_entries: Mapping[str, ManifestEntry], sample: Sample) -> Counter[str]:
+        """Count by data file the positions of the delete files that apply to it. Iceberg spec, "Scan Planning"."""
+        deleted: Counter[str] = Counter()
+        for entry, _ in live_entries(self.table, self.snapshot, ManifestContent.DELETES):
+            delete_file = entry.data_file
+            try:
+                served = {path: count for path, count in self._served(delete_file).items() if sample.has(path)}
+                if served:
+                    self._check_delete_file(delete_file)
+            except (CorruptInput, ObjectMissing) as error:
+                self._found(Fault.DELETE_FILE_DAMAGED, delete_file.file_path, error.message)
+                continue
+            for path, count in served.items():
+                why = _not_applied(entry, data_entries.get(path))
+                if why:
+                    self._found(Fault.DELETE_FILE, delete_file.file_path, f"{why}: {path}")
+                else:
+                    deleted[path] += count
+        return deleted
+
+    def _served(self, delete_file: DataFile) -> dict[str, int]:
+        try:
+            return count_served(self.storage, delete_file)
+        except ValueError as error:  # Arrow's, for bytes that are not Parquet
+            raise CorruptInput(str(error), hint="") from error
+
+    def _check_delete_file(self, delete_file: DataFile) -> None:
+        rows = read_footer(self.storage, delete_file.file_path, delete_file.file_size_in_bytes).num_rows
+        if rows != delete_file.record_count:
+            raise CorruptInput(f"it has {rows} positions, but its entry says {delete_file.record_count}", hint="")
+
+    def _compare_file(self, pair: FilePair) -> list[Difference]:
+        add, data_file = pair.add, pair.entry.data_file
+        found = []
+        if add.size != data_file.file_size_in_bytes:
+            found.append((Fault.SIZE, f"{data_file.file_size_in_bytes} bytes in Iceberg, {add.size} in Delta"))
+        cardinality = add.deletion_vector.cardinality if add.deletion_vector else 0
+        if cardinality != pair.deleted_rows:
+            found.append((Fault.DELETED_COUNT, f"{pair.deleted_rows} in Iceberg, {cardinality} in Delta"))
+        expected = encode_partition(Record(*partition_of(add, self.schema, data_file.spec_id)))
+        if (partition := encode_partition(data_file.partition)) != expected:
+            found.append((Fault.PARTITION, f"{partition} in Iceberg, {expected} in Delta"))
+        differences = [Difference(Level.METADATA, fault, add.path, detail) for fault, detail in found]
+        try:
+            footer = read_footer(self.storage, add.path, add.size)
+        except (CorruptInput, ObjectMissing) as error:
+            return [*differences, Difference(Level.METADATA, Fault.FILE_DAMAGED, add.path, error.message)]
+        if footer.num_rows != data_file.record_count:
+            detail = f"{data_file.record_count} in Iceberg, {footer.num_rows} in the file"
+            differences.append(Difference(Level.METADATA, Fault.ROW_COUNT, add.path, detail))
+        # The metrics of a file with deleted rows may leave these rows out.
+        return differences if cardinality else [*differences, *self._compare_metrics(add.path, data_file, footer)]
+
+    def _compare_metrics(self, path: str, data_file: DataFile, footer: pq.FileMetaData) -> Iterator[Difference]:
+        places = {footer.schema.column(number).path: number for number in range(footer.num_columns)}
+        for leaf, column in self.schema.leaves.items():
+            place = places.get(".".join(leaf))
+            if place is None or not footer.num_row_groups:
+                continue
+            chunks = [footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups)]
+            name = str(self.schema.schema.find_column_name(column.field_id))
+            nulls = (data_file.null_value_counts or {}).get(column.field_id)
+            if nulls is not None and len(leaf) == 1 and all(each and each.has_null_count for each in chunks):
+                in_file = sum(each.null_count for each in chunks)
+                if in_file != nulls:
+                    detail = f"{nulls} in Iceberg, {in_file} in the file"
+                    yield Difference(Level.METADATA, Fault.NULL_COUNT, path, detail, name)
+            bounds = _bounds_of(data_file, column.field_id, column.field_type)
+            ends = _ends([each for each in chunks if each and each.has_min_max], column.field_type)
+            if bounds and ends and not _encloses(bounds, ends):
+                detail = f"{bounds[0]!r} to {bounds[1]!r} in Iceberg, {ends[0]!r} to {ends[1]!r} in the file"
+                yield Difference(Level.METADATA, Fault.BOUNDS, path, detail, name)
+
+
+def _not_applied(delete: ManifestEntry, data: ManifestEntry | None) -> str | None:
+    """Return why readers do not apply a delete file to a data file; None if they do."""
+    if data is None:
+        return "the table does not show its data file"
+    place, data_place = _partition_of(delete.data_file), _partition_of(data.data_file)
+    if place != data_place:
+        return f"it is in {place}, and its data file in {data_place}"
+    if (delete.sequence_number or 0) < (data.sequence_number or 0):
+        return f"its sequence number {delete.sequence_number} is below that of its data file, {data.sequence_number}"
+    return None
+
+
+def _partition_of(data_file: DataFile) -> str:
+    return f"partition {encode_partition(data_file.partition)} of spec {data_file.spec_id}"
+
+
+def _bounds_of(data_file: DataFile, field_id: int, field_type: IcebergType) -> tuple[Any, Any] | None:
+    lower, upper = (data_file.lower_bounds or {}).get(field_id), (data_file.upper_bounds or {}).get(field_id)
+    if lower is None or upper is None:
+        return None
+    return from_bytes(field_type, lower), from_bytes(field_type, upper)  # type: ignore[arg-type]
+
+
+def _ends(statistics: list[pq.Statistics], field_type: IcebergType) -> tuple[Any, Any] | None:
+    """Return the smallest and the largest value by a file's statistics; None if they do not say it."""
+    try:
+        lows = [_internal(each.min, field_type) for each in statistics]
+        highs = [_internal(each.max, field_type) for each in statistics]
+    except (ValueError, OverflowError, TypeError, ArithmeticError):
+        return None
+    return (min(lows), max(highs)) if lows and None not in (*lows, *highs) else None
+
+
+def _internal(value: Any, field_type: IcebergType) -> Any:
+    """Return a statistic in Iceberg's internal form. None if it is of a type that has no bounds, or NaN."""
+    internal: Any = None
+    match field_type:
+        case DateType() if isinstance(value, date) and not isinstance(value, datetime):
+            internal = (value - EPOCH_DAY).days
+        case TimestampType() | TimestamptzType() if isinstance(value, datetime):
+            internal = (value.replace(tzinfo=value.tzinfo or UTC) - EPOCH) // MICROSECOND
+        case FloatType() | DoubleType() if value == value:  # noqa: PLR0124
+            internal = float(value)
+        case IntegerType() | LongType():
+            internal = int(value)
+        case DecimalType():
+            internal = Decimal(value)
+        case StringType() if isinstance(value, str):
+            internal = value
+    return internal
+
+
+def _encloses(bounds: tuple[Any, Any], ends: tuple[Any, Any]) -> bool:
+    (lower, upper), (low, high) = bounds, ends
+    if isinstance(low, str):
+        # Writers may cut long strings in statistics, so a long one is only near the true end.
+        low = low if len(low.encode()) <= STATISTICS_STRING_MAX else high
+        high = high if len(ends[1].encode()) <= STATISTICS_STRING_MAX else ends[0]
+    return bool(lower <= low and high <= upper)

@@ -1,0 +1,134 @@
+"""Verifies one table: which snapshot and version are compared, and how deep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from daemon.delta.table_state import TableState
+from daemon.errors import CorruptInput, ObjectMissing, TargetChanged, Unsupported
+from daemon.iceberg.marker import find_marker, shown_by
+from daemon.spark.answers import collect
+from daemon.spark.bitmaps import aggregate_positions
+from daemon.spark.row_hashes import FILE, POSITION, read_delta, read_iceberg
+from daemon.storage import FileIOStorage
+from daemon.sync.context import TableContext
+from daemon.translate.definition import shape_for
+from daemon.verify.bitmaps import BitmapCheck
+from daemon.verify.findings import Difference, Fault, Findings, Level, Proof, Scope
+from daemon.verify.metadata import MetadataCheck
+from daemon.verify.rows import RowCheck
+
+# Files whose records are in memory at a time, some kilobytes each.
+FILES_AT_ONCE = 20_000
+
+
+@dataclass
+class Verifier:
+    """Compares one Iceberg table with its Delta table. Reads only, and may run beside a daemon."""
+
+    context: TableContext
+    _seconds: dict[Level, float] = field(default_factory=dict)
+
+    def verify(self, scope: Scope) -> Proof:
+        """Compare a snapshot with the Delta version that it shows.
+
+        Raises ObjectMissing if there is no Iceberg table or Delta has removed the version, TargetChanged if somebody
+        else made the current snapshot, Unsupported if no snapshot shows the version that `scope` names, and the errors
+        of both stores and of Spark.
+        """
+        context = self.context
+        table = context.target.find_table()
+        if table is None:
+            raise ObjectMissing(
+                f"the Iceberg table {context.settings.target} does not exist",
+                hint=f"`dvsync sync {context.settings.name}` creates it.",
+            )
+        snapshot, version = _find_shown(table, scope.at)
+        runner = context.runner
+        if scope.level is not Level.METADATA:
+            # Deeper levels need Spark anyway, and Delta's own reading of its log does not share a fault of ours.
+            runner = replace(runner, settings=runner.settings.model_copy(update={"engine": "spark"}))
+        with runner.open_state(context.log, context.storage, version) as state:
+            return self._compare(table, snapshot, state, scope)
+
+    def _compare(self, table: Table, snapshot: Snapshot, state: TableState, scope: Scope) -> Proof:
+        context, findings, level = self.context, Findings(), scope.level
+        storage = FileIOStorage(context.target_properties(table))
+        schema = shape_for(state.metadata, table, context.settings).table
+        metadata = MetadataCheck(table, snapshot, schema, storage, findings)
+        bitmaps = None
+        if level is not Level.METADATA:
+            with self._timed(Level.BITMAPS):
+                bitmaps = self._read_bitmaps(table, snapshot, findings)
+        parts = scope.sample.split(max(1, math.ceil(state.files / FILES_AT_ONCE)))
+        for number, part in enumerate(parts):
+            with self._timed(Level.METADATA):
+                pairs = metadata.compare(state.read_adds(), part)
+            if bitmaps:
+                with self._timed(Level.BITMAPS):
+                    bitmaps.compare(pairs, part)
+            if context.progress:
+                context.progress.advanced(number + 1, len(parts), "files")
+        if level is Level.ROWS and bitmaps:
+            with self._timed(Level.ROWS), context.runner.spark.session() as spark:
+                delta = read_delta(spark, context.location, state.version)
+                iceberg = read_iceberg(spark, table.metadata_location, snapshot.snapshot_id)
+                columns = [name for name in iceberg.columns if name in delta.columns and name not in (FILE, POSITION)]
+                RowCheck(delta, iceberg, columns, findings).compare(scope.sample)
+        return Proof(
+            level=level,
+            version=state.version,
+            snapshot_id=snapshot.snapshot_id,
+            files=metadata.files,
+            files_total=state.files,
+            rows=metadata.rows,
+            findings=findings,
+            seconds=self._seconds,
+        )
+
+    def _read_bitmaps(self, table: Table, snapshot: Snapshot, findings: Findings) -> BitmapCheck | None:
+        """Let Spark's Iceberg reader return the positions of all live rows. None if it refuses the table."""
+        try:
+            with self.context.runner.spark.session() as spark:
+                rows = read_iceberg(spark, table.metadata_location, snapshot.snapshot_id)
+                live = collect(aggregate_positions(rows, file=FILE, position=POSITION))
+        except (CorruptInput, ObjectMissing) as error:
+            path = error.path or table.metadata_location
+            findings.add(Difference(Level.BITMAPS, Fault.UNREADABLE, path, error.message))
+            return None
+        return BitmapCheck(live, self.context.storage, self.context.location, findings)
+
+    @contextmanager
+    def _timed(self, level: Level) -> Iterator[None]:
+        clock = self.context.clock
+        started_s = clock.monotonic_s()
+        yield
+        self._seconds[level] = self._seconds.get(level, 0.0) + clock.monotonic_s() - started_s
+
+
+def _find_shown(table: Table, at: int | None) -> tuple[Snapshot, int]:
+    """Find the snapshot to compare, and the Delta version that it shows."""
+    current, marker = table.current_snapshot(), shown_by(table)
+    if at is None or (marker and marker.version == at):
+        if current is None or marker is None:
+            raise TargetChanged(
+                "the current snapshot of the Iceberg table was not committed by dvsync",
+                path=table.metadata_location,
+                hint="`dvsync status` says who committed it, and what to do.",
+            )
+        return current, marker.version
+    for snapshot in reversed(table.metadata.snapshots):
+        found = find_marker(snapshot)
+        if found and found.version == at:
+            return snapshot, at
+    raise Unsupported(
+        f"no snapshot of the Iceberg table shows exactly version {at} of the Delta table",
+        path=table.metadata_location,
+        hint="It was expired, or shares a snapshot with later versions: `dvsync snapshots` lists what is there.",
+    )

@@ -1,0 +1,226 @@
+"""`dvsync verify` finds each wrong that is planted, names it, and finds it at the level that can see it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyiceberg.manifest import ManifestContent, ManifestEntry
+from pyiceberg.typedef import Record
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from daemon.cli.commands import app
+from daemon.iceberg.manifests import read_manifest_list, write_manifest
+from daemon.iceberg.references import entries_of
+from daemon.verify.findings import Fault, Level
+from tests.kit.handmade import Bench, HandmadeTable
+
+CONFIG = """
+state: {{url: "sqlite:///{folder}/dvsync/state.db"}}
+catalogs: {{local: {{type: sql, uri: "sqlite:///{folder}/dvsync/catalog.db", warehouse: "file://{folder}/warehouse"}}}}
+tables: [{{name: t, source: "{source}", target: lake.t, catalog: local}}]
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> HandmadeTable:
+    """Two partitions with two files of ten rows each; two files have deletion vectors. dvsync has followed it."""
+    made = HandmadeTable(tmp_path / "lake" / "t", partitioned=True)
+    made.create()
+    paths = [
+        made.write_file([(10 * number + row, part, f"value {row}") for row in range(10)], name=f"{part}{number}")
+        for number, part in enumerate(("a", "a", "b", "b"))
+    ]
+    made.commit([made.add(path) for path in paths])
+    made.commit(made.delete({paths[0]: [2, 3], paths[2]: [5]}), operation="DELETE")
+    bench = Bench(tmp_path / "dvsync", made.location)
+    bench.sync()
+    bench.close()
+    (tmp_path / "config.yaml").write_text(CONFIG.format(folder=tmp_path, source=made.location))
+    return made
+
+
+@pytest.fixture
+def verify(tmp_path: Path, spark: SparkSession) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """`dvsync verify --json` in this process, on the session of the tests."""
+
+    def run(*options: str) -> tuple[int, dict[str, Any]]:
+        result = CliRunner().invoke(app, ["verify", "t", "--json", *options, "--config", f"{tmp_path}/config.yaml"])
+        assert result.stdout, repr(result.exception)
+        (proof,) = json.loads(result.stdout)
+        assert "error" not in proof, proof["error"]["message"]
+        return result.exit_code, proof
+
+    return run
+
+
+def edit_commit(table: HandmadeTable, version: int, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Change each action of a commit, or take it out: Delta then has what Iceberg should have shown."""
+    path = table.commit_path(version)
+    actions = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(action) + "\n" for action in actions if action))
+
+
+def edit_entries(folder: Path, content: ManifestContent, change: Callable[[ManifestEntry], None]) -> None:
+    """Change the entries of the current snapshot's manifests of this kind, in place."""
+    bench = Bench(folder / "dvsync", "unused")
+    iceberg = bench.iceberg()
+    snapshot = iceberg.current_snapshot()
+    assert snapshot is not None
+    for manifest in read_manifest_list(iceberg.io, snapshot.manifest_list):
+        if manifest.content is content:
+            entries = entries_of(iceberg, manifest)
+            for entry in entries:
+                change(entry)
+            os.remove(manifest.manifest_path.removeprefix("file://"))
+            write_manifest(
+                iceberg.io,
+                manifest.manifest_path,
+                content,
+                entries,
+                spec=iceberg.spec(),
+                schema=iceberg.schema(),
+                snapshot_id=snapshot.snapshot_id,
+            )
+    bench.close()
+
+
+def with_vector(table: HandmadeTable, name: str, positions: set[int]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Give the data file another deletion vector in Delta's log."""
+    path = next(path for path in table.live if path.endswith(f"{name}.parquet"))
+    descriptor = table.write_dvs({path: positions})[path]
+
+    def change(action: dict[str, Any]) -> dict[str, Any]:
+        if action.get("add", {}).get("path", "").endswith(f"{name}.parquet"):
+            action["add"]["deletionVector"] = descriptor
+        return action
+
+    return change
+
+
+def plant_missing_position(table: HandmadeTable, folder: Path) -> None:
+    edit_commit(table, 2, with_vector(table, "a0", {2, 3, 7}))
+
+
+def plant_position_too_many(table: HandmadeTable, folder: Path) -> None:
+    edit_commit(table, 2, with_vector(table, "a0", {2}))
+
+
+def plant_swapped_vector(table: HandmadeTable, folder: Path) -> None:
+    edit_commit(table, 2, with_vector(table, "a0", {2, 4}))
+
+
+def plant_other_partition(table: HandmadeTable, folder: Path) -> None:
+    def change(entry: ManifestEntry) -> None:
+        if entry.data_file.partition[0] == "a":
+            entry.data_file[_place("partition")] = Record("b")
+
+    edit_entries(folder, ManifestContent.DELETES, change)
+
+
+def plant_wrong_bound(table: HandmadeTable, folder: Path) -> None:
+    def change(entry: ManifestEntry) -> None:
+        if entry.data_file.file_path.endswith("a1.parquet"):
+            bounds = dict(entry.data_file.lower_bounds)
+            entry.data_file[_place("lower_bounds")] = bounds | {1: (12).to_bytes(8, "little")}
+
+    edit_entries(folder, ManifestContent.DATA, change)
+
+
+def plant_file_too_many(table: HandmadeTable, folder: Path) -> None:
+    def change(action: dict[str, Any]) -> dict[str, Any] | None:
+        return None if action.get("add", {}).get("path", "").endswith("b3.parquet") else action
+
+    edit_commit(table, 1, change)
+
+
+def plant_value(table: HandmadeTable, folder: Path) -> None:
+    """Readers take the values of a partition column from the entry."""
+
+    def change(entry: ManifestEntry) -> None:
+        if entry.data_file.file_path.endswith("a1.parquet"):
+            entry.data_file[_place("partition")] = Record("b")
+
+    edit_entries(folder, ManifestContent.DATA, change)
+
+
+def _place(field: str) -> int:
+    return {"partition": 3, "lower_bounds": 10}[field]
+
+
+PLANTED: list[tuple[Callable[[HandmadeTable, Path], None], dict[Level, set[Fault]]]] = [
+    (
+        plant_missing_position,
+        {
+            Level.METADATA: {Fault.DELETED_COUNT},
+            Level.BITMAPS: {Fault.ROWS_SURPLUS},
+            Level.ROWS: {Fault.ROWS_SURPLUS},
+        },
+    ),
+    (
+        plant_position_too_many,
+        {
+            Level.METADATA: {Fault.DELETED_COUNT},
+            Level.BITMAPS: {Fault.ROWS_MISSING},
+            Level.ROWS: {Fault.ROWS_MISSING},
+        },
+    ),
+    (plant_swapped_vector, {Level.BITMAPS: {Fault.ROWS_MISSING, Fault.ROWS_SURPLUS}, Level.ROWS: {Fault.VALUES}}),
+    (
+        # Spark's reader refuses such a table.
+        plant_other_partition,
+        {Level.METADATA: {Fault.DELETE_FILE, Fault.DELETED_COUNT}, Level.BITMAPS: {Fault.UNREADABLE}},
+    ),
+    (plant_wrong_bound, {Level.METADATA: {Fault.BOUNDS}}),
+    (
+        plant_file_too_many,
+        {
+            Level.METADATA: {Fault.FILE_SURPLUS},
+            Level.BITMAPS: {Fault.FILE_SURPLUS},
+            Level.ROWS: {Fault.ROWS_SURPLUS},
+        },
+    ),
+    (plant_value, {Level.METADATA: {Fault.PARTITION}, Level.ROWS: {Fault.VALUES}}),
+]
+
+
+def test_a_table_that_is_right(table: HandmadeTable, verify: Any) -> None:
+    code, proof = verify("--rows")
+    assert (code, proof["is_right"], proof["differences"]) == (0, True, {})
+    assert (proof["files"], proof["rows"], proof["delta_version"]) == (4, len(table.live_rows()), 2)
+
+
+@pytest.mark.parametrize(("plant", "expected"), PLANTED)
+def test_planted(
+    plant: Callable[[HandmadeTable, Path], None],
+    expected: dict[Level, set[Fault]],
+    table: HandmadeTable,
+    verify: Any,
+    tmp_path: Path,
+) -> None:
+    """Every level that can see the wrong names it, and no level that cannot."""
+    plant(table, tmp_path)
+    code, proof = verify("--rows")
+    assert (code, proof["is_right"]) == (1, False)
+    named = {(Level(found["level"]), Fault(found["fault"])) for found in proof["first_differences"]}
+    assert named == {(level, fault) for level, faults in expected.items() for fault in faults}
+
+
+def test_a_level_sees_what_it_compares(table: HandmadeTable, verify: Any, tmp_path: Path) -> None:
+    plant_swapped_vector(table, tmp_path)
+    assert verify("--metadata")[0] == 0
+    assert verify()[0] == 1
+
+
+def test_positions_and_columns_are_named(table: HandmadeTable, verify: Any, tmp_path: Path) -> None:
+    plant_swapped_vector(table, tmp_path)
+    _, proof = verify("--rows")
+    named = {(found["fault"], tuple(found["positions"])) for found in proof["first_differences"]}
+    assert {(Fault.ROWS_MISSING, (3,)), (Fault.ROWS_SURPLUS, (4,))} <= named
+    columns = {found["column"]: found["positions"] for found in proof["first_differences"] if found["column"]}
+    assert columns == {"id": [3, 4], "part": [3, 4], "value": [3, 4]}
