@@ -1,4 +1,4 @@
-"""Delta's deletion vectors (DVs): from a descriptor to checked bytes, out of a `.bin` file or the log."""
+"""Delta's deletion vectors (DVs): from a descriptor to checked bytes, out of a `.bin` file or the log, and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from daemon.delta.actions import resolve_path
 from daemon.delta.position_set import DVPlace, PositionSet, decode_positions
@@ -28,11 +28,28 @@ FRAME_BYTES: Final = 8  # the size field before and the CRC-32 after the bytes
 _Z85: Final = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85_TO_B85: Final = bytes.maketrans(bytes(set(range(256)) - set(_Z85)) + _Z85, b'"' * (256 - 85) + _B85)
+_B85_TO_Z85: Final = bytes.maketrans(_B85, _Z85)
 UUID_CHARACTERS: Final = 20
 INLINE_PATH_CHARACTERS_MAX: Final = 60
 
 # Enough for a data file of 2^32 rows with every second row deleted.
 DV_BYTES_MAX: Final = 1 << 29
+
+
+class DvFile:
+    """The contents of a new `.bin` file. PROTOCOL.md, "Deletion Vector File Storage Format"."""
+
+    def __init__(self, table_location: str) -> None:
+        self._uuid = uuid4()
+        self.path = f"{table_location}/deletion_vector_{self._uuid}.bin"
+        self.data = bytearray([FILE_VERSION])
+
+    def add(self, blob: bytes, cardinality: int) -> DeletionVectorDescriptor:
+        """Append a DV: magic and bitmap. Returns its descriptor for the log."""
+        offset = len(self.data)
+        self.data += struct.pack(">i", len(blob)) + blob + struct.pack(">I", zlib.crc32(blob))
+        encoded = base64.b85encode(self._uuid.bytes).translate(_B85_TO_Z85).decode()
+        return DeletionVectorDescriptor("u", encoded, len(blob), cardinality, offset)
 
 
 def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVPlace:

@@ -160,6 +160,13 @@ def _differences(after: PositionSet, before: PositionSet | None) -> Iterator[Bit
         yield bitmap
 
 
+def as_bitmap(positions: PositionSet) -> BitMap64:
+    """Decode all positions of a set at once. Raises CorruptInput as `new_positions`."""
+    if isinstance(positions, BitMap64):
+        return positions
+    return BitMap64.union(BitMap64(), *map(BitMap64, new_positions(positions)))
+
+
 def is_restored(before: PositionSet, after: PositionSet) -> bool:
     """Return whether `before - after` is not empty: rows came back. {1, 2} and {1, 5}: yes; {1} and {1, 5}: no."""
     if len(before) > len(after):

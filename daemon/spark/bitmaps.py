@@ -1,4 +1,4 @@
-"""Aggregates rows of (data file, position) into one bitmap for each data file, distributed.
+"""Aggregates rows of (data file, position) into one bitmap for each data file, and writes the bitmaps as new DVs.
 
 Spark's own hash aggregate joins the positions to words of 64 bits, first in each task, then of all tasks; what does not
 fit into its memory goes to the disk. A Python task gets the words of a file sorted, and holds one bitmap at a time.
@@ -7,15 +7,23 @@ fit into its memory goes to the disk. A Python task gets the words of a file sor
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from daemon.delta.position_set import encode_positions
+from daemon.delta.deletion_vector import FIRST_DV_OFFSET, DvFile, read_position_sets
+from daemon.delta.position_set import DVPlace, as_bitmap, decode_positions, encode_positions
+from daemon.durable import force_to_disk
 from daemon.errors import CorruptInput
+from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.spark.failures import known_errors
+from daemon.spark.tasks import Answers, run_on_spark
+from daemon.storage import FileIOStorage, store_away
+from state import DeletionVectorDescriptor
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,6 +38,28 @@ BITMAPS = pa.schema(
     ]
 )
 
+FILE_BYTES_MAX = 2 << 20
+
+
+@dataclass(frozen=True)
+class DataFileRows:
+    """A data file before the deletion: its physical rows, and the deletion vector that it has."""
+
+    record_count: int
+    deletion_vector: DeletionVectorDescriptor | None = None
+
+
+@dataclass(frozen=True)
+class NewVector:
+    """What becomes of a data file. Without a `descriptor` all of its rows are deleted: it is to be removed.
+
+    `cardinality` counts all deleted rows, those of the older deletion vector too.
+    """
+
+    file: str
+    cardinality: int
+    descriptor: DeletionVectorDescriptor | None
+
 
 def aggregate_positions(frame: DataFrame, *, file: str, position: str) -> DataFrame:
     """Return a row for each data file in `frame`: `file`, `bitmap` and `cardinality`.
@@ -37,7 +67,7 @@ def aggregate_positions(frame: DataFrame, *, file: str, position: str) -> DataFr
     The columns `file` and `position` of the frame are a string and a long; rows may repeat and come in any order. The
     bitmap has the bytes that a deletion vector stores (Delta PROTOCOL.md, "Deletion Vector Format", portable form).
 
-    A null, or a position below zero, is a `CorruptInput` in the task that meets it.
+    A null, or a position below zero, fails the query that reads the result.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415
@@ -45,10 +75,79 @@ def aggregate_positions(frame: DataFrame, *, file: str, position: str) -> DataFr
     bit = f.call_function("shiftleft", f.lit(1).cast("long"), f.col(position).bitwiseAND(WORD_BITS - 1).cast("int"))
     words = frame.groupBy(f.col(file).alias("file"), f.shiftright(position, WORD_BITS_LOG2).alias("word"))
     sorted_words = words.agg(f.bit_or(bit).alias("bits")).repartition("file").sortWithinPartitions("file", "word")
-    return sorted_words.mapInArrow(_join_words, from_arrow_schema(BITMAPS))
+    return sorted_words.mapInArrow(join_words, from_arrow_schema(BITMAPS))
 
 
-def _join_words(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def write_deletion_vectors(
+    bitmaps: DataFrame,
+    files: Mapping[str, DataFileRows],
+    *,
+    location: str,
+    properties: Mapping[str, str],
+    file_bytes_max: int = FILE_BYTES_MAX,
+) -> Answers[NewVector]:
+    """Write the rows of `aggregate_positions` into `.bin` files of a Delta table, each with its data file's older DV.
+
+    Each task fills one file after the other, up to `file_bytes_max`; a larger DV has a file of its own. The table is at
+    `location`, and `properties` are those of its FileIO. Nothing is committed: the descriptors are for the add actions.
+    If Spark runs a task twice, it leaves a file that no descriptor names, and VACUUM removes it.
+
+    Raises CorruptInput for a data file that is not in `files`, a position beyond its rows, or a damaged older DV.
+    """
+    task = _WriteTask(dict(files), location, dict(properties), file_bytes_max)
+    with known_errors(location):
+        return run_on_spark(bitmaps, task)
+
+
+@dataclass(frozen=True)
+class _WriteTask:
+    files: dict[str, DataFileRows]
+    location: str
+    properties: dict[str, str]
+    file_bytes_max: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[NewVector]:
+        storage, output = FileIOStorage(self.properties), DvFile(self.location)
+        for row in (row for batch in batches for row in batch.to_pylist()):
+            file, positions = row["file"], self._with_older(storage, row)
+            if len(positions) == self.files[file].record_count:
+                yield NewVector(file, len(positions), None)
+                continue
+            blob = encode_positions(positions)
+            if len(output.data) > FIRST_DV_OFFSET and len(output.data) + len(blob) > self.file_bytes_max:
+                self._write(output)
+                output = DvFile(self.location)
+            yield NewVector(file, len(positions), output.add(blob, len(positions)))
+        if len(output.data) > FIRST_DV_OFFSET:
+            self._write(output)
+
+    def _with_older(self, storage: FileIOStorage, row: Mapping[str, Any]) -> BitMap64:
+        known = self.files.get(row["file"])
+        if known is None:
+            hint = "Give the number of rows of every data file that has positions."
+            raise CorruptInput("there are positions of a data file that was not given", path=row["file"], hint=hint)
+        place = DVPlace(row["file"], None)
+        positions = as_bitmap(decode_positions(memoryview(row["bitmap"]), cardinality=row["cardinality"], place=place))
+        if known.deletion_vector:
+            (older,) = read_position_sets(storage, self.location, [known.deletion_vector])
+            positions |= as_bitmap(older)
+        if positions and positions[-1] >= known.record_count:
+            hint = "The positions and the number of rows do not belong to the same file."
+            what = f"position {positions[-1]} is beyond the {known.record_count} rows of the file"
+            raise CorruptInput(what, path=row["file"], hint=hint)
+        return positions
+
+    def _write(self, output: DvFile) -> None:
+        try:
+            with S3FileIO(self.properties).new_output(output.path).create() as stream:
+                stream.write(bytes(output.data))
+        except OSError as error:
+            raise store_away(output.path, error) from error
+        force_to_disk([output.path])
+
+
+def join_words(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Turn rows of (file, word, bits), sorted by the first two, into rows of BITMAPS. Raises CorruptInput."""
     current: str | None = None
     bitmap = BitMap64()
     for batch in batches:

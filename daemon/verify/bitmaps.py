@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from daemon.delta.deletion_vector import read_position_sets
-from daemon.delta.position_set import MAGIC_PORTABLE_BYTES, PositionSet, new_positions
+from daemon.delta.position_set import MAGIC_PORTABLE_BYTES, as_bitmap
 from daemon.storage import FileIOStorage
 from daemon.verify.findings import POSITIONS_NAMED_MAX, Difference, Fault, Findings, Level, Sample
 from daemon.verify.metadata import FilePair
@@ -43,7 +43,7 @@ class BitmapCheck:
             for pair in some:
                 expected = BitMap64(range(pair.entry.data_file.record_count))
                 if pair.add.deletion_vector:
-                    expected -= _all_of(next(vectors))
+                    expected -= as_bitmap(next(vectors))
                 found = bitmaps.pop(pair.add.path, None)
                 self._compare_file(pair.add.path, expected, BitMap64() if found is None else _decode(found))
         for path, found in bitmaps.items():
@@ -60,15 +60,6 @@ class BitmapCheck:
     def _found(self, fault: Fault, path: str, detail: str, positions: BitMap64 | tuple[()]) -> None:
         first = tuple(islice(positions, POSITIONS_NAMED_MAX))
         self.findings.add(Difference(Level.BITMAPS, fault, path, detail, positions=first))
-
-
-def _all_of(positions: PositionSet) -> BitMap64:
-    if isinstance(positions, BitMap64):
-        return positions
-    every = BitMap64()
-    for chunk in new_positions(positions):
-        every |= BitMap64(chunk)
-    return every
 
 
 def _decode(bitmap: pa.Buffer) -> BitMap64:
