@@ -89,7 +89,7 @@ class Verifier:
             files_total=state.files,
             rows=metadata.rows,
             findings=findings,
-            seconds=self._seconds,
+            seconds={each: self._seconds[each] for each in Level if each in self._seconds},
         )
 
     def _read_bitmaps(self, table: Table, snapshot: Snapshot, findings: Findings) -> BitmapCheck | None:

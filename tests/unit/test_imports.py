@@ -36,7 +36,7 @@ SHARED_FORMS = {"DeletionVectorDescriptor", "Int", "Long"}
 
 # Package -> the only places that may import it.
 EXCLUSIVE = {
-    "pyspark": ("daemon/spark/", "daemon/pipeline/", "daemon/cli/demo.py"),
+    "pyspark": ("daemon/spark/", "daemon/pipeline/", "daemon/verify/", "daemon/cli/demo.py"),
     "py4j": ("daemon/spark/", "daemon/cli/demo.py"),
     "sqlalchemy": ("state/",),
     "alembic": ("state/",),
