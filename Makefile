@@ -39,8 +39,10 @@ lint: $(STAMPS)/dvsync ## format, lint and types
 check: lint ## the fast gate: lint, and unit, contract and fault tests; no JVM
 	$(BIN)/pytest --quiet tests/unit tests/contract tests/faults -m "not spark"
 
+# In the order of the folders, the short unit tests are last, and both workers end together. xdist's own order puts
+# files with few tests last, and these are the long ones.
 test: lint setup ## lint, and every test, with Spark and all readers; a file is one worker's, each worker has a session
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 5
 
 demo: setup ## a Delta table changed by Spark, followed into Iceberg, read by every engine
 	$(BIN)/dvsync demo

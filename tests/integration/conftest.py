@@ -33,6 +33,8 @@ CONF = {
     # For branches and tags in SQL.
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.driver.memory": "2g",
+    # Delta computes a table's state after each commit: each task of it costs more than all actions of a test's log.
+    "spark.databricks.delta.snapshotPartitions": "1",
     # RESTORE must find files that no test would call old, and VACUUM must not.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
 }

@@ -37,7 +37,8 @@ from tests.kit.handmade import Bench
 # Tables of tests are tiny: starting up costs more than running, for Spark's jobs and for the JVM's compiler alike.
 FOR_SMALL_TABLES = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+    # One compiler alone has room for 48 MB of code. Spark makes more: the JVM would drop methods and compile them anew.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
