@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from daemon.delta.log import COMMIT_FILE
+from daemon.delta.position_set import DVPlace
 from daemon.delta.protocol import HINT_CATALOG_MANAGED
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, PipelineAway, SyncError, Unsupported
 from daemon.locations import canonical
@@ -137,6 +138,8 @@ BY_TYPE: tuple[tuple[tuple[str, ...], type[SyncError]], ...] = (
     (("java.lang.RuntimeException", "java.lang.AssertionError", "java.net.URISyntaxException"), CorruptInput),
     (("org.apache.spark.sql.AnalysisException",), CorruptInput),
 )
+# As DeletionMarker.java says it.
+DAMAGED_VECTOR = re.compile(r"CorruptInput: (?P<what>.*) \[file (?P<path>.*), offset (?P<offset>-?\d+)\]", re.DOTALL)
 CAUSES_MAX = 20
 REASON_MAX = 300
 HINTS: Mapping[type[SyncError], str] = {
@@ -184,6 +187,8 @@ def as_known_error(error: Exception, path: str | None = None, version: int | Non
     in a worker, the result is a RuntimeError, which is no error kind.
     """
     chain = _chain_of(error)
+    if damaged := next(filter(None, (DAMAGED_VECTOR.fullmatch(thrown.message) for thrown in chain)), None):
+        return DVPlace(damaged["path"], int(damaged["offset"])).corrupt(damaged["what"])
     if any(thrown.is_of((IN_PYTHON,)) for thrown in chain):
         said = next(thrown.message for thrown in reversed(chain) if thrown.is_of((IN_PYTHON,)))
         return RuntimeError("a task in Spark failed: " + said.strip().rpartition("\n")[2])
