@@ -67,10 +67,14 @@ public final class DeltaFiles implements FileIndex {
         return (Expression) filter.withNewChildren(CollectionConverters.asScala(children).toSeq());
     }
 
+    private static Expression with(Expression filter, Object left, Object right) {
+        return (Expression) filter.withNewChildren(CollectionConverters.asScala(Arrays.asList(new Object[] {left, right})).toSeq());
+    }
+
     /** A condition on a row of bounds: false only if no row of such a file fulfils `filter`. */
     private Expression possible(Expression filter) {
-        if (filter instanceof And) return new And(possible(((And) filter).left()), possible(((And) filter).right()));
-        if (filter instanceof Or) return new Or(possible(((Or) filter).left()), possible(((Or) filter).right()));
+        if (filter instanceof And || filter instanceof Or)
+            return with(filter, possible((Expression) filter.children().head()), possible((Expression) filter.children().last()));
         Expression column = filter.children().isEmpty() ? filter : (Expression) filter.children().head();
         int place = column instanceof AttributeReference ? this.bounded.indexOf(((AttributeReference) column).name()) : -1;
         if (place < 0) return Literal.TrueLiteral();
@@ -88,8 +92,8 @@ public final class DeltaFiles implements FileIndex {
         if (!(filter instanceof BinaryComparison) || !(filter.children().apply(1) instanceof Literal)) return Literal.TrueLiteral();
         Expression value = (Expression) filter.children().apply(1);
         if (filter instanceof EqualTo) return new And(new LessThanOrEqual(least, value), new GreaterThanOrEqual(most, value));
-        if (filter instanceof LessThan || filter instanceof LessThanOrEqual) return new LessThanOrEqual(least, value);
-        if (filter instanceof GreaterThan || filter instanceof GreaterThanOrEqual) return new GreaterThanOrEqual(most, value);
+        if (filter instanceof LessThan || filter instanceof LessThanOrEqual) return with(filter, least, value);
+        if (filter instanceof GreaterThan || filter instanceof GreaterThanOrEqual) return with(filter, most, value);
         return Literal.TrueLiteral();
     }
 

@@ -42,6 +42,8 @@ def open_files(spark: SparkSession, state: ReplayedState, columns: Sequence[Scan
         partitions = partitions.add(VECTOR, "binary")
         values.append(F.col(VECTOR))
     bounds = _bounds(bounded)
+    # PySpark fails on columns without a chunk.
+    adds = pa.concat_tables([adds.schema.empty_table(), adds])
     rows = spark.createDataFrame(adds).select("path", "size", F.struct(*values), F.struct(*bounds))
     jvm: Any = spark._jvm
     found = rows._jdf.queryExecution().executedPlan().executeCollect()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PARQUET_ID = "parquet.field.id"
 # Keys of a field's metadata that are not for readers: Delta's own, and defaults that only writers apply.
 FOR_WRITERS = ("delta.", "CURRENT_DEFAULT", "EXISTS_DEFAULT")
+# Spark pads values of CHAR columns as it reads them.
+CHARS = "__CHAR_VARCHAR_TYPE_STRING"
 # The order of such strings is not the order of their bytes, in which statistics are.
 COLLATIONS = "__COLLATIONS"
 # Our own columns in the plan begin with this, so no column of the table may.
@@ -49,7 +51,8 @@ class ScanColumn:
     def has_bounds(self) -> bool:
         """Whether files can be skipped by the statistics of this column."""
         is_ordered = isinstance(self.type, str) and (self.type in ORDERED or DECIMAL.fullmatch(self.type) is not None)
-        return is_ordered and not self.is_partition
+        # The statistics of CHAR columns are of values without padding.
+        return is_ordered and not self.is_partition and CHARS not in self.metadata
 
 
 def scan_columns(metadata: Metadata) -> list[ScanColumn]:
@@ -95,13 +98,14 @@ def _in_table(field: Field) -> Field:
 
 def _in_file(field: Field) -> Field:
     kind = _each_field(field["type"], _in_file)
-    return {"name": physical_name(field), "type": kind, "nullable": True, "metadata": {}}
+    kept = {key: value for key, value in _metadata(field).items() if key == CHARS}
+    return {"name": physical_name(field), "type": kind, "nullable": True, "metadata": kept}
 
 
 def _in_file_by_id(field: Field) -> Field:
-    kind = _each_field(field["type"], _in_file_by_id)
-    ids = {PARQUET_ID: _metadata(field)[MAPPING_ID]}
-    return {"name": physical_name(field), "type": kind, "nullable": True, "metadata": ids}
+    found = _in_file(field)
+    ids = {**found["metadata"], PARQUET_ID: _metadata(field)[MAPPING_ID]}
+    return {**found, "type": _each_field(field["type"], _in_file_by_id), "metadata": ids}
 
 
 def _each_field(kind: Any, change: Callable[[Field], Field]) -> Any:
