@@ -15,8 +15,8 @@ import scala.collection.immutable.Seq;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * The live files of a Delta table at one version, as Spark plans a scan of them. Janino compiles this class: it knows
- * no type parameters.
+ * The live files of a Delta table at one version, for Spark's planner. Janino compiles this, so there are no type
+ * parameters.
  */
 public final class DeltaFiles implements FileIndex {
     private final Path root;
@@ -26,8 +26,8 @@ public final class DeltaFiles implements FileIndex {
     private final FileStatus[] files;
 
     /**
-     * Each row is a file: path, size, partition values, and bounds. The bounds are the number of rows, and for each of
-     * the columns `bounded` the number of nulls, the minimum and the maximum; null where they are not known.
+     * A row is a file: path, size, partition values, bounds. The bounds are the number of rows, and for each of the
+     * columns `bounded` the number of nulls, the minimum and the maximum; null if unknown.
      */
     public DeltaFiles(String root, StructType partitionSchema, StructType bounded, InternalRow[] rows) {
         this.root = new Path(root);
@@ -42,59 +42,65 @@ public final class DeltaFiles implements FileIndex {
     }
 
     public Seq listFiles(Seq partitionFilters, Seq dataFilters) {
-        Expression byValues = Literal.TrueLiteral(), byBounds = Literal.TrueLiteral();
-        for (Object filter : CollectionConverters.asJava(partitionFilters)) byValues = new And(byValues, bound((Expression) filter));
-        for (Object filter : CollectionConverters.asJava(dataFilters)) byBounds = new And(byBounds, possible((Expression) filter));
+        Expression onValues = Literal.TrueLiteral(), onBounds = Literal.TrueLiteral();
+        for (Object filter : CollectionConverters.asJava(partitionFilters))
+            onValues = new And(onValues, onValues((Expression) filter));
+        for (Object filter : CollectionConverters.asJava(dataFilters))
+            onBounds = new And(onBounds, onBounds((Expression) filter));
         List found = new ArrayList();
         for (int i = 0; i < this.rows.length; i++) {
             InternalRow values = this.rows[i].getStruct(2, this.partitionSchema.length());
             InternalRow bounds = this.rows[i].getStruct(3, 1 + 3 * this.bounded.size());
-            // A condition on unknown bounds is null: the file may have such rows.
-            if (Boolean.TRUE.equals(byValues.eval(values)) && !Boolean.FALSE.equals(byBounds.eval(bounds)))
+            // Where bounds are unknown, the condition is null, and the file must be read.
+            if (Boolean.TRUE.equals(onValues.eval(values)) && !Boolean.FALSE.equals(onBounds.eval(bounds)))
                 found.add(PartitionDirectory.apply(values, new FileStatus[] {this.files[i]}));
         }
         return CollectionConverters.asScala(found).toSeq();
     }
 
-    /** The same condition, on a row of partition values. */
-    private Expression bound(Expression filter) {
+    /** Returns the same condition on a file's partition values. */
+    private Expression onValues(Expression filter) {
         if (filter instanceof AttributeReference) {
             int place = this.partitionSchema.fieldIndex(((AttributeReference) filter).name());
             return new BoundReference(place, filter.dataType(), true);
         }
         List children = new ArrayList();
-        for (Object child : CollectionConverters.asJava(filter.children())) children.add(bound((Expression) child));
-        return (Expression) filter.withNewChildren(CollectionConverters.asScala(children).toSeq());
+        for (Object child : CollectionConverters.asJava(filter.children())) children.add(onValues((Expression) child));
+        return with(filter, children);
     }
 
-    private static Expression with(Expression filter, Object left, Object right) {
-        return (Expression) filter.withNewChildren(CollectionConverters.asScala(Arrays.asList(new Object[] {left, right})).toSeq());
-    }
-
-    /** A condition on a row of bounds: false only if no row of such a file fulfils `filter`. */
-    private Expression possible(Expression filter) {
+    /** Returns a condition on a file's bounds that is false only if the filter is true for no row of the file. */
+    private Expression onBounds(Expression filter) {
+        if (filter.children().isEmpty()) return Literal.TrueLiteral();
+        Expression left = (Expression) filter.children().head(), right = (Expression) filter.children().last();
         if (filter instanceof And || filter instanceof Or)
-            return with(filter, possible((Expression) filter.children().head()), possible((Expression) filter.children().last()));
-        Expression column = filter.children().isEmpty() ? filter : (Expression) filter.children().head();
-        int place = column instanceof AttributeReference ? this.bounded.indexOf(((AttributeReference) column).name()) : -1;
+            return with(filter, Arrays.asList(new Object[] {onBounds(left), onBounds(right)}));
+        int place = left instanceof AttributeReference ? this.bounded.indexOf(((AttributeReference) left).name()) : -1;
         if (place < 0) return Literal.TrueLiteral();
+        Expression rows = new BoundReference(0, DataTypes.LongType, true);
         Expression nulls = new BoundReference(1 + 3 * place, DataTypes.LongType, true);
-        Expression least = new BoundReference(2 + 3 * place, column.dataType(), true);
-        Expression most = new BoundReference(3 + 3 * place, column.dataType(), true);
+        Expression least = new BoundReference(2 + 3 * place, left.dataType(), true);
+        Expression most = new BoundReference(3 + 3 * place, left.dataType(), true);
         if (filter instanceof IsNull) return new GreaterThan(nulls, new Literal(Long.valueOf(0), DataTypes.LongType));
-        if (filter instanceof IsNotNull)
-            return new LessThan(nulls, new BoundReference(0, DataTypes.LongType, true));
+        if (filter instanceof IsNotNull) return new LessThan(nulls, rows);
         if (filter instanceof In) {
             Expression any = Literal.FalseLiteral();
-            for (Object value : CollectionConverters.asJava(((In) filter).list())) any = new Or(any, possible(new EqualTo(column, (Expression) value)));
+            for (Object value : CollectionConverters.asJava(((In) filter).list()))
+                any = new Or(any, onBounds(new EqualTo(left, (Expression) value)));
             return any;
         }
-        if (!(filter instanceof BinaryComparison) || !(filter.children().apply(1) instanceof Literal)) return Literal.TrueLiteral();
-        Expression value = (Expression) filter.children().apply(1);
-        if (filter instanceof EqualTo) return new And(new LessThanOrEqual(least, value), new GreaterThanOrEqual(most, value));
-        if (filter instanceof LessThan || filter instanceof LessThanOrEqual) return with(filter, least, value);
-        if (filter instanceof GreaterThan || filter instanceof GreaterThanOrEqual) return with(filter, most, value);
+        if (!(right instanceof Literal)) return Literal.TrueLiteral();
+        if (filter instanceof EqualTo)
+            return new And(new LessThanOrEqual(least, right), new GreaterThanOrEqual(most, right));
+        if (filter instanceof LessThan || filter instanceof LessThanOrEqual)
+            return with(filter, Arrays.asList(new Object[] {least, right}));
+        if (filter instanceof GreaterThan || filter instanceof GreaterThanOrEqual)
+            return with(filter, Arrays.asList(new Object[] {most, right}));
         return Literal.TrueLiteral();
+    }
+
+    private static Expression with(Expression filter, List children) {
+        return (Expression) filter.withNewChildren(CollectionConverters.asScala(children).toSeq());
     }
 
     public Seq rootPaths() {

@@ -25,7 +25,8 @@ def new_object(spark: SparkSession, name: str, *arguments: Any) -> Any:
             _add_classes(spark, loader)
     # Py4J finds classes by the loader of its thread, which in other threads than this one may not have the jar.
     constructor = loader.loadClass(f"{PACKAGE}.{name}").getConstructors()[0]
-    values = spark.sparkContext._gateway.new_array(jvm.java.lang.Object, len(arguments))
+    gateway: Any = spark.sparkContext._gateway
+    values = gateway.new_array(jvm.java.lang.Object, len(arguments))
     for number, argument in enumerate(arguments):
         values[number] = argument
     return constructor.newInstance(values)

@@ -1,4 +1,4 @@
-"""Reads a Delta table as a DataFrame without Delta's reader: its log in this process, its files with Spark's own reader.
+"""Reads a Delta table as a DataFrame without Delta's reader: its log in this process, its files with Spark's reader.
 
 Spark reads the Parquet files with their row index. A function in its tasks looks each row up in the deletion vector
 (DV) of its file, and an ordinary filter drops the marked rows.
@@ -41,8 +41,8 @@ def read_delta(
 ) -> DataFrame:
     """Return the rows of the Delta table at `location`, at `version` or the newest one.
 
-    `properties` are PyIceberg's for the store of the log (`storage` in config.yaml). Spark reads data files and deletion
-    vectors, with its own Hadoop settings. With `keep_deleted`, deleted rows stay, and one more column is the marker
+    `properties` are PyIceberg's for the store of the log (`storage` in config.yaml); for data files and DVs, Spark uses
+    its own Hadoop settings. With `keep_deleted`, deleted rows stay, and one more column is the marker
     `__delta_internal_is_row_deleted`: 1 for a deleted row, else 0. The version is fixed here, the rows are read later.
     Spark's filters skip files by partition values and statistics.
 

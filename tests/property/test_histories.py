@@ -18,17 +18,13 @@ from daemon.config.settings import LimitsSettings
 from daemon.delta import position_set
 from tests.kit.handmade import Bench
 from tests.kit.histories import (
+    TOUR,
     Append,
-    Comment,
     Delete,
     History,
-    Optimize,
-    Readd,
     Remove,
     Restore,
     Step,
-    Swap,
-    TOUR,
     Sync,
     steps,
 )
