@@ -17,6 +17,7 @@ PROGRAMS = (
     "commands",
     "idle_daemon",
     "compaction",
+    "scan",
     "soak",
     "load",
     "shares",

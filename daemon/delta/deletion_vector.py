@@ -113,7 +113,7 @@ def _read_blobs(
     frames: list[_Frame] = []
     for index, (place, descriptor) in enumerate(zip(places, descriptors, strict=True)):
         if place.offset is None:
-            blobs[index] = _decode_inline(descriptor, place)
+            blobs[index] = decode_inline(descriptor, place)
         else:
             end = place.offset + descriptor.size_in_bytes + FRAME_BYTES
             frames.append(_Frame(place.path, place.offset, end, index))
@@ -181,7 +181,7 @@ def _decode_frame(data: memoryview, size_in_bytes: int, place: DVPlace) -> memor
     return blob
 
 
-def _decode_inline(descriptor: DeletionVectorDescriptor, place: DVPlace) -> memoryview:
+def decode_inline(descriptor: DeletionVectorDescriptor, place: DVPlace) -> memoryview:
     """Decode an inline DV without its padding. Delta pads the bytes to a multiple of 4 (Base85Codec.encodeBytes)."""
     text, size = descriptor.path_or_inline_dv, descriptor.size_in_bytes
     padded = -(-len(text) // 5) * 4

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from daemon.delta.log import COMMIT_FILE
+from daemon.delta.position_set import DVPlace
 from daemon.delta.protocol import HINT_CATALOG_MANAGED
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, PipelineAway, SyncError, Unsupported
 from daemon.locations import canonical
@@ -138,6 +139,8 @@ BY_TYPE: tuple[tuple[tuple[str, ...], type[SyncError]], ...] = (
     (("java.lang.RuntimeException", "java.lang.AssertionError", "java.net.URISyntaxException"), CorruptInput),
     (("org.apache.spark.sql.AnalysisException",), CorruptInput),
 )
+# As DeletionMarker.java says it.
+DAMAGED_VECTOR = re.compile(r"CorruptInput: (?P<what>.*) \[file (?P<path>.*), offset (?P<offset>-?\d+)\]", re.DOTALL)
 CAUSES_MAX = 20
 REASON_MAX = 300
 HINTS: Mapping[type[SyncError], str] = {
@@ -185,6 +188,8 @@ def as_known_error(error: Exception, path: str | None = None, version: int | Non
     in a worker, the result is a RuntimeError, which is no error kind.
     """
     chain = _chain_of(error)
+    if damaged := next(filter(None, (DAMAGED_VECTOR.fullmatch(thrown.message) for thrown in chain)), None):
+        return DVPlace(damaged["path"], int(damaged["offset"])).corrupt(damaged["what"])
     if any(thrown.is_of((IN_PYTHON,)) for thrown in chain):
         said = next(thrown.message for thrown in reversed(chain) if thrown.is_of((IN_PYTHON,)))
         return RuntimeError("a task in Spark failed: " + said.strip().rpartition("\n")[2])
@@ -200,8 +205,8 @@ def as_known_error(error: Exception, path: str | None = None, version: int | Non
 
 
 @contextmanager
-def known_errors(path: str) -> Iterator[None]:
-    """Raise exceptions of PySpark and Py4J as one of our error kinds, about `path`."""
+def known_errors(path: str | None = None) -> Iterator[None]:
+    """Raise exceptions of PySpark and Py4J as one of our error kinds, about `path` if they name no file."""
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
 

@@ -91,6 +91,35 @@ class Sync:
 
 Step = Append | Delete | Swap | Readd | Remove | Optimize | Restore | Comment | Sync
 
+# A bit of everything, so that no run depends on its luck alone.
+TOUR: list[Step] = [
+    Append(((6, 0), (5, 0), (4, 1))),
+    Sync(),
+    Delete(((0, 0b11), (1, 0b1), (2, 0b10))),
+    Sync(),
+    Delete(((0, 0b100),), "i"),
+    Sync(restart=True),
+    Swap(0, 0b1000, "p"),
+    Restore(2),
+    Sync(),
+    Remove((0,)),
+    Sync(),
+    Restore(3),
+    Sync(),
+    Swap(0, 0b100, remove=False),
+    Readd((0, 1)),
+    Sync(),
+    Swap(2, 0),
+    Sync(),
+    Optimize((1, 2)),
+    Sync(),
+    Restore(1),
+    Comment(),
+    Sync(restart=True),
+    Delete(((0, 0b10), (1, 0b10), (2, 0b10)), update=True),
+    Remove((1,)),
+]
+
 _file = st.integers(0, 3)
 _files = st.lists(_file, min_size=1, max_size=3).map(tuple)
 _bits = st.integers(1, 63)

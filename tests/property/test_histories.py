@@ -18,16 +18,13 @@ from daemon.config.settings import LimitsSettings
 from daemon.delta import position_set
 from tests.kit.handmade import Bench
 from tests.kit.histories import (
+    TOUR,
     Append,
-    Comment,
     Delete,
     History,
-    Optimize,
-    Readd,
     Remove,
     Restore,
     Step,
-    Swap,
     Sync,
     steps,
 )
@@ -36,34 +33,6 @@ from tests.kit.readers import Reader, assert_same_rows, read_duckdb, read_polars
 
 HISTORIES = int(os.environ.get("HISTORIES", "3"))
 CHECK_READERS_EVERY = 5
-# A bit of everything, so that no run depends on its luck alone.
-TOUR: list[Step] = [
-    Append(((6, 0), (5, 0), (4, 1))),
-    Sync(),
-    Delete(((0, 0b11), (1, 0b1), (2, 0b10))),
-    Sync(),
-    Delete(((0, 0b100),), "i"),
-    Sync(restart=True),
-    Swap(0, 0b1000, "p"),
-    Restore(2),
-    Sync(),
-    Remove((0,)),
-    Sync(),
-    Restore(3),
-    Sync(),
-    Swap(0, 0b100, remove=False),
-    Readd((0, 1)),
-    Sync(),
-    Swap(2, 0),
-    Sync(),
-    Optimize((1, 2)),
-    Sync(),
-    Restore(1),
-    Comment(),
-    Sync(restart=True),
-    Delete(((0, 0b10), (1, 0b10), (2, 0b10)), update=True),
-    Remove((1,)),
-]
 # The same with few syncs, each of which folds what came before it.
 FOLDED = [step for number, step in enumerate(TOUR) if number in (1, 15) or not isinstance(step, Sync)]
 
