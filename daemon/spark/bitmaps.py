@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from daemon.delta.deletion_vector import FIRST_DV_OFFSET, DvFile, read_position_sets
+from daemon.delta.deletion_vector import FIRST_DV_OFFSET, FRAME_BYTES, DvFile, read_position_sets
 from daemon.delta.position_set import DVPlace, as_bitmap, decode_positions, encode_positions
 from daemon.durable import force_to_disk
 from daemon.errors import CorruptInput
@@ -114,7 +114,7 @@ class _WriteTask:
                 yield NewVector(file, len(positions), None)
                 continue
             blob = encode_positions(positions)
-            if len(output.data) > FIRST_DV_OFFSET and len(output.data) + len(blob) > self.file_bytes_max:
+            if len(output.data) > FIRST_DV_OFFSET and len(output.data) + len(blob) + FRAME_BYTES > self.file_bytes_max:
                 self._write(output)
                 output = DvFile(self.location)
             yield NewVector(file, len(positions), output.add(blob, len(positions)))
