@@ -18,6 +18,7 @@ PROGRAMS = (
     "idle_daemon",
     "compaction",
     "scan",
+    "bitmaps",
     "soak",
     "load",
     "shares",

@@ -67,7 +67,7 @@ def aggregate_positions(frame: DataFrame, *, file: str, position: str) -> DataFr
     The columns `file` and `position` of the frame are a string and a long; rows may repeat and come in any order. The
     bitmap has the bytes that a deletion vector stores (Delta PROTOCOL.md, "Deletion Vector Format", portable form).
 
-    A null, or a position below zero, fails the query that reads the result.
+    A null, or a position below zero, fails the query that reads the result; `collect` raises it as CorruptInput.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415

@@ -141,6 +141,8 @@ BY_TYPE: tuple[tuple[tuple[str, ...], type[SyncError]], ...] = (
 )
 # As DeletionMarker.java says it.
 DAMAGED_VECTOR = re.compile(r"CorruptInput: (?P<what>.*) \[file (?P<path>.*), offset (?P<offset>-?\d+)\]", re.DOTALL)
+# As Python's worker reports an error of ours that a function of `DataFrame.mapInArrow` raised.
+OURS = re.compile(r"daemon\.errors\.CorruptInput: (.*)")
 CAUSES_MAX = 20
 REASON_MAX = 300
 HINTS: Mapping[type[SyncError], str] = {
@@ -185,14 +187,17 @@ def as_known_error(error: Exception, path: str | None = None, version: int | Non
     """Convert an exception of PySpark or Py4J to one of our error kinds.
 
     If the exception names a file or a version, these replace `path` and `version`. If one of our own functions failed
-    in a worker, the result is a RuntimeError, which is no error kind.
+    in a worker by any other error than a `CorruptInput`, the result is a RuntimeError, which is no error kind.
     """
     chain = _chain_of(error)
     if damaged := next(filter(None, (DAMAGED_VECTOR.fullmatch(thrown.message) for thrown in chain)), None):
         return DVPlace(damaged["path"], int(damaged["offset"])).corrupt(damaged["what"])
     if any(thrown.is_of((IN_PYTHON,)) for thrown in chain):
         said = next(thrown.message for thrown in reversed(chain) if thrown.is_of((IN_PYTHON,)))
-        return RuntimeError("a task in Spark failed: " + said.strip().rpartition("\n")[2])
+        last = said.strip().rpartition("\n")[2]
+        if ours := OURS.fullmatch(last):
+            return CorruptInput(ours[1], hint="Correct the rows that this query reads.")
+        return RuntimeError(f"a task in Spark failed: {last}")
     kind = kind_of(chain)
     source = next((thrown for thrown in chain if thrown.has(DELTAS) or thrown.has(UNREAD_FILE)), Thrown(()))
     path = canonical(source.parameters["path"]) if "path" in source.parameters else path

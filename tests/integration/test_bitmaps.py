@@ -80,7 +80,7 @@ def test_words_become_bitmaps(rows: set[tuple[str, int]], batch_size: int) -> No
 
 @pytest.mark.parametrize("row", [("a", None), (None, 1), ("a", -1)])
 def test_rows_without_a_place(spark: SparkSession, row: tuple[str | None, int | None]) -> None:
-    with pytest.raises(RuntimeError, match=r"has a null|is below zero"):
+    with pytest.raises(CorruptInput, match=r"has a null|is below zero"):
         aggregated(positions_frame(spark, [("a", 1), row]))
 
 
