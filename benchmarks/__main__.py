@@ -19,6 +19,7 @@ PROGRAMS = (
     "compaction",
     "scan",
     "bitmaps",
+    "verify",
     "soak",
     "load",
     "shares",

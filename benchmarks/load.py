@@ -8,6 +8,9 @@ deletion vectors.
 Freshness of a commit is the time from its commit file being there to the line of the log that says that its snapshot is
 committed and recorded. CPU is that of the daemon's process in shares of one core, memory its resident set, both looked
 at each second. In the end DuckDB reads every busy table, and its rows must be Delta's.
+
+With `--large FILES`, a table of so many data files, one in a hundred with a deletion vector, appears under the pattern
+ten seconds after the first commit, and the load goes on until its first sync has ended, in the place of `--seconds`.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from threading import Event, Thread
 
 import psutil
 
+from benchmarks.large_table import make_large_table
 from benchmarks.report import conditions, parser, percentile, print_report
 from tests.kit.checks import duckdb_rows
 from tests.kit.daemons import Daemon, until
@@ -37,6 +41,7 @@ TARGET_P99_S = 3.0
 WINDOW_S = 30
 FIRST_SYNCS_MAX_S = 900.0
 CAUGHT_UP_MAX_S = 120.0
+BEFORE_LARGE_S = 10.0
 CONFIG = """
 state: {url: "sqlite:///state.db"}
 catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
@@ -80,7 +85,21 @@ class Usage:
 
 def in_step(daemons: Sequence[Daemon], load: Load) -> bool:
     wanted = {name: table.version for name, table in load.tables.items()}
-    return {name: status["synced_version"] for each in daemons for name, status in each.tables().items()} == wanted
+    synced = {name: status["synced_version"] for each in daemons for name, status in each.tables().items()}
+    return synced.items() >= wanted.items()
+
+
+def first_sync_s(daemon: Daemon, made: Path, lake: Path) -> float:
+    """Put the large table under the pattern. Returns the time between the daemon's first and last log line about it."""
+    time.sleep(BEFORE_LARGE_S)
+    made.rename(lake / made.name)
+    until(lambda: daemon.tables().get(made.name, {}).get("state") == "synced", made.name, wait_s=FIRST_SYNCS_MAX_S)
+    at_s = [
+        datetime.fromisoformat(line["timestamp"]).timestamp()
+        for line in list(daemon.lines)
+        if line.get("table") == made.name
+    ]
+    return at_s[-1] - at_s[0]
 
 
 def freshness_s(daemons: Sequence[Daemon], load: Load) -> dict[tuple[str, int], float]:
@@ -118,11 +137,14 @@ def main() -> int:
     options.add_argument("--tables", type=int, default=200)
     options.add_argument("--busy", type=int, default=20)
     options.add_argument("--seconds", type=float, default=300.0)
+    options.add_argument("--large", type=int, default=0, metavar="FILES")
     chosen = options.parse_args()
     before = conditions(chosen.folder)
     with TemporaryDirectory(dir=chosen.folder) as temporary:
         folder = Path(temporary)
         (folder / "config.yaml").write_text(CONFIG)
+        if chosen.large:
+            make_large_table(folder / "large", files=chosen.large, with_dv=chosen.large // 100)
         load = Load(folder / "lake", Random(1), count=chosen.tables, busy=chosen.busy, history=Churn)
         daemon = Daemon(folder / "config.yaml", module="daemon")
         started_s = time.monotonic()
@@ -131,9 +153,13 @@ def main() -> int:
             daemon.started()
             until(lambda: in_step([daemon], load), "the first syncs", wait_s=FIRST_SYNCS_MAX_S)
             first_syncs_s = time.monotonic() - started_s
+            large_s = 0.0
             usage = Usage(psutil.Process(daemon.process.pid))
             load.start()
-            time.sleep(chosen.seconds)
+            if chosen.large:
+                large_s = first_sync_s(daemon, folder / "large", folder / "lake")
+            else:
+                time.sleep(chosen.seconds)
             load.stop()
             usage.stop()
             until(lambda: in_step([daemon], load), "the last commits", wait_s=CAUGHT_UP_MAX_S)
@@ -151,6 +177,7 @@ def main() -> int:
         "commits": len(ages),
         "late_max_s": round(load.late_s, 2),
         "first_syncs_s": round(first_syncs_s, 1),
+        **({"large_files": chosen.large, "large_s": round(large_s, 1)} if chosen.large else {}),
         "freshness_s": {name: round(percentile(ages, share), 3) for name, share in SHARES.items()},
         "cpu": {name: round(percentile(usage.cpu, share), 2) for name, share in SHARES.items()},
         "memory_mib": {
