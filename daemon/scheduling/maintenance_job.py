@@ -87,11 +87,12 @@ def _log_round(done: Round, duration_ms: int) -> None:
             snapshots=compaction.snapshots,
             round_ms=duration_ms,
         )
-    if expiry.expired:
+    if expiry.expired or expiry.tags:
         write = _log.warning if expiry.unreadable or expiry.held else _log.info
         write(
             events.MAINTENANCE_EXPIRED,
             snapshots=len(expiry.expired),
+            tags=list(expiry.tags),
             unreadable=list(expiry.unreadable),
             unreadable_but_kept=[f"{why}: {snapshot_id}" for snapshot_id, why in expiry.held],
             round_ms=duration_ms,
