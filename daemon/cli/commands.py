@@ -212,6 +212,50 @@ def init(
 
 
 @app.command()
+def snapshots(
+    context: typer.Context,
+    table: TableName,
+    *,
+    delta_version: Annotated[
+        int | None, typer.Option("--version", help="Find the snapshot that shows this Delta version.", min=0)
+    ] = None,
+    timestamp: Annotated[
+        str | None,
+        typer.Option("--timestamp", help="Find the one that shows Delta as of this time (ISO 8601).", metavar="TIME"),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", help="List at most this many, the newest first.", min=1)] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Show which Iceberg snapshot shows which Delta version.
+
+    With --version or --timestamp, finds one snapshot and prints how to read it in Spark, PyIceberg, DuckDB, Polars and
+    Trino. The exit code is 1 if no snapshot shows that version.
+    """
+    if delta_version is not None and timestamp is not None:
+        raise typer.BadParameter("give a version or a time, not both", param_hint="--timestamp")
+    import_arrow()
+    from daemon.cli.operations import opened_table  # noqa: PLC0415
+    from daemon.cli.snapshots import choice_lines, list_lines, parse_time_ms  # noqa: PLC0415
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.status.snapshots import choose_by_time, choose_by_version, list_snapshots  # noqa: PLC0415
+
+    with _reported_errors():
+        at_ms = parse_time_ms(timestamp) if timestamp is not None else None
+        settings = _load_with_found(context, config)
+        with opened_table(settings, find_tables(settings, [table])[0]) as (opened, iceberg):
+            choice = None if delta_version is None else choose_by_version(iceberg, delta_version)
+            if at_ms is not None:
+                choice = choose_by_time(iceberg, opened.log, at_ms)
+            found = list_snapshots(iceberg)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(choice or found[:limit]), indent=2))
+    else:
+        _say("\n".join(choice_lines(choice) if choice else list_lines(found[:limit], len(found[limit:]))))
+    raise typer.Exit(1 if choice and choice.snapshot is None else 0)
+
+
+@app.command()
 def resume(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
     """Continue a parked or paused table. A running daemon sees it within seconds."""
     from daemon.cli.tables import find_tables, resume_table  # noqa: PLC0415
