@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from daemon.maintenance.compaction import Compaction
     from daemon.maintenance.expiry import Expiry
     from daemon.maintenance.maintainer import Maintainer
+    from daemon.status.deletions import FileDetail, TableDeletions
 
 DEFAULT_CONFIG = Path("config.yaml")
 # Set in a command's context when a pattern could not be listed, so that "all tables" were not all.
@@ -253,6 +254,53 @@ def snapshots(
     else:
         _say("\n".join(choice_lines(choice) if choice else list_lines(found[:limit], len(found[limit:]))))
     raise typer.Exit(1 if choice and choice.snapshot is None else 0)
+
+
+@app.command()
+def inspect(
+    context: typer.Context,
+    table: TableName,
+    *,
+    file: Annotated[
+        str | None, typer.Option("--file", help="Describe this data file only: a URI or a path below the Delta table.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Also draw a picture into this file.", metavar="PATH", dir_okay=False)
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", help="List at most this many of each.", min=1, max=1000)] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Show what is deleted in a table, and where.
+
+    Lists its deletion vectors by storage type, the data files and partitions with the largest share of deleted rows,
+    delete files and what they serve, orphans, and snapshots.
+    """
+    if file is not None and png is not None:
+        raise typer.BadParameter("it shows the whole table, not one file", param_hint="--png")
+    import_arrow()
+    from daemon.cli.inspect import file_lines, table_lines  # noqa: PLC0415
+    from daemon.cli.operations import opened_table  # noqa: PLC0415
+    from daemon.cli.pictures import draw_table  # noqa: PLC0415
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.status.deletions import inspect_file, inspect_table  # noqa: PLC0415
+
+    found: TableDeletions | FileDetail
+    with _reported_errors():
+        settings = _load_with_found(context, config)
+        with opened_table(settings, find_tables(settings, [table])[0]) as (opened, iceberg):
+            if file is not None:
+                found = inspect_file(opened, iceberg, file, ranges_max=limit * 10)
+                lines = file_lines(found)
+            else:
+                found = inspect_table(opened, iceberg, rows_max=limit)
+                lines = table_lines(found, now_ms=opened.clock.now_ms())
+                if png is not None:
+                    draw_table(found, png)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        _say("\n".join(lines))
 
 
 @app.command()

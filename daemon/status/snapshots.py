@@ -30,6 +30,7 @@ class ShownSnapshot(msgspec.Struct, frozen=True):
 
     It shows the rows of `version` and, if later versions changed no rows, of all versions up to `last_version`. It
     contains the changes of `from_version` and later. `references` are the branches and tags that point at it.
+    `delete_files` and `deleted_positions` are the totals in the snapshot's summary.
     """
 
     snapshot_id: int
@@ -42,6 +43,8 @@ class ShownSnapshot(msgspec.Struct, frozen=True):
     last_version: int | None = None
     delta_timestamp: str | None = None
     delta_operation: str | None = None
+    delete_files: int | None = None
+    deleted_positions: int | None = None
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -218,6 +221,8 @@ def _shown(table: Table, snapshot: Snapshot, line: _Line | None) -> ShownSnapsho
         last_version=line.last_version,
         delta_timestamp=_iso(line.timestamp_ms),
         delta_operation=summary[OPERATION] if summary else None,
+        delete_files=int(str(summary["total-delete-files"] or 0)) if summary else None,
+        deleted_positions=int(str(summary["total-position-deletes"] or 0)) if summary else None,
     )
 
 

@@ -173,7 +173,7 @@ def test_tags_for_chosen_versions(followed):
     assert maintainer.expire().tags == ()
     assert len(followed.check().scan(snapshot_id=tagged).to_arrow()) == 18
     followed.clock.late_ms = 2 * HOUR_MS
-    done = maintainer.expire()
+    done = Maintainer(followed.bench.context).expire()
     assert (done.expired, set(done.tags)) == ((tagged,), {"delta-v2", "delta-v4"})
     assert set(followed.check().metadata.refs) == {"main"}
 
