@@ -26,7 +26,7 @@ def draw_table(found: TableDeletions, path: Path) -> None:
     for number, file in enumerate(found.files):
         if file.strip:
             place = (0, 1, number + 0.5, number - 0.5)
-            heat.imshow([file.strip], extent=place, cmap="inferno_r", vmin=0, vmax=1, interpolation="nearest")
+            heat.imshow([file.strip], extent=place, cmap="YlOrRd", vmin=0, vmax=1, interpolation="nearest")
     heat.set(xlim=(0, 1), ylim=(max(1, len(found.files)) - 0.5, -0.5), aspect="auto")
     heat.set_xticks((0, 1), ("first row", "last row"))
     names = [f"{file.path.rpartition('/')[2][-40:]} ({file.deleted / file.rows:.0%})" for file in found.files]
@@ -42,7 +42,7 @@ def draw_table(found: TableDeletions, path: Path) -> None:
         if each.delta_timestamp is not None
     ]
     lag.plot(at, lags_s, marker=".")
-    lag.set(title="seconds from Delta's commit to the snapshot", yscale="symlog", xlabel="committed (UTC)")
+    lag.set(title="seconds from Delta's commit to the snapshot", xlabel="committed (UTC)")
     lag.set_ylim(bottom=0)
     try:
         figure.savefig(path, dpi=150)
