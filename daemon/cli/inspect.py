@@ -8,8 +8,9 @@ from math import ceil
 from rich.filesize import decimal
 
 from daemon.cli.snapshots import list_lines
-from daemon.status.deletions import FileDeletions, FileDetail, TableDeletions
+from daemon.status.deletions import FileDetail, TableDeletions
 from daemon.status.table_status import span
+from daemon.status.timeline import FileDeletions
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 STORAGE = {
@@ -62,8 +63,8 @@ def file_lines(found: FileDetail) -> Iterator[str]:
     """Describe one data file, with the ranges of its deleted positions."""
     yield from _file_lines(found.file)
     yield f"  size: {decimal(found.size_bytes)}"
-    if found.file.partition:
-        yield f"  partition: {_partition(found.file.partition)}"
+    if found.partition:
+        yield f"  partition: {_partition(found.partition)}"
     if found.vector is None:
         yield "  no deletion vector: no row is deleted"
         return

@@ -14,6 +14,7 @@ from daemon.delta.position_set import PositionSet, new_positions
 from daemon.errors import ObjectMissing
 from daemon.locations import normalize_location
 from daemon.status.snapshots import ShownSnapshot, list_snapshots
+from daemon.status.timeline import FileDeletions
 from daemon.sync.context import TableContext
 from daemon.translate.definition import shape_of
 from daemon.translate.delete_files import UNKNOWN_DV
@@ -29,22 +30,8 @@ from state import (
     WrittenCount,
 )
 
-# A strip has at most so many parts: with an indent, it fits on 80 columns.
+# A strip of `FileDeletions` has at most so many parts: with an indent, it fits on 80 columns.
 STRIP_MAX = 72
-
-
-class FileDeletions(msgspec.Struct, frozen=True):
-    """A data file's physical rows, and how many of them are deleted.
-
-    `strip` is the share of deleted rows, 0 to 1, in each of up to STRIP_MAX equal parts of the file, in the order of
-    rows. It is empty if the deletion vector is not known until the next comparison of states.
-    """
-
-    path: str
-    rows: int
-    deleted: int
-    partition: dict[str, str | None]
-    strip: tuple[float, ...]
 
 
 class PartitionDeletions(msgspec.Struct, frozen=True):
@@ -87,6 +74,7 @@ class FileDetail(msgspec.Struct, frozen=True):
     """
 
     file: FileDeletions
+    partition: dict[str, str | None]
     size_bytes: int
     vector: DeletionVectorDescriptor | None
     vector_path: str | None
@@ -110,13 +98,19 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
         rows=counts.live_rows + counts.deleted_positions,
         deleted=counts.deleted_positions,
         vectors=found.vectors,
-        files=[_file_deletions(schema, file, _positions(context, file)) for file in found.files],
+        files=[_file_deletions(context, file) for file in found.files],
         partitions=[_partition_deletions(schema, each) for each in found.partitions if each.partition],
         live_delete_files=counts.live_delete_files,
         delete_files=found.delete_files,
         orphans=counts.orphans,
         snapshots=list_snapshots(table)[:rows_max],
     )
+
+
+def find_worst_files(context: TableContext, *, files_max: int) -> list[FileDeletions]:
+    """Return the live data files with the largest share of deleted rows, and raise as `inspect_table` does."""
+    found = context.store.find_deletions(_synced(context).id, rows_max=files_max)
+    return [_file_deletions(context, file) for file in found.files]
 
 
 def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: int) -> FileDetail:
@@ -138,7 +132,8 @@ def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: 
     vector = file.deletion_vector
     place = find_place(context.location, vector) if vector and positions is not None else None
     return FileDetail(
-        file=_file_deletions(shape_of(table, context.settings).table, file, positions),
+        file=_file_deletions(context, file),
+        partition=_named(shape_of(table, context.settings).table, file.spec_id, file.partition),
         size_bytes=file.size_bytes,
         vector=vector,
         vector_path=place.path if place and place.offset is not None else None,
@@ -172,12 +167,12 @@ def _positions(context: TableContext, file: LiveFile) -> PositionSet | None:
     return positions
 
 
-def _file_deletions(schema: TableSchema, file: LiveFile, positions: PositionSet | None) -> FileDeletions:
+def _file_deletions(context: TableContext, file: LiveFile) -> FileDeletions:
+    positions = _positions(context, file)
     return FileDeletions(
         path=file.path,
         rows=file.record_count,
         deleted=file.deletion_vector.cardinality if file.deletion_vector else 0,
-        partition=_named(schema, file.spec_id, file.partition),
         strip=() if positions is None else strip_of(new_positions(positions), file.record_count),
     )
 

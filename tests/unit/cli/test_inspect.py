@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import Result
 from PIL import Image
 from typer.testing import CliRunner
 
 from daemon.cli.commands import app
+from daemon.status.deletions import find_worst_files
 from tests.kit.handmade import Bench, HandmadeTable
 
 CONFIG = """
@@ -89,6 +91,8 @@ def test_a_table(world: World) -> None:
     assert found["snapshots"][0]["delete_files"] == len(live) == found["live_delete_files"]
     assert found["snapshots"][0]["deleted_positions"] == 12
     assert len(answer("--limit", "1")["files"]) == 1
+    on_page = find_worst_files(world.bench.context, files_max=2)
+    assert json.loads(msgspec.json.encode(on_page)) == found["files"][:2]
 
 
 def test_a_table_for_people(world: World) -> None:
