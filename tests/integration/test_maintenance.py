@@ -19,7 +19,7 @@ from daemon.config.settings import LimitsSettings, MaintenanceSettings, Pipeline
 from daemon.errors import TargetChanged
 from daemon.maintenance.expiry import Expiry
 from daemon.maintenance.maintainer import Maintainer
-from daemon.status.snapshots import choose_by_version
+from daemon.status.snapshots import choose_by_time, choose_by_version
 from daemon.sync import advance, transaction
 from daemon.translate.plan import CommitPlan
 from tests.kit.follow import Followed, check_change
@@ -574,4 +574,9 @@ def test_tags_and_read_lines_in_spark(spark: SparkSession, tmp_path: Path) -> No
         assert sorted(someone.sql(choice.read["Spark"])) == sorted(expected), version
         if version % 2 == 0:
             assert sorted(someone.sql(f"SELECT * FROM {{i}} VERSION AS OF 'delta-v{version}'")) == sorted(expected)
+    for row in table.spark.sql(f"DESCRIBE HISTORY delta.`{table.source}`").collect():
+        at_ms = round(row["timestamp"].timestamp() * 1000)
+        for before_ms in (0, 1):
+            found = choose_by_time(iceberg, table.bench.context.log, at_ms - before_ms)
+            assert found.version == (row["version"] - before_ms if row["version"] >= before_ms else None)
     assert {row["name"] for row in someone.sql("SELECT * FROM {i}.refs")} == {"main", "delta-v0", "delta-v2"}

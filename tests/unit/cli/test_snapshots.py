@@ -128,6 +128,21 @@ def test_versions_that_no_snapshot_shows(world: World, ask: Ask) -> None:
     assert ask("--version", "3")[0] == 0
 
 
+def test_versions_between_two_snapshots(world: World, ask: Ask) -> None:
+    """One without changed rows is shown by the snapshot before it; one that a resync passes over by none."""
+    world.delete(6)
+    world.bench.follower.sync()
+    code, choice = ask("--version", "7")
+    assert (code, choice["snapshot"]["version"], choice["snapshot"]["last_version"]) == (0, 6, 7)
+    assert ask("--timestamp", iso(at_s(7)))[1]["version"] == 7
+    for position in (7, 8):
+        world.delete(position)
+    world.bench.follower.sync(full=True)
+    assert ask("--version", "8")[1]["snapshot"]["last_version"] == 8
+    code, choice = ask("--version", "9")
+    assert (code, choice["contained_in"]["version"]) == (1, 10)
+
+
 def test_the_newest_version_at_a_time(world: World, ask: Ask) -> None:
     """As Delta's TIMESTAMP AS OF: a version begins with its commit, and lasts until the next one."""
     for version in (0, 3, 4, 6, 7):
