@@ -2,6 +2,7 @@
 
 from state.records import (
     DeleteFileRecord,
+    Deletions,
     DeletionVectorDescriptor,
     DvMapping,
     FileKind,
@@ -11,10 +12,13 @@ from state.records import (
     LiveFile,
     OrphanReason,
     Outcome,
+    PartitionCount,
+    ServingFile,
     SyncRun,
     TableCounts,
     TableError,
     TableRecord,
+    VectorCount,
     WrittenCount,
     WrittenFile,
 )
@@ -23,6 +27,7 @@ from state.store import FileLedger, LeaseLost, LeaseStore, StateStore, StateUnav
 __all__ = [
     "DeleteFileRecord",
     "DeletionVectorDescriptor",
+    "Deletions",
     "DvMapping",
     "FileKind",
     "FileLedger",
@@ -34,6 +39,8 @@ __all__ = [
     "LiveFile",
     "OrphanReason",
     "Outcome",
+    "PartitionCount",
+    "ServingFile",
     "StateStore",
     "StateUnavailable",
     "SyncRun",
@@ -41,6 +48,7 @@ __all__ = [
     "TableError",
     "TableRecord",
     "TableStore",
+    "VectorCount",
     "WrittenCount",
     "WrittenFile",
 ]

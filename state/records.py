@@ -261,3 +261,45 @@ class TableCounts(msgspec.Struct, frozen=True):
     def orphans(self) -> tuple[WrittenCount, ...]:
         """The files that wait for cleanup, by kind."""
         return tuple(each for each in self.written if each.status is FileStatus.ORPHANED)
+
+
+class VectorCount(msgspec.Struct, frozen=True):
+    """The deletion vectors of one storage type: how many, their bytes and their positions."""
+
+    storage_type: str
+    vectors: int
+    size_bytes: int
+    positions: int
+
+
+class PartitionCount(msgspec.Struct, frozen=True):
+    """The live data files of one partition. `rows` are physical rows, of which `deleted_positions` are deleted."""
+
+    spec_id: int
+    partition: tuple[str | None, ...]
+    data_files: int
+    rows: int
+    deleted_positions: int
+
+
+class ServingFile(msgspec.Struct, frozen=True):
+    """A delete file that is live since `since_ms`, and the number of data files whose positions it holds."""
+
+    path: str
+    size_bytes: int
+    positions: int
+    since_ms: int
+    data_files: int
+
+
+class Deletions(msgspec.Struct, frozen=True):
+    """What is deleted in a table. Lists are cut; `vectors` is whole.
+
+    `files` and `partitions` have deleted rows; those with the largest share of them come first. `delete_files` begin
+    with the most positions.
+    """
+
+    vectors: tuple[VectorCount, ...]
+    files: tuple[LiveFile, ...]
+    partitions: tuple[PartitionCount, ...]
+    delete_files: tuple[ServingFile, ...]

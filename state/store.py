@@ -10,6 +10,7 @@ from typing import Protocol
 
 from state.records import (
     DeleteFileRecord,
+    Deletions,
     FileKind,
     FileStatus,
     Intent,
@@ -105,6 +106,10 @@ class TableStore(Protocol):
         ...
 
     def count(self, table_id: int) -> TableCounts: ...
+
+    def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
+        """Sum up what is deleted, with at most `rows_max` files, partitions and delete files: the worst ones."""
+        ...
 
 
 class FileLedger(Protocol):

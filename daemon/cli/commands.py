@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from daemon.maintenance.compaction import Compaction
     from daemon.maintenance.expiry import Expiry
     from daemon.maintenance.maintainer import Maintainer
+    from daemon.status.deletions import FileDetail, TableDeletions
 
 DEFAULT_CONFIG = Path("config.yaml")
 # Set in a command's context when a pattern could not be listed, so that "all tables" were not all.
@@ -258,6 +259,97 @@ def init(
         _hide_environment()
         _log_to_stderr()
         write_configuration(_path(context, config), places, typer.echo)
+
+
+@app.command()
+def snapshots(
+    context: typer.Context,
+    table: TableName,
+    *,
+    delta_version: Annotated[
+        int | None, typer.Option("--version", help="Find the snapshot that shows this Delta version.", min=0)
+    ] = None,
+    timestamp: Annotated[
+        str | None,
+        typer.Option("--timestamp", help="Find the one that shows Delta as of this time (ISO 8601).", metavar="TIME"),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", help="List at most this many, the newest first.", min=1)] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Show which Iceberg snapshot shows which Delta version.
+
+    With --version or --timestamp, finds one snapshot and prints how to read it in Spark, PyIceberg, DuckDB, Polars and
+    Trino. The exit code is 1 if no snapshot shows that version.
+    """
+    if delta_version is not None and timestamp is not None:
+        raise typer.BadParameter("give a version or a time, not both", param_hint="--timestamp")
+    import_arrow()
+    from daemon.cli.operations import opened_table  # noqa: PLC0415
+    from daemon.cli.snapshots import choice_lines, list_lines, parse_time_ms  # noqa: PLC0415
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.status.snapshots import choose_by_time, choose_by_version, list_snapshots  # noqa: PLC0415
+
+    with _reported_errors():
+        at_ms = parse_time_ms(timestamp) if timestamp is not None else None
+        settings = _load_with_found(context, config)
+        with opened_table(settings, find_tables(settings, [table])[0]) as (opened, iceberg):
+            choice = None if delta_version is None else choose_by_version(iceberg, delta_version)
+            if at_ms is not None:
+                choice = choose_by_time(iceberg, opened.log, at_ms)
+            found = list_snapshots(iceberg)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(choice or found[:limit]), indent=2))
+    else:
+        _say("\n".join(choice_lines(choice) if choice else list_lines(found[:limit], len(found[limit:]))))
+    raise typer.Exit(1 if choice and choice.snapshot is None else 0)
+
+
+@app.command()
+def inspect(
+    context: typer.Context,
+    table: TableName,
+    *,
+    file: Annotated[
+        str | None, typer.Option("--file", help="Describe this data file only: a URI or a path below the Delta table.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Also draw a picture into this file.", metavar="PATH", dir_okay=False)
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", help="List at most this many of each.", min=1, max=1000)] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Show what is deleted in a table, and where.
+
+    Lists its deletion vectors by storage type, the data files and partitions with the largest share of deleted rows,
+    delete files and what they serve, orphans, and snapshots.
+    """
+    if file is not None and png is not None:
+        raise typer.BadParameter("it shows the whole table, not one file", param_hint="--png")
+    import_arrow()
+    from daemon.cli.inspect import file_lines, table_lines  # noqa: PLC0415
+    from daemon.cli.operations import opened_table  # noqa: PLC0415
+    from daemon.cli.pictures import draw_table  # noqa: PLC0415
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.status.deletions import inspect_file, inspect_table  # noqa: PLC0415
+
+    found: TableDeletions | FileDetail
+    with _reported_errors():
+        settings = _load_with_found(context, config)
+        with opened_table(settings, find_tables(settings, [table])[0]) as (opened, iceberg):
+            if file is not None:
+                found = inspect_file(opened, iceberg, file, ranges_max=limit * 10)
+                lines = file_lines(found)
+            else:
+                found = inspect_table(opened, iceberg, rows_max=limit)
+                lines = table_lines(found, now_ms=opened.clock.now_ms())
+                if png is not None:
+                    draw_table(found, png)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        _say("\n".join(lines))
 
 
 @app.command()

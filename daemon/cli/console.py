@@ -166,6 +166,8 @@ def expiry_lines(name: str, done: Expiry, *, dry_run: bool) -> list[str]:
     lines = [f"{name}: {'would expire' if dry_run else 'expired'} {len(done.expired)} snapshots"]
     if not done.expired:
         lines = [f"{name}: no snapshot to expire"]
+    if done.tags:
+        lines.append(f"  tags whose time is over: {', '.join(done.tags)}")
     if done.unreadable:
         lines.append(f"  unreadable because data files are gone: {', '.join(map(str, done.unreadable))}")
     lines += (f"  unreadable, but kept ({why}): {snapshot_id}" for snapshot_id, why in done.held)

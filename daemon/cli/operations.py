@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from threading import Event
 from typing import TypeVar
+
+from pyiceberg.table import Table
 
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
@@ -22,7 +24,7 @@ from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
-from daemon.sync.context import Progress, as_sync_errors
+from daemon.sync.context import Progress, TableContext, as_sync_errors
 from daemon.sync.memory import keep_rows
 from daemon.verify.findings import Proof, Scope
 from daemon.verify.verifier import Verifier
@@ -125,6 +127,22 @@ def verify_tables(
                     yield table, Verifier(context).verify(scope)
             except SyncError as error:
                 yield table, error
+
+
+@contextmanager
+def opened_table(settings: Settings, table: TableSettings) -> Iterator[tuple[TableContext, Table]]:
+    """Open a table's parts and load its Iceberg table, to read both beside a running daemon.
+
+    Raises ObjectMissing before the first sync, CatalogAway, StateStoreAway.
+    """
+    with open_parts(settings) as parts, as_sync_errors(table.name):
+        context = parts.context(table)
+        iceberg = context.target.find_table()
+        if iceberg is None:
+            raise ObjectMissing(
+                f"the Iceberg table {table.target} does not exist yet", hint=f"Run `dvsync sync {table.name}` first."
+            )
+        yield context, iceberg
 
 
 def maintain_tables(

@@ -287,10 +287,33 @@ class _TableOptions(_Frozen):
             " overwrite it with Delta's state in one snapshot."
         ),
     )
+    tag_every: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000_000,
+        description=(
+            "Tag the snapshot of each version that is a multiple of this, as delta-v{version}. Such versions are never"
+            " folded into a later one. Unset: no tags."
+        ),
+    )
+    tag_retention_s: Annotated[float, Duration] = Field(
+        30.0 * DAY_S,
+        alias="tag_retention",
+        ge=60,
+        le=3650 * DAY_S,
+        description=(
+            "Expiry keeps a tag and its snapshot for this long. Delta must keep its files for as long, or VACUUM makes"
+            " the snapshot unreadable: see delta.deletedFileRetentionDuration."
+        ),
+    )
 
     @property
     def may_overflow(self) -> bool:
         return self.int96_overflow == "follow"
+
+    def is_tagged(self, version: int) -> bool:
+        """Return whether the snapshot that shows this Delta version gets a tag."""
+        return self.tag_every is not None and version % self.tag_every == 0
 
 
 class DefaultsSettings(_TableOptions):

@@ -29,16 +29,21 @@ class Retention:
 
 
 def find_expired(
-    metadata: TableMetadata, retention: Retention, *, now_ms: int, unreadable: Container[int] = ()
+    metadata: TableMetadata,
+    retention: Retention,
+    *,
+    now_ms: int,
+    unreadable: Container[int] = (),
+    ended: Container[str] = (),
 ) -> list[Snapshot]:
     """Return the snapshots to expire, the oldest first.
 
     A snapshot that a branch or tag points at, or that someone else committed, always stays. A branch's own
     `min-snapshots-to-keep` and `max-snapshot-age-ms` override `retention`. An `unreadable` snapshot of ours stays only
-    if a branch or tag points at it.
+    if a branch or tag points at it. `ended` are tags that are removed together with the snapshots.
     """
     snapshots = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    kept = {ref.snapshot_id for ref in metadata.refs.values()}
+    kept = {ref.snapshot_id for name, ref in metadata.refs.items() if name not in ended}
     lines = {
         name: list(_ancestors(snapshots, ref.snapshot_id))
         for name, ref in metadata.refs.items()

@@ -26,6 +26,7 @@ from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     AssignUUIDUpdate,
+    RemoveSnapshotRefUpdate,
     RemoveSnapshotsUpdate,
     SetCurrentSchemaUpdate,
     SetDefaultSortOrderUpdate,
@@ -44,6 +45,7 @@ from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, Syn
 from daemon.iceberg.manifests import write_manifest_list
 from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
+from daemon.iceberg.tags import TAG, Tag
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -56,12 +58,14 @@ IS_NESSIE = "nessie.is-nessie-catalog"
 class Misread:
     """Our snapshots in which readers would see nulls or wrong values in `columns` of files without field ids.
 
-    `references` are the branches (except main) and tags that point at such a snapshot, whoever committed it.
+    `references` are the branches (except main) and tags of others that point at such a snapshot, whoever committed it.
+    `tags` are dvsync's own, which are removed with the snapshots.
     """
 
     snapshot_ids: tuple[int, ...] = ()
     columns: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,18 +160,18 @@ class Target:
             return table
         if stamp:
             updates = (*updates, SetPropertiesUpdate(updates={**stamp, **self._signature}))
-        removals, references = _removals(table, definition.misread.snapshot_ids)
+        removals, references = _removals(table, definition.misread.snapshot_ids, definition.misread.tags)
         table = self._commit_metadata(table, (*updates, *removals), announce, references)
         _log_expired(table, definition.misread)
         return table
 
-    def expire(self, table: Table, snapshot_ids: Sequence[int], announce: Announce) -> Table:
-        """Remove snapshots from the table's metadata. Their files stay. Raises as `commit` does.
+    def expire(self, table: Table, snapshot_ids: Sequence[int], tags: Sequence[str], announce: Announce) -> Table:
+        """Remove snapshots and tags from the table's metadata. Their files stay. Raises as `commit` does.
 
         If a branch or tag has changed meanwhile, nothing is removed. But a new tag that someone sets on one of the
         snapshots at this very moment is lost: the specification has no requirement that a tag is absent.
         """
-        removals, references = _removals(table, snapshot_ids)
+        removals, references = _removals(table, snapshot_ids, tags)
         return self._commit_metadata(table, removals, announce, references)
 
     def _commit_metadata(
@@ -193,9 +197,12 @@ class Target:
         prepared: PreparedSnapshot,
         marker: Mapping[str, str],
         announce: Announce,
+        *,
+        tag: Tag | None = None,
     ) -> Table:
         """Make `prepared` the table's current snapshot. Creates the table if it was only staged.
 
+        The same commit sets `tag` on the snapshot, unless the table has a tag or branch of that name.
         If the client names the new metadata file, `announce` gets its path before it is written. Raises
         `CommitConflict` if someone else committed first (our commit certainly did not land) and `CommitOutcomeUnknown`
         if our commit may have landed. The files stay in both cases. The next cycle tries again, after it has checked
@@ -213,6 +220,9 @@ class Target:
             sequence_number=sequence_number,
             format_version=table.metadata.format_version,
         )
+        if tag and (tag.name in table.metadata.refs or _is_nessie(table)):
+            tag = None
+        tagged = {TAG: tag.name} if tag else {}
         snapshot = Snapshot(
             snapshot_id=prepared.snapshot_id,
             parent_snapshot_id=parent.snapshot_id if parent else None,
@@ -220,10 +230,10 @@ class Target:
             # Iceberg's JVM library refuses a table whose log goes back in time by more than a minute.
             timestamp_ms=max(self._clock.now_ms(), 0 if creating else table.metadata.last_updated_ms + 1),
             manifest_list=prepared.manifest_list_path,
-            summary=Summary(operation=prepared.operation, **prepared.summary, **marker, **self._signature),
+            summary=Summary(operation=prepared.operation, **prepared.summary, **marker, **self._signature, **tagged),
             schema_id=definition.schema.schema_id,
         )
-        updates, requirements = _changes(table, definition, snapshot, creating=creating)
+        updates, requirements = _changes(table, definition, snapshot, tag, creating=creating)
         self._check_lease()
         try:
             commit_updates(table, updates, requirements, announce, written=prepared.written_files)
@@ -279,19 +289,14 @@ def view_of(table: Table, definition: Definition) -> TableView:
 
 
 def _changes(
-    table: Table, definition: Definition, snapshot: Snapshot, *, creating: bool
+    table: Table, definition: Definition, snapshot: Snapshot, tag: Tag | None, *, creating: bool
 ) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
-    reference = (
+    reference: tuple[TableUpdate, ...] = (
         AddSnapshotUpdate(snapshot=snapshot),
-        SetSnapshotRefUpdate(
-            ref_name=MAIN_BRANCH,
-            type=SnapshotRefType.BRANCH,
-            snapshot_id=snapshot.snapshot_id,
-            max_ref_age_ms=None,
-            max_snapshot_age_ms=None,
-            min_snapshots_to_keep=None,
-        ),
+        _points_at(snapshot, MAIN_BRANCH, SnapshotRefType.BRANCH),
     )
+    if tag:
+        reference += (_points_at(snapshot, tag.name, SnapshotRefType.TAG, tag.age_max_ms),)
     if creating:
         return (
             AssignUUIDUpdate(uuid=table.metadata.table_uuid),
@@ -306,20 +311,40 @@ def _changes(
             SetPropertiesUpdate(updates={**table.metadata.properties, **definition.properties}),
             *reference,
         ), (AssertCreate(),)
-    removals, references = _removals(table, definition.misread.snapshot_ids)
+    removals, references = _removals(table, definition.misread.snapshot_ids, definition.misread.tags)
+    if tag:
+        references += (AssertRefSnapshotId(ref=tag.name, snapshot_id=None),)
     # Remove snapshots last: the previous newest snapshot may be one of them, and is current until the reference moves.
     return (*_definition_changes(table, definition), *reference, *removals), (*_unchanged(table), *references)
 
 
+def _is_nessie(table: Table) -> bool:
+    return table.catalog.properties.get(IS_NESSIE) == "true"
+
+
+def _points_at(
+    snapshot: Snapshot, name: str, kind: SnapshotRefType, age_max_ms: int | None = None
+) -> SetSnapshotRefUpdate:
+    return SetSnapshotRefUpdate(
+        ref_name=name,
+        type=kind,
+        snapshot_id=snapshot.snapshot_id,
+        max_ref_age_ms=age_max_ms,
+        max_snapshot_age_ms=None,
+        min_snapshots_to_keep=None,
+    )
+
+
 def _removals(
-    table: Table, snapshot_ids: Sequence[int]
+    table: Table, snapshot_ids: Sequence[int], tags: Sequence[str]
 ) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
-    """Return the update that removes snapshots, and requirements that branches and tags have not changed."""
-    if not snapshot_ids or table.catalog.properties.get(IS_NESSIE) == "true":
+    """Return the updates that remove tags and snapshots, and requirements that branches and tags have not changed."""
+    if not (snapshot_ids or tags) or _is_nessie(table):
         return (), ()
     refs = table.metadata.refs.items()
+    removed = (RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)),) if snapshot_ids else ()
     return (
-        (RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)),),
+        (*(RemoveSnapshotRefUpdate(ref_name=name) for name in tags), *removed),
         tuple(AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in refs),
     )
 
@@ -327,7 +352,7 @@ def _removals(
 def _log_expired(table: Table, misread: Misread) -> None:
     expired = tuple(each for each in misread.snapshot_ids if table.snapshot_by_id(each) is None)
     if expired:
-        _log.warning(events.SNAPSHOTS_EXPIRED, snapshot_ids=expired, columns=misread.columns)
+        _log.warning(events.SNAPSHOTS_EXPIRED, snapshot_ids=expired, columns=misread.columns, tags=misread.tags)
 
 
 def _unchanged(table: Table) -> tuple[TableRequirement, ...]:

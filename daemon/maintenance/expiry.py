@@ -22,6 +22,7 @@ from daemon.iceberg.marker import find_marker
 from daemon.iceberg.properties import int_property
 from daemon.iceberg.references import data_files_let_go
 from daemon.iceberg.retention import RETENTION_MS, Retention, find_expired
+from daemon.iceberg.tags import ended_tags
 from daemon.maintenance.cleanup import release_files
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record
@@ -45,12 +46,13 @@ class Expiry:
     """The result of an expiry, or of a dry run. `expired` are snapshot ids, the oldest first.
 
     `unreadable` are those of them whose data files are gone. `held` are unreadable snapshots that stay, each with the
-    branch or tag that points at it, or `NOT_OURS`.
+    branch or tag that points at it, or `NOT_OURS`. `tags` are dvsync's own tags whose age is over.
     """
 
     expired: tuple[int, ...] = ()
     unreadable: tuple[int, ...] = ()
     held: tuple[tuple[int, str], ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 class Expirer:
@@ -85,14 +87,15 @@ class Expirer:
             known_ms = max(table.metadata.last_updated_ms, *(each.last_synced_at_ms or 0 for each in records))
             now_ms = self._trusted_ms(known_ms)
             retention = _retention(table, settings)
-            found = find_expired(table.metadata, retention, now_ms=now_ms, unreadable=unreadable)
-            expiry = _to_expiry(table, found, unreadable)
-            if not found or dry_run:
+            ended = ended_tags(table.metadata, now_ms=now_ms)
+            found = find_expired(table.metadata, retention, now_ms=now_ms, unreadable=unreadable, ended=ended)
+            expiry = _to_expiry(table, found, unreadable, ended)
+            if dry_run or not (found or ended):
                 return expiry
             outcome = unchanged_outcome(record)
             with Transaction(context, record, table, to_version=outcome.to_version) as transaction:
                 transaction.begin({})
-                transaction.expire(expiry.expired, outcome)
+                transaction.expire(expiry.expired, ended, outcome)
         finally:
             context.committing.release()
         release_files(context, record, dry_run=False)
@@ -191,12 +194,13 @@ def _retention(table: Table, settings: MaintenanceSettings) -> Retention:
     )
 
 
-def _to_expiry(table: Table, found: list[Snapshot], unreadable: Container[int]) -> Expiry:
+def _to_expiry(table: Table, found: list[Snapshot], unreadable: Container[int], ended: tuple[str, ...]) -> Expiry:
     ids = tuple(snapshot.snapshot_id for snapshot in found)
-    held = [(ref.snapshot_id, name) for name, ref in sorted(table.metadata.refs.items())]
+    held = [(ref.snapshot_id, name) for name, ref in sorted(table.metadata.refs.items()) if name not in ended]
     held += [(each.snapshot_id, NOT_OURS) for each in table.metadata.snapshots if find_marker(each) is None]
     return Expiry(
         expired=ids,
         unreadable=tuple(snapshot_id for snapshot_id in ids if snapshot_id in unreadable),
         held=tuple((snapshot_id, why) for snapshot_id, why in held if snapshot_id in unreadable),
+        tags=ended,
     )

@@ -5,6 +5,7 @@ A round that fails has no effect on the syncs; the next round tries again.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from random import Random
 from threading import Event
 
@@ -16,6 +17,7 @@ from daemon.errors import InternalError
 from daemon.maintenance.maintainer import Maintainer, Round
 from daemon.scheduling.cycle import TableCycle
 from daemon.status.board import Board, MaintenanceCounts
+from daemon.status.timeline import FileDeletions
 from daemon.sync.memory import as_sync_error
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -28,7 +30,14 @@ class MaintenanceJob:
     """Maintains the table of `cycle`, in a thread of its own."""
 
     def __init__(
-        self, cycle: TableCycle, maintainer: Maintainer, *, board: Board, clock: Clock, random: Random
+        self,
+        cycle: TableCycle,
+        maintainer: Maintainer,
+        *,
+        find_worst_files: Callable[[], Sequence[FileDeletions]],
+        board: Board,
+        clock: Clock,
+        random: Random,
     ) -> None:
         self.name = cycle.name
         self.interval_s = cycle.table.maintenance.interval_s
@@ -36,6 +45,7 @@ class MaintenanceJob:
         self.first_after_s = random.uniform(0, min(self.interval_s, FIRST_AFTER_MAX_S))
         self.cycle = cycle
         self._maintainer = maintainer
+        self._find_worst_files = find_worst_files
         self._board = board
         self._clock = clock
         self._random = random
@@ -62,6 +72,16 @@ class MaintenanceJob:
             _log_round(done, round((self._clock.monotonic_s() - started_s) * 1000))
             self._board.count_maintenance(self.name, _counts(done))
             self.cycle.observer.recount()
+            if done.is_news:
+                self._show_worst_files()
+
+    def _show_worst_files(self) -> None:
+        """Show them on the table's page. It takes too long for a sync or a request: the state store sorts all files."""
+        try:
+            self._board.timeline(self.name).show_worst_files(self._find_worst_files())
+        except Exception as error:
+            # For display only: a sync meets and reports the same errors.
+            _log.debug(events.WORST_FILES_UNSEEN, reason=str(error))
 
 
 def _counts(done: Round) -> MaintenanceCounts:
@@ -87,11 +107,12 @@ def _log_round(done: Round, duration_ms: int) -> None:
             snapshots=compaction.snapshots,
             round_ms=duration_ms,
         )
-    if expiry.expired:
+    if expiry.expired or expiry.tags:
         write = _log.warning if expiry.unreadable or expiry.held else _log.info
         write(
             events.MAINTENANCE_EXPIRED,
             snapshots=len(expiry.expired),
+            tags=list(expiry.tags),
             unreadable=list(expiry.unreadable),
             unreadable_but_kept=[f"{why}: {snapshot_id}" for snapshot_id, why in expiry.held],
             round_ms=duration_ms,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -18,12 +19,15 @@ from daemon.service.assembly import Parts
 from daemon.service.discovery import Found, discover, find_pattern, owners_among
 from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
+from daemon.status.deletions import find_worst_files
 from daemon.status.table_status import gone_status
 from daemon.sync.memory import keep_rows
 from state import StateUnavailable
 
 # How often the folders of source patterns are listed.
 DISCOVERY_INTERVAL_S = 30.0
+# A table's page shows so many data files with the most deletions.
+WORST_FILES_MAX = 5
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -165,7 +169,14 @@ class Fleet:
         except StateUnavailable:
             board.remove(table.name)
             raise
-        job = MaintenanceJob(cycle, Maintainer(context), board=board, clock=parts.clock, random=Random())
+        job = MaintenanceJob(
+            cycle,
+            Maintainer(context),
+            find_worst_files=partial(find_worst_files, context, files_max=WORST_FILES_MAX),
+            board=board,
+            clock=parts.clock,
+            random=Random(),
+        )
         self._scheduler.add(cycle, job)
         self._cycles[table.name] = cycle
         self._running[table.name] = definition

@@ -148,7 +148,13 @@ class Board:
         if now_s - self._sampled_at_s >= SAMPLE_INTERVAL_S:
             self._sampled_at_s = now_s
             for status in self.statuses():
-                sample = Sample(self._clock.now_ms(), status.lag_seconds, status.deleted_positions)
+                sample = Sample(
+                    self._clock.now_ms(),
+                    status.lag_seconds,
+                    status.deleted_positions,
+                    status.live_delete_files,
+                    status.orphans_waiting,
+                )
                 self.timeline(status.name).add_sample(sample)
 
     def silent_s(self) -> float:

@@ -1,9 +1,9 @@
-"""A table's last syncs and its last day, in memory: what the status page and `/api/tables/{name}` show."""
+"""A table's last syncs, last day and worst files, in memory: what the status page and `/api/tables/{name}` show."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from threading import Lock
 
 import msgspec
@@ -25,16 +25,32 @@ class Sample(msgspec.Struct, frozen=True):
     at_ms: int
     lag_seconds: float | None
     deleted_positions: int | None
+    delete_files: int | None = None
+    orphans: int | None = None
+
+
+class FileDeletions(msgspec.Struct, frozen=True):
+    """A data file's physical rows, and how many of them are deleted.
+
+    `strip` is the share of deleted rows, 0 to 1, in each of some equal parts of the file, in the order of rows. It is
+    empty if the deletion vector is not known until the next comparison of states.
+    """
+
+    path: str
+    rows: int
+    deleted: int
+    strip: tuple[float, ...]
 
 
 class Timeline:
-    """One table's timeline: a day of samples, and RUNS_MAX runs. Safe to use from any thread."""
+    """One table's timeline: a day of samples, RUNS_MAX runs, the worst files now. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._runs: deque[SyncRun] = deque(maxlen=RUNS_MAX)
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self._outline: deque[Sample] = deque(maxlen=OUTLINE_MAX)
+        self._worst_files: Sequence[FileDeletions] = ()
 
     def add_runs(self, runs: Iterable[SyncRun]) -> None:
         """The oldest first."""
@@ -59,6 +75,16 @@ class Timeline:
         """The day in one sample for each half hour, the oldest first: its last sample, with its longest lag."""
         with self._lock:
             return list(self._outline)
+
+    def show_worst_files(self, files: Sequence[FileDeletions]) -> None:
+        """Show these in the place of earlier ones."""
+        with self._lock:
+            self._worst_files = files
+
+    def worst_files(self) -> Sequence[FileDeletions]:
+        """The data files with the largest share of deleted rows; empty before the first round of maintenance."""
+        with self._lock:
+            return self._worst_files
 
     def samples(self) -> list[Sample]:
         """The oldest first."""

@@ -250,7 +250,7 @@ class Follower:
         """Yield groups of Delta's new commits, each with whether another commit follows. At least one commit exists.
 
         Each group becomes one snapshot. Each version is asked for once. While `others_wait`, only one group is read:
-        the table's turn comes again.
+        the table's turn comes again. A version that gets a tag ends its group.
 
         Example: version 4 is shown, and the log ends at 7. Normally the groups are [5], [6] and [7]. If the table is
         far behind, or `others_wait`, there is one group: [5, 6, 7]. If then 7 cannot be read, the group is [5, 6], and
@@ -287,7 +287,7 @@ class Follower:
                 has_next = self._has_next(version, ends_group=not (far_behind or busy))
                 if far_behind is None:
                     far_behind = has_next and log.has_version(version + limits.fold_after_versions)
-                if not (far_behind or busy):
+                if not (far_behind or busy) or self._context.settings.is_tagged(version):
                     break
             yield group, has_next
             if others_wait():

@@ -41,6 +41,8 @@ WHO = ("engine-name", "engine-version", "app-id", "spark.app.id", "flink.job-id"
 FOREIGN_NAMED_MAX = 3
 # Files that differ are held in memory with their statistics, some kilobytes each; the whole table never is.
 DIFFERENCES_MAX = 100_000
+# What a snapshot's summary says in the place of Delta's operation, if it shows the result of a comparison.
+RESYNCHRONISED = "resynchronise"
 REPLACED = "dvsync writes the whole table anew from Delta's state, in one snapshot."
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -350,7 +352,7 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
             # If the size differs, it is a new file with the same name.
             if not same_table or sizes.get(file.path) != file.size_bytes
         ),
-        operation="resynchronise",
+        operation=RESYNCHRONISED,
     )
     metadata, protocol = state.metadata, state.protocol
     commits = [first, with_fields(first, adds=adds, removes=(), metadata=metadata, protocol=protocol)]

@@ -28,6 +28,7 @@ from pyiceberg.table import Table
 from daemon.errors import PipelineAway, SyncError
 from daemon.iceberg.account import Account, account_of, check_account
 from daemon.iceberg.row_delta import PreparedSnapshot, RowDelta, TableView, prepare_snapshot
+from daemon.iceberg.tags import Tag, tag_name
 from daemon.iceberg.target import Definition, view_of
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
@@ -142,7 +143,8 @@ class Transaction:
         outcome = placed(outcome, prepared)
         self._context.store.record_prepared(self.id, outcome)
         marker = marker_of(outcome).to_summary(from_version=from_version, operation=operation)
-        return self._recorded(outcome, self._commit(definition, prepared, {**marker, **account.to_summary()}))
+        summary = {**marker, **account.to_summary()}
+        return self._recorded(outcome, self._commit(definition, prepared, summary, outcome.to_version))
 
     def show_whole(
         self,
@@ -160,7 +162,7 @@ class Transaction:
         """
         outcome = placed(outcome, prepared)
         marker = marker_of(outcome).to_summary(operation=operation)
-        table = self._commit(definition, prepared, {**marker, **account.to_summary()})
+        table = self._commit(definition, prepared, {**marker, **account.to_summary()}, outcome.to_version)
         outcome = with_fields(outcome, metadata_location=table.metadata_location)
         store, at_ms = self._context.store, self._context.clock.now_ms()
         delete_files = outcome.added_delete_files
@@ -173,10 +175,10 @@ class Transaction:
         stamp = marker_of(outcome).to_properties(self._table.metadata.current_snapshot_id)
         return self._recorded(outcome, self._context.target.define(self._table, definition, self.announce, stamp))
 
-    def expire(self, snapshot_ids: Sequence[int], outcome: Outcome) -> Shown:
-        """Remove old snapshots from the table's metadata."""
+    def expire(self, snapshot_ids: Sequence[int], tags: Sequence[str], outcome: Outcome) -> Shown:
+        """Remove old snapshots and tags from the table's metadata."""
         self._is_open = False
-        return self._recorded(outcome, self._context.target.expire(self._table, snapshot_ids, self.announce))
+        return self._recorded(outcome, self._context.target.expire(self._table, snapshot_ids, tags, self.announce))
 
     def abandon(self, *, may_be_writing: bool = False) -> None:
         """Give up the change. Its written files become orphans, and the names of unwritten files are removed.
@@ -196,11 +198,16 @@ class Transaction:
             return storage.find_missing([file.path for file in pending if str(self.id) in file.path])
         return []
 
-    def _commit(self, definition: Definition, prepared: PreparedSnapshot, summary: dict[str, str]) -> Table:
+    def _commit(
+        self, definition: Definition, prepared: PreparedSnapshot, summary: dict[str, str], version: int
+    ) -> Table:
         # From here on only the Iceberg table shows whether the intent landed.
         self._is_open = False
+        settings = self._context.settings
+        age_max_ms = round(settings.tag_retention_s * 1000)
+        tag = Tag(tag_name(version), age_max_ms) if settings.is_tagged(version) else None
         with self._step("commit"):
-            return self._context.target.commit(self._table, definition, prepared, summary, self.announce)
+            return self._context.target.commit(self._table, definition, prepared, summary, self.announce, tag=tag)
 
     def _recorded(self, outcome: Outcome, table: Table) -> Shown:
         outcome = with_fields(outcome, metadata_location=table.metadata_location)

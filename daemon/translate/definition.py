@@ -22,6 +22,7 @@ from daemon.delta.vacuum import retention_s
 from daemon.errors import TargetChanged, Unsupported
 from daemon.iceberg.marker import find_marker, shown_by
 from daemon.iceberg.retention import RETENTION_MS
+from daemon.iceberg.tags import own_tags
 from daemon.iceberg.target import Definition, Misread
 from daemon.locations import vacuum_cleans
 from daemon.storage import check_path
@@ -147,6 +148,7 @@ def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
         for snapshot in table.metadata.snapshots
         if snapshot.schema_id is not None and schemas.get(snapshot.schema_id)
     }
+    own = own_tags(table.metadata)
     return Misread(
         snapshot_ids=tuple(
             snapshot.snapshot_id
@@ -157,8 +159,9 @@ def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
         references=tuple(
             f"{ref.snapshot_ref_type} {name} (snapshot {ref.snapshot_id})"
             for name, ref in sorted(table.metadata.refs.items())
-            if name != MAIN_BRANCH and ref.snapshot_id in found
+            if name != MAIN_BRANCH and name not in own and ref.snapshot_id in found
         ),
+        tags=tuple(name for name, snapshot_id in own.items() if snapshot_id in found),
     )
 
 
@@ -166,7 +169,8 @@ def check_references(shape: Shape, settings: TableSettings) -> None:
     """Raise `Unsupported` when a tag or a branch holds a snapshot that readers would misread after the next commit.
 
     The snapshot must not stay, because it would show wrong nulls. The tag or branch must not be dropped by dvsync,
-    because somebody created it on purpose and the drop cannot be undone.
+    because somebody created it on purpose and the drop cannot be undone. dvsync's own tags do not count: they are set
+    by a rule, and must not stop the table.
     """
     misread = shape.definition.misread
     if misread.references:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from daemon.status.board import Board, Unready
 from daemon.status.table_status import TableStatus
-from daemon.status.timeline import Sample
+from daemon.status.timeline import FileDeletions, Sample
 from daemon.web.metrics import make_metrics
 from daemon.web.page import render_missing, render_table, render_tables
 from state import SyncRun
@@ -40,11 +40,12 @@ class Readiness(msgspec.Struct, frozen=True):
 
 
 class TableDetail(msgspec.Struct, frozen=True):
-    """One table with its last syncs, the newest first, and its last day, the oldest first."""
+    """One table with its last syncs, the newest first, its last day, the oldest first, and its worst files now."""
 
     status: TableStatus
     runs: list[SyncRun]
     day: list[Sample]
+    worst_files: Sequence[FileDeletions]
 
 
 def make_app(board: Board, *, is_spark_up: Callable[[], bool] = lambda: False) -> Starlette:
@@ -78,7 +79,7 @@ def make_app(board: Board, *, is_spark_up: Callable[[], bool] = lambda: False) -
         detail = _find_table(board, request)
         if detail is None:
             return _html(render_missing(request.path_params["name"], _why_missing(board, request)), status_code=404)
-        return _html(render_table(detail.status, detail.runs, detail.day))
+        return _html(render_table(detail.status, detail.runs, detail.day, detail.worst_files))
 
     async def metrics(_: Request) -> Response:
         return Response(read_metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -102,7 +103,7 @@ def _find_table(board: Board, request: Request) -> TableDetail | None:
     if status is None:
         return None
     timeline = board.timeline(name)
-    return TableDetail(status, timeline.runs(), timeline.samples())
+    return TableDetail(status, timeline.runs(), timeline.samples(), timeline.worst_files())
 
 
 def _why_missing(board: Board, request: Request) -> str:

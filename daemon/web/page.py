@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from daemon.config.share import Share
 from daemon.status.board import Unready
 from daemon.status.table_status import SyncState, TableStatus, count_states, span
-from daemon.status.timeline import Sample
+from daemon.status.timeline import FileDeletions, Sample
 from state import SyncRun
 
 # The class of each state in the style sheet.
@@ -68,15 +68,26 @@ def render_tables(
     return _templates.get_template("tables.html").render(rows=rows, unready=unready, summary=summary, share=share)
 
 
-def render_table(status: TableStatus, runs: Sequence[SyncRun], day: Sequence[Sample]) -> str:
-    """One table: charts of its day, its last syncs, its files by kind and status."""
-    lag = _chart(day, _lag, _span)
-    deleted = _chart(day, lambda sample: sample.deleted_positions, lambda value: f"{value:,.0f}")
-    return _templates.get_template("table.html").render(status=status, runs=runs, lag=lag, deleted=deleted)
+def render_table(
+    status: TableStatus, runs: Sequence[SyncRun], day: Sequence[Sample], worst_files: Sequence[FileDeletions]
+) -> str:
+    """One table: charts of its day, its worst data files, its last syncs, its files by kind and status."""
+    charts = {
+        "Behind": _chart(day, _lag, _span),
+        "Deleted rows": _chart(day, lambda sample: sample.deleted_positions, _whole),
+        "Delete files": _chart(day, lambda sample: sample.delete_files, _whole),
+        "Orphans that wait for cleanup": _chart(day, lambda sample: sample.orphans, _whole),
+    }
+    page = _templates.get_template("table.html")
+    return page.render(status=status, runs=runs, charts=charts, worst_files=worst_files)
 
 
 def render_missing(name: str, reason: str) -> str:
     return _templates.get_template("missing.html").render(name=name, reason=reason)
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
 
 
 def _lag(sample: Sample) -> float | None:

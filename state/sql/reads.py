@@ -6,9 +6,19 @@ from collections.abc import Collection
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, bindparam, select
+from sqlalchemy import Connection, Float, Row, Select, bindparam, cast, func, select
 
-from state.records import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile
+from state.records import (
+    DeleteFileRecord,
+    Deletions,
+    DeletionVectorDescriptor,
+    DvMapping,
+    FileStatus,
+    LiveFile,
+    PartitionCount,
+    ServingFile,
+    VectorCount,
+)
 from state.sql.bulk import batched
 from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
 
@@ -71,3 +81,53 @@ def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) 
             for row in connection.execute(serving)
         ]
     return sorted(delete_files, key=lambda delete_file: delete_file.path)
+
+
+def read_deletions(connection: Connection, table_id: int, *, rows_max: int) -> Deletions:
+    """Read the sums and the worst rows. The database sorts and cuts, so memory does not grow with the table."""
+    files = DATA_FILES.c
+    of_table = files.table_id == table_id
+    vectors = (
+        select(files.dv_storage_type, func.count(), func.sum(files.dv_size_in_bytes), func.sum(files.dv_cardinality))
+        .where(of_table, files.dv_storage_type.is_not(None))
+        .group_by(files.dv_storage_type)
+        .order_by(files.dv_storage_type)
+    )
+    share = cast(files.dv_cardinality, Float) / files.record_count
+    worst = select_live_files().where(files.dv_cardinality > 0).order_by(share.desc(), files.path).limit(rows_max)
+    rows, deleted = func.sum(files.record_count), func.sum(files.dv_cardinality)
+    partitions = (
+        select(files.spec_id, files.partition, func.count(), rows, deleted)
+        .where(of_table)
+        .group_by(files.spec_id, files.partition)
+        .having(deleted > 0)
+        .order_by((cast(deleted, Float) / rows).desc(), files.spec_id, files.partition)
+        .limit(rows_max)
+    )
+    serving = DELETE_FILES.c
+    largest = (
+        select(serving.path, serving.size_bytes, serving.positions, serving.since_ms, serving.id)
+        .where(serving.table_id == table_id, serving.status == FileStatus.LIVE)
+        .order_by(serving.positions.desc(), serving.path)
+        .limit(rows_max)
+        .subquery()
+    )
+    served = (
+        select(
+            *(largest.c[name] for name in ("path", "size_bytes", "positions", "since_ms")),
+            func.count(DV_MAPPINGS.c.data_file_id),
+        )
+        .join(DV_MAPPINGS, DV_MAPPINGS.c.delete_file_id == largest.c.id, isouter=True)
+        .group_by(*largest.c)
+        .order_by(largest.c.positions.desc(), largest.c.path)
+    )
+    # Some databases add integers up to a decimal.
+    return Deletions(
+        vectors=tuple(VectorCount(kind, *map(int, sums)) for kind, *sums in connection.execute(vectors)),
+        files=tuple(live_file(row) for row in connection.execute(worst, {"table_id": table_id})),
+        partitions=tuple(
+            PartitionCount(spec_id, _decode_partition(partition), *map(int, sums))
+            for spec_id, partition, *sums in connection.execute(partitions)
+        ),
+        delete_files=tuple(ServingFile(*columns) for columns in map(tuple, connection.execute(served))),
+    )

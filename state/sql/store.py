@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select,
 from state.cursor import advance_cursor
 from state.records import (
     DeleteFileRecord,
+    Deletions,
     FileKind,
     FileStatus,
     Intent,
@@ -33,7 +34,7 @@ from state.sql import lease as sql_lease
 from state.sql.bulk import batched
 from state.sql.database import Database
 from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, INTENTS, SYNC_RUNS, TABLES, IntentStatus
-from state.sql.reads import live_file, read_delete_files, select_live_files
+from state.sql.reads import live_file, read_delete_files, read_deletions, select_live_files
 
 READ_BATCH_MAX = 5_000
 WRITE_BATCH_MAX = 5_000
@@ -425,6 +426,11 @@ class SqlStateStore:
                 live_bytes=int(size_bytes or 0),
                 written=sql_files.count_written(connection, table_id),
             )
+
+    def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
+        with self._database.read() as connection:
+            _check_table(connection, table_id)
+            return read_deletions(connection, table_id, rows_max=rows_max)
 
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
         with self._database.read() as connection:

@@ -37,8 +37,11 @@ from state.records import (
     LiveFile,
     OrphanReason,
     Outcome,
+    PartitionCount,
+    ServingFile,
     SyncRun,
     TableError,
+    VectorCount,
     WrittenCount,
     WrittenFile,
 )
@@ -163,6 +166,7 @@ def observe(store: StateStore, table_id: int, paths: list[str]) -> dict[str, Any
         "counts": store.count(table_id),
         "written": store.list_written(table_id, FileStatus),
         "crowded": store.find_crowded(table_id, delete_files_max=2, deleted_share=0.3),
+        "deletions": store.find_deletions(table_id, rows_max=100),
         "runs": store.list_runs(table_id, runs_max=100),
     }
 
@@ -309,6 +313,7 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.record_paused(UNKNOWN, True),
     lambda store: store.record_resync_wanted(UNKNOWN, True),
     lambda store: store.count(UNKNOWN),
+    lambda store: store.find_deletions(UNKNOWN, rows_max=1),
     lambda store: store.list_written(UNKNOWN, [FileStatus.LIVE]),
     lambda store: store.has_orphans(UNKNOWN, before_ms=1, reasons=OrphanReason),
     lambda store: store.find_crowded(UNKNOWN, delete_files_max=1, deleted_share=0.5),
@@ -1189,6 +1194,39 @@ def test_find_crowded(store: StateStore, table_id: int) -> None:
     removed = (("d2", OrphanReason.COMPACTED),)
     store.record_synced(None, outcome(table_id, 2, removed_delete_files=removed), at_ms=2)
     assert store.find_crowded(table_id, delete_files_max=2, deleted_share=0.5) == []
+
+
+def test_find_deletions(store: StateStore, table_id: int) -> None:
+    """Sums by storage type; the worst files, partitions and delete files first, and no more than asked for."""
+    inline = DeletionVectorDescriptor("i", "x", 10, 60, None)
+    files = (
+        replace(live_file("a", dv=deletion_vector("x", 50)), partition=("1",)),
+        replace(live_file("b", dv=inline), partition=("1",)),
+        replace(live_file("c", dv=deletion_vector("y", 50)), partition=("2",)),
+        replace(live_file("d"), partition=("2",)),
+        replace(live_file("e"), partition=(None,)),
+    )
+    served = (delete_file("d1", "a"), delete_file("d2", "a", "b"), delete_file("d3", "c"))
+    store.record_synced(None, outcome(table_id, 1, added_files=files, added_delete_files=served), at_ms=7)
+    found = store.find_deletions(table_id, rows_max=10)
+    assert found.vectors == (VectorCount("i", 1, 10, 60), VectorCount("u", 2, 80, 100))
+    assert found.files == (files[1], files[0], files[2])
+    assert found.partitions == (PartitionCount(0, ("1",), 2, 200, 110), PartitionCount(0, ("2",), 2, 200, 50))
+    assert found.delete_files == (
+        ServingFile("d2", 900, 4, 7, 2),
+        ServingFile("d1", 900, 2, 7, 1),
+        ServingFile("d3", 900, 2, 7, 1),
+    )
+    cut = store.find_deletions(table_id, rows_max=1)
+    assert cut == replace(
+        found, files=found.files[:1], partitions=found.partitions[:1], delete_files=found.delete_files[:1]
+    )
+    store.record_synced(
+        None,
+        outcome(table_id, 2, removed_delete_files=(("d2", OrphanReason.COMPACTED),), removed_files=("b",)),
+        at_ms=8,
+    )
+    assert [each.path for each in store.find_deletions(table_id, rows_max=10).delete_files] == ["d1", "d3"]
 
 
 def test_long_lists_of_written_files(store: StateStore, table_id: int) -> None:

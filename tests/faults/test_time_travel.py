@@ -144,6 +144,24 @@ def test_a_type_that_changes_back(table: HandmadeTable, bench: Bench) -> None:
         assert list(shown(bench).values()) == [[row]]
 
 
+def test_dvsyncs_own_tag_does_not_stop_the_table(table: HandmadeTable, tmp_path: Path) -> None:
+    """A rule set it, not a person: it leaves with the snapshot that readers would misread, and the log names it."""
+    bench = Bench(tmp_path / "dvsync", table.location, table_options={"tag_every": 2})
+    bench.follower.sync()
+    delete_one(table)
+    bench.follower.sync()
+    assert set(bench.iceberg().metadata.refs) == {"main", "delta-v2"}
+    row = {"id": 7, "part": "q", "value": 70}
+    table.overwrite(LONGS, row)
+    with capture_logs() as logs:
+        bench.follower.sync()
+    (told,) = (line for line in logs if line["event"] == "snapshots.expired")
+    assert told["tags"] == ("delta-v2",)
+    assert list(shown(bench).values()) == [[row]]
+    assert set(bench.iceberg().metadata.refs) == {"main", "delta-v4"}
+    bench.close()
+
+
 def test_a_resync_expires_them_too(table: HandmadeTable, bench: Bench) -> None:
     """It goes by Delta's whole state, with the same mapping of names."""
     row = {"id": 7, "part": "q", "value": 70}

@@ -25,7 +25,8 @@ from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.readers import assert_readers_agree
 from tests.kit.servers import ObjectStore, Server, iceberg_servlet, nessie, postgresql
 
-DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 
 
 @dataclass
@@ -152,6 +153,29 @@ def test_life_of_a_table(followed):
     _check_scan(followed, table, io)
     followed.clock.late_ms = 0
     _check_lost_state(followed, table)
+
+
+@pytest.mark.parametrize("followed", [{"tag_every": 2, "tag_retention": "1h"}], indirect=True)
+def test_tags_for_chosen_versions(followed):
+    """The commit of the snapshot sets the tag, expiry keeps and then removes it; on Nessie there are none."""
+    followed.sync()
+    for position in range(3):
+        followed.delete(position)
+        followed.sync()
+    if followed.served.kind == "nessie":
+        assert set(followed.check().metadata.refs) == {"main"}
+        return
+    assert set(followed.check().metadata.refs) == {"main", "delta-v2", "delta-v4"}
+    settings = followed.bench.context.settings.model_copy(update={"maintenance": MaintenanceSettings(snapshots_max=1)})
+    object.__setattr__(followed.bench.context, "settings", settings)
+    maintainer = Maintainer(followed.bench.context)
+    tagged = followed.bench.iceberg().metadata.refs["delta-v2"].snapshot_id
+    assert maintainer.expire().tags == ()
+    assert len(followed.check().scan(snapshot_id=tagged).to_arrow()) == 18
+    followed.clock.late_ms = 2 * HOUR_MS
+    done = Maintainer(followed.bench.context).expire()
+    assert (done.expired, set(done.tags)) == ((tagged,), {"delta-v2", "delta-v4"})
+    assert set(followed.check().metadata.refs) == {"main"}
 
 
 def test_another_type_of_a_column(followed):

@@ -19,6 +19,7 @@ from daemon.config.settings import LimitsSettings, MaintenanceSettings, Pipeline
 from daemon.errors import TargetChanged
 from daemon.maintenance.expiry import Expiry
 from daemon.maintenance.maintainer import Maintainer
+from daemon.status.snapshots import choose_by_time, choose_by_version
 from daemon.sync import advance, transaction
 from daemon.translate.plan import CommitPlan
 from tests.kit.follow import Followed, check_change
@@ -559,3 +560,23 @@ def test_merged_manifests_of_a_long_history(spark: SparkSession, tmp_path: Path)
     assert sorted(READERS["PyIceberg"](table.bench.iceberg(), None)) == handmade.live_rows()
     table.sql("DELETE FROM {t} WHERE id % 10 = 5")
     table.sync_and_check("a DELETE by Spark")
+
+
+def test_tags_and_read_lines_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """The line that `dvsync snapshots` prints for Spark, and dvsync's tag, give Delta's rows at the version."""
+    table = Followed(InProcess(spark), tmp_path, "file", options={"tag_every": 2})
+    follow(table, create(end=20))
+    follow(table, "DELETE FROM {t} WHERE id % 5 = 0", "DELETE FROM {t} WHERE id = 1", SECOND)
+    someone, iceberg = SomebodyElse(table), table.bench.iceberg()
+    for version in range(4):
+        choice = choose_by_version(iceberg, version)
+        expected = table.spark.sql(f"SELECT * FROM delta.`{table.source}` VERSION AS OF {version}").collect()
+        assert sorted(someone.sql(choice.read["Spark"])) == sorted(expected), version
+        if version % 2 == 0:
+            assert sorted(someone.sql(f"SELECT * FROM {{i}} VERSION AS OF 'delta-v{version}'")) == sorted(expected)
+    for row in table.spark.sql(f"DESCRIBE HISTORY delta.`{table.source}`").collect():
+        at_ms = round(row["timestamp"].timestamp() * 1000)
+        for before_ms in (0, 1):
+            found = choose_by_time(iceberg, table.bench.context.log, at_ms - before_ms)
+            assert found.version == (row["version"] - before_ms if row["version"] >= before_ms else None)
+    assert {row["name"] for row in someone.sql("SELECT * FROM {i}.refs")} == {"main", "delta-v0", "delta-v2"}

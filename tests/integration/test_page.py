@@ -98,9 +98,13 @@ def test_a_link_leads_to_the_tables_page_and_back(page: Page, address: str):
     page.wait_for_load(lambda: page.ask("document.querySelector('tbody a').click()"))
     assert page.ask("location.pathname") == "/tables/sales.orders"
     drawn = page.ask("[...document.querySelectorAll('polyline')].map((line) => line.getBoundingClientRect().toJSON())")
-    assert len(drawn) == 2
+    assert len(drawn) == 4
     for line in drawn:
         assert line["width"] > 300 and line["height"] > 50
+    strips = page.ask("[...document.querySelectorAll('.strip')].map((strip) => strip.getBoundingClientRect().toJSON())")
+    assert len(strips) == 5
+    for strip in strips:
+        assert strip["width"] > 300 and 5 < strip["height"] < 30
     assert page.ask("document.querySelectorAll('tbody tr').length") == 30 + 3
     assert "4811 to 4812" in page.text()
     page.wait_for_load(lambda: page.ask("document.querySelector('a[href=\"/\"]').click()"))

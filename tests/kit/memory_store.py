@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from state.cursor import advance_cursor
 from state.records import (
     DeleteFileRecord,
+    Deletions,
+    DeletionVectorDescriptor,
     FileKind,
     FileStatus,
     Intent,
@@ -21,10 +24,13 @@ from state.records import (
     LiveFile,
     OrphanReason,
     Outcome,
+    PartitionCount,
+    ServingFile,
     SyncRun,
     TableCounts,
     TableError,
     TableRecord,
+    VectorCount,
     WrittenCount,
     WrittenFile,
 )
@@ -470,6 +476,36 @@ class MemoryStateStore:
                 written=table.count_written(),
             )
 
+    def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
+        with self._lock:
+            table = self._tables[table_id]
+            vectors: dict[str, list[DeletionVectorDescriptor]] = {}
+            partitions: dict[tuple[int, tuple[str | None, ...]], list[LiveFile]] = {}
+            for file in table.data_files.values():
+                partitions.setdefault((file.spec_id, file.partition), []).append(file)
+                if file.deletion_vector:
+                    vectors.setdefault(file.deletion_vector.storage_type, []).append(file.deletion_vector)
+            deleted = [file for file in table.data_files.values() if _deleted(file)]
+            counted = [
+                PartitionCount(*key, len(files), sum(file.record_count for file in files), sum(map(_deleted, files)))
+                for key, files in partitions.items()
+                if any(map(_deleted, files))
+            ]
+            since_ms = {path: file.since_ms for (is_delete, path), file in table.written.items() if is_delete}
+            serving = [
+                ServingFile(each.path, each.size_bytes, each.positions, since_ms[each.path], len(each.mappings))
+                for each in table.delete_files.values()
+            ]
+        return Deletions(
+            vectors=tuple(
+                VectorCount(kind, len(each), sum(dv.size_in_bytes for dv in each), sum(dv.cardinality for dv in each))
+                for kind, each in sorted(vectors.items())
+            ),
+            files=tuple(sorted(deleted, key=lambda file: (-_deleted(file) / file.record_count, file.path))[:rows_max]),
+            partitions=tuple(sorted(counted, key=_worst_partition_first)[:rows_max]),
+            delete_files=tuple(sorted(serving, key=lambda each: (-each.positions, each.path))[:rows_max]),
+        )
+
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
         with self._lock:
             files = [file for file in self._tables[table_id].written.values() if file.status in statuses]
@@ -506,3 +542,7 @@ class MemoryStateStore:
 
 def _deleted(file: LiveFile) -> int:
     return file.deletion_vector.cardinality if file.deletion_vector else 0
+
+
+def _worst_partition_first(each: PartitionCount) -> tuple[float, int, bytes]:
+    return -each.deleted_positions / each.rows, each.spec_id, msgspec.json.encode(each.partition)

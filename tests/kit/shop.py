@@ -14,7 +14,7 @@ from PIL import Image
 from daemon.config.settings import HealthSettings, TableSettings
 from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
-from daemon.status.timeline import Sample
+from daemon.status.timeline import FileDeletions, Sample
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
 from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
@@ -126,7 +126,18 @@ def _live_a_day(board: Board, number: int, name: str, version: int, age_s: int) 
         busy = max(0.0, sin((minute + 170 * number) / 95)) ** 6 * (20 + 14 * number)
         lag = max(busy + (minute * 37 % 11) / 4, age_s - 60.0 * to_end)
         deleted = 200_000 + 520 * minute - 310_000 * (minute // 480)
-        timeline.add_sample(Sample(NOW_MS - to_end * 60_000, lag, deleted))
+        timeline.add_sample(Sample(NOW_MS - to_end * 60_000, lag, deleted, minute % 300 // 5, minute % 90))
+    timeline.show_worst_files(
+        [
+            FileDeletions(
+                f"s3://lake/{name.replace('.', '/')}/part-0000{file}-6a1f0c9e-c000.snappy.parquet",
+                2_000_000,
+                700_000 - 140_000 * file,
+                tuple(max(0.0, sin((part + 20 * file) / 9)) ** 2 for part in range(72)),
+            )
+            for file in range(5)
+        ]
+    )
     timeline.add_runs(
         SyncRun(
             number,

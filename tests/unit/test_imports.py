@@ -46,6 +46,7 @@ EXCLUSIVE = {
     "uvicorn": ("daemon/web/",),
     "jinja2": ("daemon/web/",),
     "obstore": ("daemon/object_store.py",),
+    "matplotlib": ("daemon/cli/pictures.py",),
     "typer": ("daemon/cli/commands.py",),
 }
 PYICEBERG_PRIVATE = "daemon/iceberg/pyiceberg_ext/"

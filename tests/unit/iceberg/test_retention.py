@@ -101,7 +101,7 @@ def test_expired_snapshots_leave_the_metadata_only(tmp_path: Path) -> None:
     for name in "abc":
         made.commit(added_data_files=[data_file(name)])
     files = {path for path in tmp_path.rglob("*") if path.is_file()}
-    made.target.expire(made.table(), [1, 2], made.announced.extend)
+    made.target.expire(made.table(), [1, 2], [], made.announced.extend)
     assert [each.snapshot_id for each in made.table().snapshots()] == [3]
     assert set(made.live()) == {"a", "b", "c"}
     now = {path for path in tmp_path.rglob("*") if path.is_file()}

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown
 from daemon.iceberg.marker import Marker, find_marker
+from daemon.iceberg.tags import Tag
 from daemon.iceberg.target import Definition, Misread, Target
 from tests.kit.made import BY_PART, NOW_MS, SCHEMA, UNPARTITIONED, FixedClock, MadeTable, data_file
 
@@ -150,6 +151,22 @@ def test_a_schema_and_a_spec_come_with_the_snapshot_that_needs_them(made: MadeTa
 
 
 # --- conflicts ---
+
+
+def test_a_tag_that_someone_sets_at_the_same_time_is_a_conflict(made: MadeTable) -> None:
+    """Theirs is not moved. With the table loaded anew, it stays as it is, and the commit lands without a tag."""
+    made.commit(**ADDED)
+    stale, tag = made.table(), Tag("delta-v2", 5)
+    made.table().manage_snapshots().create_tag(1, "delta-v2").commit()
+    prepared = made.prepare(stale, added_data_files=[data_file("b")])
+    with pytest.raises(CommitConflict, match="delta-v2"):
+        made.target.commit(stale, made.definition, prepared, {}, made.announced.extend, tag=tag)
+    table = made.table()
+    made.target.commit(table, made.definition, prepared, {}, made.announced.extend, tag=tag)
+    table = made.table()
+    assert table.metadata.refs["delta-v2"].snapshot_id == 1
+    assert table.metadata.current_snapshot_id == prepared.snapshot_id
+    assert "dvsync.tag" not in made.summary()
 
 
 def test_another_snapshot_is_a_conflict(made: MadeTable) -> None:

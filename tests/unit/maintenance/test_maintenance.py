@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.table import Table
+from pyiceberg.table.refs import SnapshotRefType
 
 from daemon.config.settings import MaintenanceSettings
 from daemon.errors import CatalogAway, CorruptInput, ObjectStoreAway, TargetChanged
@@ -29,6 +30,7 @@ from daemon.sync.outcomes import unchanged_outcome
 from state import FileKind, FileStatus, Intent, OrphanReason
 from tests.kit.checks import check_files, check_memory, read_entries, rows_of, table_id
 from tests.kit.handmade import ARROW, Bench, HandmadeTable
+from tests.kit.readers import duckdb_connection
 
 HOUR_S = 3600
 
@@ -49,7 +51,9 @@ class LaterClock:
 class World:
     """A handmade Delta table of two files in one partition, followed."""
 
-    def __init__(self, folder: Path, granularity: str = "file", **maintenance: Any) -> None:
+    def __init__(
+        self, folder: Path, granularity: str = "file", tag_every: int | None = None, **maintenance: Any
+    ) -> None:
         self.folder = folder
         self.clock = LaterClock()
         self.table = HandmadeTable(folder / "delta", partitioned=True)
@@ -59,7 +63,12 @@ class World:
             folder / "dvsync",
             self.table.location,
             clock=self.clock,
-            table_options={"delete_granularity": granularity, "maintenance": settings},
+            table_options={
+                "delete_granularity": granularity,
+                "tag_every": tag_every,
+                "tag_retention": "10h",
+                "maintenance": settings,
+            },
         )
         self.bench.first_sync_empty(self.table)
         self.paths = [self.table.write_file([(100 * n + i, "x", "v") for i in range(50)]) for n in range(2)]
@@ -272,6 +281,80 @@ def test_snapshots_beyond_the_count_are_expired_and_their_files_removed_after_th
     assert {file.kind for file in world.clean_up().removed} == kinds
     world.check()
     assert {path for path in world.table.folder.rglob("*") if path.is_file()} >= delta
+
+
+def read_both(table: Table, snapshot_id: int) -> list[int]:
+    """The ids that PyIceberg and DuckDB show alike at a snapshot."""
+    told = sorted(table.scan(snapshot_id=snapshot_id).to_arrow().column("id").to_pylist())
+    scan = "SELECT id FROM iceberg_scan(?, snapshot_from_id => ?)"
+    by_duckdb = duckdb_connection().execute(scan, [table.metadata_location, snapshot_id]).fetchall()
+    assert sorted(row[0] for row in by_duckdb) == told
+    return told
+
+
+def test_a_tagged_version_stays_readable_until_its_tag_is_over(make: Callable[..., World]) -> None:
+    """Expiry, compaction and cleanup leave it what it needs. Then the tag goes with its snapshot; others' tags stay."""
+    world = make(snapshots_max=1, tag_every=4)
+    world.delete(3)
+    iceberg = world.bench.iceberg()
+    tag = iceberg.metadata.refs["delta-v4"]
+    assert (tag.snapshot_ref_type, tag.max_ref_age_ms) == (SnapshotRefType.TAG, 10 * HOUR_S * 1000)
+    assert iceberg.snapshot_by_id(tag.snapshot_id) == iceberg.current_snapshot()
+    shown = read_both(iceberg, tag.snapshot_id)
+    assert shown == [row[0] for row in world.table.live_rows()]
+    iceberg.manage_snapshots().create_tag(tag.snapshot_id, "audit").commit()
+    world.delete(2, first=10)
+    world.compact()
+    for later_h in (1, 9):
+        world.clock.later_s = later_h * HOUR_S
+        world.maintainer.expire()
+        world.clean_up()
+    iceberg = world.check()
+    assert {ref.snapshot_id for ref in iceberg.metadata.refs.values()} == {
+        each.snapshot_id for each in iceberg.snapshots()
+    }
+    assert set(iceberg.metadata.refs) == {"main", "delta-v0", "delta-v4", "audit"}
+    assert read_both(iceberg, tag.snapshot_id) == shown
+    world.clock.later_s = 11 * HOUR_S
+    assert world.maintainer.expire(dry_run=True).tags == ("delta-v0", "delta-v4")
+    done = world.maintainer.expire()
+    assert (len(done.expired), done.tags) == (1, ("delta-v0", "delta-v4"))
+    assert set(world.bench.iceberg().metadata.refs) == {"main", "audit"}
+    world.bench.iceberg().manage_snapshots().remove_tag("audit").commit()
+    world.bench.follower.sync()
+    assert world.maintainer.expire().expired == (tag.snapshot_id,)
+    world.clean_up()
+    world.clock.later_s = 13 * HOUR_S
+    assert FileKind.DELETE_FILE in {file.kind for file in world.clean_up().removed}
+    world.check()
+
+
+def test_a_tag_of_somebody_else_keeps_its_name(make: Callable[..., World]) -> None:
+    """It is neither moved nor removed, though it has the name that dvsync would give, and an age that is over."""
+    world = make(snapshots_max=1, tag_every=3)
+    first = world.bench.iceberg().metadata.current_snapshot_id
+    assert first is not None
+    world.bench.iceberg().manage_snapshots().create_tag(first, "delta-v3", max_ref_age_ms=1).commit()
+    world.delete(2)
+    world.clock.later_s = HOUR_S
+    assert world.maintainer.expire().tags == ()
+    assert world.bench.iceberg().metadata.refs["delta-v3"].snapshot_id == first
+    world.delete(3, first=10)
+    assert world.bench.iceberg().metadata.refs["delta-v6"].snapshot_id != first
+
+
+def test_a_tagged_version_is_the_last_of_its_snapshot(make: Callable[..., World]) -> None:
+    """A table that catches up with several versions for each snapshot shows the chosen ones exactly."""
+    world = make(tag_every=4)
+    for number in range(9):
+        world.table.commit(world.table.delete({path: [number] for path in world.paths}))
+    for _ in range(3):
+        world.bench.follower.sync(others_wait=lambda: True)
+    iceberg = world.check()
+    summaries = [each.summary.additional_properties for each in iceberg.snapshots() if each.summary]
+    shown = [(each.get("dvsync.delta.from-version"), each["dvsync.delta.version"]) for each in summaries]
+    assert shown == [(None, "0"), (None, "1"), ("2", "4"), ("5", "8"), ("9", "10")]
+    assert set(iceberg.metadata.refs) == {"main", "delta-v0", "delta-v4", "delta-v8"}
 
 
 def test_age_is_capped_by_deltas_own_retention(make: Callable[..., World]) -> None:

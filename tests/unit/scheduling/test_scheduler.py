@@ -40,6 +40,7 @@ from daemon.scheduling.slots import Slots
 from daemon.service.fleet import Fleet
 from daemon.status.board import MaintenanceCounts
 from daemon.status.table_status import AccountCounts, SyncState, TableStatus
+from daemon.status.timeline import FileDeletions
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state import FileKind, FileStatus, Outcome, StateUnavailable, SyncRun, TableError, WrittenFile
 from tests.kit.boards import board_of
@@ -579,7 +580,7 @@ class Running:
         self.scheduler.every("/wishes", wishes_interval_s, self.fleet.read_wishes)
         for cycle in cycles:
             maintainer, random = self.maintainers[cycle.name], Random(cycle.name)
-            job = MaintenanceJob(cycle, maintainer, board=self.board, clock=clock, random=random)
+            job = MaintenanceJob(cycle, maintainer, find_worst_files=list, board=self.board, clock=clock, random=random)
             self.scheduler.add(cycle, job)
 
     def __enter__(self) -> Running:
@@ -779,6 +780,7 @@ class FakeMaintainer:
         self.fails: Exception | None = None
         self.gate: Event | None = None
         self.entered = Event()
+        self.is_news = True
 
     def run(self, stop: Event) -> Round:
         self.rounds += 1
@@ -789,12 +791,22 @@ class FakeMaintainer:
         if self.fails:
             raise self.fails
         cleanup = Cleanup(removed=[WrittenFile("m", FileKind.MANIFEST, FileStatus.ORPHANED, 1, size_bytes=70)])
-        return Round(Compaction(2, 9, 2, 1), Expiry(expired=(1, 2, 3)), cleanup)
+        return Round(Compaction(2, 9, 2, 1), Expiry(expired=(1, 2, 3)), cleanup, is_news=self.is_news)
 
 
-def job_of(bench: Bench) -> tuple[MaintenanceJob, FakeMaintainer]:
+def job_of(
+    bench: Bench, find_worst_files: Callable[[], list[FileDeletions]] = list
+) -> tuple[MaintenanceJob, FakeMaintainer]:
     maintainer = FakeMaintainer()
-    return MaintenanceJob(bench.cycle, maintainer, board=bench.board, clock=bench.clock, random=Random(1)), maintainer
+    job = MaintenanceJob(
+        bench.cycle,
+        maintainer,
+        find_worst_files=find_worst_files,
+        board=bench.board,
+        clock=bench.clock,
+        random=Random(1),
+    )
+    return job, maintainer
 
 
 def test_a_round_of_maintenance_is_counted_and_told(bench):
@@ -826,6 +838,27 @@ def test_a_failed_round_leaves_the_table_in_step(bench, fails, kind):
     assert (bench.status.state, bench.status.error) == (SyncState.SYNCED, None)
     (line,) = told
     assert (line["event"], line["kind"], bool(line["hint"])) == ("maintenance.failed", kind, True)
+
+
+def test_the_worst_files_are_shown_after_a_round_with_news(bench):
+    """Those of the last round stay while nothing changes, or if they cannot be read."""
+    found = [FileDeletions("a", 10, 1, (0.1,))]
+    job, maintainer = job_of(bench, find_worst_files=lambda: list(found))
+    bench.poll()
+    timeline = bench.board.timeline("orders")
+    job.run(Event())
+    assert timeline.worst_files() == found[:1]
+    found.insert(0, FileDeletions("b", 10, 9, (0.9,)))
+    maintainer.is_news = False
+    job.run(Event())
+    assert timeline.worst_files() == found[1:]
+    maintainer.is_news = True
+    job.run(Event())
+    assert timeline.worst_files() == found
+    failing, _ = job_of(bench, find_worst_files=mock.Mock(side_effect=away()))
+    failing.run(Event())
+    assert timeline.worst_files() == found
+    assert bench.board.maintenance()["orders"].failures == 0
 
 
 def test_a_parked_table_is_not_maintained(bench):

@@ -20,7 +20,7 @@ from daemon.config.settings import HealthSettings, TableSettings
 from daemon.config.share import Share
 from daemon.errors import ConfigInvalid
 from daemon.status.table_status import AccountCounts, Observation
-from daemon.status.timeline import Sample
+from daemon.status.timeline import FileDeletions, Sample
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, make_app
 from daemon.web.server import CONNECTIONS_MAX, WebServer
@@ -283,7 +283,26 @@ def test_one_table_has_its_last_syncs_and_its_day(server):
     assert (status, body["status"]["name"]) == (200, "orders")
     assert [run["to_version"] for run in body["runs"]] == list(range(59, 9, -1))
     assert [(sample["lag_seconds"], sample["deleted_positions"]) for sample in body["day"]] == 3 * [(0.0, 10)]
+    assert {(sample["delete_files"], sample["orphans"]) for sample in body["day"]} == {
+        (body["status"]["live_delete_files"], body["status"]["orphans_waiting"])
+    }
     assert server.ask("/api/tables/nobody") == (404, {"error": "no such table"})
+
+
+def test_the_page_draws_the_worst_files(server):
+    """A strip for each, with a mark at the place of each part that has deletions, and none without a known vector."""
+    server.board.show("orders", IN_STEP)
+    assert "no round of maintenance has looked yet" in page_of(server, "/tables/orders")[1]
+    files = [FileDeletions("s3://b/<a>.parquet", 1_000, 30, (0.0, 0.5, 0.0, 1.0)), FileDeletions("c", 9, 1, ())]
+    server.board.timeline("orders").show_worst_files(files)
+    text = page_of(server, "/tables/orders")[1]
+    assert "s3://b/&lt;a&gt;.parquet" in text and "30 of 1,000 rows deleted" in text
+    strips = re.findall(r'<svg class="strip" viewBox="0 0 (\d+) 1"', text)
+    assert strips == ["4"]
+    assert re.findall(r'<rect x="(\d)" width="1" height="1" opacity="([\d.]+)"', text) == [("1", "0.60"), ("3", "1.00")]
+    assert [file["path"] for file in server.ask("/api/tables/orders")[1]["worst_files"]] == ["s3://b/<a>.parquet", "c"]
+    for title in ("Behind", "Deleted rows", "Delete files", "Orphans that wait for cleanup"):
+        assert f"<b>{title}</b>" in text
 
 
 def test_the_page_tells_state_error_and_hint(server):
@@ -302,7 +321,7 @@ def test_the_page_tells_state_error_and_hint(server):
 
 
 def test_a_tables_page_draws_its_day_and_lists_its_files(server):
-    """Two charts once there are two points, the syncs with their counts, files by kind with bytes and age."""
+    """Four charts once there are two points, the syncs with their counts, files by kind with bytes and age."""
     server.board.show("orders", IN_STEP)
     assert "Nothing to draw yet" in page_of(server, "/tables/orders")[1]
     server.board.timeline("orders").add_runs(
@@ -312,7 +331,7 @@ def test_a_tables_page_draws_its_day_and_lists_its_files(server):
         server.board.beat()
         server.clock.time_s += 60
     text = page_of(server, "/tables/orders")[1]
-    assert text.count("<polyline") == 2
+    assert text.count("<polyline") == 4
     for told in ("6 to 7", "1,234 ms", "+4,567", "delete-file", "700 B", "manifest", "orphaned", "4.0 min"):
         assert told in text, told
 

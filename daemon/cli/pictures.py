@@ -1,0 +1,50 @@
+"""The picture of `dvsync inspect --png`, by matplotlib, which is an extra of the package."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from daemon.errors import ConfigInvalid
+from daemon.status.deletions import TableDeletions
+
+
+def draw_table(found: TableDeletions, path: Path) -> None:
+    """Write a PNG: deleted positions by file, then delete files and lag by snapshot over time.
+
+    Raises ConfigInvalid if matplotlib is missing or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
+    except ImportError:
+        hint = "Install it with `pip install 'dvsync[pictures]'`, or leave out --png."
+        raise ConfigInvalid("--png needs matplotlib, which is not installed", hint=hint) from None
+
+    figure = Figure(figsize=(10, 4 + 0.35 * max(4, len(found.files))), layout="constrained")
+    heat, files, lag = figure.subplots(3, 1, height_ratios=(max(4, len(found.files)), 4, 4))
+    heat.set_title(f"{found.table} at Delta version {found.version}: share of deleted rows along each data file")
+    for number, file in enumerate(found.files):
+        if file.strip:
+            place = (0, 1, number + 0.5, number - 0.5)
+            heat.imshow([file.strip], extent=place, cmap="YlOrRd", vmin=0, vmax=1, interpolation="nearest")
+    heat.set(xlim=(0, 1), ylim=(max(1, len(found.files)) - 0.5, -0.5), aspect="auto")
+    heat.set_xticks((0, 1), ("first row", "last row"))
+    names = [f"{file.path.rpartition('/')[2][-40:]} ({file.deleted / file.rows:.0%})" for file in found.files]
+    heat.set_yticks(range(len(names)), names, fontsize=7)
+    ours = [each for each in reversed(found.snapshots) if each.delta_timestamp is not None]
+    at = [datetime.fromisoformat(each.committed_at) for each in ours]
+    files.step(at, [each.delete_files or 0 for each in ours], where="post", marker=".")
+    files.set(title="delete files in each snapshot")
+    files.set_ylim(bottom=0)
+    lags_s = [
+        (committed - datetime.fromisoformat(each.delta_timestamp)).total_seconds()
+        for committed, each in zip(at, ours, strict=True)
+        if each.delta_timestamp is not None
+    ]
+    lag.plot(at, lags_s, marker=".")
+    lag.set(title="seconds from Delta's commit to the snapshot", xlabel="committed (UTC)")
+    lag.set_ylim(bottom=0)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ConfigInvalid(f"--png: {path} cannot be written: {error}", hint="Name a writable *.png file.") from error

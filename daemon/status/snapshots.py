@@ -1,0 +1,230 @@
+"""Which Iceberg snapshot shows a Delta version or time, and how to read it."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import msgspec
+from pyiceberg.table import Table
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
+
+from daemon.delta.log import DeltaLog
+from daemon.iceberg.marker import FROM_VERSION, OPERATION, find_marker, shown_by
+from daemon.sync.first_sync import RESTORED
+from daemon.sync.recovery import RESYNCHRONISED
+
+# The operations of snapshots that dvsync made from Delta's whole state: they pass over the versions before it.
+PASSING_OVER = (RESTORED, RESYNCHRONISED)
+# In the place of the time of a commit file that log cleanup has removed. It removes the oldest first.
+GONE_MS = -1
+
+
+class ShownSnapshot(msgspec.Struct, frozen=True):
+    """One snapshot. Times are ISO 8601, UTC. The fields from `version` on are null if dvsync did not commit it.
+
+    It shows the rows of `version` and, if later versions changed no rows, of all versions up to `last_version`. It
+    contains the changes of `from_version` and later. `references` are the branches and tags that point at it.
+    `delete_files` and `deleted_positions` are the totals in the snapshot's summary.
+    """
+
+    snapshot_id: int
+    committed_at: str
+    operation: str
+    is_current: bool
+    references: tuple[str, ...]
+    version: int | None = None
+    from_version: int | None = None
+    last_version: int | None = None
+    delta_timestamp: str | None = None
+    delta_operation: str | None = None
+    delete_files: int | None = None
+    deleted_positions: int | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The snapshot that shows a Delta version, and a line for each reader; or the reason why there is none.
+
+    `contained_in` is the first snapshot that contains the version's changes, if no snapshot shows exactly this version.
+    """
+
+    version: int | None
+    snapshot: ShownSnapshot | None = None
+    read: dict[str, str] = msgspec.field(default_factory=dict)
+    reason: str | None = None
+    hint: str | None = None
+    contained_in: ShownSnapshot | None = None
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A snapshot of ours, with the Delta versions that it shows and contains, and the time of `version`."""
+
+    snapshot: Snapshot
+    from_version: int
+    version: int
+    last_version: int
+    timestamp_ms: int
+
+
+def list_snapshots(table: Table) -> list[ShownSnapshot]:
+    """Return all snapshots, the newest first."""
+    lines = {line.snapshot.snapshot_id: line for line in _lines(table)}
+    newest_first = sorted(table.metadata.snapshots, key=lambda each: each.sequence_number or 0, reverse=True)
+    return [_shown(table, snapshot, lines.get(snapshot.snapshot_id)) for snapshot in newest_first]
+
+
+def choose_by_version(table: Table, version: int) -> Choice:
+    """Choose the snapshot that shows exactly the rows of Delta's `version`; a tagged one, because it stays longer."""
+    lines = _current_log(_lines(table))
+    tagged = {ref.snapshot_id for name, ref in table.metadata.refs.items() if name != MAIN_BRANCH}
+    showing = [line for line in lines if line.version <= version <= line.last_version]
+    if showing:
+        line = next((each for each in showing if each.snapshot.snapshot_id in tagged), showing[0])
+        chosen = _shown(table, line.snapshot, line)
+        return Choice(version, chosen, read_lines(table, chosen.snapshot_id))
+    if not lines or version > lines[0].last_version:
+        newest = f"the table shows version {lines[0].last_version}" if lines else "dvsync has shown no version"
+        return Choice(
+            version,
+            reason=f"version {version} is not shown yet: {newest}",
+            hint="Check that Delta has this version, and with `dvsync status` that the table is synced.",
+        )
+    following = [line for line in lines if line.version > version]
+    first = following[-1] if following else None
+    if first and first.from_version <= version:
+        return Choice(
+            version,
+            reason=f"no snapshot shows exactly version {version}: the first that contains it is "
+            f"{first.snapshot.snapshot_id}, which shows version {first.version}",
+            hint=f"Read version {version} from the Delta table, or read another version. Versions that `tag_every` "
+            "chooses are always shown by a snapshot of their own.",
+            contained_in=_shown(table, first.snapshot, first),
+        )
+    return Choice(
+        version,
+        reason=f"no snapshot shows version {version} any more: it has expired",
+        hint="Read it from the Delta table, if Delta still has it. maintenance.snapshots_max and snapshot_age_max say "
+        "how many snapshots stay; tag_every keeps chosen versions for longer.",
+    )
+
+
+def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
+    """Choose the snapshot of the newest Delta version that was committed at or before `at_ms`, epoch, UTC.
+
+    Asks Delta's log for the times of versions that have no snapshot of their own. Raises SyncError if it is away.
+    """
+    lines = _current_log(_lines(table))
+    number = next((number for number, line in enumerate(lines) if line.timestamp_ms <= at_ms), None)
+    if number is None:
+        oldest = f": the oldest shows version {lines[-1].version} of {_iso(lines[-1].timestamp_ms)}" if lines else ""
+        return Choice(
+            None,
+            reason=f"no snapshot shows the table at {_iso(at_ms)}{oldest}",
+            hint="Earlier versions have expired, or were never shown. Read them from the Delta table.",
+        )
+    line = lines[number]
+    # The versions that may be the newest one at this time, and that no snapshot is the first to show.
+    high = lines[number - 1].version - 1 if number else log.find_newest(line.last_version) or line.last_version
+    between = range(line.version + 1, high + 1)
+    version = line.version + bisect_right(between, at_ms, key=lambda each: log.commit_time_ms(each, GONE_MS))
+    if version > line.last_version and log.commit_time_ms(version, GONE_MS) == GONE_MS:
+        return Choice(
+            None,
+            reason=f"it is not known which of the versions {line.version} to {version} was the newest at {_iso(at_ms)}:"
+            " Delta's log no longer has their commit files",
+            hint=f"Ask for one of them with --version. Snapshot {line.snapshot.snapshot_id} shows {line.version}.",
+        )
+    return choose_by_version(table, version)
+
+
+def read_lines(table: Table, snapshot_id: int) -> dict[str, str]:
+    """Return a line for each reader that reads the snapshot.
+
+    The catalog's name is the one in dvsync's configuration; the reader's own configuration may use another.
+    """
+    catalog, name = table.catalog.name, ".".join(table.name())
+    identifier = ".".join(_quoted(part, "`") for part in (catalog, *table.name()))
+    for_trino = ".".join(_quoted(part, '"') for part in (catalog, *table.name()))
+    location = table.metadata_location
+    in_sql = location.replace("'", "''")
+    return {
+        "Spark": f"SELECT * FROM {identifier} VERSION AS OF {snapshot_id}",
+        "PyIceberg": f"load_catalog({catalog!r}).load_table({name!r}).scan(snapshot_id={snapshot_id}).to_arrow()",
+        "DuckDB": f"SELECT * FROM iceberg_scan('{in_sql}', snapshot_from_id => {snapshot_id})",
+        "Polars": f"polars.scan_iceberg({location!r}, snapshot_id={snapshot_id}).collect()",
+        "Trino": f"SELECT * FROM {for_trino} FOR VERSION AS OF {snapshot_id}",
+    }
+
+
+def _quoted(part: str, mark: str) -> str:
+    return part if re.fullmatch(r"[A-Za-z_]\w*", part) else f"{mark}{part.replace(mark, 2 * mark)}{mark}"
+
+
+def _lines(table: Table) -> list[_Line]:
+    """Return dvsync's snapshots, the newest first."""
+    shown = shown_by(table)
+    ours = [(each, marker) for each in table.metadata.snapshots if (marker := find_marker(each)) is not None]
+    ours.sort(key=lambda pair: pair[0].sequence_number or 0)
+    lines: list[_Line] = []
+    for snapshot, marker in ours:
+        parent = lines[-1] if lines and lines[-1].snapshot.snapshot_id == snapshot.parent_snapshot_id else None
+        summary = dict(snapshot.summary.additional_properties) if snapshot.summary else {}
+        from_version = int(summary.get(FROM_VERSION, marker.version))
+        if snapshot.sequence_number == 1:
+            from_version = 0
+        elif parent and summary.get(OPERATION) in PASSING_OVER:
+            from_version = min(parent.version + 1, marker.version)
+        elif parent:
+            # The versions between the two changed no rows, so they have no snapshot.
+            lines[-1] = replace(parent, last_version=max(parent.version, from_version - 1))
+        is_current = snapshot.snapshot_id == table.metadata.current_snapshot_id
+        last_version = shown.version if is_current and shown else marker.version
+        lines.append(_Line(snapshot, from_version, marker.version, last_version, marker.timestamp_ms))
+    return lines[::-1]
+
+
+def _current_log(lines: Sequence[_Line]) -> list[_Line]:
+    """Return the lines of Delta's present log. Before it was replaced or went back, versions had another meaning."""
+    went_back = next(
+        (number for number, (new, old) in enumerate(pairwise(lines), 1) if old.version > new.version), None
+    )
+    return list(lines[:went_back])
+
+
+def _shown(table: Table, snapshot: Snapshot, line: _Line | None) -> ShownSnapshot:
+    summary = snapshot.summary
+    shown = ShownSnapshot(
+        snapshot_id=snapshot.snapshot_id,
+        committed_at=_iso(snapshot.timestamp_ms),
+        operation=summary.operation.value if summary else "",
+        is_current=snapshot.snapshot_id == table.metadata.current_snapshot_id,
+        references=tuple(
+            sorted(
+                name
+                for name, ref in table.metadata.refs.items()
+                if name != MAIN_BRANCH and ref.snapshot_id == snapshot.snapshot_id
+            )
+        ),
+    )
+    if line is None:
+        return shown
+    return msgspec.structs.replace(
+        shown,
+        version=line.version,
+        from_version=line.from_version,
+        last_version=line.last_version,
+        delta_timestamp=_iso(line.timestamp_ms),
+        delta_operation=summary[OPERATION] if summary else None,
+        delete_files=int(str(summary["total-delete-files"] or 0)) if summary else None,
+        deleted_positions=int(str(summary["total-position-deletes"] or 0)) if summary else None,
+    )
+
+
+def _iso(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
