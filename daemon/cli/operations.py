@@ -70,10 +70,8 @@ def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
     """
     known = {table.name: table for table in settings.tables}
     table = known.get(name_or_path) or TableSettings(
-        source=normalize_location(name_or_path),
-        target="doctor.table",
-        **settings.defaults.model_dump(exclude={"poll_interval_s"}),
-    )
+        source=normalize_location(name_or_path), target="doctor.table"
+    ).model_copy(update=dict(settings.defaults))
     storage = FileIOStorage(settings.file_properties(table.catalog))
     if not DeltaLog(storage, table.source, SystemClock()).is_there():
         hint = f"Give the path of a Delta table, or a configured name: {', '.join(known) or 'none is configured'}."
