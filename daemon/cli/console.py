@@ -190,6 +190,8 @@ def cleanup_lines(name: str, done: Cleanup, *, dry_run: bool) -> list[str]:
 
 def proof_lines(name: str, proof: Proof | SyncError) -> list[str]:
     """Describe one table's result of `dvsync verify`."""
+    from daemon.verify.findings import Fault  # noqa: PLC0415 - only `verify` needs it
+
     if isinstance(proof, SyncError):
         return [f"{name}: not verified: {proof.kind}: {proof}", f"  {proof.hint}"]
     compared = f"{proof.files:,} of {proof.files_total:,} data files, {proof.rows:,} rows"
@@ -205,6 +207,8 @@ def proof_lines(name: str, proof: Proof | SyncError) -> list[str]:
             column = f", column {each.column}" if each.column else ""
             positions = f", at positions {', '.join(map(str, each.positions))}" if each.positions else ""
             lines += [f"    {each.path}{column}", f"      {each.detail}{positions}"]
+    if proof.findings.counts.keys() == {Fault.FILE_DAMAGED}:
+        return [*lines, "  Restore the files, or remove them from the Delta table: a resync does not help."]
     return [*lines, f"  `dvsync resync {name}` writes the table anew from Delta's state."]
 
 

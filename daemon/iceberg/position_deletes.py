@@ -6,7 +6,6 @@ Iceberg spec, "Position Delete Files". Other modules decide which positions go i
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,7 +48,10 @@ def count_served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int
     if single is not None:
         return {single: delete_file.record_count}
     with storage.open_input(delete_file.file_path) as file:
-        return dict(Counter(pq.read_table(file, columns=["file_path"]).column(0).to_pylist()))
+        # As a dictionary, a path is in memory once, and not for each position.
+        paths = pq.read_table(file, columns=["file_path"], read_dictionary=["file_path"]).column(0)
+    counts = pc.value_counts(paths.unify_dictionaries())
+    return {row["values"]: row["counts"] for row in counts.to_pylist()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,12 @@ def hash_value(frame: DataFrame, column: str) -> Column:
     """Hash the values of a column together with their positions."""
     from pyspark.sql import functions as f  # noqa: PLC0415
 
-    value = frame[f"`{column.replace('`', '``')}`"]
-    return f.xxhash64(frame[POSITION], _without_maps(value, frame.schema[column].dataType))
+    value, data_type = frame[f"`{column.replace('`', '``')}`"], frame.schema[column].dataType
+    if data_type.typeName() not in ("struct", "array", "map"):
+        return f.xxhash64(frame[POSITION], value)
+    # Spark's hash passes over nulls, and does not see where an array ends. JSON shows both, but cuts some values.
+    shape = f.to_json(f.struct(value.alias("value")), {"ignoreNullFields": "false"})
+    return f.xxhash64(frame[POSITION], _without_maps(value, data_type), shape)
 
 
 def _without_maps(value: Column, data_type: DataType) -> Column:

@@ -29,6 +29,7 @@ class Level(StrEnum):
 class Fault(StrEnum):
     """The kinds of differences."""
 
+    SCHEMA = "wrong schema"
     FILE_MISSING = "data file missing"
     FILE_SURPLUS = "data file too many"
     FILE_TWICE = "data file twice"

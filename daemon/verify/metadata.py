@@ -30,6 +30,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, ObjectMissing
+from daemon.iceberg.manifests import referenced_data_file
 from daemon.iceberg.position_deletes import count_served
 from daemon.iceberg.references import live_entries
 from daemon.pipeline.inspection import STATISTICS_STRING_MAX, read_footer
@@ -97,10 +98,12 @@ class MetadataCheck:
         deleted: Counter[str] = Counter()
         for entry, _ in live_entries(self.table, self.snapshot, ManifestContent.DELETES):
             delete_file = entry.data_file
+            single = referenced_data_file(delete_file)
+            if single is not None and not sample.has(single):
+                continue
             try:
+                self._check_delete_file(delete_file)
                 served = {path: count for path, count in self._served(delete_file).items() if sample.has(path)}
-                if served:
-                    self._check_delete_file(delete_file)
             except (CorruptInput, ObjectMissing) as error:
                 self._found(Fault.DELETE_FILE_DAMAGED, delete_file.file_path, error.message)
                 continue
@@ -115,7 +118,7 @@ class MetadataCheck:
     def _served(self, delete_file: DataFile) -> dict[str, int]:
         try:
             return count_served(self.storage, delete_file)
-        except ValueError as error:  # Arrow's, for bytes that are not Parquet
+        except (ValueError, LookupError) as error:  # Arrow's, for bytes that are not Parquet, and for other columns
             raise CorruptInput(str(error), hint="") from error
 
     def _check_delete_file(self, delete_file: DataFile) -> None:
@@ -146,7 +149,9 @@ class MetadataCheck:
         return differences if cardinality else [*differences, *self._compare_metrics(add.path, data_file, footer)]
 
     def _compare_metrics(self, path: str, data_file: DataFile, footer: pq.FileMetaData) -> Iterator[Difference]:
-        places = {footer.schema.column(number).path: number for number in range(footer.num_columns)}
+        paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
+        # The column `a.b` and the field `b` of a struct `a` have the same path.
+        places = {each: number for number, each in enumerate(paths) if paths.count(each) == 1}
         for leaf, column in self.schema.leaves.items():
             place = places.get(".".join(leaf))
             if place is None or not footer.num_row_groups:

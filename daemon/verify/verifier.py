@@ -12,7 +12,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, ObjectMissing, TargetChanged, Unsupported
-from daemon.iceberg.marker import find_marker, shown_by
+from daemon.iceberg.marker import Marker, find_marker, shown_by
 from daemon.spark.answers import collect
 from daemon.spark.bitmaps import aggregate_positions
 from daemon.spark.row_hashes import FILE, POSITION, read_delta, read_iceberg
@@ -49,18 +49,27 @@ class Verifier:
                 f"the Iceberg table {context.settings.target} does not exist",
                 hint=f"`dvsync sync {context.settings.name}` creates it.",
             )
-        snapshot, version = _find_shown(table, scope.at)
+        snapshot, marker = _find_shown(table, scope.at)
         runner = context.runner
         if scope.level is not Level.METADATA:
             # Deeper levels need Spark anyway, and Delta's own reading of its log does not share a fault of ours.
             runner = replace(runner, settings=runner.settings.model_copy(update={"engine": "spark"}))
-        with runner.open_state(context.log, context.storage, version) as state:
+        with runner.open_state(context.log, context.storage, marker.version) as state:
+            if state.metadata.id != marker.delta_table_id:
+                raise Unsupported(
+                    f"the snapshot shows an earlier Delta table at this location (id {marker.delta_table_id})",
+                    version=marker.version,
+                    hint="The Delta table was replaced: wait until dvsync has followed it, then verify again.",
+                )
             return self._compare(table, snapshot, state, scope)
 
     def _compare(self, table: Table, snapshot: Snapshot, state: TableState, scope: Scope) -> Proof:
         context, findings, level = self.context, Findings(), scope.level
         storage = FileIOStorage(context.target_properties(table))
         schema = shape_for(state.metadata, table, context.settings).table
+        if scope.at is None and schema.schema.as_struct() != table.schema().as_struct():
+            detail = f"{table.schema().as_struct()} in Iceberg, {schema.schema.as_struct()} from Delta"
+            findings.add(Difference(Level.METADATA, Fault.SCHEMA, table.metadata_location, detail))
         metadata = MetadataCheck(table, snapshot, schema, storage, findings)
         bitmaps = None
         if level is not Level.METADATA:
@@ -112,8 +121,8 @@ class Verifier:
         self._seconds[level] = self._seconds.get(level, 0.0) + clock.monotonic_s() - started_s
 
 
-def _find_shown(table: Table, at: int | None) -> tuple[Snapshot, int]:
-    """Find the snapshot to compare, and the Delta version that it shows."""
+def _find_shown(table: Table, at: int | None) -> tuple[Snapshot, Marker]:
+    """Find the snapshot to compare, and what it shows."""
     current, marker = table.current_snapshot(), shown_by(table)
     if at is None or (marker and marker.version == at):
         if current is None or marker is None:
@@ -122,11 +131,11 @@ def _find_shown(table: Table, at: int | None) -> tuple[Snapshot, int]:
                 path=table.metadata_location,
                 hint="`dvsync status` says who committed it, and what to do.",
             )
-        return current, marker.version
+        return current, marker
     for snapshot in reversed(table.metadata.snapshots):
         found = find_marker(snapshot)
         if found and found.version == at:
-            return snapshot, at
+            return snapshot, found
     raise Unsupported(
         f"no snapshot of the Iceberg table shows exactly version {at} of the Delta table",
         path=table.metadata_location,

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from daemon.cli.commands import app
 from daemon.iceberg.manifests import read_manifest_list, write_manifest
 from daemon.iceberg.references import entries_of
+from daemon.spark.row_hashes import FILE, POSITION, hash_rows
 from daemon.verify.findings import Fault, Level
 from tests.kit.handmade import Bench, HandmadeTable
 
@@ -139,6 +140,13 @@ def plant_file_too_many(table: HandmadeTable, folder: Path) -> None:
     edit_commit(table, 1, change)
 
 
+def plant_dropped_column(table: HandmadeTable, folder: Path) -> None:
+    bench = Bench(folder / "dvsync", "unused")
+    with bench.iceberg().update_schema() as update:
+        update.delete_column("value")
+    bench.close()
+
+
 def plant_value(table: HandmadeTable, folder: Path) -> None:
     """Readers take the values of a partition column from the entry."""
 
@@ -185,6 +193,7 @@ PLANTED: list[tuple[Callable[[HandmadeTable, Path], None], dict[Level, set[Fault
             Level.ROWS: {Fault.ROWS_SURPLUS},
         },
     ),
+    (plant_dropped_column, {Level.METADATA: {Fault.SCHEMA}}),
     (plant_value, {Level.METADATA: {Fault.PARTITION}, Level.ROWS: {Fault.VALUES}}),
 ]
 
@@ -224,3 +233,20 @@ def test_positions_and_columns_are_named(table: HandmadeTable, verify: Any, tmp_
     assert {(Fault.ROWS_MISSING, (3,)), (Fault.ROWS_SURPLUS, (4,))} <= named
     columns = {found["column"]: found["positions"] for found in proof["first_differences"] if found["column"]}
     assert columns == {"id": [3, 4], "part": [3, 4], "value": [3, 4]}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("CAST(NULL AS STRUCT<a: INT, b: INT>)", "named_struct('a', CAST(NULL AS INT), 'b', CAST(NULL AS INT))"),
+        ("named_struct('a', 1, 'b', CAST(NULL AS INT))", "named_struct('a', CAST(NULL AS INT), 'b', 1)"),
+        ("CAST(NULL AS ARRAY<INT>)", "CAST(array() AS ARRAY<INT>)"),
+        ("array(1, CAST(NULL AS INT))", "array(1)"),
+        ("CAST(NULL AS MAP<INT, ARRAY<INT>>)", "CAST(map() AS MAP<INT, ARRAY<INT>>)"),
+        ("map(1, array(CAST(NULL AS INT)))", "map(1, CAST(array() AS ARRAY<INT>))"),
+    ],
+)
+def test_hashes_tell_nulls_apart(spark: SparkSession, one: str, other: str) -> None:
+    frames = [spark.sql(f"SELECT 'f' AS {FILE}, 0L AS {POSITION}, {value} AS v") for value in (one, one, other)]
+    first, again, differing = (hash_rows(frame, ["v"])["h0"][0].as_py() for frame in frames)
+    assert first == again != differing
