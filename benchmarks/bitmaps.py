@@ -11,12 +11,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-import psutil
 import pyarrow as pa
 
+from benchmarks.memory import Memory
 from benchmarks.report import conditions, parser, print_report
 from daemon.config.settings import SparkSettings
 from daemon.spark.answers import collect
@@ -26,7 +25,6 @@ from daemon.spark.session import SparkPipeline
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SAMPLE_INTERVAL_S = 0.2
 PATH = "'file:///data/lake/orders/day=2026-01-01/part-', lpad(cast({} as string), 6, '0'), '-c000.snappy.parquet'"
 ORDERS = {
     "as scanned": ("id div {rows}", "id % {rows}"),
@@ -46,34 +44,6 @@ class Result:
     workers_mb: float
 
 
-class Peak:
-    """The most memory of the JVM and of the Python workers while the block runs, in bytes."""
-
-    def __init__(self) -> None:
-        self.jvm = self.workers = 0
-        self._finished = Event()
-        self._thread = Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> Peak:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._finished.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._finished.wait(SAMPLE_INTERVAL_S):
-            jvm = workers = 0
-            for process in psutil.Process().children(recursive=True):
-                try:
-                    name, size = process.name(), process.memory_info().rss
-                except psutil.NoSuchProcess:
-                    continue
-                jvm, workers = (jvm + size, workers) if name == "java" else (jvm, workers + size)
-            self.jvm, self.workers = max(self.jvm, jvm), max(self.workers, workers)
-
-
 def timed(function: Callable[[], pa.Table]) -> tuple[float, pa.Table]:
     start_s = time.perf_counter()
     answer = function()
@@ -87,7 +57,8 @@ def measure(spark: SparkSession, order: str, positions: int, files: int, repeats
     )
     expected = frame.groupBy("file").agg({"position": "count"})
     counts, times = [], []
-    with Peak() as peak:
+    memory = Memory()
+    with memory.watched():
         for _ in range(repeats):
             count_s, counted = timed(lambda: collect(expected))
             bitmaps_s, found = timed(lambda: collect(aggregate_positions(frame, file="file", position="position")))
@@ -98,7 +69,7 @@ def measure(spark: SparkSession, order: str, positions: int, files: int, repeats
         assert sum(found["cardinality"].to_pylist()) == positions
     count_s, bitmaps_s = statistics.median(counts), statistics.median(times)
     ratio = bitmaps_s / count_s
-    return Result(order, positions, files, count_s, bitmaps_s, ratio, peak.jvm / 1e6, peak.workers / 1e6)
+    return Result(order, positions, files, count_s, bitmaps_s, ratio, memory.jvm_peak / 1e6, memory.workers_peak / 1e6)
 
 
 def table_lines(results: list[Result]) -> list[str]:

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
 from typing import Any
 
 import psutil
 
 from benchmarks.large_table import LargeTable, make_large_table, shown_rows
+from benchmarks.memory import Memory
 from benchmarks.report import conditions, parser, print_report
 from benchmarks.stopwatch import REST, Steps, Stopwatch
 from daemon.config.settings import PipelineSettings, SparkSettings
@@ -38,7 +37,6 @@ from state.sql.store import SqlStateStore
 from tests.kit.handmade import Bench
 
 TARGET_S = 60
-SAMPLE_INTERVAL_S = 0.1
 
 STEPS: Steps = {
     "state read": [(runner, ("read_table_state",))],
@@ -68,32 +66,6 @@ class Result:
     session_s: float = 0.0
 
 
-class Memory:
-    """Resident memory of this process and of its children, sampled by a thread."""
-
-    def __init__(self) -> None:
-        self.own_peak = 0
-        self.children_peak = 0
-        self._me = psutil.Process()
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        finished = Event()
-
-        def look() -> None:
-            while not finished.wait(SAMPLE_INTERVAL_S):
-                self.own_peak = max(self.own_peak, self._me.memory_info().rss)
-                self.children_peak = max(self.children_peak, sum(map(_rss, self._me.children(recursive=True))))
-
-        watcher = Thread(target=look, daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            finished.set()
-            watcher.join()
-
-
 def cpu_s() -> float:
     """Of this process and its children, those that have ended included."""
     total = 0.0
@@ -104,13 +76,6 @@ def cpu_s() -> float:
             if process.pid != os.getpid():
                 total += times.children_user + times.children_system
     return total
-
-
-def _rss(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.NoSuchProcess:
-        return 0
 
 
 def write_checkpoint(spark: Any, table: LargeTable) -> None:

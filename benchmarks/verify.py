@@ -1,4 +1,4 @@
-"""What `dvsync verify` takes by level: time, and memory of this process, of the JVM and of Spark's Python workers.
+"""What `dvsync verify` takes by level: time, and peak memory of this process, of the JVM and of the Python workers.
 
 A Delta table of `--rows` rows in `--files` files, of which `--deleted` percent are deleted at random, is followed once.
 Each level is then verified as its own run, in one Spark session; the time of a level includes those before it.
@@ -11,9 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
-from benchmarks.bitmaps import Peak
+from benchmarks.memory import Memory
 from benchmarks.report import conditions, parser, print_report
 from daemon.config.settings import SparkSettings
 from daemon.spark.jars import with_iceberg_jar
@@ -42,13 +40,14 @@ def make_table(pipeline: SparkPipeline, place: Path, rows: int, files: int, dele
 
 
 def measure(bench: Bench, level: Level) -> Result:
-    with Peak() as peak:
+    memory = Memory()
+    with memory.watched():
         start_s = time.perf_counter()
         proof = Verifier(bench.context).verify(Scope(level))
         seconds = time.perf_counter() - start_s
     assert proof.is_right, proof.findings
-    own = psutil.Process().memory_info().rss
-    return Result(level.value, seconds, own / 1e6, peak.jvm / 1e6, peak.workers / 1e6)
+    peaks = (memory.own_peak, memory.jvm_peak, memory.workers_peak)
+    return Result(level.value, seconds, *(peak / 1e6 for peak in peaks))
 
 
 def table_lines(results: list[Result]) -> list[str]:

@@ -197,7 +197,10 @@ def verify(
         bool, typer.Option("--metadata", help="Compare only metadata and the files' footers; needs no Spark.")
     ] = False,
     sample: Annotated[
-        float, typer.Option("--sample", min=0.01, max=100, help="Compare so many per cent of the data files.")
+        float,
+        typer.Option(
+            "--sample", min=0.01, max=100, help="Compare this percentage of the data files, chosen at random."
+        ),
     ] = 100.0,
     at: Annotated[
         int | None, typer.Option("--at", min=0, help="Compare the snapshot that shows this Delta version.")

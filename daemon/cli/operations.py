@@ -135,12 +135,7 @@ def opened_table(settings: Settings, table: TableSettings) -> Iterator[tuple[Tab
     """
     with open_parts(settings) as parts, as_sync_errors(table.name):
         context = parts.context(table)
-        iceberg = context.target.find_table()
-        if iceberg is None:
-            raise ObjectMissing(
-                f"the Iceberg table {table.target} does not exist yet", hint=f"Run `dvsync sync {table.name}` first."
-            )
-        yield context, iceberg
+        yield context, context.load_table()
 
 
 def maintain_tables(

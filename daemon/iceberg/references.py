@@ -43,15 +43,10 @@ def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
 def live_delete_files(table: Table) -> dict[str, tuple[str, int]]:
     """Return the delete files of the current snapshot, each with a name for its partition and its size in bytes."""
     snapshot = table.current_snapshot()
-    return {
-        entry.data_file.file_path: (
-            f"{manifest.partition_spec_id} {entry.data_file.partition!r}",
-            entry.data_file.file_size_in_bytes,
-        )
-        for manifest in (read_manifest_list(table.io, snapshot.manifest_list) if snapshot else ())
-        if manifest.content is ManifestContent.DELETES
-        for entry in entries_of(table, manifest, live=True)
-    }
+    if snapshot is None:
+        return {}
+    found = (entry.data_file for entry, _ in live_entries(table, snapshot, ManifestContent.DELETES))
+    return {file.file_path: (f"{file.spec_id} {file.partition!r}", file.file_size_in_bytes) for file in found}
 
 
 def data_files_let_go(table: Table, snapshot: Snapshot, following: Snapshot) -> list[tuple[str, int]]:

@@ -191,7 +191,7 @@ def _single_value(chunk: pq.ColumnChunkMetaData) -> tuple[Any] | None:
     if statistics.null_count or not statistics.has_min_max:
         return None
     try:
-        low, high = _internal(statistics.min), _internal(statistics.max)
+        low, high = internal_form(statistics.min), internal_form(statistics.max)
     except (ValueError, OverflowError):
         return None
     # Some writers cut the statistics of long strings, and statistics ignore NaN.
@@ -203,7 +203,7 @@ def _holds_only(values: pa.Array, value: Any) -> bool:
     """Return whether each of `values`, nulls included, is `value`."""
     try:
         # Zeros and NaN have several spellings.
-        found = [_internal(each) for each in values.unique()[: SPELLINGS_MAX + 1].to_pylist()]
+        found = [internal_form(each) for each in values.unique()[: SPELLINGS_MAX + 1].to_pylist()]
     except (ValueError, OverflowError):
         return False  # Python cannot express this date or text, so no partition tuple has it.
     return len(found) <= SPELLINGS_MAX and all(
@@ -212,7 +212,7 @@ def _holds_only(values: pa.Array, value: Any) -> bool:
     )
 
 
-def _internal(value: Any) -> Any:
+def internal_form(value: Any) -> Any:
     """Return a statistic in the form of partition tuples: days or microseconds since 1970."""
     if isinstance(value, datetime):
         return (value.replace(tzinfo=value.tzinfo or UTC) - EPOCH) // MICROSECOND

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from daemon.errors import PipelineAway
-from daemon.spark.failures import as_known_error
+from daemon.spark.failures import known_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,7 +20,7 @@ def collect(frame: DataFrame) -> pa.Table:
     """Return all rows of `frame`, in its order. They are in a deleted temporary file that is mapped into memory.
 
     The operating system can evict pages of the file when memory is short. The file vanishes with the last reference to
-    the table. Raises what `as_known_error` returns, and PipelineAway if the file cannot be written.
+    the table. Raises what `known_errors` raises, and PipelineAway if the file cannot be written.
     """
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
@@ -70,12 +70,10 @@ def _disk_errors() -> Iterator[None]:
 @contextmanager
 def _served(frame: DataFrame) -> Iterator[Iterator[pa.RecordBatch | list[int]]]:
     """Yield the batches as Spark's driver sends them, and at the end their order. `DataFrame.toArrow` does so, too."""
-    from py4j.protocol import Py4JJavaError  # noqa: PLC0415
-    from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql.pandas.serializers import ArrowCollectSerializer  # noqa: PLC0415
     from pyspark.util import _load_from_socket  # noqa: PLC0415
 
-    try:
+    with known_errors():
         port, secret, server = frame._jdf.collectAsArrowToPython()
         stream: Any = _load_from_socket((port, secret), ArrowCollectSerializer())  # type: ignore[no-untyped-call]
         try:
@@ -88,8 +86,6 @@ def _served(frame: DataFrame) -> Iterator[Iterator[pa.RecordBatch | list[int]]]:
             _wait_for(server)
             raise
         _wait_for(server)
-    except (PySparkException, Py4JJavaError) as error:
-        raise as_known_error(error) from error
 
 
 def _wait_for(server: Any) -> None:

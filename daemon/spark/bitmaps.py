@@ -20,7 +20,6 @@ from daemon.delta.position_set import DVPlace, as_bitmap, decode_positions, enco
 from daemon.durable import force_to_disk
 from daemon.errors import CorruptInput
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
-from daemon.spark.failures import known_errors
 from daemon.spark.tasks import Answers, run_on_spark
 from daemon.storage import FileIOStorage, store_away
 from state import DeletionVectorDescriptor
@@ -78,6 +77,11 @@ def aggregate_positions(frame: DataFrame, *, file: str, position: str) -> DataFr
     return sorted_words.mapInArrow(join_words, from_arrow_schema(BITMAPS))
 
 
+def decode_bitmap(file: str, bitmap: bytes | pa.Buffer, cardinality: int) -> BitMap64:
+    """Decode the positions of one row of `aggregate_positions`. Raises CorruptInput if they are not such a row's."""
+    return as_bitmap(decode_positions(memoryview(bitmap), cardinality=cardinality, place=DVPlace(file, None)))
+
+
 def write_deletion_vectors(
     bitmaps: DataFrame,
     files: Mapping[str, DataFileRows],
@@ -95,8 +99,7 @@ def write_deletion_vectors(
     Raises CorruptInput for a data file that is not in `files`, a position beyond its rows, or a damaged older DV.
     """
     task = _WriteTask(dict(files), location, dict(properties), file_bytes_max)
-    with known_errors(location):
-        return run_on_spark(bitmaps, task)
+    return run_on_spark(bitmaps, task)
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,7 @@ class _WriteTask:
         if known is None:
             hint = "Give the number of rows of every data file that has positions."
             raise CorruptInput("there are positions of a data file that was not given", path=row["file"], hint=hint)
-        place = DVPlace(row["file"], None)
-        positions = as_bitmap(decode_positions(memoryview(row["bitmap"]), cardinality=row["cardinality"], place=place))
+        positions = decode_bitmap(**row)
         if known.deletion_vector:
             (older,) = read_position_sets(storage, self.location, [known.deletion_vector])
             positions |= as_bitmap(older)

@@ -112,6 +112,15 @@ class TableContext:
         own = {key: value for key, value in table.io.properties.items() if isinstance(value, str)}
         return {**self.properties, **own}
 
+    def load_table(self) -> Table:
+        """Load the Iceberg table. Raises ObjectMissing before the first sync, and as `Target.find_table`."""
+        table = self.target.find_table()
+        if table is None:
+            name, target = self.settings.name, self.settings.target
+            hint = f"Run `dvsync sync {name}` first."
+            raise ObjectMissing(f"the Iceberg table {target} does not exist yet", hint=hint)
+        return table
+
     def find_record(self) -> TableRecord | None:
         """Return the table's row of the state store; None before its first sync. Raises StateUnavailable."""
         return self.store.find_table(self.settings.name, self.settings.source, self.settings.target)

@@ -10,7 +10,8 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from daemon.delta.deletion_vector import read_position_sets
-from daemon.delta.position_set import MAGIC_PORTABLE_BYTES, as_bitmap
+from daemon.delta.position_set import as_bitmap
+from daemon.spark.bitmaps import decode_bitmap
 from daemon.storage import FileIOStorage
 from daemon.verify.findings import POSITIONS_NAMED_MAX, Difference, Fault, Findings, Level, Sample
 from daemon.verify.metadata import FilePair
@@ -21,7 +22,7 @@ VECTORS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class BitmapCheck:
-    """`live` has the path of each data file of which the reader returns rows, and a bitmap of their positions."""
+    """`live` has what `aggregate_positions` found: a row for each data file of which the reader returns rows."""
 
     live: pa.Table
     storage: FileIOStorage
@@ -30,10 +31,13 @@ class BitmapCheck:
 
     def compare(self, pairs: Sequence[FilePair], sample: Sample) -> None:
         """Compare the files of `pairs`, which are all files of `sample` in Delta, with those that have rows."""
-        bitmaps = {
-            path: bitmap.as_buffer()
+        # The bitmaps stay in the file that Spark's answer is in.
+        live = {
+            path: (bitmap.as_buffer(), cardinality)
             for batch in self.live.to_batches()
-            for path, bitmap in zip(batch["file"].to_pylist(), batch["bitmap"], strict=True)
+            for path, bitmap, cardinality in zip(
+                batch["file"].to_pylist(), batch["bitmap"], batch["cardinality"].to_pylist(), strict=True
+            )
             if sample.has(path)
         }
         for start in range(0, len(pairs), VECTORS_AT_ONCE):
@@ -44,10 +48,11 @@ class BitmapCheck:
                 expected = BitMap64(range(pair.entry.data_file.record_count))
                 if pair.add.deletion_vector:
                     expected -= as_bitmap(next(vectors))
-                found = bitmaps.pop(pair.add.path, None)
-                self._compare_file(pair.add.path, expected, BitMap64() if found is None else _decode(found))
-        for path, found in bitmaps.items():
-            detail = f"Spark returns {len(_decode(found))} rows of the file, and Delta does not have it"
+                found = live.pop(pair.add.path, None)
+                positions = decode_bitmap(pair.add.path, *found) if found else BitMap64()
+                self._compare_file(pair.add.path, expected, positions)
+        for path, (_, cardinality) in live.items():
+            detail = f"Spark returns {cardinality} rows of the file, and Delta does not have it"
             self._found(Fault.FILE_SURPLUS, path, detail, ())
 
     def _compare_file(self, path: str, expected: BitMap64, found: BitMap64) -> None:
@@ -60,7 +65,3 @@ class BitmapCheck:
     def _found(self, fault: Fault, path: str, detail: str, positions: BitMap64 | tuple[()]) -> None:
         first = tuple(islice(positions, POSITIONS_NAMED_MAX))
         self.findings.add(Difference(Level.BITMAPS, fault, path, detail, positions=first))
-
-
-def _decode(bitmap: pa.Buffer) -> BitMap64:
-    return BitMap64.deserialize(bitmap.slice(len(MAGIC_PORTABLE_BYTES)).to_pybytes())

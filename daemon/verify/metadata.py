@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -33,10 +33,10 @@ from daemon.errors import CorruptInput, ObjectMissing
 from daemon.iceberg.manifests import referenced_data_file
 from daemon.iceberg.position_deletes import count_served
 from daemon.iceberg.references import live_entries
-from daemon.pipeline.inspection import STATISTICS_STRING_MAX, read_footer
+from daemon.pipeline.inspection import STATISTICS_STRING_MAX, internal_form, read_footer
 from daemon.storage import FileIOStorage, map_files
 from daemon.translate.data_files import partition_of
-from daemon.translate.partition_values import EPOCH, EPOCH_DAY, MICROSECOND, encode_partition
+from daemon.translate.partition_values import encode_partition
 from daemon.translate.schema import TableSchema
 from daemon.verify.findings import Difference, Fault, Findings, Level, Sample
 
@@ -209,9 +209,9 @@ def _internal(value: Any, field_type: IcebergType) -> Any:
     internal: Any = None
     match field_type:
         case DateType() if isinstance(value, date) and not isinstance(value, datetime):
-            internal = (value - EPOCH_DAY).days
+            internal = internal_form(value)
         case TimestampType() | TimestamptzType() if isinstance(value, datetime):
-            internal = (value.replace(tzinfo=value.tzinfo or UTC) - EPOCH) // MICROSECOND
+            internal = internal_form(value)
         case FloatType() | DoubleType() if value == value:  # noqa: PLR0124
             internal = float(value)
         case IntegerType() | LongType():

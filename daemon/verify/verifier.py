@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from pyiceberg.table import Table
@@ -33,7 +31,10 @@ class Verifier:
     """Compares one Iceberg table with its Delta table. Reads only, and may run beside a daemon."""
 
     context: TableContext
-    _seconds: dict[Level, float] = field(default_factory=dict)
+    _seconds: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.context = replace(self.context, observe_step=self._took)
 
     def verify(self, scope: Scope) -> Proof:
         """Compare a snapshot with the Delta version that it shows.
@@ -43,12 +44,7 @@ class Verifier:
         of both stores and of Spark.
         """
         context = self.context
-        table = context.target.find_table()
-        if table is None:
-            raise ObjectMissing(
-                f"the Iceberg table {context.settings.target} does not exist",
-                hint=f"`dvsync sync {context.settings.name}` creates it.",
-            )
+        table = context.load_table()
         snapshot, marker = _find_shown(table, scope.at)
         runner = context.runner
         if scope.level is not Level.METADATA:
@@ -73,19 +69,19 @@ class Verifier:
         metadata = MetadataCheck(table, snapshot, schema, storage, findings)
         bitmaps = None
         if level is not Level.METADATA:
-            with self._timed(Level.BITMAPS):
+            with context.step(Level.BITMAPS):
                 bitmaps = self._read_bitmaps(table, snapshot, findings)
         parts = scope.sample.split(max(1, math.ceil(state.files / FILES_AT_ONCE)))
         for number, part in enumerate(parts):
-            with self._timed(Level.METADATA):
+            with context.step(Level.METADATA):
                 pairs = metadata.compare(state.read_adds(), part)
             if bitmaps:
-                with self._timed(Level.BITMAPS):
+                with context.step(Level.BITMAPS):
                     bitmaps.compare(pairs, part)
             if context.progress:
                 context.progress.advanced(number + 1, len(parts), "files")
         if level is Level.ROWS and bitmaps:
-            with self._timed(Level.ROWS), context.runner.spark.session() as spark:
+            with context.step(Level.ROWS), context.runner.spark.session() as spark:
                 delta = read_delta(spark, context.location, state.version)
                 iceberg = read_iceberg(spark, table.metadata_location, snapshot.snapshot_id)
                 columns = [name for name in iceberg.columns if name in delta.columns and name not in (FILE, POSITION)]
@@ -113,12 +109,8 @@ class Verifier:
             return None
         return BitmapCheck(live, self.context.storage, self.context.location, findings)
 
-    @contextmanager
-    def _timed(self, level: Level) -> Iterator[None]:
-        clock = self.context.clock
-        started_s = clock.monotonic_s()
-        yield
-        self._seconds[level] = self._seconds.get(level, 0.0) + clock.monotonic_s() - started_s
+    def _took(self, level: str, seconds: float) -> None:
+        self._seconds[level] = self._seconds.get(level, 0.0) + seconds
 
 
 def _find_shown(table: Table, at: int | None) -> tuple[Snapshot, Marker]:
