@@ -215,9 +215,10 @@ class FileLedger(Protocol):
         ...
 
     def record_still_used(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
-        """Restart the grace period of orphans that are still in use.
+        """Restart the grace period of orphans that are still in use, although they should not be.
 
-        Their reason stays, and files that are not orphaned now are left alone.
+        Their reason stays. Files that are not orphaned now are left alone, and orphans that older snapshots show: their
+        grace period has not begun.
         """
         ...
 
@@ -248,6 +249,14 @@ class FileLedger(Protocol):
 
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
         """List the files that dvsync wrote with one of `statuses`, the oldest first."""
+        ...
+
+    def list_for_cleanup(self, table_id: int, *, due_ms: int, now_ms: int) -> tuple[list[WrittenFile], int]:
+        """List what a cleanup judges: live files, and orphans. Also counts the orphans that it need not judge yet.
+
+        Those became orphans after `due_ms` and not after `now_ms`, because their snapshot was expired: nothing but
+        their grace period is left. There may be very many of them, and no more than a count is returned.
+        """
         ...
 
     def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:

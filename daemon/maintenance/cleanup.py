@@ -33,6 +33,7 @@ from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 # More threads than cores: removals wait for the store and hardly use the processor.
 REMOVALS_AT_ONCE = 16
 BATCH = 500
+IN_GRACE = "its grace period is not over"
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 # The file names that dvsync and its catalogs give. A file that a kill cut short has one more UUID in front.
 DELETE_FILE_NAME = re.compile(rf"({_UUID}-)?\d+-\d{{6}}-deletes\.parquet")
@@ -106,9 +107,10 @@ def clean_up(
             _record_found(context, record, found_in_use, OrphanReason.FOUND_IN_USE, at_ms=survey.at_ms)
     if remove_found:
         waiting += done.found
-    before_ms = survey.at_ms - round(settings.orphan_grace_s * 1000)
-    judged = [(file, _why_left(file, in_use=survey.in_use, own=own, before_ms=before_ms)) for file in waiting]
+    judged = [(file, _why_left(file, in_use=survey.in_use, own=own, due_ms=survey.due_ms)) for file in waiting]
     done.left += Counter(reason for _, reason in judged if reason)
+    if survey.waiting:
+        done.left[IN_GRACE] += survey.waiting
     due = [file for file, reason in judged if reason is None]
     if dry_run:
         done.removed = due
@@ -143,12 +145,15 @@ def has_due_orphans(context: TableContext) -> bool:
 class Survey:
     """The files that dvsync wrote, by the table's metadata and the state store, at `at_ms`.
 
-    `in_use` are file names without folders: each name contains a unique id, and paths have several spellings.
+    `in_use` are file names without folders: each name contains a unique id, and paths have several spellings. The grace
+    period is over for orphans since `due_ms`. `waiting` counts further orphans whose grace period is not over.
     """
 
     in_use: Set[str]
     orphans: Sequence[WrittenFile]
+    waiting: int
     at_ms: int
+    due_ms: int
 
 
 def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, delete_files: bool = False) -> Survey:
@@ -160,14 +165,17 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     store = context.store
     # Read the state store before the table: a file that is live here was committed earlier, so the metadata that is
     # loaded next either references it or has dropped it.
-    known = store.list_written(record.id, (FileStatus.LIVE, FileStatus.ORPHANED))
+    listed_ms = context.clock.now_ms()
+    due_ms = listed_ms - round(context.settings.maintenance.orphan_grace_s * 1000)
+    known, waiting = store.list_for_cleanup(record.id, due_ms=due_ms, now_ms=listed_ms)
     table = _find_own_table(context, record)
     at_ms = context.clock.now_ms()
     orphans = {file.path: file for file in known if file.status is FileStatus.ORPHANED}
     if table is None:
-        return Survey(frozenset(), [], at_ms)
+        return Survey(frozenset(), [], waiting, at_ms, due_ms)
     delete_files = delete_files or any(file.kind is FileKind.DELETE_FILE for file in orphans.values())
-    in_use = {name_of(path) for path in referenced_files(table, delete_files=delete_files)}
+    referenced = referenced_files(table, delete_files=delete_files)
+    in_use = {name_of(path) for path in referenced}
     released = {
         file.path: with_fields(file, status=FileStatus.ORPHANED, reason=OrphanReason.SNAPSHOT_EXPIRED, since_ms=at_ms)
         for file in known
@@ -182,9 +190,9 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
             for path, file in orphans.items()
             if (name_of(path) in in_use and not _was_in_use(file)) or file.since_ms > at_ms
         ]
-        store.record_still_used(record.id, late, at_ms=at_ms)
+        store.record_still_used(record.id, {*late, *referenced}, at_ms=at_ms)
         _record_missing_sizes(context, table, record.id, known)
-    return Survey(in_use, list((orphans | released).values()), at_ms)
+    return Survey(in_use, list((orphans | released).values()), waiting, at_ms, due_ms)
 
 
 def _find_own_table(context: TableContext, record: TableRecord) -> Table | None:
@@ -207,13 +215,13 @@ def _was_in_use(file: WrittenFile) -> bool:
     return file.reason is not None and file.reason.shown_by_older
 
 
-def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, before_ms: int) -> str | None:
+def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, due_ms: int) -> str | None:
     if file.reason is OrphanReason.TABLE_REPLACED:
         return "written for a table that was dropped, renamed or moved to another catalog"
     if name_of(file.path) in in_use:
         return "a snapshot still uses it"
-    if file.since_ms > before_ms:
-        return "its grace period is not over"
+    if file.since_ms > due_ms:
+        return IN_GRACE
     return None if own.has(file.path) else "it lies outside of the table's own folders"
 
 

@@ -5,14 +5,14 @@ The verbs in `store.py` put the steps in order. Lists may be of any length.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
-    Select,
     Table,
     Text,
     bindparam,
@@ -34,6 +34,7 @@ from state.records import (
     LiveFile,
     OrphanReason,
     WrittenCount,
+    WrittenFile,
 )
 from state.sql.bulk import batched, find_by_path, update_rows, write_rows
 from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
@@ -254,11 +255,50 @@ def has_orphans(connection: Connection, table_id: int, *, before_ms: int, reason
     return bool(connection.scalar(select(or_(*orphans))))
 
 
-def select_written(rows: Table, table_id: int) -> Select[Any]:
-    """The columns of `WrittenFile`, in its order."""
-    return select(rows.c.path, _kind_of(rows), rows.c.status, rows.c.since_ms, rows.c.reason, rows.c.size_bytes).where(
-        rows.c.table_id == table_id
+def read_written(
+    connection: Connection, table_id: int, condition: Callable[[Table], ColumnElement[bool]]
+) -> list[WrittenFile]:
+    """Read the written files for which `condition` holds, the oldest first."""
+    files = [
+        WrittenFile(path, FileKind(kind), *rest)
+        for rows in WRITTEN_ROWS
+        for path, kind, *rest in connection.execute(
+            select(rows.c.path, _kind_of(rows), rows.c.status, rows.c.since_ms, rows.c.reason, rows.c.size_bytes).where(
+                rows.c.table_id == table_id, condition(rows)
+            )
+        )
+    ]
+    return sorted(files, key=lambda file: (file.since_ms, file.path))
+
+
+def read_for_cleanup(
+    connection: Connection, table_id: int, *, due_ms: int, now_ms: int
+) -> tuple[list[WrittenFile], int]:
+    """Read live files and orphans, and count the orphans that only wait: those are not read."""
+
+    def is_judged(rows: Table) -> ColumnElement[bool]:
+        is_waiting = (
+            (rows.c.reason == OrphanReason.SNAPSHOT_EXPIRED) & (rows.c.since_ms > due_ms) & (rows.c.since_ms <= now_ms)
+        )
+        return (rows.c.status == FileStatus.LIVE) | ((rows.c.status == FileStatus.ORPHANED) & ~is_waiting)
+
+    judged = read_written(connection, table_id, is_judged)
+    orphans = sum(
+        connection.scalar(select(func.count()).where(rows.c.table_id == table_id, rows.c.status == FileStatus.ORPHANED))
+        or 0
+        for rows in WRITTEN_ROWS
     )
+    return judged, orphans - sum(file.status is FileStatus.ORPHANED for file in judged)
+
+
+def restart_grace(connection: Connection, table_id: int, paths: Iterable[str], *, at_ms: int) -> None:
+    """Let the grace period of these orphans begin at `at_ms`, except of those that older snapshots show."""
+    older = [each for each in OrphanReason if each.shown_by_older]
+    for batch in batched(paths):
+        for rows in WRITTEN_ROWS:
+            waiting = update(rows).where(rows.c.table_id == table_id, rows.c.path.in_(batch))
+            waiting = waiting.where(rows.c.status == FileStatus.ORPHANED, rows.c.reason.not_in(older))
+            connection.execute(waiting.values(since_ms=at_ms))
 
 
 def _kind_of(rows: Table) -> Any:

@@ -347,10 +347,9 @@ class SqlStateStore:
             sql_files.orphan_unreferenced(connection, table_id, paths, reason, at_ms=at_ms)
 
     def record_still_used(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
-        columns = {path: {"since_ms": at_ms} for path in paths}
         with self._database.write() as connection:
             _check_table(connection, table_id)
-            sql_files.update_written(connection, table_id, columns, statuses=(FileStatus.ORPHANED,))
+            sql_files.restart_grace(connection, table_id, paths, at_ms=at_ms)
 
     def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:
         with self._database.write() as connection:
@@ -435,14 +434,12 @@ class SqlStateStore:
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
         with self._database.read() as connection:
             _check_table(connection, table_id)
-            files = [
-                WrittenFile(path, FileKind(kind), *rest)
-                for rows in sql_files.WRITTEN_ROWS
-                for path, kind, *rest in connection.execute(
-                    sql_files.select_written(rows, table_id).where(rows.c.status.in_(statuses))
-                )
-            ]
-        return sorted(files, key=lambda file: (file.since_ms, file.path))
+            return sql_files.read_written(connection, table_id, lambda rows: rows.c.status.in_(statuses))
+
+    def list_for_cleanup(self, table_id: int, *, due_ms: int, now_ms: int) -> tuple[list[WrittenFile], int]:
+        with self._database.read() as connection:
+            _check_table(connection, table_id)
+            return sql_files.read_for_cleanup(connection, table_id, due_ms=due_ms, now_ms=now_ms)
 
     def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
         with self._database.read() as connection:

@@ -316,6 +316,7 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.find_deletions(UNKNOWN, rows_max=1),
     lambda store: store.list_written(UNKNOWN, [FileStatus.LIVE]),
     lambda store: store.has_orphans(UNKNOWN, before_ms=1, reasons=OrphanReason),
+    lambda store: store.list_for_cleanup(UNKNOWN, due_ms=1, now_ms=2),
     lambda store: store.find_crowded(UNKNOWN, delete_files_max=1, deleted_share=0.5),
     lambda store: store.list_runs(UNKNOWN, runs_max=1),
 ]
@@ -1008,6 +1009,28 @@ def test_still_used_orphans_begin_anew(store: StateStore, table_id: int) -> None
         "orphaned": replace(before["orphaned"], since_ms=9),
         "d-orphaned": replace(before["d-orphaned"], since_ms=9),
     }
+
+
+def test_orphans_that_older_snapshots_show_keep_their_time(store: StateStore, table_id: int) -> None:
+    """Their grace period has not begun, so that it cannot begin anew."""
+    store.record_orphans(table_id, FileKind.DELETE_FILE, ["d"], OrphanReason.FOUND_IN_USE, at_ms=4)
+    store.record_still_used(table_id, ["d"], at_ms=9)
+    assert [file.since_ms for file in store.list_written(table_id, [FileStatus.ORPHANED])] == [4]
+
+
+def test_list_for_cleanup(store: StateStore, table_id: int) -> None:
+    """Of files whose snapshot was expired, those between the two times are counted, and not listed."""
+    write_files(store, table_id)
+    expired = {"due": 10, "waiting": 11, "now": 20, "ahead": 21}
+    for path, at_ms in expired.items():
+        kind = FileKind.DELETE_FILE if path == "now" else FileKind.METADATA
+        store.record_orphans(table_id, kind, [path], OrphanReason.SNAPSHOT_EXPIRED, at_ms=at_ms)
+    store.record_orphans(table_id, FileKind.DELETE_FILE, ["d-older"], OrphanReason.DV_SHRUNK, at_ms=15)
+    files, waiting = store.list_for_cleanup(table_id, due_ms=10, now_ms=20)
+    kept = {file.path for file in store.list_written(table_id, (FileStatus.LIVE, FileStatus.ORPHANED))}
+    assert {file.path for file in files} == kept - {"waiting", "now"}
+    assert {"due", "ahead", "d-older", "live", "d"} <= {file.path for file in files}
+    assert waiting == 2
 
 
 def test_replaced_table_begins_from_nothing(store: StateStore, table_id: int) -> None:
@@ -1888,6 +1911,13 @@ class BothStores(RuleBasedStateMachine):
     def tell_the_same(self) -> None:
         paths = DATA_FILES + DELETE_FILES
         assert observe(self.sql, self.table_id, paths) == observe(self.memory, self.table_id, paths)
+
+    @invariant()
+    def list_for_cleanup(self) -> None:
+        sql, memory = (
+            store.list_for_cleanup(self.table_id, due_ms=self.now - 4, now_ms=self.now - 1) for store in self.stores
+        )
+        assert sql == memory
 
     @invariant()
     def tell_of_orphans(self) -> None:

@@ -397,7 +397,9 @@ class MemoryStateStore:
 
     def record_still_used(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
         with self._lock:
-            self._tables[table_id].update_written(paths, (FileStatus.ORPHANED,), since_ms=at_ms)
+            table = self._tables[table_id]
+            older = {file.path for file in table.written.values() if file.reason and file.reason.shown_by_older}
+            table.update_written(set(paths) - older, (FileStatus.ORPHANED,), since_ms=at_ms)
 
     def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:
         with self._lock:
@@ -510,6 +512,15 @@ class MemoryStateStore:
         with self._lock:
             files = [file for file in self._tables[table_id].written.values() if file.status in statuses]
         return sorted(files, key=lambda file: (file.since_ms, file.path))
+
+    def list_for_cleanup(self, table_id: int, *, due_ms: int, now_ms: int) -> tuple[list[WrittenFile], int]:
+        files = self.list_written(table_id, (FileStatus.LIVE, FileStatus.ORPHANED))
+        waiting = {
+            file.path
+            for file in files
+            if file.reason is OrphanReason.SNAPSHOT_EXPIRED and due_ms < file.since_ms <= now_ms
+        }
+        return [file for file in files if file.path not in waiting], len(waiting)
 
     def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
         with self._lock:
