@@ -10,6 +10,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
 
 from benchmarks.memory import Memory
 from benchmarks.report import conditions, parser, print_report
@@ -43,9 +44,9 @@ def measure(bench: Bench, level: Level) -> Result:
     memory = Memory()
     with memory.watched():
         start_s = time.perf_counter()
-        proof = Verifier(bench.context).verify(Scope(level))
+        proof = Verifier(bench.context).verify(Scope(level), Event())
         seconds = time.perf_counter() - start_s
-    assert proof.is_right, proof.findings
+    assert proof and proof.is_right, proof
     peaks = (memory.own_peak, memory.jvm_peak, memory.workers_peak)
     return Result(level.value, seconds, *(peak / 1e6 for peak in peaks))
 

@@ -147,6 +147,12 @@ class AccountMismatch(SyncError):
     parks = True
 
 
+class ProofFailed(SyncError):
+    """A verification found differences, and the configuration wants the table parked then."""
+
+    parks = True
+
+
 class Unsupported(SyncError):
     """dvsync does not support a Delta feature or an Iceberg format version: the table is parked."""
 

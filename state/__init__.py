@@ -1,9 +1,12 @@
 """The memory of dvsync: cursors, live files, deletion vectors and their delete files. Imports nothing of `daemon`."""
 
 from state.records import (
+    SHARES,
     DeleteFileRecord,
     Deletions,
     DeletionVectorDescriptor,
+    Difference,
+    Differences,
     DvMapping,
     FileKind,
     FileStatus,
@@ -13,6 +16,7 @@ from state.records import (
     OrphanReason,
     Outcome,
     PartitionCount,
+    ProofRecord,
     ServingFile,
     SyncRun,
     TableCounts,
@@ -25,9 +29,12 @@ from state.records import (
 from state.store import FileLedger, LeaseLost, LeaseStore, StateStore, StateUnavailable, TableStore
 
 __all__ = [
+    "SHARES",
     "DeleteFileRecord",
     "DeletionVectorDescriptor",
     "Deletions",
+    "Difference",
+    "Differences",
     "DvMapping",
     "FileKind",
     "FileLedger",
@@ -40,6 +47,7 @@ __all__ = [
     "OrphanReason",
     "Outcome",
     "PartitionCount",
+    "ProofRecord",
     "ServingFile",
     "StateStore",
     "StateUnavailable",

@@ -209,6 +209,51 @@ class TableError(msgspec.Struct, frozen=True):
     parked: bool
 
 
+# A verification in parts divides the data files into so many shares, by a hash of their paths.
+SHARES = 10_000
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One difference between Iceberg and Delta: its kind, the file, and what is wrong there.
+
+    `level` is how deep it was found. `positions` are the first rows of the file that differ.
+    """
+
+    level: str
+    fault: str
+    path: str
+    detail: str
+    column: str | None = None
+    positions: tuple[int, ...] = ()
+
+
+class Differences(msgspec.Struct, frozen=True):
+    """How many differences of each kind there are, and the first ones of each."""
+
+    counts: dict[str, int] = {}
+    first: tuple[Difference, ...] = ()
+
+
+class ProofRecord(msgspec.Struct, frozen=True):
+    """How far a table has been verified, and what differs. A pass compares all data files, in one part or in several.
+
+    `version` and `snapshot_id` are those of the last part, which began at `at_ms`; then Delta had `files_total` files.
+    The pass has compared `files`, by `covered` of SHARES. The last part of a pass over all began at `complete_at_ms`.
+    `found` is what this pass found so far. `differences` holds until a pass is complete, or finds something itself.
+    """
+
+    level: str
+    at_ms: int
+    version: int
+    snapshot_id: int
+    files_total: int
+    files: int
+    covered: int
+    complete_at_ms: int | None = None
+    found: Differences = Differences()
+    differences: Differences = Differences()
+
+
 class TableRecord(msgspec.Struct, frozen=True):
     """A table's cursor and condition. `synced_version` is None until the first sync is recorded.
 
@@ -229,6 +274,7 @@ class TableRecord(msgspec.Struct, frozen=True):
     must_compare: bool = False
     resync_wanted: bool = False
     error: TableError | None = None
+    proof: ProofRecord | None = None
 
 
 class WrittenCount(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from state.records import (
     LiveFile,
     OrphanReason,
     Outcome,
+    ProofRecord,
     SyncRun,
     TableCounts,
     TableError,
@@ -97,6 +98,10 @@ class TableStore(Protocol):
 
     def record_resumed(self, table_id: int) -> None:
         """Clear the error and the parking of a table: the next poll tries again."""
+        ...
+
+    def record_proof(self, table_id: int, proof: ProofRecord | None) -> None:
+        """Replace what is known of the table's verification; None if nothing is known any more."""
         ...
 
     def record_run(self, run: SyncRun) -> None: ...

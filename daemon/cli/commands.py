@@ -504,11 +504,11 @@ def setup(
 ) -> None:
     """Check Java and fetch the jars that Spark needs. The configuration says which; the first start does the same."""
     from daemon.spark.hadoop import with_stores  # noqa: PLC0415
-    from daemon.spark.jars import with_s3_jars  # noqa: PLC0415
+    from daemon.spark.jars import with_readers, with_s3_jars  # noqa: PLC0415
     from daemon.spark.setup import fetch_jars  # noqa: PLC0415
 
     with _reported_errors():
-        spark = with_stores(_load(context, config, optional=True, quiet=True))
+        spark = with_stores(with_readers(_load(context, config, optional=True, quiet=True)))
         typer.echo(fetch_jars(with_s3_jars(spark) if s3 else spark))
 
 

@@ -16,8 +16,17 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.errors import SyncError
-from daemon.status.table_status import WORST_FIRST, SyncState, TableStatus, count_states, span
+from daemon.status.table_status import (
+    WORST_FIRST,
+    ProofStatus,
+    SyncState,
+    TableStatus,
+    count_states,
+    differences_text,
+    span,
+)
 from daemon.texts import printable
+from daemon.verify.findings import hint_for
 
 if TYPE_CHECKING:
     from daemon.maintenance.cleanup import Cleanup
@@ -70,6 +79,8 @@ def print_statuses(console: Console, statuses: Sequence[TableStatus]) -> None:
         if status and status.error:
             for line in (f"{status.error.kind}: {status.error.message}", status.error.hint):
                 console.print(Padding(Text(printable(line)), (0, 0, 0, GAP)))
+        if status and status.proof and not status.proof.is_right:
+            console.print(Padding(Text(printable(_differs(status.name, status.proof))), (0, 0, 0, GAP)))
 
 
 def _print_lines(console: Console, statuses: Sequence[TableStatus]) -> None:
@@ -104,7 +115,13 @@ def _status_line(status: TableStatus) -> str:
         f"{status.name} {status.state} synced={_or_dash(status.synced_version)}"
         f" source={_or_dash(status.source_version)} lag={_lag(status, '{:.0f} s'.format)} orphans={_orphans(status)}"
     )
+    if status.proof and not status.proof.is_right:
+        line += f" {_differs(status.name, status.proof)}"
     return f"{line} error={status.error.kind}: {status.error.message} ({status.error.hint})" if status.error else line
+
+
+def _differs(name: str, proof: ProofStatus) -> str:
+    return f"differs from Delta, found {proof.at}: {differences_text(proof)}. {hint_for(name, proof.differences)}"
 
 
 def _or_dash(value: int | None) -> str:
@@ -190,8 +207,6 @@ def cleanup_lines(name: str, done: Cleanup, *, dry_run: bool) -> list[str]:
 
 def proof_lines(name: str, proof: Proof | SyncError) -> list[str]:
     """Describe one table's result of `dvsync verify`."""
-    from daemon.verify.findings import Fault  # noqa: PLC0415 - only `verify` needs it
-
     if isinstance(proof, SyncError):
         return [f"{name}: not verified: {proof.kind}: {proof}", f"  {proof.hint}"]
     compared = f"{proof.files:,} of {proof.files_total:,} data files, {proof.rows:,} rows"
@@ -201,15 +216,13 @@ def proof_lines(name: str, proof: Proof | SyncError) -> list[str]:
         return [f"{name}: right: {shown}; {compared} ({took})"]
     lines = [f"{name}: WRONG: {shown}; {compared} ({took})"]
     for fault, count in proof.findings.counts.items():
-        named = [each for each in proof.findings.named if each.fault is fault]
+        named = [each for each in proof.findings.named if each.fault == fault]
         lines.append(f"  {fault}: {count:,}" + (f", the first {len(named)}:" if len(named) < count else ""))
         for each in named:
             column = f", column {each.column}" if each.column else ""
             positions = f", at positions {', '.join(map(str, each.positions))}" if each.positions else ""
             lines += [f"    {each.path}{column}", f"      {each.detail}{positions}"]
-    if proof.findings.counts.keys() == {Fault.FILE_DAMAGED}:
-        return [*lines, "  Restore the files, or remove them from the Delta table: a resync does not help."]
-    return [*lines, f"  `dvsync resync {name}` writes the table anew from Delta's state."]
+    return [*lines, f"  {hint_for(name, proof.findings.counts)}"]
 
 
 class SyncProgress:

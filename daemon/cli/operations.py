@@ -26,7 +26,8 @@ from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, as_sync_errors
 from daemon.sync.memory import keep_rows
-from daemon.verify.findings import Proof, Scope
+from daemon.verify.findings import Proof, Sample, Scope
+from daemon.verify.passes import add_part
 from daemon.verify.verifier import Verifier
 
 T = TypeVar("T")
@@ -111,7 +112,8 @@ def verify_tables(
 ) -> Iterator[tuple[TableSettings, Proof | SyncError]]:
     """Compare each of these Iceberg tables with its Delta table, and yield the result or the error.
 
-    Reads only, so it may run beside a daemon. After a signal, no other table is started. Raises StateStoreAway.
+    The tables are only read, so this may run beside a daemon. The state store records a verification of all files of
+    what is shown now. After a signal, no other table is started. Raises StateStoreAway.
     """
     stop = Event()
     settings = settings.model_copy(update={"spark": with_iceberg_jar(settings.spark)})
@@ -122,7 +124,15 @@ def verify_tables(
             context = parts.context(table, progress_of(table.name))
             try:
                 with as_sync_errors(table.name):
-                    yield table, Verifier(context).verify(scope)
+                    began_ms = context.clock.now_ms()
+                    proof = Verifier(context).verify(scope, stop)
+                    if proof is None:
+                        return
+                    record = context.find_record()
+                    if record and scope.at is None and scope.sample == Sample():
+                        part = add_part(None, proof, scope.sample, at_ms=began_ms)
+                        context.store.record_proof(record.id, part)
+                yield table, proof
             except SyncError as error:
                 yield table, error
 

@@ -192,6 +192,7 @@ def _resolved_table(table: TableSettings, settings: Settings, folder: Path) -> T
             **inherited,
             "pipeline": _overridden(settings.pipeline, table.pipeline),
             "maintenance": _overridden(settings.maintenance, table.maintenance),
+            "verify": _overridden(settings.verify, table.verify),
         }
     )
     catalog = resolved.catalog or (next(iter(settings.catalogs)) if len(settings.catalogs) == 1 else "")

@@ -215,6 +215,43 @@ class MaintenanceSettings(_Frozen):
     )
 
 
+class VerifySettings(_Frozen):
+    level: Literal["off", "metadata", "bitmaps", "rows"] = Field(
+        "metadata",
+        description=(
+            "How deep the daemon compares each Iceberg table with its Delta table; see [Is it"
+            " right](operations.md#is-it-right). The levels after `metadata` need Spark and its Iceberg jar."
+        ),
+    )
+    period_s: Annotated[float, Duration] = Field(
+        7.0 * DAY_S,
+        alias="period",
+        ge=1,
+        le=365 * DAY_S,
+        description="The daemon compares every data file once in this time.",
+    )
+    files_at_once: int = Field(
+        20_000,
+        ge=1,
+        le=1_000_000,
+        description=(
+            "A table with more data files than this is compared in parts of about this many, spread over the period."
+            " In each part, Spark reads the whole table for the deeper levels."
+        ),
+    )
+    on_difference: Literal["report", "park"] = Field(
+        "report",
+        description=(
+            "What the daemon does if it finds a difference: report it, or also park the table. It never repairs a"
+            " table by itself."
+        ),
+    )
+
+    @property
+    def needs_spark(self) -> bool:
+        return self.level in ("bitmaps", "rows")
+
+
 class LimitsSettings(_Frozen):
     commits_max: int = Field(
         100, ge=1, le=10_000, description="The most Delta commits that one sync cycle of a table reads."
@@ -345,6 +382,7 @@ class TableSettings(_TableOptions):
     maintenance: MaintenanceSettings = Field(
         default_factory=MaintenanceSettings, description="Overrides of `maintenance` for this table."
     )
+    verify: VerifySettings = Field(default_factory=VerifySettings, description="Overrides of `verify` for this table.")
 
     @property
     def is_pattern(self) -> bool:
@@ -461,6 +499,7 @@ class Settings(BaseSettings):
     )
     pipeline: PipelineSettings = PipelineSettings()
     maintenance: MaintenanceSettings = MaintenanceSettings()
+    verify: VerifySettings = VerifySettings()
     limits: LimitsSettings = LimitsSettings()
     defaults: DefaultsSettings = DefaultsSettings()
     tables: tuple[TableSettings, ...] = Field((), description="The tables to keep in step.")

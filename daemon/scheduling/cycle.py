@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from daemon import log as events
 from daemon.clock import Clock
 from daemon.config.settings import TableSettings
-from daemon.errors import TargetHeld
+from daemon.errors import ProofFailed, SyncError, TargetHeld
 from daemon.scheduling.failures import Failures
 from daemon.scheduling.observer import Observer
 from daemon.sync.follower import Follower
@@ -68,13 +68,16 @@ class TableCycle:
         self._failures = Failures(
             table.name, poll_interval_s=table.poll_interval_s, last=record.error, clock=clock, random=random
         )
-        if record.error and record.error.parked:
-            # A restart tries again; the error stays visible until that try has ended.
+        if record.error and record.error.parked and record.error.kind != ProofFailed.__name__:
+            # A restart tries again; the error stays visible until that try has ended. Differences are not tried again:
+            # the syncs do not meet them.
             record = replace(record, error=replace(record.error, parked=False))
         self._record = record
         self._is_unrecorded = False
         self._has_wish = False
         self._snapshots_unmaintained = 0
+        # Handed over from another thread.
+        self._outer_error: SyncError | None = None
         observer.show(record)
 
     def is_overruled_by(self, record: TableRecord) -> bool:
@@ -117,16 +120,27 @@ class TableCycle:
         """A person has changed the table's row in the store: the next poll applies the change. From any thread."""
         self._has_wish = True
 
+    def has_other_proof(self, record: TableRecord) -> bool:
+        """Return whether the table's row in the store has another verification than the one that is shown."""
+        return record.proof != self._record.proof
+
+    def fail(self, error: SyncError) -> None:
+        """Something beside the syncs found the table wrong: the next poll ends with this error. From any thread."""
+        self._outer_error = error
+
     def _take_up_wish(self) -> None:
         """Apply a person's change, if there still is one: a sync may have ended since it was seen."""
         self._has_wish = False
         try:
-            wish = self.read_wish()
+            record = self._store.open_table(self.name, self.table.source, self.table.target)
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
             return
-        if wish:
-            self.take_up(wish)
+        if self.is_overruled_by(record):
+            self.take_up(record)
+        elif self.has_other_proof(record):
+            self._record = replace(self._record, proof=record.proof)
+            self.observer.show(self._record)
 
     def take_up(self, record: TableRecord) -> None:
         """Apply what a person changed in `record`, the table's row as it is in the store now."""
@@ -157,6 +171,9 @@ class TableCycle:
                 self._record_failure(self._record.error)
             self.observer.show_lag(self._record)
             return CycleResult()
+        outer_error, self._outer_error = self._outer_error, None
+        if outer_error:
+            return self._failed(outer_error, self._clock.now_ms())
         try:
             has_news = self._follower.has_news()
         except Exception as error:

@@ -25,6 +25,7 @@ from daemon.clock import Clock
 from daemon.scheduling.cycle import CycleResult, TableCycle
 from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.slots import Slots
+from daemon.scheduling.verify_job import VerifyJob
 
 CLOCK_CHECK_INTERVAL_S = 1.0
 # A smaller difference between the clocks is drift.
@@ -36,6 +37,7 @@ TICK_MAX_S = 0.1
 # A thread for each table, so that a store that hangs delays only its own tables. An idle thread costs some 50 kB.
 POLL_THREADS_MAX = 128
 _MAINTENANCE = "maintenance"
+_VERIFICATION = "verification"
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -73,8 +75,9 @@ class Scheduler:
             timezone=UTC,
             executors={
                 "default": ThreadPoolExecutor(POLL_THREADS_MAX),
-                # One table after the other: what maintenance reads and writes must not crowd out the syncs.
+                # One table after the other: what these read and write must not crowd out the syncs.
                 _MAINTENANCE: ThreadPoolExecutor(1),
+                _VERIFICATION: ThreadPoolExecutor(1),
             },
             # A poll that is late is still wanted, once.
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
@@ -104,8 +107,8 @@ class Scheduler:
         self._timer.start()
         Thread(target=self._follow_the_clock, name="clock", daemon=True).start()
 
-    def add(self, cycle: TableCycle, job: MaintenanceJob) -> None:
-        """Poll and maintain the table from now on. No table of its name may be scheduled or busy."""
+    def add(self, cycle: TableCycle, maintenance: MaintenanceJob, verification: VerifyJob) -> None:
+        """Poll, maintain and verify the table from now on. No table of its name may be scheduled or busy."""
         now, poll_interval_s = datetime.now(UTC), cycle.table.poll_interval_s
         with self._lock:
             self._cycles[cycle.name] = cycle
@@ -116,18 +119,19 @@ class Scheduler:
             id=cycle.name,
             next_run_time=now,
         )
-        self._timer.add_job(
-            self._maintain,
-            _Interval(job.interval_s),
-            args=(job,),
-            id=_maintenance_id(job.name),
-            executor=_MAINTENANCE,
-            next_run_time=now + timedelta(seconds=job.first_after_s),
-        )
+        for executor, job in ((_MAINTENANCE, maintenance), (_VERIFICATION, verification)):
+            self._timer.add_job(
+                self._run_beside,
+                _Interval(job.interval_s),
+                args=(job, _job_id(job.name, executor)),
+                id=_job_id(job.name, executor),
+                executor=executor,
+                next_run_time=now + timedelta(seconds=job.first_after_s),
+            )
 
     def remove(self, name: str) -> None:
         """Begin nothing more of the table; its running jobs end by themselves."""
-        job_ids = (name, _maintenance_id(name))
+        job_ids = (name, _job_id(name, _MAINTENANCE), _job_id(name, _VERIFICATION))
         with self._lock:
             del self._cycles[name]
             for job_id in job_ids:
@@ -182,7 +186,7 @@ class Scheduler:
                 with self._lock:
                     self._wanted[cycle.name] = result.delay_s
             if cycle.take_due_maintenance():
-                self.wake(_maintenance_id(cycle.name))
+                self.wake(_job_id(cycle.name, _MAINTENANCE))
 
     def _take_turn(self, cycle: TableCycle) -> CycleResult:
         """Poll the table, and sync it if there is news and a free slot. Without a slot the table waits to be called."""
@@ -203,12 +207,13 @@ class Scheduler:
         if waiting is not None:
             self.wake(waiting)
 
-    def _maintain(self, job: MaintenanceJob) -> None:
+    def _run_beside(self, job: MaintenanceJob | VerifyJob, job_id: str) -> None:
+        """Run a job of a table beside its polls."""
         with self._at_work(job.name) as may_work:
             # The table may have been set up anew while this job waited in the queue.
             if may_work and self._cycles.get(job.name) is job.cycle:
                 with self._lock:
-                    self._wanted.pop(_maintenance_id(job.name), None)
+                    self._wanted.pop(job_id, None)
                 job.run(self._stopping)
 
     @contextmanager
@@ -261,5 +266,5 @@ class Scheduler:
         return self._clock.now_ms() / 1000 - self._clock.monotonic_s()
 
 
-def _maintenance_id(name: str) -> str:
-    return f"{name}/maintenance"
+def _job_id(name: str, executor: str) -> str:
+    return f"{name}/{executor}"

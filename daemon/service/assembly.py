@@ -20,6 +20,7 @@ from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.observer import Observer
 from daemon.service.lease import LeaseKeeper
 from daemon.spark.hadoop import with_stores
+from daemon.spark.jars import with_readers
 from daemon.spark.session import SparkPipeline
 from daemon.status.board import Board
 from daemon.storage import FileIOStorage
@@ -111,7 +112,7 @@ def open_parts(settings: Settings) -> Iterator[Parts]:
     """Open the state store and build the rest; nothing is started. Raises ConfigInvalid, StateStoreAway."""
     clock = SystemClock()
     with open_store(settings) as store, ExitStack() as opened:
-        spark = SparkPipeline(with_stores(settings), clock)
+        spark = SparkPipeline(with_stores(with_readers(settings)), clock)
         opened.callback(spark.close)
         catalogs = Catalogs(_catalog_properties(settings))
         opened.callback(catalogs.close)

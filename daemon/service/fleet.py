@@ -15,6 +15,7 @@ from daemon.maintenance.maintainer import Maintainer
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.scheduler import Scheduler
+from daemon.scheduling.verify_job import VerifyJob
 from daemon.service.assembly import Parts
 from daemon.service.discovery import Found, discover, find_pattern, owners_among
 from daemon.service.log_progress import LogProgress
@@ -95,10 +96,14 @@ class Fleet:
         try:
             for read in self._parts.store.list_tables():
                 cycle = self._cycles.get(read.name)
+                if cycle is None:
+                    continue
                 # The row may be out of date: the table may have failed since. `read_wish` reads it again.
-                if cycle is not None and cycle.is_overruled_by(read) and cycle.read_wish():
+                if cycle.is_overruled_by(read) and cycle.read_wish():
                     cycle.expect_wish()
                     self._scheduler.wake(cycle.name)
+                elif cycle.has_other_proof(read):
+                    cycle.expect_wish()
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
 
@@ -177,7 +182,7 @@ class Fleet:
             clock=parts.clock,
             random=Random(),
         )
-        self._scheduler.add(cycle, job)
+        self._scheduler.add(cycle, job, VerifyJob(cycle, context, random=Random()))
         self._cycles[table.name] = cycle
         self._running[table.name] = definition
         _log.info(events.TABLE_ADDED, table=table.name, source=table.source, target=table.target)

@@ -23,6 +23,7 @@ from daemon.service.signals import RELOAD, STOP_GRACE_S, StopSignals
 from daemon.service.systemd import Notifier
 from daemon.spark.hadoop import with_stores
 from daemon.spark.installed import check_jars, check_pipeline
+from daemon.spark.jars import with_readers
 from daemon.spark.session import SparkPipeline
 from daemon.status.board import Board, Topic, Unready
 from daemon.sync.memory import as_sync_error
@@ -164,6 +165,8 @@ def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fl
     kept = [section for section in FIXED_SECTIONS if getattr(read, section) != getattr(settings, section)]
     if with_stores(read) != with_stores(read.model_copy(update={"storage": settings.storage})):
         kept.append("storage, for Spark")
+    if with_readers(read).spark != with_readers(read.model_copy(update={"tables": settings.tables})).spark:
+        kept.append("verify, for Spark")
     read = read.model_copy(update={section: getattr(settings, section) for section in FIXED_SECTIONS})
     configure_logging(read.log)
     fleet.change(read)

@@ -6,7 +6,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from daemon.config.settings import SparkSettings
+from daemon.config.settings import Settings, SparkSettings
 
 DELTA_JAR = "io.delta:delta-spark_4.1_2.13:4.4.0"
 
@@ -60,3 +60,10 @@ def with_iceberg_jar(settings: SparkSettings) -> SparkSettings:
     if "iceberg-spark-runtime" not in conf.get("spark.jars", "") + conf.get("spark.jars.packages", ""):
         conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), ICEBERG_JAR)
     return settings.model_copy(update={"conf": conf})
+
+
+def with_readers(settings: Settings) -> Settings:
+    """Add Spark's Iceberg reader if the daemon verifies a table with it."""
+    if not any(table.verify.needs_spark for table in settings.tables):
+        return settings
+    return settings.model_copy(update={"spark": with_iceberg_jar(settings.spark)})

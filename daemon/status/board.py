@@ -22,6 +22,7 @@ from daemon.status.table_status import (
     SyncState,
     TableStatus,
     count_states,
+    differences_text,
     table_status,
 )
 from daemon.status.timeline import SAMPLE_INTERVAL_S, Sample, Timeline
@@ -208,7 +209,12 @@ class Board:
             return [Unready(None, "no tables are configured")]
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
         reasons = ((table.name, self._unready(table, seen, now_ms, now_s)) for table, seen in self._observed())
-        return troubles + [Unready(name, reason) for name, reason in reasons if reason is not None]
+        differing = [
+            Unready(status.name, f"it differs from Delta, found {status.proof.at}: {differences_text(status.proof)}")
+            for status in (table_status(table, seen, now_ms) for table, seen in self._observed())
+            if status.proof and not status.proof.is_right
+        ]
+        return troubles + [Unready(name, reason) for name, reason in reasons if reason is not None] + differing
 
     def _observed(self) -> list[tuple[TableSettings, Observation]]:
         with self._lock:

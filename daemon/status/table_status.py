@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from daemon.config.settings import TableSettings
 from daemon.masking import scrub
-from state import TableCounts, TableError, TableRecord, WrittenCount
+from state import SHARES, Difference, ProofRecord, TableCounts, TableError, TableRecord, WrittenCount
 
 
 class SyncState(StrEnum):
@@ -52,6 +52,26 @@ class ErrorStatus(msgspec.Struct, frozen=True):
     consecutive: int
 
 
+class ProofStatus(msgspec.Struct, frozen=True):
+    """How far a table has been verified, and what differs; see `ProofRecord`. The last part began `at`.
+
+    `coverage` is the share of the data files, from 0 to 1, that the current pass has compared. `complete_at` is when a
+    pass last compared all of them.
+    """
+
+    is_right: bool
+    level: str
+    at: str
+    version: int
+    snapshot_id: int
+    files_total: int
+    files: int
+    coverage: float
+    complete_at: str | None
+    differences: dict[str, int]
+    first_differences: tuple[Difference, ...]
+
+
 class TableStatus(msgspec.Struct, frozen=True):
     """One table. Versions are Delta's; times are ISO 8601, UTC; what is not known is null.
 
@@ -70,6 +90,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     metadata_location: str | None
     last_synced_at: str | None
     error: ErrorStatus | None
+    proof: ProofStatus | None
     live_data_files: int | None
     live_rows: int | None
     live_delete_files: int | None
@@ -151,6 +172,7 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
         metadata_location=record.metadata_location if record else None,
         last_synced_at=_iso(record.last_synced_at_ms) if record and record.last_synced_at_ms is not None else None,
         error=_error_status(error) if error else None,
+        proof=_proof_status(record.proof) if record and record.proof else None,
         live_data_files=counts.live_data_files if counts else None,
         live_rows=counts.live_rows if counts else None,
         live_delete_files=counts.live_delete_files if counts else None,
@@ -174,6 +196,22 @@ def _error_status(error: TableError) -> ErrorStatus:
         version=error.version,
         since=_iso(error.since_ms),
         consecutive=error.consecutive,
+    )
+
+
+def _proof_status(proof: ProofRecord) -> ProofStatus:
+    return ProofStatus(
+        is_right=not proof.differences.counts,
+        level=proof.level,
+        at=_iso(proof.at_ms),
+        version=proof.version,
+        snapshot_id=proof.snapshot_id,
+        files_total=proof.files_total,
+        files=proof.files,
+        coverage=proof.covered / SHARES,
+        complete_at=None if proof.complete_at_ms is None else _iso(proof.complete_at_ms),
+        differences=proof.differences.counts,
+        first_differences=proof.differences.first,
     )
 
 
@@ -212,3 +250,8 @@ def span(seconds: float) -> str:
         if seconds >= length_s:
             return f"{seconds / length_s:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def differences_text(proof: ProofStatus) -> str:
+    """The differences in one line: how many of each kind."""
+    return ", ".join(f"{count:,} times {fault}" for fault, count in proof.differences.items())

@@ -87,6 +87,9 @@ def show_state(
         )
         live_files = _live_files(answers, dvs)
         shown = transaction.show_whole(shape.definition, prepared, outcome, account, live_files, operation=operation)
+    if record.proof:
+        # It was one of the table as it was before.
+        context.store.record_proof(record.id, None)
     result = SyncResult(
         outcome=SyncOutcome.ADVANCED,
         from_version=None,

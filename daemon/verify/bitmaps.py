@@ -13,8 +13,9 @@ from daemon.delta.deletion_vector import read_position_sets
 from daemon.delta.position_set import as_bitmap
 from daemon.spark.bitmaps import decode_bitmap
 from daemon.storage import FileIOStorage
-from daemon.verify.findings import POSITIONS_NAMED_MAX, Difference, Fault, Findings, Level, Sample
+from daemon.verify.findings import POSITIONS_NAMED_MAX, Fault, Findings, Level, Sample
 from daemon.verify.metadata import FilePair
+from state import Difference
 
 # Of deletion vectors that are decoded at a time.
 VECTORS_AT_ONCE = 256

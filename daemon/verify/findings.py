@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from random import randrange
 from typing import Any
 from zlib import crc32
 
+from msgspec.structs import asdict
+
 from daemon.errors import SyncError
+from state import SHARES, Difference, Differences
 
 # The first differences of each kind are named; all of them are counted.
 NAMED_MAX = 5
 POSITIONS_NAMED_MAX = 10
-SHARES = 10_000
 
 
 class Level(StrEnum):
@@ -48,29 +51,24 @@ class Fault(StrEnum):
     UNREADABLE = "table not readable"
 
 
-@dataclass(frozen=True)
-class Difference:
-    """One difference: its kind, the file, and what is wrong there. `positions` are the first of those that differ."""
-
-    level: Level
-    fault: Fault
-    path: str
-    detail: str
-    column: str | None = None
-    positions: tuple[int, ...] = ()
-
-
 @dataclass
 class Findings:
     """The differences so far. Of each kind at most NAMED_MAX are kept."""
 
     named: list[Difference] = field(default_factory=list)
-    counts: Counter[Fault] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, difference: Difference) -> None:
         self.counts[difference.fault] += 1
         if self.counts[difference.fault] <= NAMED_MAX:
             self.named.append(difference)
+
+    def joined(self, earlier: Differences) -> Differences:
+        """Add these differences to those of an earlier part."""
+        counts = Counter(earlier.counts) + self.counts
+        named: list[Difference] = [*earlier.first, *self.named]
+        first = [[each for each in named if each.fault == fault][:NAMED_MAX] for fault in counts]
+        return Differences(dict(counts), tuple(each for some in first for each in some))
 
 
 @dataclass(frozen=True)
@@ -111,6 +109,11 @@ class Sample:
     def has(self, path: str) -> bool:
         return self.first <= crc32(path.encode()) % SHARES < self.end
 
+    def condition(self, column: str) -> str:
+        """Return the same as `has`, for the paths in a column, as a condition in Spark's SQL."""
+        share = f"crc32(cast({column} AS binary)) % {SHARES}"
+        return f"{share} >= {self.first} AND {share} < {self.end}"
+
     def split(self, parts: int) -> list[Sample]:
         """Divide the sample into up to `parts` smaller ones of about the same size."""
         width = self.end - self.first
@@ -125,6 +128,13 @@ class Scope:
     level: Level = Level.BITMAPS
     sample: Sample = Sample()
     at: int | None = None
+
+
+def hint_for(table: str, faults: Collection[str]) -> str:
+    """Return what a person can do about differences of these kinds."""
+    if set(faults) == {Fault.FILE_DAMAGED}:
+        return "Restore the files, or remove them from the Delta table: a resync does not help."
+    return f"`dvsync resync {table}` writes the table anew from Delta's state."
 
 
 def as_json_object(table: str, proof: Proof | SyncError) -> dict[str, Any]:
@@ -142,6 +152,6 @@ def as_json_object(table: str, proof: Proof | SyncError) -> dict[str, Any]:
         "files_total": proof.files_total,
         "rows": proof.rows,
         "seconds": {level.value: round(seconds, 3) for level, seconds in proof.seconds.items()},
-        "differences": {fault.value: count for fault, count in proof.findings.counts.items()},
+        "differences": dict(proof.findings.counts),
         "first_differences": [asdict(difference) for difference in proof.findings.named],
     }

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
+from threading import Event
 from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
@@ -38,7 +39,11 @@ from daemon.storage import FileIOStorage, map_files
 from daemon.translate.data_files import partition_of
 from daemon.translate.partition_values import encode_partition
 from daemon.translate.schema import TableSchema
-from daemon.verify.findings import Difference, Fault, Findings, Level, Sample
+from daemon.verify.findings import Fault, Findings, Level, Sample
+from state import Difference
+
+# Footers that are read before the next check whether to stop.
+FOOTERS_AT_ONCE = 256
 
 
 class FilePair(NamedTuple):
@@ -51,13 +56,17 @@ class FilePair(NamedTuple):
 
 @dataclass
 class MetadataCheck:
-    """Compares a snapshot with Delta's live files. Only the files of one sample are in memory at a time."""
+    """Compares a snapshot with Delta's live files. Only the files of one sample are in memory at a time.
+
+    Once `stop` is set, no more files are compared, and the result is of no use.
+    """
 
     table: Table
     snapshot: Snapshot
     schema: TableSchema
     storage: FileIOStorage
     findings: Findings
+    stop: Event
     files: int = 0
     rows: int = 0
 
@@ -73,9 +82,13 @@ class MetadataCheck:
         pairs = [
             FilePair(in_delta[path], in_iceberg[path], deleted[path]) for path in sorted(in_delta.keys() & in_iceberg)
         ]
-        for differences in map_files(self._compare_file, pairs, lambda pair: pair.add.path):
-            for difference in differences:
-                self.findings.add(difference)
+        for start in range(0, len(pairs), FOOTERS_AT_ONCE):
+            if self.stop.is_set():
+                return []
+            some = pairs[start : start + FOOTERS_AT_ONCE]
+            for differences in map_files(self._compare_file, some, lambda pair: pair.add.path):
+                for difference in differences:
+                    self.findings.add(difference)
         self.files += len(in_delta)
         self.rows += sum(pair.entry.data_file.record_count - pair.deleted_rows for pair in pairs)
         return pairs

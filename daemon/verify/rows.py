@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from daemon.locations import canonical
 from daemon.spark.row_hashes import FILE, ROWS, differing_positions, hash_rows
-from daemon.verify.findings import NAMED_MAX, POSITIONS_NAMED_MAX, Difference, Fault, Findings, Level, Sample
+from daemon.verify.findings import NAMED_MAX, POSITIONS_NAMED_MAX, Fault, Findings, Level, Sample
+from state import Difference
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

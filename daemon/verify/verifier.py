@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from threading import Event
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
@@ -18,9 +19,10 @@ from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.translate.definition import shape_for
 from daemon.verify.bitmaps import BitmapCheck
-from daemon.verify.findings import Difference, Fault, Findings, Level, Proof, Scope
+from daemon.verify.findings import Fault, Findings, Level, Proof, Sample, Scope
 from daemon.verify.metadata import MetadataCheck
 from daemon.verify.rows import RowCheck
+from state import Difference
 
 # Files whose records are in memory at a time, some kilobytes each.
 FILES_AT_ONCE = 20_000
@@ -36,8 +38,8 @@ class Verifier:
     def __post_init__(self) -> None:
         self.context = replace(self.context, observe_step=self._took)
 
-    def verify(self, scope: Scope) -> Proof:
-        """Compare a snapshot with the Delta version that it shows.
+    def verify(self, scope: Scope, stop: Event) -> Proof | None:
+        """Compare a snapshot with the Delta version that it shows. Returns None if `stop` was set before the end.
 
         Raises ObjectMissing if there is no Iceberg table or Delta has removed the version, TargetChanged if somebody
         else made the current snapshot, Unsupported if no snapshot shows the version that `scope` names, and the errors
@@ -57,24 +59,26 @@ class Verifier:
                     version=marker.version,
                     hint="The Delta table was replaced: wait until dvsync has followed it, then verify again.",
                 )
-            return self._compare(table, snapshot, state, scope)
+            return self._compare(table, snapshot, state, scope, stop)
 
-    def _compare(self, table: Table, snapshot: Snapshot, state: TableState, scope: Scope) -> Proof:
+    def _compare(self, table: Table, snapshot: Snapshot, state: TableState, scope: Scope, stop: Event) -> Proof | None:
         context, findings, level = self.context, Findings(), scope.level
         storage = FileIOStorage(context.target_properties(table))
         schema = shape_for(state.metadata, table, context.settings).table
         if scope.at is None and schema.schema.as_struct() != table.schema().as_struct():
             detail = f"{table.schema().as_struct()} in Iceberg, {schema.schema.as_struct()} from Delta"
             findings.add(Difference(Level.METADATA, Fault.SCHEMA, table.metadata_location, detail))
-        metadata = MetadataCheck(table, snapshot, schema, storage, findings)
+        metadata = MetadataCheck(table, snapshot, schema, storage, findings, stop)
         bitmaps = None
         if level is not Level.METADATA:
             with context.step(Level.BITMAPS):
-                bitmaps = self._read_bitmaps(table, snapshot, findings)
+                bitmaps = self._read_bitmaps(table, snapshot, scope.sample, findings)
         parts = scope.sample.split(max(1, math.ceil(state.files / FILES_AT_ONCE)))
         for number, part in enumerate(parts):
             with context.step(Level.METADATA):
                 pairs = metadata.compare(state.read_adds(), part)
+            if stop.is_set():
+                return None
             if bitmaps:
                 with context.step(Level.BITMAPS):
                     bitmaps.compare(pairs, part)
@@ -97,11 +101,11 @@ class Verifier:
             seconds={each: self._seconds[each] for each in Level if each in self._seconds},
         )
 
-    def _read_bitmaps(self, table: Table, snapshot: Snapshot, findings: Findings) -> BitmapCheck | None:
-        """Let Spark's Iceberg reader return the positions of all live rows. None if it refuses the table."""
+    def _read_bitmaps(self, table: Table, snapshot: Snapshot, sample: Sample, findings: Findings) -> BitmapCheck | None:
+        """Let Spark's Iceberg reader return the positions of the sample's live rows. None if it refuses the table."""
         try:
             with self.context.runner.spark.session() as spark:
-                rows = read_iceberg(spark, table.metadata_location, snapshot.snapshot_id)
+                rows = read_iceberg(spark, table.metadata_location, snapshot.snapshot_id).where(sample.condition(FILE))
                 live = collect(aggregate_positions(rows, file=FILE, position=POSITION))
         except (CorruptInput, ObjectMissing) as error:
             path = error.path or table.metadata_location

@@ -32,6 +32,22 @@ GAUGES: dict[str, tuple[str, Callable[[TableStatus], Value]]] = {
     "dvsync_live_rows": ("Physical rows minus deleted ones.", lambda table: table.live_rows),
     "dvsync_live_delete_files": ("Delete files that are live in Iceberg.", lambda table: table.live_delete_files),
     "dvsync_deleted_positions": ("Positions that live delete files hold.", lambda table: table.deleted_positions),
+    "dvsync_proof_timestamp_seconds": (
+        "When data files of the table were last compared with Delta's, Unix time.",
+        lambda table: _unix_time(table.proof.at) if table.proof else None,
+    ),
+    "dvsync_proof_complete_timestamp_seconds": (
+        "When all data files had last been compared, Unix time.",
+        lambda table: _unix_time(table.proof.complete_at) if table.proof else None,
+    ),
+    "dvsync_proof_coverage": (
+        "Share of the data files that the current pass has compared.",
+        lambda table: table.proof.coverage if table.proof else None,
+    ),
+    "dvsync_proof_differences": (
+        "Differences that verification found.",
+        lambda table: sum(table.proof.differences.values()) if table.proof else None,
+    ),
     "dvsync_orphans_waiting": ("Files that dvsync wrote and nothing references.", lambda table: table.orphans_waiting),
 }
 WRITTEN: dict[str, tuple[str, Callable[[WrittenStatus], float]]] = {

@@ -10,8 +10,9 @@ from rich.filesize import decimal
 
 from daemon.config.share import Share
 from daemon.status.board import Unready
-from daemon.status.table_status import SyncState, TableStatus, count_states, span
+from daemon.status.table_status import SyncState, TableStatus, count_states, differences_text, span
 from daemon.status.timeline import FileDeletions, Sample
+from daemon.verify.findings import hint_for
 from state import SyncRun
 
 # The class of each state in the style sheet.
@@ -56,7 +57,16 @@ _templates = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_templates.filters.update(bytes=_bytes, span=_span, time=_time, count=_count, place=_place, style=STYLES.__getitem__)
+_templates.filters.update(
+    bytes=_bytes,
+    span=_span,
+    time=_time,
+    count=_count,
+    place=_place,
+    style=STYLES.__getitem__,
+    differences=differences_text,
+    remedy=lambda proof, table: hint_for(table, proof.differences),
+)
 
 
 def render_tables(

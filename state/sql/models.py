@@ -100,6 +100,8 @@ TABLES = Table(
     Column("resync_wanted", Boolean, nullable=False, server_default="0"),
     # A `TableError` as JSON: it is written and cleared as a whole, and never searched.
     Column("error", LargeBinary),
+    # A `ProofRecord` as JSON, likewise.
+    Column("proof", LargeBinary),
     # A recreated row must not get the id of the deleted row.
     sqlite_autoincrement=True,
 )

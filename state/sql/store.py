@@ -23,6 +23,7 @@ from state.records import (
     LiveFile,
     OrphanReason,
     Outcome,
+    ProofRecord,
     SyncRun,
     TableCounts,
     TableError,
@@ -39,6 +40,11 @@ from state.sql.reads import live_file, read_delete_files, read_deletions, select
 READ_BATCH_MAX = 5_000
 WRITE_BATCH_MAX = 5_000
 
+# The columns of a table that are JSON.
+_DECODERS = {
+    "error": msgspec.json.Decoder(TableError).decode,
+    "proof": msgspec.json.Decoder(ProofRecord).decode,
+}
 # Statements of every sync are built once: building one takes longer than executing it.
 _TABLE_BY_NAME = select(TABLES).where(TABLES.c.name == bindparam("name"))
 _TABLE_BY_ID = select(TABLES).where(TABLES.c.id == bindparam("table_id"))
@@ -391,6 +397,10 @@ class SqlStateStore:
         with self._database.write() as connection:
             _write_table(connection, replace(_load_table(connection, table_id), error=error))
 
+    def record_proof(self, table_id: int, proof: ProofRecord | None) -> None:
+        with self._database.write() as connection:
+            _write_table(connection, replace(_load_table(connection, table_id), proof=proof))
+
     def record_run(self, run: SyncRun) -> None:
         with self._database.write() as connection:
             _check_table(connection, run.table_id)
@@ -480,8 +490,10 @@ class SqlStateStore:
 
 def _table_record(row: Row[Any]) -> TableRecord:
     columns = {**row._mapping}
-    error = columns.pop("error")
-    return TableRecord(**columns, error=None if error is None else msgspec.json.decode(error, type=TableError))
+    for name, decode in _DECODERS.items():
+        if columns[name] is not None:
+            columns[name] = decode(columns[name])
+    return TableRecord(**columns)
 
 
 def _load_table(connection: Connection, table_id: int) -> TableRecord:
@@ -500,7 +512,9 @@ def _write_table(connection: Connection, table: TableRecord) -> None:
     columns = asdict(table)
     # Setting the key, even to itself, makes SQLite check every row that refers to it.
     table_id = columns.pop("id")
-    columns["error"] = None if table.error is None else msgspec.json.encode(table.error)
+    for name in _DECODERS:
+        if columns[name] is not None:
+            columns[name] = msgspec.json.encode(columns[name])
     connection.execute(update(TABLES).where(TABLES.c.id == table_id).values(columns))
 
 

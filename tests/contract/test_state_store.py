@@ -308,6 +308,7 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.rename_table(UNKNOWN, "n"),
     lambda store: store.forget_table(UNKNOWN),
     lambda store: store.record_failure(UNKNOWN, TableError("k", "m", "h", None, 1, 1, False)),
+    lambda store: store.record_proof(UNKNOWN, None),
     lambda store: store.record_run(SyncRun(UNKNOWN, 1, 1, "advanced")),
     lambda store: store.record_resumed(UNKNOWN),
     lambda store: store.record_paused(UNKNOWN, True),
@@ -1080,6 +1081,21 @@ def test_has_orphans(store: StateStore, table_id: int, kind: FileKind) -> None:
     assert not store.has_orphans(table_id, before_ms=9, reasons=[])
     store.record_deleted(table_id, ["x"], at_ms=5)
     assert not store.has_orphans(table_id, before_ms=9, reasons=OrphanReason)
+
+
+def test_proof(store: StateStore, table_id: int) -> None:
+    """A verification's record comes back as it was, is replaced as a whole, and outlives syncs and errors."""
+    difference = Difference("metadata", "wrong size", "a", "detail", column="c", positions=(1, 2))
+    found = Differences({"wrong size": 7}, (difference,))
+    proof = ProofRecord("metadata", 1, 2, -3, 4, 5, SHARES, complete_at_ms=1, found=found, differences=found)
+    store.record_proof(table_id, proof)
+    store.record_failure(table_id, TableError("k", "m", "h", None, 1, 1, False))
+    write_files(store, table_id)
+    (record,) = store.list_tables()
+    assert record.proof == proof
+    store.record_proof(table_id, None)
+    (record,) = store.list_tables()
+    assert record.proof is None
 
 
 def test_what_older_snapshots_show() -> None:

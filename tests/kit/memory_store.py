@@ -25,6 +25,7 @@ from state.records import (
     OrphanReason,
     Outcome,
     PartitionCount,
+    ProofRecord,
     ServingFile,
     SyncRun,
     TableCounts,
@@ -445,6 +446,11 @@ class MemoryStateStore:
         with self._lock:
             table = self._tables[table_id]
             table.record = replace(table.record, error=error)
+
+    def record_proof(self, table_id: int, proof: ProofRecord | None) -> None:
+        with self._lock:
+            table = self._tables[table_id]
+            table.record = replace(table.record, proof=proof)
 
     def record_run(self, run: SyncRun) -> None:
         with self._lock:

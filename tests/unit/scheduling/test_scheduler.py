@@ -37,6 +37,7 @@ from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.observer import Observer
 from daemon.scheduling.scheduler import Scheduler
 from daemon.scheduling.slots import Slots
+from daemon.scheduling.verify_job import VerifyJob
 from daemon.service.fleet import Fleet
 from daemon.status.board import MaintenanceCounts
 from daemon.status.table_status import AccountCounts, SyncState, TableStatus
@@ -581,7 +582,7 @@ class Running:
         for cycle in cycles:
             maintainer, random = self.maintainers[cycle.name], Random(cycle.name)
             job = MaintenanceJob(cycle, maintainer, find_worst_files=list, board=self.board, clock=clock, random=random)
-            self.scheduler.add(cycle, job)
+            self.scheduler.add(cycle, job, VerifyJob(cycle, context=None, random=random))
 
     def __enter__(self) -> Running:
         self.scheduler.start()

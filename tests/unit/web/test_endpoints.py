@@ -116,6 +116,7 @@ def test_tables_are_the_list_of_status_json(server):
                 "metadata_location": "file:///wh/m.json",
                 "last_synced_at": "2023-11-14T22:13:20.000Z",
                 "error": None,
+                "proof": None,
                 "live_data_files": 3,
                 "live_rows": 90,
                 "live_delete_files": 2,

@@ -1,0 +1,100 @@
+"""One table's verification in the daemon: a part of its files each time that one is due.
+
+What a verification finds is recorded, logged and shown. By setting, it also parks the table; it never repairs one.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from threading import Event
+
+import structlog
+
+from daemon import log as events
+from daemon.errors import InternalError, ProofFailed
+from daemon.scheduling.cycle import TableCycle
+from daemon.sync.context import TableContext, as_sync_errors
+from daemon.sync.memory import as_sync_error
+from daemon.verify.findings import Level, Proof, Scope, hint_for
+from daemon.verify.passes import add_part, due_ms, next_part
+from daemon.verify.verifier import Verifier
+from state import ProofRecord
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+# How often a table is asked whether a part of it is due. A part that failed is tried again then.
+CHECKS_A_PERIOD = 10
+CHECK_INTERVAL_MAX_S = 600.0
+# The syncs after a start come first.
+FIRST_AFTER_MIN_S = 60.0
+
+
+class VerifyJob:
+    """Verifies the table of `cycle`, in a thread of its own."""
+
+    def __init__(self, cycle: TableCycle, context: TableContext, *, random: Random) -> None:
+        self.name = cycle.name
+        self.settings = cycle.table.verify
+        self.interval_s = min(self.settings.period_s / CHECKS_A_PERIOD, CHECK_INTERVAL_MAX_S)
+        self.first_after_s = random.uniform(min(FIRST_AFTER_MIN_S, self.interval_s), self.interval_s)
+        self.cycle = cycle
+        self._context = context
+        self._random = random
+
+    def run(self, stop: Event) -> None:
+        """Compare the next part, if one is due and the table is in order."""
+        if self.settings.level == "off" or not self.cycle.is_followed:
+            return
+        with events.bind_cycle(self.name, f"{self._random.getrandbits(32):08x}"):
+            try:
+                with as_sync_errors(self.name):
+                    self._verify_next(stop)
+            except Exception as error:
+                known = as_sync_error(error)
+                _log.warning(
+                    events.VERIFY_FAILED,
+                    kind=known.kind,
+                    reason=str(known),
+                    hint=known.hint,
+                    exc_info=error if isinstance(known, InternalError) else None,
+                )
+
+    def _verify_next(self, stop: Event) -> None:
+        context, settings = self._context, self.settings
+        record = context.find_record()
+        if record is None or record.error is not None or record.resync_wanted:
+            return
+        last, now_ms = record.proof, context.clock.now_ms()
+        files = last.files_total if last else context.store.count(record.id).live_data_files
+        if now_ms < due_ms(last, settings, files):
+            return
+        part = next_part(last, settings, files)
+        proof = Verifier(context).verify(Scope(Level(settings.level), part), stop)
+        after = context.find_record()
+        # The table may have been written anew in the meantime, or verified by a person.
+        if proof is None or after is None or after.resync_wanted or after.proof != last:
+            return
+        ended = add_part(last, proof, part, at_ms=now_ms)
+        context.store.record_proof(record.id, ended)
+        self._report(proof, ended)
+
+    def _report(self, proof: Proof, ended: ProofRecord) -> None:
+        write = _log.info if proof.is_right else _log.error
+        hint = None if proof.is_right else hint_for(self.name, proof.findings.counts)
+        write(
+            events.VERIFY_RIGHT if proof.is_right else events.VERIFY_WRONG,
+            level=proof.level,
+            version=proof.version,
+            snapshot_id=proof.snapshot_id,
+            files=proof.files,
+            files_total=proof.files_total,
+            covered=f"{ended.covered / 100:.0f} %",
+            differences=dict(proof.findings.counts),
+            first=[f"{each.fault}: {each.path}: {each.detail}" for each in proof.findings.named],
+            duration_ms=round(1000 * sum(proof.seconds.values())),
+            hint=hint,
+        )
+        if hint and self.settings.on_difference == "park":
+            kinds = ", ".join(f"{count} times {fault}" for fault, count in proof.findings.counts.items())
+            message = f"the Iceberg table differs from the Delta table: {kinds}"
+            self.cycle.fail(ProofFailed(message, path=proof.findings.named[0].path, version=proof.version, hint=hint))

@@ -1,0 +1,57 @@
+"""How a table is verified in parts: which part is next and when, and what the parts so far amount to."""
+
+from __future__ import annotations
+
+import math
+
+from daemon.config.settings import VerifySettings
+from daemon.verify.findings import Level, Proof, Sample
+from state import SHARES, Differences, ProofRecord
+
+DEPTH = {level: depth for depth, level in enumerate(Level)}
+
+
+def next_part(last: ProofRecord | None, settings: VerifySettings, files: int) -> Sample:
+    """Return the part to compare after `last`, of a table of this many data files. After a whole pass the first one."""
+    is_new = last is None or last.level != settings.level or last.covered >= SHARES
+    first = 0 if is_new or last is None else last.covered
+    return Sample(first, min(SHARES, first + math.ceil(SHARES / _parts(settings, files))))
+
+
+def due_ms(last: ProofRecord | None, settings: VerifySettings, files: int) -> float:
+    """Return when the next part is due, epoch milliseconds.
+
+    Never, if a deeper verification found differences: this one cannot say that they are gone.
+    """
+    if last is None:
+        return 0
+    if last.differences.counts and DEPTH[Level(last.level)] > DEPTH[Level(settings.level)]:
+        return math.inf
+    if last.level != settings.level:
+        return 0
+    return last.at_ms + settings.period_s * 1000 / _parts(settings, files)
+
+
+def add_part(last: ProofRecord | None, proof: Proof, part: Sample, *, at_ms: int) -> ProofRecord:
+    """Return the table's record after `part` was compared, from `at_ms` on."""
+    goes_on = last is not None and last.level == proof.level and 0 < last.covered == part.first
+    before = last if goes_on else None
+    found = proof.findings.joined(before.found if before else Differences())
+    is_complete = part.end >= SHARES and (part.first == 0 or goes_on)
+    is_known = is_complete or found.counts or last is None
+    return ProofRecord(
+        level=proof.level,
+        at_ms=at_ms,
+        version=proof.version,
+        snapshot_id=proof.snapshot_id,
+        files_total=proof.files_total,
+        files=proof.files + (before.files if before else 0),
+        covered=part.end,
+        complete_at_ms=at_ms if is_complete else last.complete_at_ms if last else None,
+        found=found,
+        differences=found if is_known or last is None else last.differences,
+    )
+
+
+def _parts(settings: VerifySettings, files: int) -> int:
+    return max(1, math.ceil(files / settings.files_at_once))

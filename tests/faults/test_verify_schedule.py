@@ -1,0 +1,174 @@
+"""The daemon verifies its tables by itself: in parts, over restarts, and a wrong one is shown wherever one looks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.kit.daemons import Daemon, command, daemon, until
+from tests.kit.handmade import HandmadeTable
+
+CONFIG: dict[str, Any] = {
+    "catalogs": {"local": {"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "warehouse"}},
+    "health": {"port": 0},
+    "log": {"format": "json"},
+    "maintenance": {"interval": "1d"},
+    "verify": {"period": "3s"},
+    "defaults": {"poll_interval": "100ms"},
+}
+NAMES = ("wrong", "right")
+FILES = 4
+
+
+@dataclass
+class World:
+    """Two tables of four files, of which two have deletion vectors."""
+
+    folder: Path
+    tables: dict[str, HandmadeTable]
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+    def configure(self, **verify: object) -> None:
+        tables = [
+            {"name": name, "source": table.location, "target": f"lake.{name}"} for name, table in self.tables.items()
+        ]
+        settings = {**CONFIG, "state": {"url": "sqlite:///state.db"}, "tables": tables}
+        self.config.write_text(json.dumps({**settings, "verify": {**CONFIG["verify"], **verify}}))
+
+    def cut_delete_file(self) -> str:
+        """Take a position out of a delete file of the table `wrong`, behind everyone's back. Returns its name."""
+        (path, *_) = sorted((self.folder / "warehouse" / "lake" / "wrong").rglob("*-deletes.parquet"))
+        positions = pq.read_table(path)
+        pq.write_table(positions.slice(1), path)
+        return path.name
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    tables = {name: HandmadeTable(tmp_path / "lake" / name, partitioned=True) for name in NAMES}
+    for table in tables.values():
+        table.create()
+        paths = [table.write_file([(row, "a", "x") for row in range(10)], name=f"f{n}") for n in range(FILES)]
+        table.commit([table.add(path) for path in paths])
+        table.commit(table.delete({paths[0]: [2, 3], paths[1]: [5, 6]}), operation="DELETE")
+    made = World(tmp_path, tables)
+    made.configure()
+    yield made
+
+
+def proof(running: Daemon, name: str) -> dict[str, Any]:
+    return running.tables().get(name, {}).get("proof") or {}
+
+
+def verified_since(running: Daemon, name: str, lines: int) -> list[dict[str, Any]]:
+    """The verifications of a table after the first `lines` lines of the log."""
+    return [
+        line
+        for line in running.lines[lines:]
+        if line["event"] in ("verify.right", "verify.wrong") and line["table"] == name
+    ]
+
+
+def test_a_difference_is_shown_everywhere_until_the_table_is_written_anew(world: World) -> None:
+    with daemon(world.config) as running:
+        for name in NAMES:
+            until(lambda name=name: proof(running, name).get("complete_at"), f"the verification of {name}")
+            assert proof(running, name)["is_right"]
+        assert running.get("/readyz")[0] == 200
+        cut = world.cut_delete_file()
+        line = running.told("verify.wrong", table="wrong")
+        assert (line["level"], line["differences"]) == (
+            "error",
+            {"delete file damaged": 1, "wrong number of deleted rows": 1},
+        )
+        assert any(cut in first for first in line["first"])
+        until(lambda: proof(running, "wrong").get("is_right") is False, "the difference on the board")
+        assert proof(running, "right")["is_right"]
+        assert "wrong: it differs from Delta" in running.reasons()
+        metrics = running.fetch("/metrics")
+        assert 'dvsync_proof_differences{table="wrong"} 2.0' in metrics
+        assert 'dvsync_proof_differences{table="right"} 0.0' in metrics
+        assert 'dvsync_proof_coverage{table="right"} 1.0' in metrics
+        page = running.fetch("/tables/wrong")
+        assert "differs from Delta" in page
+        assert cut in page
+        assert "dvsync resync wrong" in running.fetch("/")
+        shown = command(world.config, "status")
+        assert "1 times delete file damaged" in shown.stdout, shown.stderr
+        # The table is followed all the same.
+        table = world.tables["wrong"]
+        table.commit([table.add(table.write_file([(1, "a", "y")], name="more"))])
+        running.synced_to("wrong", table.version)
+        assert command(world.config, "resync", "wrong").returncode == 0
+        until(lambda: proof(running, "wrong").get("is_right"), "the verification after the resync")
+        until(lambda: running.get("/readyz")[0] == 200, "readiness")
+        assert "dvsync_proof_differences" in running.fetch("/metrics")
+
+
+def test_by_setting_a_difference_parks_the_table_until_a_person_acts(world: World) -> None:
+    """Also over a restart, which tries again what the syncs meet: this they do not meet."""
+    world.configure(on_difference="park")
+    table = world.tables["wrong"]
+    with daemon(world.config) as running:
+        running.synced_to("wrong", table.version)
+        world.cut_delete_file()
+        parked = running.told("table.parked", table="wrong")
+        assert parked["kind"] == "ProofFailed"
+        assert "dvsync resync wrong" in parked["hint"]
+        until(lambda: running.tables()["wrong"]["state"] == "parked", "the parking")
+        assert running.tables()["right"]["state"] == "synced"
+    synced = table.version
+    table.commit([table.add(table.write_file([(1, "a", "y")], name="more"))])
+    with daemon(world.config) as running:
+        until(lambda: proof(running, "right").get("is_right"), "the other table")
+        assert running.tables()["wrong"]["state"] == "parked"
+        assert running.tables()["wrong"]["synced_version"] == synced
+        assert command(world.config, "resync", "wrong").returncode == 0
+        running.synced_to("wrong", table.version)
+        until(lambda: proof(running, "wrong").get("is_right"), "the verification after the resync")
+
+
+def test_a_large_table_is_covered_in_parts_over_restarts(world: World) -> None:
+    """Each part is other files. A pass that a kill cut short goes on where it was."""
+    world.configure(files_at_once=1)
+    with daemon(world.config) as running:
+        until(lambda: 0 < proof(running, "wrong").get("coverage", 0) < 1, "the first part")
+        assert proof(running, "wrong")["complete_at"] is None
+    with daemon(world.config) as running:
+        until(lambda: proof(running, "wrong").get("complete_at"), "a whole pass")
+        lines = verified_since(running, "wrong", 0)
+        assert lines[0]["covered"] != "25 %", "the second process began again"
+        assert proof(running, "wrong")["is_right"]
+        world.cut_delete_file()
+        running.told("verify.wrong", table="wrong")
+        until(lambda: proof(running, "wrong").get("is_right") is False, "the difference")
+        # Parts without a difference do not clear it.
+        known = len(running.lines)
+        until(
+            lambda: any(line["event"] == "verify.right" for line in verified_since(running, "wrong", known)), "a part"
+        )
+        assert proof(running, "wrong").get("is_right") is False
+
+
+def test_a_verification_by_hand_is_shown_by_the_daemon(world: World) -> None:
+    world.configure(level="off")
+    with daemon(world.config) as running:
+        running.synced_to("wrong", world.tables["wrong"].version)
+        assert command(world.config, "verify", "wrong", "--metadata", "--sample", "50").returncode == 0
+        assert running.tables()["wrong"]["proof"] is None, "a sample says nothing of the table"
+        assert command(world.config, "verify", "wrong", "--metadata").returncode == 0
+        until(lambda: proof(running, "wrong").get("is_right"), "the verification")
+        world.cut_delete_file()
+        assert command(world.config, "verify", "wrong", "--metadata").returncode == 1
+        until(lambda: proof(running, "wrong").get("is_right") is False, "the difference")
+        assert proof(running, "wrong")["first_differences"]
+    assert "differs from Delta" in command(world.config, "status").stdout

@@ -1,0 +1,83 @@
+"""A table verified in parts: every file once in a pass, and what was found holds until a pass says otherwise."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daemon.config.settings import VerifySettings
+from daemon.verify.findings import Fault, Findings, Level, Proof, Sample
+from daemon.verify.passes import add_part, due_ms, next_part
+from state import SHARES, Difference
+
+
+def proof(wrong: int = 0, level: Level = Level.METADATA, path: str = "f") -> Proof:
+    findings = Findings()
+    for number in range(wrong):
+        findings.add(Difference(level, Fault.SIZE, f"{path}{number}", "detail"))
+    return Proof(level, 1, 2, files=10, files_total=100, rows=5, findings=findings, seconds={})
+
+
+@given(files=st.integers(0, 10_000_000), files_at_once=st.integers(1, 1_000_000))
+def test_the_parts_of_a_pass_cover_every_share_once(files: int, files_at_once: int) -> None:
+    settings = VerifySettings(files_at_once=files_at_once)
+    covered, parts, last = 0, 0, None
+    while covered < SHARES:
+        part = next_part(last, settings, files)
+        assert part.first == covered < part.end
+        last = add_part(last, proof(), part, at_ms=parts)
+        covered, parts = part.end, parts + 1
+    assert last
+    assert (last.complete_at_ms, last.files) == (parts - 1, 10 * parts)
+    assert parts <= max(1, math.ceil(files / files_at_once))
+    assert next_part(last, settings, files).first == 0
+
+
+def test_a_difference_holds_until_a_pass_is_without_it() -> None:
+    halves = Sample().split(2)
+    first = add_part(None, proof(), halves[0], at_ms=1)
+    assert (first.complete_at_ms, first.differences.counts) == (None, {})
+    wrong = add_part(first, proof(wrong=7), halves[1], at_ms=2)
+    assert (wrong.complete_at_ms, wrong.differences.counts) == (2, {Fault.SIZE: 7})
+    assert len(wrong.differences.first) == 5
+    again = add_part(wrong, proof(), halves[0], at_ms=3)
+    assert (again.found.counts, again.differences, again.complete_at_ms) == ({}, wrong.differences, 2)
+    assert add_part(again, proof(), halves[1], at_ms=4).differences.counts == {}
+    # A pass that finds other differences shows these at once.
+    other = add_part(again, proof(wrong=1, path="other"), halves[1], at_ms=4)
+    assert [each.path for each in other.differences.first] == ["other0"]
+
+
+def test_both_halves_of_a_pass_count() -> None:
+    halves = Sample().split(2)
+    first = add_part(None, proof(wrong=3, path="a"), halves[0], at_ms=1)
+    both = add_part(first, proof(wrong=4, path="b"), halves[1], at_ms=2)
+    assert both.differences.counts == {Fault.SIZE: 7}
+    assert [each.path for each in both.differences.first] == ["a0", "a1", "a2", "b0", "b1"]
+
+
+def test_a_part_that_does_not_follow_the_last_one_begins_a_pass() -> None:
+    """After other settings there may be a gap: such a pass is not complete at its end."""
+    first = add_part(None, proof(), Sample(0, 10), at_ms=1)
+    assert add_part(first, proof(), Sample(20, SHARES), at_ms=2).complete_at_ms is None
+    deeper = VerifySettings(level="rows")
+    assert next_part(first, deeper, 1).first == 0
+    assert due_ms(first, deeper, 1) == 0
+
+
+def test_parts_are_spread_over_the_period() -> None:
+    settings = VerifySettings(period="100s", files_at_once=10)
+    last = add_part(None, proof(), Sample(0, 10), at_ms=1_000)
+    assert due_ms(None, settings, 1_000) == 0
+    assert due_ms(last, settings, 5) == 1_000 + 100_000
+    assert due_ms(last, settings, 40) == 1_000 + 25_000
+
+
+def test_what_a_deeper_verification_found_is_not_cleared_by_a_lighter_one() -> None:
+    deep = add_part(None, proof(wrong=1, level=Level.ROWS), Sample(), at_ms=1)
+    assert due_ms(deep, VerifySettings(level="metadata"), 1) == math.inf
+    assert due_ms(deep, VerifySettings(level="rows"), 1) < math.inf
+    right = add_part(None, proof(level=Level.ROWS), Sample(), at_ms=1)
+    assert due_ms(right, VerifySettings(level="metadata"), 1) == 0
