@@ -27,8 +27,11 @@ from sqlalchemy import Connection, create_engine
 
 from state.migration import MIGRATIONS
 from state.records import (
+    SHARES,
     DeleteFileRecord,
     DeletionVectorDescriptor,
+    Difference,
+    Differences,
     DvMapping,
     FileKind,
     FileStatus,
@@ -38,6 +41,7 @@ from state.records import (
     OrphanReason,
     Outcome,
     PartitionCount,
+    ProofRecord,
     ServingFile,
     SyncRun,
     TableError,
