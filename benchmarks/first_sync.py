@@ -1,7 +1,8 @@
 """First sync of a Delta table of many data files, once the Spark session is up.
 
 The session has done nothing before the first sync (`cold`). Then the same Delta table is synced once more into another
-Iceberg table (`warm`), as when the daemon takes up several tables: the JVM has compiled its code by then.
+Iceberg table (`warm`), as when the daemon takes up several tables: the JVM has compiled its code by then. With
+`--again`, that Iceberg table is then read back into an empty state database (`rebuild`), and written anew (`resync`).
 
 The data files are hard links of a few small ones: ten columns with statistics, partitioned by a date-like text, some of
 them with deletion vectors. The log is JSON commits of 5,000 adds each, or with `--checkpoint` a classic checkpoint that
@@ -84,7 +85,7 @@ def write_checkpoint(spark: Any, table: LargeTable) -> None:
     log.checkpoint()
 
 
-def measure(folder: Path, *, data_files: int, with_dv: int, checkpoint: bool) -> list[Result]:
+def measure(folder: Path, *, data_files: int, with_dv: int, checkpoint: bool, again: bool) -> list[Result]:
     with TemporaryDirectory(dir=folder) as name:
         start_s = time.perf_counter()
         table = make_large_table(Path(name) / "lake", files=data_files, with_dv=with_dv)
@@ -99,22 +100,27 @@ def measure(folder: Path, *, data_files: int, with_dv: int, checkpoint: bool) ->
         with pipeline.session():
             session_s = time.perf_counter() - start_s
             results = [measure_sync(Path(name) / kind, table, with_dv, kind) for kind in ("cold", "warm")]
+            if again:
+                for file in (Path(name) / "warm").glob("state.db*"):
+                    file.unlink()
+                results += [measure_sync(Path(name) / "warm", table, with_dv, kind) for kind in ("rebuild", "resync")]
         pipeline.close()
     return [replace(r, checkpoint=checkpoint, make_table_s=make_table_s, session_s=session_s) for r in results]
 
 
 def measure_sync(folder: Path, table: LargeTable, with_dv: int, kind: str) -> Result:
-    """One first sync in the session that is up already."""
+    """One sync in the session that is up already."""
     stopwatch, memory = Stopwatch(), Memory()
     bench = Bench(folder, table.delta.location, pipeline=PipelineSettings())
     before = psutil.Process().memory_info().rss
     with memory.watched(), stopwatch.wrapped(STEPS):
         stopwatch.restart()
         start_s, start_cpu_s = time.perf_counter(), cpu_s()
-        result = bench.follower.sync()
+        result = bench.follower.sync(full=kind == "resync")
         sync_s, sync_cpu_s = time.perf_counter() - start_s, cpu_s() - start_cpu_s
         steps = stopwatch.read()
-    assert (result.data_files_added, result.delete_files_added) == (len(table.paths), with_dv)
+    expected = (0, 0) if kind == "rebuild" else (len(table.paths), with_dv)
+    assert (result.data_files_added, result.delete_files_added) == expected
     assert shown_rows(bench.iceberg()) == table.live_rows(len(table.paths))
     bench.close()
     return Result(
@@ -135,13 +141,13 @@ def table_lines(results: list[Result]) -> list[str]:
     log = "a checkpoint" if first.checkpoint else "JSON commits only"
     lines = [
         f"{first.data_files:,} data files, {first.with_dv:,} with a DV, {log}; session up in {first.session_s:.1f} s",
-        f"{'JVM':6}{'seconds':>9}{'CPU s':>8}{'Python MB':>11}{'peak':>7}{'children MB':>13}",
+        f"{'JVM':8}{'seconds':>9}{'CPU s':>8}{'Python MB':>11}{'peak':>7}{'children MB':>13}",
     ]
     for r in results:
         memory = f"{r.python_before_mb:11.0f}{r.python_peak_mb:7.0f}{r.children_peak_mb:13.0f}"
-        lines.append(f"{r.kind:6}{r.sync_s:9.1f}{r.cpu_s:8.1f}{memory}")
-    lines += ["", "seconds of each step", f"{'JVM':6}" + "".join(f"{step:>12}" for step in (*STEPS, REST))]
-    lines += [f"{r.kind:6}" + "".join(f"{spent:12.1f}" for spent in r.steps.values()) for r in results]
+        lines.append(f"{r.kind:8}{r.sync_s:9.1f}{r.cpu_s:8.1f}{memory}")
+    lines += ["", "seconds of each step", f"{'JVM':8}" + "".join(f"{step:>12}" for step in (*STEPS, REST))]
+    lines += [f"{r.kind:8}" + "".join(f"{spent:12.1f}" for spent in r.steps.values()) for r in results]
     return [*lines, f"target: below {TARGET_S} s"]
 
 
@@ -150,6 +156,7 @@ def main() -> None:
     options.add_argument("--data-files", type=int, default=100_000)
     options.add_argument("--with-dv", type=int, default=1_000)
     options.add_argument("--checkpoint", action="store_true", help="let Delta write a checkpoint first")
+    options.add_argument("--again", action="store_true", help="then rebuild the state database, and resync")
     arguments = options.parse_args()
     before = conditions(arguments.folder)
     results = measure(
@@ -157,6 +164,7 @@ def main() -> None:
         data_files=arguments.data_files,
         with_dv=arguments.with_dv,
         checkpoint=arguments.checkpoint,
+        again=arguments.again,
     )
     report = {"results": [asdict(result) for result in results], "target_s": TARGET_S}
     print_report(arguments, before, report, table_lines(results))
