@@ -27,7 +27,7 @@ from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, as_sync_errors
 from daemon.sync.memory import keep_rows
 from daemon.verify.findings import Proof, Sample, Scope
-from daemon.verify.passes import add_part
+from daemon.verify.passes import add_part, is_outweighed
 from daemon.verify.verifier import Verifier
 
 T = TypeVar("T")
@@ -129,7 +129,8 @@ def verify_tables(
                     if proof is None:
                         return
                     record = context.find_record()
-                    if record and scope.at is None and scope.sample == Sample():
+                    is_whole = scope.at is None and scope.sample == Sample()
+                    if record and is_whole and not is_outweighed(record.proof, scope.level):
                         part = add_part(None, proof, scope.sample, at_ms=began_ms)
                         context.store.record_proof(record.id, part)
                 yield table, proof

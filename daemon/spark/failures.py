@@ -125,6 +125,8 @@ DECODERS = (
     ),
     *("net.jpountz.", "io.airlift.compress.", "org.apache.hadoop.fs.ChecksumException", "java.io.EOFException"),
 )
+# Throws a bare IOException if a file is longer or shorter than Iceberg's metadata says.
+ICEBERG_IO = "org.apache.iceberg.io."
 # RuntimeExceptions of a Spark that is stopping or lacks resources.
 SPARKS = (
     *("org.apache.spark.TaskKilledException", "org.apache.spark.rpc.", "org.apache.spark.scheduler."),
@@ -229,7 +231,7 @@ def kind_of(chain: Sequence[Thrown]) -> type[SyncError]:
     classes = [thrown.condition for thrown in chain if thrown.condition is not None and thrown.has(DELTAS)]
     if classes:
         return KINDS.get(classes[0], CorruptInput)
-    if root.thrower.startswith(DECODERS):
+    if root.thrower.startswith((*DECODERS, ICEBERG_IO)):
         return CorruptInput
     return next((kind for names, kind in BY_TYPE if root.is_of(names)), PipelineAway)
 

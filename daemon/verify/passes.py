@@ -18,16 +18,16 @@ def next_part(last: ProofRecord | None, settings: VerifySettings, files: int) ->
     return Sample(first, min(SHARES, first + math.ceil(SHARES / _parts(settings, files))))
 
 
-def due_ms(last: ProofRecord | None, settings: VerifySettings, files: int) -> float:
-    """Return when the next part is due, epoch milliseconds.
+def is_outweighed(last: ProofRecord | None, level: Level) -> bool:
+    """Return whether a deeper verification found differences: one of this level cannot say that they are gone."""
+    return last is not None and bool(last.differences.counts) and DEPTH[Level(last.level)] > DEPTH[level]
 
-    Never, if a deeper verification found differences: this one cannot say that they are gone.
-    """
-    if last is None:
-        return 0
-    if last.differences.counts and DEPTH[Level(last.level)] > DEPTH[Level(settings.level)]:
+
+def due_ms(last: ProofRecord | None, settings: VerifySettings, files: int) -> float:
+    """Return when the next part is due, epoch milliseconds. Never, if it would be outweighed."""
+    if is_outweighed(last, Level(settings.level)):
         return math.inf
-    if last.level != settings.level:
+    if last is None or last.level != settings.level:
         return 0
     return last.at_ms + settings.period_s * 1000 / _parts(settings, files)
 

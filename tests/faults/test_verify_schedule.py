@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
 
+from daemon.iceberg.position_deletes import PositionDeleteWriter
 from tests.kit.daemons import Daemon, command, daemon, until
 from tests.kit.handmade import HandmadeTable
 
@@ -24,6 +28,9 @@ CONFIG: dict[str, Any] = {
 }
 NAMES = ("wrong", "right")
 FILES = 4
+SPARK_MAX_S = 120.0
+# Many checks whether a verification is due, at a period of a second.
+CHECKS_S = 2.0
 
 
 @dataclass
@@ -46,10 +53,22 @@ class World:
 
     def cut_delete_file(self) -> str:
         """Take a position out of a delete file of the table `wrong`, behind everyone's back. Returns its name."""
-        (path, *_) = sorted((self.folder / "warehouse" / "lake" / "wrong").rglob("*-deletes.parquet"))
-        positions = pq.read_table(path)
-        pq.write_table(positions.slice(1), path)
+        path = self._delete_file()
+        pq.write_table(pq.read_table(path).slice(1), path)
         return path.name
+
+    def move_position(self) -> None:
+        """Let a delete file of the table `wrong` delete another row: its metadata stays right."""
+        path = self._delete_file()
+        size, deletes = path.stat().st_size, pq.read_table(path)
+        with PositionDeleteWriter(PyArrowFileIO(), f"file://{path}") as writer:
+            moved = array("q", [position + 1 for position in deletes["pos"].to_pylist()])
+            writer.write(deletes["file_path"][0].as_py(), moved)
+            writer.finish()
+        assert path.stat().st_size == size
+
+    def _delete_file(self) -> Path:
+        return min((self.folder / "warehouse" / "lake" / "wrong").rglob("*-deletes.parquet"))
 
 
 @pytest.fixture
@@ -172,3 +191,24 @@ def test_a_verification_by_hand_is_shown_by_the_daemon(world: World) -> None:
         until(lambda: proof(running, "wrong").get("is_right") is False, "the difference")
         assert proof(running, "wrong")["first_differences"]
     assert "differs from Delta" in command(world.config, "status").stdout
+
+
+@pytest.mark.spark
+def test_a_deeper_level_in_the_daemon(world: World) -> None:
+    """It starts Spark with the Iceberg jar by itself. What it finds is not cleared by a lighter verification."""
+    world.configure(level="bitmaps", period="10s")
+    with daemon(world.config) as running:
+        for name in NAMES:
+            running.told("verify.right", table=name, wait_s=SPARK_MAX_S)
+        world.move_position()
+        wrong = running.told("verify.wrong", table="wrong", wait_s=SPARK_MAX_S)
+        assert wrong["differences"] == {"rows missing": 1, "deleted rows shown": 1}
+        assert command(world.config, "verify", "wrong", "--metadata").returncode == 0
+        assert "differs from Delta" in command(world.config, "status").stdout
+    world.configure(level="metadata", period="1s")
+    with daemon(world.config) as running:
+        known = len(running.lines)
+        until(lambda: verified_since(running, "right", known), "a verification of the other table")
+        time.sleep(CHECKS_S)
+        assert not verified_since(running, "wrong", 0)
+        assert "differs from Delta" in running.reasons()

@@ -26,6 +26,8 @@ from daemon.maintenance.maintainer import Maintainer
 from daemon.storage import FileIOStorage, Span
 from daemon.sync import transaction
 from daemon.sync.outcomes import SyncResult
+from daemon.verify.findings import Level, Scope
+from daemon.verify.verifier import Verifier
 from tests.integration.conftest import CONF
 from tests.kit.handmade import Bench
 from tests.kit.readers import assert_readers_agree, read_delta
@@ -95,6 +97,9 @@ def test_a_table_on_s3_is_followed(s3_spark, store, tmp_path, engine):
     first = lake.step("DELETE FROM {t} WHERE id % 10 = 3")
     assert (first.operation, first.positions_added) == ("first sync", 6)
     assert lake.step("DELETE FROM {t} WHERE id IN (1, 2)").positions_added == 2
+    proof = Verifier(lake.bench.context).verify(Scope(Level.ROWS), Event())
+    assert proof
+    assert (proof.findings.named, proof.rows) == ([], 52)
     if engine == "spark":
         return  # The rest is the kernel's, which is one for both.
     lake.step("UPDATE {t} SET value = 'new' WHERE id BETWEEN 20 AND 23")

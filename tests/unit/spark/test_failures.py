@@ -47,6 +47,7 @@ def deltas(condition: str, message: str = "why") -> Thrown:
         ([UNREAD, of(*IO, thrower="org.xerial.snappy.SnappyNative")], CorruptInput),
         ([UNREAD, of("org.apache.hadoop.fs.ChecksumException", *IO)], CorruptInput),
         ([UNREAD, of("java.io.EOFException", *IO)], CorruptInput),
+        ([UNREAD, of(*IO, thrower="org.apache.iceberg.io.EagerInputFile")], CorruptInput),
         # What says the same at the next try.
         ([UNREAD, of(*RUNTIME)], CorruptInput),
         ([of("java.lang.NullPointerException", *RUNTIME)], CorruptInput),
