@@ -167,7 +167,7 @@ def read_footer(storage: FileIOStorage, path: str, size: int) -> pq.FileMetaData
     meta, tail = storage.read_tail(path, FOOTER_READ_BYTES)
     if meta.size != size:
         raise CorruptInput(
-            f"the data file has {meta.size} bytes, but the Delta log says {size}",
+            f"the file has {meta.size} bytes, but the metadata says {size}",
             path=path,
             hint="Restore the file, or remove it from Delta's log (FSCK REPAIR, or a delete that covers it).",
         )

@@ -360,7 +360,7 @@ def test_a_data_file_of_another_size_is_refused(pair: Pair) -> None:
     file = pair.table.folder / path
     data = file.read_bytes()
     file.write_bytes(data[:-1])
-    says = f"{len(data) - 1} bytes, but the Delta log says {len(data)}"
+    says = f"{len(data) - 1} bytes, but the metadata says {len(data)}"
     pair.assert_refused(CorruptInput, version=2, path=f"/delta/{path}", says=says)
     file.write_bytes(data)
     pair.assert_goes_on([0, 1, 2])
