@@ -54,7 +54,7 @@ tables: [{source: lake/*/, target: "lake.{name}", name: "{name}"}]
 
 
 class Churn(History):
-    """Appends and deletions, as a table sees them all day. It keeps its size: what memory grows by is not the tables."""
+    """Appends and deletions, as a table sees them all day. It keeps its size, so that memory does not grow with it."""
 
     def play(self) -> None:
         if len(self.table.live) > FILES_MAX:
