@@ -1,7 +1,7 @@
 """The kernel against the bare loop pyroaring -> Arrow -> Parquet, on the same bitmaps, in the same run.
 
 The bare loop has the bitmaps in memory and checks nothing; the kernel reads them from a `.bin` file, checks every
-field, and checks the footer of each file. The loop runs twice: `plain` with pyarrow's defaults (snappy,
+field, and checks the footer of each file. Both end by forcing their files to the disk, all at once. The loop runs twice: `plain` with pyarrow's defaults (snappy,
 dictionaries, paths spelled out row by row), and `equal` with the kernel's own encodings. pyroaring's array goes to
 Arrow without a copy, as it would by way of numpy. Times are the best of `--repeats`, taken in turns. Every run writes
 new files, as the daemon does: to replace a file takes the file system longer than to write it.
@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
+from daemon.durable import force_to_disk
 from daemon.pipeline.kernel import translate
 from daemon.translate.delete_files import DeleteFileTask, DvChange
 from state import DeletionVectorDescriptor
@@ -106,6 +107,7 @@ def kernel_runner(shape: Shape, folder: Path) -> Callable[[], None]:
 
 def bare_runner(shape: Shape, folder: Path, *, equal: bool) -> Callable[[], None]:
     def run() -> None:
+        written = []
         for first in range(0, len(shape.bitmaps), shape.dvs_per_file):
             pos, counts = [], []
             for bitmap in shape.bitmaps[first : first + shape.dvs_per_file]:
@@ -127,7 +129,9 @@ def bare_runner(shape: Shape, folder: Path, *, equal: bool) -> Callable[[], None
                 paths = pa.concat_arrays([pa.repeat(data_file(first + i), n) for i, n in enumerate(counts)])
                 options = {}
             table = pa.table({"file_path": paths, "pos": pa.concat_arrays(pos)})
-            pq.write_table(table, folder / f"bare-{first:06d}.parquet", **options)
+            written.append(f"{folder}/bare-{first:06d}.parquet")
+            pq.write_table(table, written[-1], **options)
+        force_to_disk(written)
 
     return run
 
