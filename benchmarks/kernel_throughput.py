@@ -1,10 +1,11 @@
 """The kernel against the bare loop pyroaring -> Arrow -> Parquet, on the same bitmaps, in the same run.
 
 The bare loop has the bitmaps in memory and checks nothing; the kernel reads them from a `.bin` file, checks every
-field, and checks the footer of each file. Both end by forcing their files to the disk, all at once. The loop runs twice: `plain` with pyarrow's defaults (snappy,
-dictionaries, paths spelled out row by row), and `equal` with the kernel's own encodings. pyroaring's array goes to
-Arrow without a copy, as it would by way of numpy. Times are the best of `--repeats`, taken in turns. Every run writes
-new files, as the daemon does: to replace a file takes the file system longer than to write it.
+field, and checks the footer of each file. Both end by forcing their files to the disk, all at once. The loop runs
+twice: `plain` with pyarrow's defaults (snappy, dictionaries, paths spelled out row by row), and `equal` with the
+kernel's own encodings. pyroaring's array goes to Arrow without a copy, as it would by way of numpy. Times are the best
+of `--repeats`, taken in turns. Every run writes new files, as the daemon does: to replace a file takes the file system
+longer than to write it.
 """
 
 from __future__ import annotations
