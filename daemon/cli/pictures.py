@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from daemon.errors import ConfigInvalid
@@ -10,7 +10,7 @@ from daemon.status.deletions import TableDeletions
 
 
 def draw_table(found: TableDeletions, path: Path) -> None:
-    """Write a PNG: deleted positions by file, then delete files and lag by snapshot over time.
+    """Write a PNG: deleted positions by file, delete files and lag by snapshot over time, orphans by the hour.
 
     Raises ConfigInvalid if matplotlib is missing or the file cannot be written.
     """
@@ -20,8 +20,8 @@ def draw_table(found: TableDeletions, path: Path) -> None:
         hint = "Install it with `pip install 'dvsync[pictures]'`, or leave out --png."
         raise ConfigInvalid("--png needs matplotlib, which is not installed", hint=hint) from None
 
-    figure = Figure(figsize=(10, 4 + 0.35 * max(4, len(found.files))), layout="constrained")
-    heat, files, lag = figure.subplots(3, 1, height_ratios=(max(4, len(found.files)), 4, 4))
+    figure = Figure(figsize=(10, 6 + 0.35 * max(4, len(found.files))), layout="constrained")
+    heat, files, lag, orphans = figure.subplots(4, 1, height_ratios=(max(4, len(found.files)), 4, 4, 4))
     heat.set_title(f"{found.table} at Delta version {found.version}: share of deleted rows along each data file")
     for number, file in enumerate(found.files):
         if file.strip:
@@ -31,19 +31,17 @@ def draw_table(found: TableDeletions, path: Path) -> None:
     heat.set_xticks((0, 1), ("first row", "last row"))
     names = [f"{file.path.rpartition('/')[2][-40:]} ({file.deleted / file.rows:.0%})" for file in found.files]
     heat.set_yticks(range(len(names)), names, fontsize=7)
-    ours = [each for each in reversed(found.snapshots) if each.delta_timestamp is not None]
+    ours = [each for each in reversed(found.snapshots) if each.lag_s is not None]
     at = [datetime.fromisoformat(each.committed_at) for each in ours]
     files.step(at, [each.delete_files or 0 for each in ours], where="post", marker=".")
     files.set(title="delete files in each snapshot")
     files.set_ylim(bottom=0)
-    lags_s = [
-        (committed - datetime.fromisoformat(each.delta_timestamp)).total_seconds()
-        for committed, each in zip(at, ours, strict=True)
-        if each.delta_timestamp is not None
-    ]
-    lag.plot(at, lags_s, marker=".")
+    lag.plot(at, [each.lag_s or 0.0 for each in ours], marker=".")
     lag.set(title="seconds from Delta's commit to the snapshot", xlabel="committed (UTC)")
     lag.set_ylim(bottom=0)
+    hours = [datetime.fromtimestamp(each.hour_ms / 1000, UTC) for each in found.orphaned]
+    orphans.bar(hours, [each.files for each in found.orphaned], width=timedelta(hours=1), align="edge")
+    orphans.set(title="files that wait for cleanup, by the hour in which they became orphans", xlabel="UTC")
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

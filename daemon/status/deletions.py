@@ -23,6 +23,7 @@ from daemon.translate.schema import TableSchema
 from state import (
     DeletionVectorDescriptor,
     LiveFile,
+    OrphanedHour,
     PartitionCount,
     ServingFile,
     TableRecord,
@@ -55,6 +56,7 @@ class TableDeletions(msgspec.Struct, frozen=True):
     live_delete_files: int
     delete_files: tuple[ServingFile, ...]
     orphans: tuple[WrittenCount, ...]
+    orphaned: tuple[OrphanedHour, ...]
     snapshots: list[ShownSnapshot]
 
 
@@ -103,6 +105,7 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
         live_delete_files=counts.live_delete_files,
         delete_files=found.delete_files,
         orphans=counts.orphans,
+        orphaned=found.orphaned,
         snapshots=list_snapshots(table)[:rows_max],
     )
 

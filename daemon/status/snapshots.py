@@ -46,6 +46,15 @@ class ShownSnapshot(msgspec.Struct, frozen=True):
     delete_files: int | None = None
     deleted_positions: int | None = None
 
+    @property
+    def lag_s(self) -> float | None:
+        """Seconds from Delta's commit to the snapshot; None if dvsync did not commit it."""
+        if self.delta_timestamp is None:
+            return None
+        return (
+            datetime.fromisoformat(self.committed_at) - datetime.fromisoformat(self.delta_timestamp)
+        ).total_seconds()
+
 
 class Choice(msgspec.Struct, frozen=True):
     """The snapshot that shows a Delta version, and a line for each reader; or the reason why there is none.

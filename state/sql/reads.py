@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -9,12 +10,15 @@ import msgspec
 from sqlalchemy import Connection, Float, Row, Select, bindparam, cast, func, select
 
 from state.records import (
+    HOUR_MS,
+    ORPHANED_HOURS_MAX,
     DeleteFileRecord,
     Deletions,
     DeletionVectorDescriptor,
     DvMapping,
     FileStatus,
     LiveFile,
+    OrphanedHour,
     PartitionCount,
     ServingFile,
     VectorCount,
@@ -130,4 +134,15 @@ def read_deletions(connection: Connection, table_id: int, *, rows_max: int) -> D
             for spec_id, partition, *sums in connection.execute(partitions)
         ),
         delete_files=tuple(ServingFile(*columns) for columns in map(tuple, connection.execute(served))),
+        orphaned=_read_orphaned(connection, table_id),
     )
+
+
+def _read_orphaned(connection: Connection, table_id: int) -> tuple[OrphanedHour, ...]:
+    hours: Counter[int] = Counter()
+    for rows in (DELETE_FILES, METADATA_FILES):
+        hour = rows.c.since_ms - rows.c.since_ms % HOUR_MS
+        waiting = select(hour, func.count()).where(rows.c.table_id == table_id, rows.c.status == FileStatus.ORPHANED)
+        for hour_ms, files in connection.execute(waiting.group_by(hour)):
+            hours[int(hour_ms)] += files
+    return tuple(OrphanedHour(*each) for each in sorted(hours.items())[-ORPHANED_HOURS_MAX:])

@@ -27,6 +27,8 @@ from sqlalchemy import Connection, create_engine
 
 from state.migration import MIGRATIONS
 from state.records import (
+    HOUR_MS,
+    ORPHANED_HOURS_MAX,
     SHARES,
     DeleteFileRecord,
     DeletionVectorDescriptor,
@@ -38,6 +40,7 @@ from state.records import (
     Intent,
     Lease,
     LiveFile,
+    OrphanedHour,
     OrphanReason,
     Outcome,
     PartitionCount,
@@ -1270,6 +1273,22 @@ def test_find_deletions(store: StateStore, table_id: int) -> None:
         at_ms=8,
     )
     assert [each.path for each in store.find_deletions(table_id, rows_max=10).delete_files] == ["d1", "d3"]
+
+
+def test_orphans_by_the_hour(store: StateStore, table_id: int) -> None:
+    """Delete files and metadata together, the newest hours if there are many; a file that is gone is no orphan."""
+    kinds = (FileKind.DELETE_FILE, FileKind.METADATA, FileKind.MANIFEST)
+    for number, kind in enumerate(kinds):
+        at_ms = 5 * HOUR_MS + number
+        store.record_orphans(table_id, kind, [f"f{number}"], OrphanReason.FOUND, at_ms=at_ms)
+    store.record_orphans(table_id, FileKind.MANIFEST, ["later", "gone"], OrphanReason.FOUND, at_ms=7 * HOUR_MS - 1)
+    store.record_deleted(table_id, ["gone"], at_ms=1)
+    found = store.find_deletions(table_id, rows_max=1).orphaned
+    assert found == (OrphanedHour(5 * HOUR_MS, 3), OrphanedHour(6 * HOUR_MS, 1))
+    for hour in range(10, 10 + ORPHANED_HOURS_MAX):
+        store.record_orphans(table_id, FileKind.MANIFEST, [f"m{hour}"], OrphanReason.FOUND, at_ms=hour * HOUR_MS)
+    found = store.find_deletions(table_id, rows_max=1).orphaned
+    assert [each.hour_ms // HOUR_MS for each in found] == list(range(10, 10 + ORPHANED_HOURS_MAX))
 
 
 def test_long_lists_of_written_files(store: StateStore, table_id: int) -> None:

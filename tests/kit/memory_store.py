@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from state.cursor import advance_cursor
 from state.records import (
+    HOUR_MS,
+    ORPHANED_HOURS_MAX,
     DeleteFileRecord,
     Deletions,
     DeletionVectorDescriptor,
@@ -22,6 +24,7 @@ from state.records import (
     Intent,
     Lease,
     LiveFile,
+    OrphanedHour,
     OrphanReason,
     Outcome,
     PartitionCount,
@@ -499,6 +502,11 @@ class MemoryStateStore:
                 for key, files in partitions.items()
                 if any(map(_deleted, files))
             ]
+            hours = Counter(
+                file.since_ms - file.since_ms % HOUR_MS
+                for file in table.written.values()
+                if file.status is FileStatus.ORPHANED
+            )
             since_ms = {path: file.since_ms for (is_delete, path), file in table.written.items() if is_delete}
             serving = [
                 ServingFile(each.path, each.size_bytes, each.positions, since_ms[each.path], len(each.mappings))
@@ -512,6 +520,7 @@ class MemoryStateStore:
             files=tuple(sorted(deleted, key=lambda file: (-_deleted(file) / file.record_count, file.path))[:rows_max]),
             partitions=tuple(sorted(counted, key=_worst_partition_first)[:rows_max]),
             delete_files=tuple(sorted(serving, key=lambda each: (-each.positions, each.path))[:rows_max]),
+            orphaned=tuple(OrphanedHour(*each) for each in sorted(hours.items())[-ORPHANED_HOURS_MAX:]),
         )
 
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from daemon.cli.commands import app
 from daemon.status.deletions import find_worst_files
+from state import FileKind, OrphanReason
 from tests.kit.handmade import Bench, HandmadeTable
 
 CONFIG = """
@@ -97,6 +98,11 @@ def test_a_table(world: World) -> None:
 
 def test_a_table_for_people(world: World) -> None:
     """On 80 columns, except for paths, none of which is cut."""
+    store, hour_ms = world.bench.store, 3_600_000
+    (record,) = store.list_tables()
+    for hour, count in ((100, 1), (101, 4)):
+        names = [f"{hour}-{number}" for number in range(count)]
+        store.record_orphans(record.id, FileKind.MANIFEST, names, OrphanReason.FOUND, at_ms=hour * hour_ms)
     done = inspect()
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
@@ -107,6 +113,9 @@ def test_a_table_for_people(world: World) -> None:
     assert "    ████" in lines
     assert "    ·█" in lines
     assert "  part=x: 11 of 104 rows (10.6%) in 2 data files" in lines
+    assert "  delete files, up to 3: ▆█" in lines
+    assert any(line.startswith("  lag behind Delta, up to ") for line in lines)
+    assert "  by the hour, up to 4 files: ▂█" in lines
     assert any(line.startswith("  u  2 vectors, ") and line.endswith("in files named by a UUID") for line in lines)
 
 
