@@ -111,7 +111,8 @@ class _WriteTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[NewVector]:
         storage, output = FileIOStorage(self.properties), DvFile(self.location)
-        for row in (row for batch in batches for row in batch.to_pylist()):
+        # A batch has many bitmaps, which stay in Arrow's memory until their turn comes.
+        for row in (batch.slice(number, 1).to_pylist()[0] for batch in batches for number in range(batch.num_rows)):
             file, positions = row["file"], self._with_older(storage, row)
             if len(positions) == self.files[file].record_count:
                 yield NewVector(file, len(positions), None)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyroaring import BitMap64
 from pyspark.sql import DataFrame, SparkSession
 
@@ -18,17 +15,10 @@ from daemon.delta.log import DeltaLog
 from daemon.delta.position_set import MAGIC_PORTABLE_BYTES, as_bitmap, encode_positions
 from daemon.errors import CorruptInput
 from daemon.spark.answers import collect
-from daemon.spark.bitmaps import DataFileRows, NewVector, aggregate_positions, join_words, write_deletion_vectors
+from daemon.spark.bitmaps import DataFileRows, NewVector, aggregate_positions, write_deletion_vectors
 from daemon.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 from tests.kit.handmade import HandmadeTable
-
-POSITIONS = st.one_of(
-    st.integers(0, 300),
-    st.integers(2**31 - 2, 2**31 + 2),
-    st.integers(2**32 - 70, 2**32 + 70),
-    st.integers(2**63 - 2, 2**63 - 1),
-)
 
 
 def positions_frame(spark: SparkSession, rows: list[tuple[str | None, int | None]]) -> DataFrame:
@@ -60,22 +50,6 @@ def test_any_order_and_duplicates(spark: SparkSession) -> None:
     random.shuffle(twice)
     assert aggregated(positions_frame(spark, list(twice))) == expected
     assert aggregated(positions_frame(spark, [])) == {}
-
-
-@given(st.sets(st.tuples(st.sampled_from(["a", "b", "c"]), POSITIONS), max_size=60), st.integers(1, 20))
-def test_words_become_bitmaps(rows: set[tuple[str, int]], batch_size: int) -> None:
-    """The words of a file may come in any number of batches."""
-    words: dict[tuple[str, int], int] = {}
-    for path, position in rows:
-        words[path, position >> 6] = words.get((path, position >> 6), 0) | 1 << (position & 63)
-    signed = [(path, word, bits - (bits >> 63 << 64)) for (path, word), bits in sorted(words.items())]
-    columns = {name: [each[place] for each in signed] for place, name in enumerate(("file", "word", "bits"))}
-    kinds = pa.schema([("file", pa.string()), ("word", pa.int64()), ("bits", pa.int64())])
-    batches = pa.table(columns, kinds).to_batches(max_chunksize=batch_size)
-    found = [row for batch in join_words(batches) for row in batch.to_pylist()]
-    pairs = {(row["file"], position) for row in found for position in decoded(row["bitmap"])}
-    assert pairs == rows
-    assert sum(row["cardinality"] for row in found) == len(rows)
 
 
 @pytest.mark.parametrize("row", [("a", None), (None, 1), ("a", -1)])

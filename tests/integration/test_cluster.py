@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table import Table
 
@@ -18,8 +19,8 @@ from daemon.iceberg.catalogs import Catalogs
 from daemon.maintenance.cleanup import DELETE_FILE_NAME
 from tests.kit.cluster import HOST, Cluster, cluster
 from tests.kit.daemons import Daemon, until
-from tests.kit.handmade import HandmadeTable
-from tests.kit.installed import build_wheel, clean_environment, install, make_environment
+from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.installed import ROOT, build_wheel, clean_environment, install, make_environment
 from tests.kit.readers import read_duckdb, read_pyiceberg
 from tests.kit.service import FOR_SMALL_TABLES, NO_MAINTENANCE
 
@@ -61,10 +62,10 @@ class World:
         self.daemon.told("sync.advanced", to_version=self.table.version, wait_s=SYNC_MAX_S)
         return self.iceberg()
 
-    def iceberg(self) -> Table:
+    def iceberg(self, name: str = "lake.t") -> Table:
         catalogs = Catalogs(self.configuration["catalogs"])
         try:
-            return catalogs.open("local").load_table("lake.t")
+            return catalogs.open("local").load_table(name)
         finally:
             catalogs.close()
 
@@ -74,6 +75,19 @@ class World:
 
     def delete_files(self) -> set[Path]:
         return set((self.folder / "warehouse").rglob("*-deletes.parquet"))
+
+    def run(self, *arguments: str, program: str = "dvsync") -> subprocess.CompletedProcess[str]:
+        """A program of the environment in which dvsync is installed, with an application of its own."""
+        assert self.daemon.installed
+        return subprocess.run(
+            [self.daemon.installed.with_name(program), *arguments],
+            cwd=self.folder,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            timeout=SYNC_MAX_S,
+            check=False,
+        )
 
     def task_ends(self) -> list[dict[str, Any]]:
         """The ended tasks of all applications so far, by Spark's own event logs."""
@@ -192,14 +206,90 @@ def test_a_killed_worker_costs_only_time(world: World):
 def test_doctor_reads_the_table_on_the_cluster(world: World):
     """In an application of its own."""
     world.daemon.kill()
-    answer = subprocess.run(
-        [world.daemon.installed, "doctor", "t", "--config", world.daemon.config],
-        cwd=world.folder,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=SYNC_MAX_S,
-        check=False,
-    )
+    answer = world.run("doctor", "t", "--config", str(world.daemon.config))
     assert answer.returncode == 0, answer.stderr
     assert f"data files: {FILES + MORE_FILES} of {FILES + MORE_FILES}" in answer.stdout
+
+
+@pytest.fixture(scope="module")
+def small(world: World) -> HandmadeTable:
+    """A table of a few files, followed in this process and not by the daemon: programs read it on the cluster."""
+    world.daemon.kill()
+    table = HandmadeTable(world.folder / "lake" / "small")
+    table.create()
+    paths = [table.write_file([(10 * number + row, "a", "v") for row in range(10)]) for number in range(8)]
+    table.commit([table.add(path) for path in paths])
+    settings = {"name": "small", "source": table.location, "target": "lake.small"}
+    bench = Bench(world.folder, **settings, catalog=world.configuration["catalogs"]["local"])
+    bench.sync()
+    for position in (1, 2):
+        table.commit(table.delete({path: {position} for path in paths[:6]}))
+        bench.sync()
+    bench.close()
+    world.configure(tables=[*world.configuration["tables"], settings])
+    return table
+
+
+def verify(world: World) -> tuple[int, dict[str, Any]]:
+    answer = world.run("verify", "small", "--rows", "--json", "--config", str(world.daemon.config))
+    assert answer.stdout, answer.stderr
+    (proof,) = json.loads(answer.stdout)
+    return answer.returncode, proof
+
+
+def test_verify_on_the_cluster(world: World, small: HandmadeTable):
+    """It proves the table right, and names the row that a wrong delete file lets through."""
+    code, proof = verify(world)
+    assert (code, proof["is_right"], proof.get("differences")) == (0, True, {}), proof
+    assert (proof["files"], proof["rows"]) == (len(small.live), len(small.live_rows()))
+    (task,) = world.iceberg("lake.small").scan(row_filter="id = 13").plan_files()
+    delete_files = [Path(each.file_path.removeprefix("file://")) for each in task.delete_files]
+    one, two = sorted(delete_files, key=lambda path: pq.read_table(path)["pos"].to_pylist())
+    kept = two.read_bytes()
+    # Row 1 is deleted twice, and row 2 is not.
+    shutil.copy(one, two)
+    code, proof = verify(world)
+    two.write_bytes(kept)
+    assert (code, proof["is_right"]) == (1, False), proof
+    found = {(each["level"], each["fault"], each["path"]) for each in proof["first_differences"]}
+    assert found == {(level, "deleted rows shown", task.file.file_path) for level in ("bitmaps", "rows")}
+    assert [each["positions"] for each in proof["first_differences"] if each["level"] == "bitmaps"] == [[2]]
+
+
+SCAN = """
+import json, sys
+from pathlib import Path
+
+from daemon.config.load import load_settings
+from daemon.spark.scan import read_delta
+from daemon.spark.session import SparkPipeline
+
+settings = load_settings(Path(sys.argv[1]))
+pipeline = SparkPipeline(settings.spark)
+with pipeline.session() as spark:
+    print(json.dumps(read_delta(spark, settings.tables[-1].source).collect()))
+pipeline.close()
+"""
+
+
+def test_programs_of_users_on_the_cluster(world: World, small: HandmadeTable):
+    """Executors get the scan's Java classes, and write deletion vectors that the next scan reads."""
+    before = len(world.task_ends())
+    example, config = str(ROOT / "examples" / "write_deletion_vectors.py"), str(world.daemon.config)
+    written = world.run(example, config, "small", "id % 3 = 0 OR id BETWEEN 20 AND 29", program="python")
+    assert written.returncode == 0, written.stderr
+    actions = []
+    for vector in (json.loads(line) for line in written.stdout.splitlines() if line.startswith("{")):
+        path = Path(vector["file"]).name
+        ids = [row[0] for row in small.rows[path]]
+        deleted = small.deleted[path] | {row for row, id in enumerate(ids) if id % 3 == 0 or 20 <= id < 30}
+        actions.append(small.remove(path))
+        assert vector["cardinality"] == len(deleted)
+        if vector["descriptor"]:
+            actions.append(small.add(path, deleted=deleted, descriptor=vector["descriptor"]))
+    small.commit(actions)
+    assert len(small.live) == 7, "one file has lost all of its rows"
+    scanned = world.run("-c", SCAN, config, program="python")
+    assert scanned.returncode == 0, scanned.stderr
+    assert sorted(map(tuple, json.loads(scanned.stdout.splitlines()[-1]))) == small.live_rows()
+    assert {end["Task Info"]["Executor ID"] for end in world.task_ends()[before:]} <= {"0", "1"}
