@@ -111,7 +111,8 @@ def read_deletions(connection: Connection, table_id: int, *, rows_max: int) -> D
     serving = DELETE_FILES.c
     largest = (
         select(serving.path, serving.size_bytes, serving.positions, serving.since_ms, serving.id)
-        .where(serving.table_id == table_id, serving.status == FileStatus.LIVE)
+        # One that an abandoned commit left in use has no positions until the memory is rebuilt.
+        .where(serving.table_id == table_id, serving.status == FileStatus.LIVE, serving.positions.is_not(None))
         .order_by(serving.positions.desc(), serving.path)
         .limit(rows_max)
         .subquery()

@@ -1275,6 +1275,15 @@ def test_find_deletions(store: StateStore, table_id: int) -> None:
     assert [each.path for each in store.find_deletions(table_id, rows_max=10).delete_files] == ["d1", "d3"]
 
 
+def test_a_delete_file_of_an_abandoned_commit_is_no_deletion(store: StateStore, table_id: int) -> None:
+    """It is in use after all, but what it holds is not known."""
+    open_intent(store, table_id, 1)
+    store.record_pending(1, {FileKind.DELETE_FILE: ["d"]})
+    store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=6, in_use=["d"])
+    assert find_written(store, table_id, "d").status is FileStatus.LIVE
+    assert store.find_deletions(table_id, rows_max=10).delete_files == ()
+
+
 def test_orphans_by_the_hour(store: StateStore, table_id: int) -> None:
     """Delete files and metadata together, the newest hours if there are many; a file that is gone is no orphan."""
     kinds = (FileKind.DELETE_FILE, FileKind.METADATA, FileKind.MANIFEST)
