@@ -22,7 +22,7 @@ from daemon.status.table_status import (
     SyncState,
     TableStatus,
     count_states,
-    differences_text,
+    differing_text,
     span,
 )
 from daemon.texts import printable
@@ -121,7 +121,7 @@ def _status_line(status: TableStatus) -> str:
 
 
 def _differs(name: str, proof: ProofStatus) -> str:
-    return f"differs from Delta, found {proof.at}: {differences_text(proof)}. {hint_for(name, proof.differences)}"
+    return f"{differing_text(proof)}. {hint_for(name, proof.differences)}"
 
 
 def _or_dash(value: int | None) -> str:

@@ -31,12 +31,12 @@ def draw_table(found: TableDeletions, path: Path) -> None:
     heat.set_xticks((0, 1), ("first row", "last row"))
     names = [f"{file.path.rpartition('/')[2][-40:]} ({file.deleted / file.rows:.0%})" for file in found.files]
     heat.set_yticks(range(len(names)), names, fontsize=7)
-    ours = [each for each in reversed(found.snapshots) if each.lag_s is not None]
-    at = [datetime.fromisoformat(each.committed_at) for each in ours]
-    files.step(at, [each.delete_files or 0 for each in ours], where="post", marker=".")
+    ours = found.own_snapshots
+    at = [datetime.fromisoformat(each.committed_at) for each, _ in ours]
+    files.step(at, [each.delete_files or 0 for each, _ in ours], where="post", marker=".")
     files.set(title="delete files in each snapshot")
     files.set_ylim(bottom=0)
-    lag.plot(at, [each.lag_s or 0.0 for each in ours], marker=".")
+    lag.plot(at, [lag_s for _, lag_s in ours], marker=".")
     lag.set(title="seconds from Delta's commit to the snapshot", xlabel="committed (UTC)")
     lag.set_ylim(bottom=0)
     hours = [datetime.fromtimestamp(each.hour_ms / 1000, UTC) for each in found.orphaned]

@@ -159,15 +159,15 @@ class Inspector:
                 )
 
 
-def read_footer(storage: FileIOStorage, path: str, size: int) -> pq.FileMetaData:
-    """Read the footer of a data file of `size` bytes, with one request if it is small.
+def read_footer(storage: FileIOStorage, path: str, size: int, *, said_by: str = "the Delta log") -> pq.FileMetaData:
+    """Read the footer of a file that has `size` bytes, as `said_by` says, with one request if it is small.
 
     Raises `ObjectMissing`, and `CorruptInput` if the file has another size or no footer.
     """
     meta, tail = storage.read_tail(path, FOOTER_READ_BYTES)
     if meta.size != size:
         raise CorruptInput(
-            f"the file has {meta.size} bytes, but the metadata says {size}",
+            f"the file has {meta.size} bytes, but {said_by} says {size}",
             path=path,
             hint="Restore the file, or remove it from Delta's log (FSCK REPAIR, or a delete that covers it).",
         )

@@ -113,8 +113,11 @@ class TableCycle:
 
     def read_wish(self) -> TableRecord | None:
         """The table's row in the store, if a person has changed it. Raises StateUnavailable."""
-        record = self._store.open_table(self.name, self.table.source, self.table.target)
+        record = self._read()
         return record if self.is_overruled_by(record) else None
+
+    def _read(self) -> TableRecord:
+        return self._store.open_table(self.name, self.table.source, self.table.target)
 
     def expect_wish(self) -> None:
         """A person has changed the table's row in the store: the next poll applies the change. From any thread."""
@@ -132,7 +135,7 @@ class TableCycle:
         """Apply a person's change, if there still is one: a sync may have ended since it was seen."""
         self._has_wish = False
         try:
-            record = self._store.open_table(self.name, self.table.source, self.table.target)
+            record = self._read()
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
             return
@@ -155,6 +158,7 @@ class TableCycle:
             self._follower.doubt()
             _log.info(events.TABLE_RESUMED, table=self.name)
         if record.resync_wanted:
+            self._outer_error = None
             self._follower.doubt()
             _log.info(events.RESYNC_WANTED, table=self.name)
         self.observer.show(self._record)
@@ -206,7 +210,7 @@ class TableCycle:
         self._snapshots_unmaintained += result.snapshots
         self._recover()
         try:
-            record = self._store.open_table(self.name, self.table.source, self.table.target)
+            record = self._read()
             # A person may have changed the row during this sync, and may want another resync.
             if self.is_overruled_by(record):
                 self.take_up(record)

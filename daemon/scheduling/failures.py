@@ -33,6 +33,18 @@ class Failure:
     is_news: bool
 
 
+def warn_of(event: str, raised: Exception) -> None:
+    """Log that work beside the syncs failed, with the traceback if dvsync itself is wrong."""
+    known = as_sync_error(raised)
+    _log.warning(
+        event,
+        kind=known.kind,
+        reason=str(known),
+        hint=known.hint,
+        exc_info=raised if isinstance(known, InternalError) else None,
+    )
+
+
 class Failures:
     """Counts and logs the errors. `last` is the error that the store remembers from an earlier process."""
 

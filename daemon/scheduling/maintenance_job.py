@@ -13,12 +13,11 @@ import structlog
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.errors import InternalError
 from daemon.maintenance.maintainer import Maintainer, Round
 from daemon.scheduling.cycle import TableCycle
+from daemon.scheduling.failures import warn_of
 from daemon.status.board import Board, MaintenanceCounts
 from daemon.status.timeline import FileDeletions
-from daemon.sync.memory import as_sync_error
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -59,14 +58,7 @@ class MaintenanceJob:
             try:
                 done = self._maintainer.run(stop)
             except Exception as error:
-                known = as_sync_error(error)
-                _log.warning(
-                    events.MAINTENANCE_FAILED,
-                    kind=known.kind,
-                    reason=str(known),
-                    hint=known.hint,
-                    exc_info=error if isinstance(known, InternalError) else None,
-                )
+                warn_of(events.MAINTENANCE_FAILED, error)
                 self._board.count_maintenance(self.name, MaintenanceCounts(rounds=1, failures=1))
                 return
             _log_round(done, round((self._clock.monotonic_s() - started_s) * 1000))

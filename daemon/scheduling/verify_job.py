@@ -11,10 +11,11 @@ from threading import Event
 import structlog
 
 from daemon import log as events
-from daemon.errors import InternalError, ProofFailed
+from daemon.errors import ProofFailed
 from daemon.scheduling.cycle import TableCycle
+from daemon.scheduling.failures import warn_of
+from daemon.status.table_status import differences_text
 from daemon.sync.context import TableContext, as_sync_errors
-from daemon.sync.memory import as_sync_error
 from daemon.verify.findings import Level, Proof, Scope, hint_for
 from daemon.verify.passes import add_part, due_ms, next_part
 from daemon.verify.verifier import Verifier
@@ -50,14 +51,9 @@ class VerifyJob:
                 with as_sync_errors(self.name):
                     self._verify_next(stop)
             except Exception as error:
-                known = as_sync_error(error)
-                _log.warning(
-                    events.VERIFY_FAILED,
-                    kind=known.kind,
-                    reason=str(known),
-                    hint=known.hint,
-                    exc_info=error if isinstance(known, InternalError) else None,
-                )
+                if stop.is_set():
+                    return  # The daemon ends, and with it Spark.
+                warn_of(events.VERIFY_FAILED, error)
 
     def _verify_next(self, stop: Event) -> None:
         context, settings = self._context, self.settings
@@ -95,6 +91,5 @@ class VerifyJob:
             hint=hint,
         )
         if hint and self.settings.on_difference == "park":
-            kinds = ", ".join(f"{count} times {fault}" for fault, count in proof.findings.counts.items())
-            message = f"the Iceberg table differs from the Delta table: {kinds}"
+            message = f"the Iceberg table differs from the Delta table: {differences_text(proof.findings.counts)}"
             self.cycle.fail(ProofFailed(message, path=proof.findings.named[0].path, version=proof.version, hint=hint))

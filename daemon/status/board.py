@@ -22,7 +22,7 @@ from daemon.status.table_status import (
     SyncState,
     TableStatus,
     count_states,
-    differences_text,
+    differing_text,
     table_status,
 )
 from daemon.status.timeline import SAMPLE_INTERVAL_S, Sample, Timeline
@@ -208,10 +208,11 @@ class Board:
         if not self._tables and not troubles and not self._others:
             return [Unready(None, "no tables are configured")]
         now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
-        reasons = ((table.name, self._unready(table, seen, now_ms, now_s)) for table, seen in self._observed())
+        observed = [(table, seen, table_status(table, seen, now_ms)) for table, seen in self._observed()]
+        reasons = ((table.name, self._unready(table, seen, status, now_s)) for table, seen, status in observed)
         differing = [
-            Unready(status.name, f"it differs from Delta, found {status.proof.at}: {differences_text(status.proof)}")
-            for status in (table_status(table, seen, now_ms) for table, seen in self._observed())
+            Unready(status.name, f"it {differing_text(status.proof)}")
+            for _, _, status in observed
             if status.proof and not status.proof.is_right
         ]
         return troubles + [Unready(name, reason) for name, reason in reasons if reason is not None] + differing
@@ -220,8 +221,7 @@ class Board:
         with self._lock:
             return [(table, self._seen[name]) for name, table in self._tables.items()]
 
-    def _unready(self, table: TableSettings, seen: Observation, now_ms: int, now_s: float) -> str | None:
-        status = table_status(table, seen, now_ms)
+    def _unready(self, table: TableSettings, seen: Observation, status: TableStatus, now_s: float) -> str | None:
         if status.state is SyncState.PAUSED:
             return None
         if status.state is SyncState.PARKED:

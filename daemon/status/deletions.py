@@ -59,6 +59,11 @@ class TableDeletions(msgspec.Struct, frozen=True):
     orphaned: tuple[OrphanedHour, ...]
     snapshots: list[ShownSnapshot]
 
+    @property
+    def own_snapshots(self) -> list[tuple[ShownSnapshot, float]]:
+        """The listed snapshots that dvsync committed, the oldest first, each with its lag in seconds."""
+        return [(each, each.lag_s) for each in reversed(self.snapshots) if each.lag_s is not None]
+
 
 class ServingPart(msgspec.Struct, frozen=True):
     """A delete file that serves a data file: all its positions, and those of this data file."""
@@ -112,8 +117,8 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
 
 def find_worst_files(context: TableContext, *, files_max: int) -> list[FileDeletions]:
     """Return the live data files with the largest share of deleted rows, and raise as `inspect_table` does."""
-    found = context.store.find_deletions(_synced(context).id, rows_max=files_max)
-    return [_file_deletions(context, file) for file in found.files]
+    found = context.store.find_worst_files(_synced(context).id, files_max=files_max)
+    return [_file_deletions(context, file) for file in found]
 
 
 def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: int) -> FileDetail:

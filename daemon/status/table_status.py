@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -252,6 +252,11 @@ def span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def differences_text(proof: ProofStatus) -> str:
+def differences_text(differences: Mapping[str, int]) -> str:
     """The differences in one line: how many of each kind."""
-    return ", ".join(f"{count:,} times {fault}" for fault, count in proof.differences.items())
+    return ", ".join(f"{fault} ({count:,})" for fault, count in differences.items())
+
+
+def differing_text(proof: ProofStatus) -> str:
+    """What a verification found, as the end of a sentence about the table."""
+    return f"differs from Delta, found {proof.at}: {differences_text(proof.differences)}"

@@ -135,7 +135,8 @@ class MetadataCheck:
             raise CorruptInput(str(error), hint="") from error
 
     def _check_delete_file(self, delete_file: DataFile) -> None:
-        rows = read_footer(self.storage, delete_file.file_path, delete_file.file_size_in_bytes).num_rows
+        path, size = delete_file.file_path, delete_file.file_size_in_bytes
+        rows = read_footer(self.storage, path, size, said_by="its manifest").num_rows
         if rows != delete_file.record_count:
             raise CorruptInput(f"it has {rows} positions, but its entry says {delete_file.record_count}", hint="")
 

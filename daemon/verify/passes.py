@@ -13,8 +13,7 @@ DEPTH = {level: depth for depth, level in enumerate(Level)}
 
 def next_part(last: ProofRecord | None, settings: VerifySettings, files: int) -> Sample:
     """Return the part to compare after `last`, of a table of this many data files. After a whole pass the first one."""
-    is_new = last is None or last.level != settings.level or last.covered >= SHARES
-    first = 0 if is_new or last is None else last.covered
+    first = last.covered % SHARES if last and last.level == settings.level else 0
     return Sample(first, min(SHARES, first + math.ceil(SHARES / _parts(settings, files))))
 
 
@@ -34,11 +33,10 @@ def due_ms(last: ProofRecord | None, settings: VerifySettings, files: int) -> fl
 
 def add_part(last: ProofRecord | None, proof: Proof, part: Sample, *, at_ms: int) -> ProofRecord:
     """Return the table's record after `part` was compared, from `at_ms` on."""
-    goes_on = last is not None and last.level == proof.level and 0 < last.covered == part.first
-    before = last if goes_on else None
+    before = last if last and last.level == proof.level and 0 < last.covered == part.first else None
     found = proof.findings.joined(before.found if before else Differences())
-    is_complete = part.end >= SHARES and (part.first == 0 or goes_on)
-    is_known = is_complete or found.counts or last is None
+    is_complete = part.end >= SHARES and (part.first == 0 or before is not None)
+    complete_at_ms, differences = (last.complete_at_ms, last.differences) if last else (None, Differences())
     return ProofRecord(
         level=proof.level,
         at_ms=at_ms,
@@ -47,9 +45,9 @@ def add_part(last: ProofRecord | None, proof: Proof, part: Sample, *, at_ms: int
         files_total=proof.files_total,
         files=proof.files + (before.files if before else 0),
         covered=part.end,
-        complete_at_ms=at_ms if is_complete else last.complete_at_ms if last else None,
+        complete_at_ms=at_ms if is_complete else complete_at_ms,
         found=found,
-        differences=found if is_known or last is None else last.differences,
+        differences=found if is_complete or found.counts else differences,
     )
 
 

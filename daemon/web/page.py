@@ -64,7 +64,7 @@ _templates.filters.update(
     count=_count,
     place=_place,
     style=STYLES.__getitem__,
-    differences=differences_text,
+    differences=lambda proof: differences_text(proof.differences),
     remedy=lambda proof, table: hint_for(table, proof.differences),
 )
 

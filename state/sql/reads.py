@@ -24,6 +24,7 @@ from state.records import (
     VectorCount,
 )
 from state.sql.bulk import batched
+from state.sql.files import WRITTEN_ROWS
 from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
 
 _decode_partition = msgspec.json.Decoder(tuple[str | None, ...]).decode
@@ -97,8 +98,6 @@ def read_deletions(connection: Connection, table_id: int, *, rows_max: int) -> D
         .group_by(files.dv_storage_type)
         .order_by(files.dv_storage_type)
     )
-    share = cast(files.dv_cardinality, Float) / files.record_count
-    worst = select_live_files().where(files.dv_cardinality > 0).order_by(share.desc(), files.path).limit(rows_max)
     rows, deleted = func.sum(files.record_count), func.sum(files.dv_cardinality)
     partitions = (
         select(files.spec_id, files.partition, func.count(), rows, deleted)
@@ -129,7 +128,7 @@ def read_deletions(connection: Connection, table_id: int, *, rows_max: int) -> D
     # Some databases add integers up to a decimal.
     return Deletions(
         vectors=tuple(VectorCount(kind, *map(int, sums)) for kind, *sums in connection.execute(vectors)),
-        files=tuple(live_file(row) for row in connection.execute(worst, {"table_id": table_id})),
+        files=read_worst_files(connection, table_id, files_max=rows_max),
         partitions=tuple(
             PartitionCount(spec_id, _decode_partition(partition), *map(int, sums))
             for spec_id, partition, *sums in connection.execute(partitions)
@@ -139,9 +138,17 @@ def read_deletions(connection: Connection, table_id: int, *, rows_max: int) -> D
     )
 
 
+def read_worst_files(connection: Connection, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
+    """Read the live files with the largest share of deleted rows. The database sorts and cuts."""
+    files = DATA_FILES.c
+    share = cast(files.dv_cardinality, Float) / files.record_count
+    worst = select_live_files().where(files.dv_cardinality > 0).order_by(share.desc(), files.path).limit(files_max)
+    return tuple(live_file(row) for row in connection.execute(worst, {"table_id": table_id}))
+
+
 def _read_orphaned(connection: Connection, table_id: int) -> tuple[OrphanedHour, ...]:
     hours: Counter[int] = Counter()
-    for rows in (DELETE_FILES, METADATA_FILES):
+    for rows in WRITTEN_ROWS:
         hour = rows.c.since_ms - rows.c.since_ms % HOUR_MS
         waiting = select(hour, func.count()).where(rows.c.table_id == table_id, rows.c.status == FileStatus.ORPHANED)
         for hour_ms, files in connection.execute(waiting.group_by(hour)):

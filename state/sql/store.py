@@ -35,7 +35,7 @@ from state.sql import lease as sql_lease
 from state.sql.bulk import batched
 from state.sql.database import Database
 from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, INTENTS, SYNC_RUNS, TABLES, IntentStatus
-from state.sql.reads import live_file, read_delete_files, read_deletions, select_live_files
+from state.sql.reads import live_file, read_delete_files, read_deletions, read_worst_files, select_live_files
 
 READ_BATCH_MAX = 5_000
 WRITE_BATCH_MAX = 5_000
@@ -435,6 +435,11 @@ class SqlStateStore:
                 live_bytes=int(size_bytes or 0),
                 written=sql_files.count_written(connection, table_id),
             )
+
+    def find_worst_files(self, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
+        with self._database.read() as connection:
+            _check_table(connection, table_id)
+            return read_worst_files(connection, table_id, files_max=files_max)
 
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
         with self._database.read() as connection:

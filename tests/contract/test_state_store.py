@@ -322,6 +322,7 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.record_resync_wanted(UNKNOWN, True),
     lambda store: store.count(UNKNOWN),
     lambda store: store.find_deletions(UNKNOWN, rows_max=1),
+    lambda store: store.find_worst_files(UNKNOWN, files_max=1),
     lambda store: store.list_written(UNKNOWN, [FileStatus.LIVE]),
     lambda store: store.has_orphans(UNKNOWN, before_ms=1, reasons=OrphanReason),
     lambda store: store.list_for_cleanup(UNKNOWN, due_ms=1, now_ms=2),
@@ -1263,6 +1264,7 @@ def test_find_deletions(store: StateStore, table_id: int) -> None:
         ServingFile("d1", 900, 2, 7, 1),
         ServingFile("d3", 900, 2, 7, 1),
     )
+    assert store.find_worst_files(table_id, files_max=2) == found.files[:2]
     cut = store.find_deletions(table_id, rows_max=1)
     assert cut == replace(
         found, files=found.files[:1], partitions=found.partitions[:1], delete_files=found.delete_files[:1]

@@ -289,7 +289,7 @@ def edit_add(**fields: object) -> Callable[[Actions], None]:
     [
         pytest.param(edit_add(stats='{"numRecords": 6'), "statistics are not JSON", id="cut"),
         pytest.param(edit_add(stats="[6]"), "statistics", id="a list"),
-        pytest.param(edit_add(size=3), "the metadata says 3", id="another size"),
+        pytest.param(edit_add(size=3), "the Delta log says 3", id="another size"),
     ],
 )
 def test_a_data_file_that_is_told_wrongly_is_refused(pair: Pair, edit: Callable[[Actions], None], says: str) -> None:
@@ -360,7 +360,7 @@ def test_a_data_file_of_another_size_is_refused(pair: Pair) -> None:
     file = pair.table.folder / path
     data = file.read_bytes()
     file.write_bytes(data[:-1])
-    says = f"{len(data) - 1} bytes, but the metadata says {len(data)}"
+    says = f"{len(data) - 1} bytes, but the Delta log says {len(data)}"
     pair.assert_refused(CorruptInput, version=2, path=f"/delta/{path}", says=says)
     file.write_bytes(data)
     pair.assert_goes_on([0, 1, 2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def world(tmp_path: Path) -> World:
     tables = {name: HandmadeTable(tmp_path / "lake" / name, partitioned=True) for name in NAMES}
     for table in tables.values():
         table.create()
@@ -81,7 +80,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         table.commit(table.delete({paths[0]: [2, 3], paths[1]: [5, 6]}), operation="DELETE")
     made = World(tmp_path, tables)
     made.configure()
-    yield made
+    return made
 
 
 def proof(running: Daemon, name: str) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def test_a_difference_is_shown_everywhere_until_the_table_is_written_anew(world:
         assert cut in page
         assert "dvsync resync wrong" in running.fetch("/")
         shown = command(world.config, "status")
-        assert "1 times delete file damaged" in shown.stdout, shown.stderr
+        assert "delete file damaged (1)" in shown.stdout, shown.stderr
         # The table is followed all the same.
         table = world.tables["wrong"]
         table.commit([table.add(table.write_file([(1, "a", "y")], name="more"))])

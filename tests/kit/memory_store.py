@@ -487,6 +487,11 @@ class MemoryStateStore:
                 written=table.count_written(),
             )
 
+    def find_worst_files(self, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
+        with self._lock:
+            deleted = [file for file in self._tables[table_id].data_files.values() if _deleted(file)]
+        return tuple(sorted(deleted, key=lambda file: (-_deleted(file) / file.record_count, file.path))[:files_max])
+
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
         with self._lock:
             table = self._tables[table_id]
@@ -496,7 +501,6 @@ class MemoryStateStore:
                 partitions.setdefault((file.spec_id, file.partition), []).append(file)
                 if file.deletion_vector:
                     vectors.setdefault(file.deletion_vector.storage_type, []).append(file.deletion_vector)
-            deleted = [file for file in table.data_files.values() if _deleted(file)]
             counted = [
                 PartitionCount(*key, len(files), sum(file.record_count for file in files), sum(map(_deleted, files)))
                 for key, files in partitions.items()
@@ -517,7 +521,7 @@ class MemoryStateStore:
                 VectorCount(kind, len(each), sum(dv.size_in_bytes for dv in each), sum(dv.cardinality for dv in each))
                 for kind, each in sorted(vectors.items())
             ),
-            files=tuple(sorted(deleted, key=lambda file: (-_deleted(file) / file.record_count, file.path))[:rows_max]),
+            files=self.find_worst_files(table_id, files_max=rows_max),
             partitions=tuple(sorted(counted, key=_worst_partition_first)[:rows_max]),
             delete_files=tuple(sorted(serving, key=lambda each: (-each.positions, each.path))[:rows_max]),
             orphaned=tuple(OrphanedHour(*each) for each in sorted(hours.items())[-ORPHANED_HOURS_MAX:]),
