@@ -177,6 +177,15 @@ class MaintenanceSettings(_Frozen):
     small_delete_file_max: ByteSize = Field(
         ByteSize(1 << 20), ge=0, le=GIB, description="A delete file of at most this size counts as small."
     )
+    dead_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description=(
+            "With format_version 3, compact a Puffin file once more than this share of its deleted positions is no"
+            " longer in use."
+        ),
+    )
     snapshot_age_max_s: Annotated[float, Duration] | None = Field(
         None,
         alias="snapshot_age_max",

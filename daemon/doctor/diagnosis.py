@@ -20,7 +20,7 @@ from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
-from daemon.translate.definition import check_format_version, check_places, shape_for
+from daemon.translate.definition import check_places, shape_for
 from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
 
 # How dvsync treats each table feature. A feature that only writers list, and that is missing here, does not concern
@@ -116,7 +116,6 @@ def _refused(subject: str, error: SyncError) -> Finding:
 
 def _of_settings(settings: TableSettings) -> Iterator[Finding]:
     try:
-        check_format_version(settings, None)
         check_places(settings.location or "", {}, settings.source)
     except SyncError as error:
         yield _refused("settings", error)

@@ -247,6 +247,7 @@ def _shape(
     definition = Definition(
         schema=schema.schema,
         spec=schema.spec,
+        format_version=settings.format_version,
         properties={
             **defaults,
             # The data files belong to Delta: no Iceberg maintenance may remove them.
@@ -260,13 +261,15 @@ def _shape(
     return Shape(schema, definition, granularity)
 
 
-def check_format_version(settings: TableSettings, table: Table | None) -> None:
-    """Raise `Unsupported` if the settings ask for format version 3, or the table has it."""
-    found = table.metadata.format_version if table else settings.format_version
-    if settings.format_version != 2 or found != 2:
+def check_format_version(settings: TableSettings, table: Table) -> None:
+    """Raise `Unsupported` if the table has a higher format version than the settings ask for."""
+    found = table.metadata.format_version
+    if found > settings.format_version:
         raise Unsupported(
-            f"Iceberg format version {max(settings.format_version, found)} is not supported yet: only version 2 is",
-            hint="Set format_version: 2. A table that has version 3 already cannot go back: drop and recreate it.",
+            f"the Iceberg table has format version {found}, and cannot go back to {settings.format_version}",
+            path=table.metadata_location,
+            hint=f"Set format_version: {found}, or drop {settings.target} from the catalog: the next sync then makes a "
+            f"new table of version {settings.format_version}.",
         )
 
 

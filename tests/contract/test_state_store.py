@@ -1109,7 +1109,8 @@ def test_proof(store: StateStore, table_id: int) -> None:
 def test_what_older_snapshots_show() -> None:
     """A file that the newest snapshot alone is without is shown by older ones; any other orphan by none we know of."""
     shown = {
-        OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED, OrphanReason.FOUND_IN_USE,
+        OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.DV_REPLACED, OrphanReason.COMPACTED,
+        OrphanReason.FOUND_IN_USE,
     }  # fmt: skip
     assert {reason for reason in OrphanReason if reason.shown_by_older} == shown
 

@@ -48,7 +48,7 @@ class Lake:
         changes = (DvChange(data_file, record_count, stored, self.store(after)),)
         if self.tasks and self.tasks[-1].output_path == path:
             changes = self.tasks.pop().changes + changes
-        self.tasks.append(DeleteFileTask(path, 0, (), changes))
+        self.tasks.append(DeleteFileTask(path, 0, changes))
 
     def alter(self, **fields: Any) -> None:
         """Change the descriptor that was added last."""

@@ -134,7 +134,10 @@ def delete_file(path: str, *data_files: str, manifest: str = "m9") -> DeleteFile
 
 
 def works(plan: SyncPlan) -> list[tuple[str, tuple[Any, ...], list[str]]]:
-    return [(task.output_path, task.partition, [change.data_file for change in task.changes]) for task in plan.tasks]
+    return [
+        (task.output_path, task.changes[0].partition, [change.data_file for change in task.changes])
+        for task in plan.tasks
+    ]
 
 
 # --- which delete files to write ---
