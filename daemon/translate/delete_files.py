@@ -96,7 +96,12 @@ def delete_file_entries(task: DeleteFileTask, file: DeleteFile) -> list[DataFile
 
 
 def _vector_entry(file: PuffinFile, blob: Blob, spec_id: int, partition: Sequence[object]) -> DataFile:
-    """Iceberg spec, "Deletion Vectors": the entry says where the blob is, as the footer does."""
+    """Iceberg spec, "Deletion Vectors": the entry says where the blob is, as the footer does.
+
+    The bounds are for PyIceberg 0.12, which finds the data file by them and not by `referenced_data_file`. Without them
+    it, and Polars, would apply every Puffin file of a partition to all of its data files.
+    """
+    data_file = to_bytes(StringType(), blob.data_file)
     entry = data_file_record(
         partition,
         content=DataFileContent.POSITION_DELETES,
@@ -104,6 +109,8 @@ def _vector_entry(file: PuffinFile, blob: Blob, spec_id: int, partition: Sequenc
         file_format=FileFormat.PUFFIN,
         record_count=blob.cardinality,
         file_size_in_bytes=file.size_bytes,
+        lower_bounds={FILE_PATH_ID: data_file},
+        upper_bounds={FILE_PATH_ID: data_file},
         referenced_data_file=blob.data_file,
         content_offset=blob.offset,
         content_size_in_bytes=blob.size_bytes,
