@@ -69,6 +69,12 @@ def first_row_id(data_file: DataFile) -> int | None:
     return value
 
 
+def end_of_row_ids(data_file: DataFile) -> int:
+    """Return the row id after those that Delta gave to the file's rows; 0 if it gave none."""
+    first = first_row_id(data_file)
+    return 0 if first is None else first + data_file.record_count
+
+
 def content_span(data_file: DataFile) -> tuple[int, int] | None:
     """Return where a deletion vector is in its Puffin file: fields 144 and 145, offset and size in bytes."""
     offset, size = data_file[_CONTENT_OFFSET], data_file[_CONTENT_SIZE]

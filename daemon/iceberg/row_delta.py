@@ -24,8 +24,8 @@ from daemon.iceberg.manifests import (
     MANIFEST_ENTRIES_MAX,
     EntryKey,
     content_span,
+    end_of_row_ids,
     entry_key,
-    first_row_id,
     read_entries,
     read_manifest_list,
     schema_with_sources,
@@ -72,7 +72,8 @@ class RowDelta:
     it. `replacements` are pairs of a removed delete file and a new one that takes over its deletes and its partition;
     both may appear in several pairs. `replaces_all` removes everything that was in the table, whoever wrote it.
     `written_manifests` are data manifests that Spark tasks wrote for this snapshot, and `written_size_bytes` is the
-    total size of their data files. `same_rows` says that the commit only moves rows between files.
+    total size of their data files. Delta gave their rows ids below `written_row_ids_end`. `same_rows` says that the
+    commit only moves rows between files.
     """
 
     snapshot_id: int
@@ -84,6 +85,7 @@ class RowDelta:
     replaces_all: bool = False
     written_manifests: Sequence[ManifestFile] = ()
     written_size_bytes: int = 0
+    written_row_ids_end: int = 0
     same_rows: bool = False
 
     @property
@@ -198,13 +200,8 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         placements={entry.data_file.file_path: draft.path for draft in added for entry in draft.entries},
         moved_manifests=moved,
         manifest_list_path=manifest_list_path,
-        row_ids_end=max((_row_ids_end(file) for file in delta.added_data_files), default=0),
+        row_ids_end=max([delta.written_row_ids_end, *map(end_of_row_ids, delta.added_data_files)]),
     )
-
-
-def _row_ids_end(data_file: DataFile) -> int:
-    first = first_row_id(data_file)
-    return 0 if first is None else first + data_file.record_count
 
 
 def _read_parent(table: TableView, delta: RowDelta) -> list[ManifestFile]:

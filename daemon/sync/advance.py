@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from daemon.delta.actions import Commit
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
-from daemon.errors import Unsupported
+from daemon.errors import ReplacementNeeded, Unsupported
 from daemon.iceberg.account import Account, check_account
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import Change, write_positions, write_vectors
@@ -92,6 +92,12 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
         return remembering(shape, shown.table, change.protocol, None) if change.protocol else shape
     shape = shape_for(change.metadata, shown.table, context.settings)
     shape = remembering(shape, shown.table, change.protocol, change.metadata)
+    if shape.table.has_row_ids and not shape_of(shown.table, context.settings).table.has_row_ids:
+        raise ReplacementNeeded(
+            "the Delta table tracks row ids from now on, and older data files have other row ids in Iceberg",
+            version=change.to_version,
+            hint="dvsync writes the table anew from Delta's state, with Delta's row ids.",
+        )
     what = f"column {', '.join(shape.table.replaced)}" if shape.table.replaced else ""
     if shape.table.spec_id != shown.table.metadata.default_spec_id:
         what = what or "the partitioning"

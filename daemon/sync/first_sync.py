@@ -69,6 +69,7 @@ def show_state(
             completed.delta,
             written_manifests=[manifest.manifest for manifest in written],
             written_size_bytes=sum(manifest.size_bytes for manifest in written),
+            written_row_ids_end=max((manifest.row_ids_end for manifest in written), default=0),
             replaces_all=existing is not None,
         )
         account = Account(

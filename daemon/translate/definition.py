@@ -28,9 +28,12 @@ from daemon.locations import vacuum_cleans
 from daemon.storage import check_path
 from daemon.translate.hidden_columns import with_hidden
 from daemon.translate.metrics import metrics_properties
-from daemon.translate.name_mapping import find_lost
+from daemon.translate.name_mapping import find_lost, with_row_ids
 from daemon.translate.schema import TableSchema, translate_schema
 
+# Delta PROTOCOL.md, "Row Tracking".
+ROW_TRACKING = "delta.enableRowTracking"
+ROW_ID_COLUMN = "delta.rowTracking.materializedRowIdColumnName"
 NAME_MAPPING = "schema.name-mapping.default"
 # What the last commit of dvsync left. If the table's shape differs from it, dvsync commits nothing.
 SCHEMA_ID = "dvsync.schema-id"
@@ -120,8 +123,9 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     """
     check_metadata(metadata)
     retention_ms = str(round(retention_s(metadata) * 1000))
+    row_ids = _row_id_column(metadata, settings)
     if table is None:
-        return _shape(translate_schema(metadata), settings, {}, retention_ms)
+        return _shape(_tracking(translate_schema(metadata), row_ids), settings, {}, retention_ms)
     mapping = _own_mapping(table)
     schema = translate_schema(
         metadata,
@@ -130,6 +134,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
         schemas=table.schemas(),
         specs=table.specs(),
     )
+    schema = _tracking(schema, row_ids)
     shape = _shape(schema, settings, table.properties, retention_ms)
     # If somebody else changed the mapping, the schemas of our snapshots show which name belonged to which id.
     ours = {snapshot.schema_id for snapshot in table.metadata.snapshots if find_marker(snapshot) is not None}
@@ -138,6 +143,16 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     lost = {field_id: name for each in before for field_id, name in find_lost(each, schema.name_mapping).items()}
     misread = _misread(table, lost)
     return replace(shape, definition=replace(shape.definition, misread=misread))
+
+
+def _tracking(schema: TableSchema, column: str | None) -> TableSchema:
+    return replace(schema, name_mapping=with_row_ids(schema.name_mapping, column)) if column else schema
+
+
+def _row_id_column(metadata: Metadata, settings: TableSettings) -> str | None:
+    """Return the column in which Delta's data files have row ids; None if the Iceberg table cannot show them."""
+    tracks = metadata.configuration.get(ROW_TRACKING, "").lower() == "true" and settings.format_version > 2
+    return metadata.configuration.get(ROW_ID_COLUMN) if tracks else None
 
 
 def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
@@ -198,6 +213,11 @@ def remembering(shape: Shape, table: Table | None, protocol: Protocol | None, me
         listing = msgspec.json.decode(kept[DELTA_PROTOCOL], type=Protocol)
         check_features(listing, [feature for feature in kept[DELTA_FEATURES].split(",") if feature])
     return replace(shape, definition=replace(shape.definition, properties={**shape.definition.properties, **kept}))
+
+
+def tracks_rows(table: Table) -> bool:
+    """Return whether Delta tracked the ids of the table's rows when dvsync last committed."""
+    return "rowTracking" in table.properties.get(DELTA_FEATURES, "").split(",")
 
 
 def _own_schema(table: Table) -> Schema:

@@ -242,7 +242,12 @@ def complete_plan(
     delta = RowDelta(
         snapshot_id=snapshot_id,
         added_data_files=[
-            data_file_of(add, metrics[path], *place_of(add, plan.table, plan.live[path] if path in restored else None))
+            data_file_of(
+                add,
+                metrics[path],
+                plan.table,
+                *place_of(add, plan.table, plan.live[path] if path in restored else None),
+            )
             for path, add in sorted(added.items())
         ],
         removed_data_files=by_manifest((plan.live[path].manifest_path, path) for path in leaving),

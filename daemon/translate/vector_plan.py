@@ -191,7 +191,7 @@ def complete_vectors(
     delta = RowDelta(
         snapshot_id=snapshot_id,
         added_data_files=[
-            data_file_of(add, plan.metrics[path], *place_of(add, plan.table, None))
+            data_file_of(add, plan.metrics[path], plan.table, *place_of(add, plan.table, None))
             for path, add in sorted(change.added.items())
         ],
         removed_data_files=by_manifest((plan.live[path].manifest_path, path) for path in change.removed),
