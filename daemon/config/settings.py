@@ -302,7 +302,13 @@ class _TableOptions(_Frozen):
         description="Time between two polls for the next Delta commit file.",
     )
     format_version: int = Field(
-        2, ge=2, le=3, description="Format version of the Iceberg table. 3 is not supported yet and parks the table."
+        2,
+        ge=2,
+        le=3,
+        description=(
+            "Format version of the Iceberg table: 2 with position-delete files, 3 with deletion vectors in Puffin files. A"
+            " table is upgraded to 3 in place, and cannot go back."
+        ),
     )
     delete_granularity: Literal["file", "partition"] | None = Field(
         None,

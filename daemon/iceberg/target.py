@@ -79,9 +79,9 @@ class Definition:
 
     schema: Schema
     spec: PartitionSpec
-    format_version: int
     properties: Mapping[str, str] = field(default_factory=dict)
     misread: Misread = field(default_factory=Misread)
+    format_version: int = 2
 
 
 class Target:

@@ -150,9 +150,12 @@ def _tracking(schema: TableSchema, column: str | None) -> TableSchema:
 
 
 def _row_id_column(metadata: Metadata, settings: TableSettings) -> str | None:
-    """Return the column in which Delta's data files have row ids; None if the Iceberg table cannot show them."""
+    """Return the column in which Delta's data files have row ids; None if the Iceberg table cannot show them.
+
+    Under column mapping, files have field ids for all columns but this one, and readers then use no name mapping.
+    """
     tracks = metadata.configuration.get(ROW_TRACKING, "").lower() == "true" and settings.format_version > 2
-    return metadata.configuration.get(ROW_ID_COLUMN) if tracks else None
+    return metadata.configuration.get(ROW_ID_COLUMN) if tracks and metadata.column_mapping_mode == "none" else None
 
 
 def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
