@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import structlog
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import BadRequestError, CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import StagedTable, Table
@@ -41,7 +41,7 @@ from pyiceberg.table.update import (
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError
+from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError, Unsupported
 from daemon.iceberg.manifests import write_manifest_list
 from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
@@ -251,6 +251,14 @@ class Target:
             if found is None or found.metadata.current_snapshot_id != prepared.snapshot_id:
                 raise self._conflict(error) from error
             table = found
+        except BadRequestError as error:
+            if definition.format_version == 2:
+                raise self._unknown(error) from error
+            raise Unsupported(
+                f"the catalog refused a commit of format version {definition.format_version}: {error}",
+                path=self.identifier,
+                hint="Set format_version: 2, or use a version of the catalog's server that supports this format version.",
+            ) from error
         except Exception as error:
             raise self._unknown(error) from error
         _log_expired(table, definition.misread)
