@@ -10,7 +10,7 @@ import msgspec
 from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructType
 
 from daemon.config.settings import TableSettings
-from daemon.delta.actions import Metadata, Protocol
+from daemon.delta.actions import Metadata
 from daemon.delta.features import check_features, used_features
 from daemon.delta.log import DeltaLog
 from daemon.delta.protocol import READER_FEATURES, check_protocol

@@ -257,7 +257,7 @@ class Target:
             raise Unsupported(
                 f"the catalog refused a commit of format version {definition.format_version}: {error}",
                 path=self.identifier,
-                hint="Set format_version: 2, or use a version of the catalog's server that supports this format version.",
+                hint="Set format_version: 2, or use a version of the catalog's server that supports this one.",
             ) from error
         except Exception as error:
             raise self._unknown(error) from error

@@ -132,7 +132,7 @@ def test_format_version_3(followed):
     """Made by the first sync; deletions that grow and shrink; row ids go on, whoever writes the metadata."""
     if followed.served.kind == "nessie":
         # The day this fails, Nessie knows version 3.
-        with pytest.raises(Unsupported, match="refused a commit of format version 3: .*spec version 3"):
+        with pytest.raises(Unsupported, match=r"refused a commit of format version 3: .*spec version 3"):
             followed.sync()
         return
     followed.sync()
