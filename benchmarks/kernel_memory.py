@@ -65,7 +65,7 @@ def task(folder: Path, case: str, before: BitMap64 | None, after: BitMap64) -> D
     data_file = "s3://lake/warehouse/sales/orders/part-00000-0f9c4a7e-0000-4000-8000-c000.snappy.parquet"
     stored = None if before is None else store(folder, f"{case}-before.bin", before)
     change = DvChange(data_file, 1 << 40, stored, store(folder, f"{case}-after.bin", after))
-    return DeleteFileTask(f"file://{folder}/{case}.parquet", 0, (), (change,))
+    return DeleteFileTask(f"file://{folder}/{case}.parquet", 0, (change,))
 
 
 def prepare(case: str, folder: Path) -> None:

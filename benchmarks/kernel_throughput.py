@@ -95,7 +95,7 @@ def kernel_runner(shape: Shape, folder: Path) -> Callable[[], None]:
     (folder / "dv.bin").write_bytes(content)
     size = shape.dvs_per_file
     tasks = [
-        DeleteFileTask(f"file://{folder}/kernel-{start:06d}.parquet", 0, (), tuple(changes[start : start + size]))
+        DeleteFileTask(f"file://{folder}/kernel-{start:06d}.parquet", 0, tuple(changes[start : start + size]))
         for start in range(0, len(changes), size)
     ]
 

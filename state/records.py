@@ -43,6 +43,7 @@ class OrphanReason(StrEnum):
 
     DATA_FILES_GONE = "data-files-gone"
     DV_SHRUNK = "dv-shrunk"
+    DV_REPLACED = "dv-replaced"
     COMPACTED = "compacted"
     # Written for an Iceberg table that was dropped, renamed or left for another catalog. The file is kept: a renamed
     # table may still use it.
@@ -58,6 +59,7 @@ class OrphanReason(StrEnum):
         return self in (
             OrphanReason.DATA_FILES_GONE,
             OrphanReason.DV_SHRUNK,
+            OrphanReason.DV_REPLACED,
             OrphanReason.COMPACTED,
             OrphanReason.FOUND_IN_USE,
         )
@@ -111,7 +113,10 @@ class DvMapping(msgspec.Struct, frozen=True):
 
 
 class DeleteFileRecord(msgspec.Struct, frozen=True):
-    """A delete file that is live in Iceberg, and the data files whose positions it holds."""
+    """A delete file that is live in Iceberg, and the data files whose positions it holds.
+
+    `dead` are the data files of which a Puffin file has a blob that is no longer used.
+    """
 
     path: str
     size_bytes: int
@@ -119,6 +124,7 @@ class DeleteFileRecord(msgspec.Struct, frozen=True):
     spec_id: int
     manifest_path: str
     mappings: tuple[DvMapping, ...]
+    dead: tuple[str, ...] = ()
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
@@ -146,8 +152,9 @@ class Outcome(msgspec.Struct, frozen=True):
     """What the store will hold once a version is synced. Stored before the commit, applied after it.
 
     `added_files` replaces rows of the same path. `moved_manifests` maps a rewritten manifest to its successor: live
-    files and delete files that were in the old one and do not appear here are in the new one afterwards. `must_compare`
-    holds until the next outcome: the store may be wrong until it was compared with Delta's whole state.
+    files and delete files that were in the old one and do not appear here are in the new one afterwards.
+    `dead_vectors` are pairs of a delete file and a data file that it serves no longer, although it has a blob of it.
+    `must_compare` holds until the next outcome: the store may be wrong until it was compared with Delta's whole state.
     """
 
     table_id: int
@@ -162,6 +169,7 @@ class Outcome(msgspec.Struct, frozen=True):
     removed_files: tuple[str, ...] = ()
     added_delete_files: tuple[DeleteFileRecord, ...] = ()
     removed_delete_files: tuple[tuple[str, OrphanReason], ...] = ()
+    dead_vectors: tuple[tuple[str, str], ...] = ()
     moved_manifests: tuple[tuple[str, str], ...] = ()
     unwritten_files: tuple[str, ...] = ()
     must_compare: bool = False

@@ -136,6 +136,10 @@ class FileLedger(Protocol):
         """Find each live delete file with positions of any of `data_files`, with all its mappings."""
         ...
 
+    def find_former(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
+        """Find each live delete file with a dead blob of any of `data_files`, which need not be live."""
+        ...
+
     def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
         """Find, for each of these delete files, the *live* data files whose positions it holds."""
         ...
@@ -277,6 +281,10 @@ class FileLedger(Protocol):
 
         Also those with more than one delete file of which at least `deleted_share` of the rows are deleted.
         """
+        ...
+
+    def find_mostly_dead(self, table_id: int, *, dead_share: float) -> list[str]:
+        """Find live delete files with dead blobs, which are more than `dead_share` of their positions, sorted."""
         ...
 
 

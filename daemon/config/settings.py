@@ -177,6 +177,15 @@ class MaintenanceSettings(_Frozen):
     small_delete_file_max: ByteSize = Field(
         ByteSize(1 << 20), ge=0, le=GIB, description="A delete file of at most this size counts as small."
     )
+    dead_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description=(
+            "With format_version 3, compact a Puffin file once more than this share of its deleted positions is no"
+            " longer in use."
+        ),
+    )
     snapshot_age_max_s: Annotated[float, Duration] | None = Field(
         None,
         alias="snapshot_age_max",
@@ -293,7 +302,13 @@ class _TableOptions(_Frozen):
         description="Time between two polls for the next Delta commit file.",
     )
     format_version: int = Field(
-        2, ge=2, le=3, description="Format version of the Iceberg table. 3 is not supported yet and parks the table."
+        2,
+        ge=2,
+        le=3,
+        description=(
+            "Format version of the Iceberg table: 2 with position-delete files, 3 with deletion vectors in Puffin files."
+            " A table is upgraded to 3 in place, and cannot go back."
+        ),
     )
     delete_granularity: Literal["file", "partition"] | None = Field(
         None,

@@ -23,7 +23,7 @@ class _Action(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class AddFile(_Action, frozen=True, rename="camel"):
-    """PROTOCOL.md, "Add File and Remove File".
+    """PROTOCOL.md, "Add File and Remove File", and "Row Tracking": `base_row_id` is the row id of the first row.
 
     The reader of the log resolves `path` (`resolve_path`); everywhere else it is plain and absolute.
     """
@@ -34,6 +34,7 @@ class AddFile(_Action, frozen=True, rename="camel"):
     data_change: bool
     stats: str | None = None
     deletion_vector: DeletionVectorDescriptor | None = None
+    base_row_id: Long | None = None
 
     @property
     def dv_unique_id(self) -> str | None:

@@ -36,6 +36,7 @@ PLACES = {
     "dv_offset": ("deletionVector", "offset"),
     "dv_size": ("deletionVector", "sizeInBytes"),
     "dv_cardinality": ("deletionVector", "cardinality"),
+    "base_row_id": ("baseRowId",),
 }
 # Columns that every checkpoint must have, and fields that every add and every deletion vector must have. Some writers
 # have null for the partition values of a table without partitions.

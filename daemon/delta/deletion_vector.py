@@ -10,7 +10,14 @@ from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 from daemon.delta.actions import resolve_path
-from daemon.delta.position_set import DVPlace, PositionSet, decode_positions
+from daemon.delta.position_set import (
+    MAGIC_PORTABLE_BYTES,
+    DVPlace,
+    PositionSet,
+    as_bitmap,
+    decode_positions,
+    encode_positions,
+)
 from daemon.errors import Unsupported
 from daemon.storage import Span, Storage
 from state.records import DeletionVectorDescriptor
@@ -47,7 +54,7 @@ class DvFile:
     def add(self, blob: bytes, cardinality: int) -> DeletionVectorDescriptor:
         """Append a DV: magic and bitmap. Returns its descriptor for the log."""
         offset = len(self.data)
-        self.data += struct.pack(">i", len(blob)) + blob + struct.pack(">I", zlib.crc32(blob))
+        self.data += frame_bytes(blob)
         encoded = base64.b85encode(self._uuid.bytes).translate(_B85_TO_Z85).decode()
         return DeletionVectorDescriptor("u", encoded, len(blob), cardinality, offset)
 
@@ -89,57 +96,82 @@ def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVP
     return place
 
 
+class Vector(NamedTuple):
+    """A DV that was read: its frame, as it is in its file, and its positions."""
+
+    frame: memoryview
+    positions: PositionSet
+
+    def portable_frame(self) -> memoryview:
+        """The frame in the portable form, which Puffin files have too. Only the native form is written anew."""
+        if self.frame[SIZE_FIELD_BYTES:][: len(MAGIC_PORTABLE_BYTES)] == MAGIC_PORTABLE_BYTES:
+            return self.frame
+        return frame_bytes(encode_positions(as_bitmap(self.positions)))
+
+
 def read_position_sets(
     storage: Storage, table_location: str, descriptors: Sequence[DeletionVectorDescriptor]
 ) -> list[PositionSet]:
-    """Read the position set of each descriptor, in order.
+    """Read the position set of each descriptor, in order. Raises as `read_vectors` does."""
+    return [vector.positions for vector in read_vectors(storage, table_location, descriptors)]
+
+
+def read_vectors(
+    storage: Storage, table_location: str, descriptors: Sequence[DeletionVectorDescriptor]
+) -> list[Vector]:
+    """Read the DV of each descriptor, in order.
 
     Raises CorruptInput, Unsupported (an unknown storage type), and what `storage` raises.
 
     DVs that are near each other in one file share one ranged read, because a `.bin` file can hold thousands of DVs.
     """
     places = [find_place(table_location, descriptor) for descriptor in descriptors]
-    blobs = _read_blobs(storage, places, descriptors)
-    return [
-        decode_positions(blob, cardinality=descriptor.cardinality, place=place)
-        for blob, descriptor, place in zip(blobs, descriptors, places, strict=True)
-    ]
+    vectors = []
+    for frame, descriptor, place in zip(_read_frames(storage, places, descriptors), descriptors, places, strict=True):
+        blob = frame[SIZE_FIELD_BYTES : SIZE_FIELD_BYTES + descriptor.size_in_bytes]
+        vectors.append(Vector(frame, decode_positions(blob, cardinality=descriptor.cardinality, place=place)))
+    return vectors
 
 
-def _read_blobs(
+def frame_bytes(blob: bytes | memoryview) -> memoryview:
+    """Put magic and bitmap into a frame: PROTOCOL.md, "Deletion Vector File Storage Format"."""
+    return memoryview(b"".join((struct.pack(">i", len(blob)), blob, struct.pack(">I", zlib.crc32(blob)))))
+
+
+def _read_frames(
     storage: Storage, places: Sequence[DVPlace], descriptors: Sequence[DeletionVectorDescriptor]
 ) -> list[memoryview]:
-    blobs = [memoryview(b"")] * len(places)
-    frames: list[_Frame] = []
+    read = [memoryview(b"")] * len(places)
+    frames: list[_Extent] = []
     for index, (place, descriptor) in enumerate(zip(places, descriptors, strict=True)):
         if place.offset is None:
-            blobs[index] = decode_inline(descriptor, place)
+            read[index] = frame_bytes(decode_inline(descriptor, place))
         else:
             end = place.offset + descriptor.size_in_bytes + FRAME_BYTES
-            frames.append(_Frame(place.path, place.offset, end, index))
+            frames.append(_Extent(place.path, place.offset, end, index))
     frames.sort()
     groups = list(_merge_neighbours(frames))
     spans = [_span_of(neighbours) for neighbours in groups]
-    for neighbours, (path, span), read in zip(groups, spans, storage.read_spans(spans), strict=True):
-        data = memoryview(read)
+    for neighbours, (path, span), part in zip(groups, spans, storage.read_spans(spans), strict=True):
+        data = memoryview(part)
         if span.offset == 0 and data[:1] != bytes([FILE_VERSION]):
             raise DVPlace(path, 0).corrupt(f"the file does not begin with the version byte {FILE_VERSION}")
         for frame in neighbours:
             size_in_bytes = descriptors[frame.number].size_in_bytes
-            blobs[frame.number] = _decode_frame(data[frame.offset - span.offset :], size_in_bytes, places[frame.number])
-    return blobs
+            read[frame.number] = _check_frame(data[frame.offset - span.offset :], size_in_bytes, places[frame.number])
+    return read
 
 
-class _Frame(NamedTuple):
+class _Extent(NamedTuple):
     path: str
     offset: int
     end: int
     number: int  # of its descriptor
 
 
-def _merge_neighbours(frames: Sequence[_Frame]) -> Iterator[list[_Frame]]:
+def _merge_neighbours(frames: Sequence[_Extent]) -> Iterator[list[_Extent]]:
     """Group sorted frames that one read can fetch: in one file, with small gaps, and together not too large."""
-    group: list[_Frame] = []
+    group: list[_Extent] = []
     for frame in frames:
         if group:
             near = frame.offset - group[-1].end <= MERGED_GAP_BYTES_MAX
@@ -152,7 +184,7 @@ def _merge_neighbours(frames: Sequence[_Frame]) -> Iterator[list[_Frame]]:
         yield group
 
 
-def _span_of(neighbours: Sequence[_Frame]) -> tuple[str, Span]:
+def _span_of(neighbours: Sequence[_Extent]) -> tuple[str, Span]:
     # The read of a file's first DV includes the version byte at no cost. For other DVs the byte would need its own
     # request, and it proves less than size, CRC and magic.
     first = neighbours[0]
@@ -160,8 +192,8 @@ def _span_of(neighbours: Sequence[_Frame]) -> tuple[str, Span]:
     return first.path, Span(start, max(frame.end for frame in neighbours) - start)
 
 
-def _decode_frame(data: memoryview, size_in_bytes: int, place: DVPlace) -> memoryview:
-    """Return the bytes in a frame of PROTOCOL.md, "Deletion Vector File Storage Format"; `data` may be longer.
+def _check_frame(data: memoryview, size_in_bytes: int, place: DVPlace) -> memoryview:
+    """Return a frame of PROTOCOL.md, "Deletion Vector File Storage Format"; `data` may be longer.
 
     4 B  dataSize, of the bytes alone     int32, big-endian
     n B  bitmapData: magic and bitmap     as written
@@ -178,7 +210,7 @@ def _decode_frame(data: memoryview, size_in_bytes: int, place: DVPlace) -> memor
     (crc_in_file,) = struct.unpack_from(">I", data, SIZE_FIELD_BYTES + size_in_bytes)
     if zlib.crc32(blob) != crc_in_file:
         raise place.corrupt("the DV's bytes do not match the CRC-32 in its file")
-    return blob
+    return data[:needed]
 
 
 def decode_inline(descriptor: DeletionVectorDescriptor, place: DVPlace) -> memoryview:

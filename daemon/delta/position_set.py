@@ -160,6 +160,18 @@ def _differences(after: PositionSet, before: PositionSet | None) -> Iterator[Bit
         yield bitmap
 
 
+def last_position(positions: PositionSet) -> int:
+    """Return the largest position, -1 if there is none; of a large set only the last container is decoded.
+
+    Raises CorruptInput as `new_positions`.
+    """
+    if not len(positions):
+        return -1
+    if isinstance(positions, BitMap64):
+        return int(positions.max())
+    return int(positions.decode_containers([len(positions.keys) - 1]).max())
+
+
 def as_bitmap(positions: PositionSet) -> BitMap64:
     """Decode all positions of a set at once. Raises CorruptInput as `new_positions`."""
     if isinstance(positions, BitMap64):

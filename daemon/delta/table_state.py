@@ -27,6 +27,7 @@ ADDS = pa.schema(
         pa.field("dv_offset", pa.int32()),
         pa.field("dv_size", pa.int32()),
         pa.field("dv_cardinality", pa.int64()),
+        pa.field("base_row_id", pa.int64()),
     ]
 )
 
@@ -79,6 +80,7 @@ def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
         "dv_offset": [vector and vector.offset for vector in vectors],
         "dv_size": [vector and vector.size_in_bytes for vector in vectors],
         "dv_cardinality": [vector and vector.cardinality for vector in vectors],
+        "base_row_id": [add.base_row_id for add in rows],
     }
     return pa.RecordBatch.from_pydict(columns, ADDS)
 
@@ -113,4 +115,5 @@ def adds_from_batches(batches: Iterable[pa.RecordBatch], location: str | None = 
             data_change=False,
             stats=row.get("stats"),
             deletion_vector=descriptor,
+            base_row_id=row["base_row_id"],
         )

@@ -10,7 +10,7 @@ import msgspec
 from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructType
 
 from daemon.config.settings import TableSettings
-from daemon.delta.actions import Metadata, Protocol
+from daemon.delta.actions import Metadata
 from daemon.delta.features import check_features, used_features
 from daemon.delta.log import DeltaLog
 from daemon.delta.protocol import READER_FEATURES, check_protocol
@@ -20,7 +20,7 @@ from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
-from daemon.translate.definition import check_format_version, check_places, shape_for
+from daemon.translate.definition import check_places, shape_for
 from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
 
 # How dvsync treats each table feature. A feature that only writers list, and that is missing here, does not concern
@@ -42,6 +42,13 @@ FEATURES = {
     "variantType": "dvsync refuses variant columns by name",
     "variantType-preview": "dvsync refuses variant columns by name",
 }
+# What is another in format version 3.
+FEATURES_V3 = {
+    **FEATURES,
+    "deletionVectors": "are copied into Puffin files",
+    "rowTracking": "_row_id is Delta's row id",
+}
+ROW_IDS_UNMAPPED = "_row_id is Iceberg's own: with column mapping, Delta's row ids have no field id in the files"
 FOR_WRITERS = "concerns writers only"
 CHAR_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
 
@@ -96,7 +103,7 @@ def diagnose(
 
 
 def _diagnose(settings: TableSettings, state: TableState, properties: Mapping[str, str]) -> Diagnosis:
-    findings = [*_of_settings(settings), *_of_protocol(state.protocol)]
+    findings = [*_of_settings(settings), *_of_protocol(state, settings)]
     schema, refused, of_columns = _of_columns(state.metadata, settings)
     findings += of_columns
     if schema is None:
@@ -116,20 +123,22 @@ def _refused(subject: str, error: SyncError) -> Finding:
 
 def _of_settings(settings: TableSettings) -> Iterator[Finding]:
     try:
-        check_format_version(settings, None)
         check_places(settings.location or "", {}, settings.source)
     except SyncError as error:
         yield _refused("settings", error)
 
 
-def _of_protocol(protocol: Protocol) -> Iterator[Finding]:
+def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding]:
+    protocol, features = state.protocol, FEATURES if settings.format_version == 2 else FEATURES_V3
+    if features is FEATURES_V3 and state.metadata.column_mapping_mode != "none":
+        features = {**features, "rowTracking": ROW_IDS_UNMAPPED}
     try:
         check_protocol(protocol)
     except SyncError as error:
         yield _refused("protocol", error)
     for feature in sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())}):
         if feature in READER_FEATURES or feature not in (protocol.reader_features or ()):
-            yield Finding(Verdict.FOLLOWED, f"feature {feature}", FEATURES.get(feature, FOR_WRITERS))
+            yield Finding(Verdict.FOLLOWED, f"feature {feature}", features.get(feature, FOR_WRITERS))
 
 
 def _of_features(state: TableState) -> Iterator[Finding]:
@@ -206,7 +215,7 @@ def _readers(
     mode = state.metadata.column_mapping_mode
     if mode == "none":
         yield ReaderTrouble("Daft", "cannot read files without field ids, and these files have none")
-    if settings.delete_granularity == "partition":
+    if settings.delete_granularity == "partition" and settings.format_version == 2:
         yield ReaderTrouble("Polars (native)", "refuses delete files that apply to several data files")
     if files.int96_columns:
         text = f"{', '.join(sorted(files.int96_columns))}: INT96 values before 1677 or after 2262 are wrong; "

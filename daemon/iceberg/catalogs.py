@@ -12,6 +12,7 @@ from pyiceberg.io import PY_IO_IMPL
 from daemon.errors import ConfigInvalid
 from daemon.iceberg.pyiceberg_ext.commits import announce_metadata_files, complete_rest_requests, writes_metadata_files
 from daemon.iceberg.pyiceberg_ext.file_io import IMPLEMENTATION
+from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
 from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
 
 
@@ -30,6 +31,7 @@ class Catalogs:
         with self._lock:
             if name not in self._catalogs:
                 remember_metadata()
+                allow_version_3()
                 catalog = _load(name, self._properties[name])
                 announce_metadata_files(catalog)
                 if not writes_metadata_files(catalog):

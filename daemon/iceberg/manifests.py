@@ -52,10 +52,43 @@ REFERENCED_DATA_FILE = NestedField(
 )
 
 
+# The places of fields that PyIceberg's records of version 3 have, but no names for.
+_FIRST_ROW_ID, _REFERENCED_DATA_FILE, _CONTENT_OFFSET, _CONTENT_SIZE = 16, 17, 18, 19
+_MANIFEST_FIRST_ROW_ID = 15
+
+
 def referenced_data_file(data_file: DataFile) -> str | None:
     """Return field 143 of a record that this module made or read."""
-    value: str | None = data_file[17]
+    value: str | None = data_file[_REFERENCED_DATA_FILE]
     return value
+
+
+def first_row_id(data_file: DataFile) -> int | None:
+    """Return field 142 of a record that this module made or read: the `_row_id` of the file's first row."""
+    value: int | None = data_file[_FIRST_ROW_ID]
+    return value
+
+
+def end_of_row_ids(data_file: DataFile) -> int:
+    """Return the row id after those that Delta gave to the file's rows; 0 if it gave none."""
+    first = first_row_id(data_file)
+    return 0 if first is None else first + data_file.record_count
+
+
+def content_span(data_file: DataFile) -> tuple[int, int] | None:
+    """Return where a deletion vector is in its Puffin file: fields 144 and 145, offset and size in bytes."""
+    offset, size = data_file[_CONTENT_OFFSET], data_file[_CONTENT_SIZE]
+    return None if offset is None or size is None else (offset, size)
+
+
+# A delete file by its path; a deletion vector by the paths of its Puffin file and its data file.
+EntryKey = str | tuple[str, str]
+
+
+def entry_key(data_file: DataFile) -> EntryKey:
+    """Return what an entry is known by in its snapshot."""
+    served = referenced_data_file(data_file) if data_file.file_format is FileFormat.PUFFIN else None
+    return data_file.file_path if served is None else (data_file.file_path, served)
 
 
 def schema_with_sources(spec: PartitionSpec, schemas: Iterable[Schema]) -> Schema:
@@ -161,6 +194,8 @@ def read_entries(
     if None not in listed and len(read) != sum(count or 0 for count in listed):
         why = f"it has {len(read)} entries, but the manifest list says {sum(count or 0 for count in listed)}"
         raise unreadable(why, manifest.manifest_path)
+    if manifest.content is ManifestContent.DATA:
+        _inherit_row_ids(read, manifest[_MANIFEST_FIRST_ROW_ID])
     entries = [entry for entry in read if (entry.status is not ManifestEntryStatus.DELETED) is live]
     for entry in entries:
         entry.data_file.spec_id = manifest.partition_spec_id
@@ -171,6 +206,18 @@ def read_entries(
         if entry.file_sequence_number is None:
             entry.file_sequence_number = manifest.sequence_number
     return entries
+
+
+def _inherit_row_ids(entries: Iterable[ManifestEntry], next_row_id: int | None) -> None:
+    """Give the live data files of a manifest the row ids that follow from its own first row id, `next_row_id`.
+
+    Iceberg spec, "First Row ID Inheritance".
+    """
+    for entry in entries:
+        if entry.status is not ManifestEntryStatus.DELETED and first_row_id(entry.data_file) is None:
+            entry.data_file[_FIRST_ROW_ID] = next_row_id
+            if next_row_id is not None:
+                next_row_id += entry.data_file.record_count
 
 
 def read_manifest_list(io: FileIO, path: str) -> list[ManifestFile]:
@@ -211,10 +258,12 @@ def write_manifest_list(
     parent_snapshot_id: int | None,
     sequence_number: int,
     format_version: int = 2,
-) -> None:
+    next_row_id: int = 0,
+) -> int:
     """Write the list. New manifests, which have no sequence number, get the snapshot's.
 
-    The given records are not changed, so that a retry can write them with another sequence number.
+    From version 3 on, data manifests without row ids get those from `next_row_id` on. Returns the next free row id.
+    The given records are not changed, so that a retry can write them with other numbers.
     """
     metadata = {
         "snapshot-id": str(snapshot_id),
@@ -223,6 +272,15 @@ def write_manifest_list(
         "format-version": str(format_version),
         "avro.codec": AVRO_CODEC,
     }
+    if format_version > 2:
+        metadata["first-row-id"] = str(next_row_id)
+    listed = []
+    for manifest in manifests:
+        numbered = _sequenced(manifest, sequence_number)
+        if format_version > 2 and manifest.content is ManifestContent.DATA and numbered[_MANIFEST_FIRST_ROW_ID] is None:
+            numbered = _with_fields(numbered, first_row_id=next_row_id)
+            next_row_id += (manifest.existing_rows_count or 0) + (manifest.added_rows_count or 0)
+        listed.append(numbered)
     make_folder_of(path)
     with BlockAvroOutput[ManifestFile](
         output_file=io.new_output(path),
@@ -231,16 +289,21 @@ def write_manifest_list(
         schema_name="manifest_file",
         metadata=metadata,
     ) as writer:
-        writer.write_block([_sequenced(manifest, sequence_number) for manifest in manifests])
+        writer.write_block(listed)
+    return next_row_id
 
 
 def _sequenced(manifest: ManifestFile, sequence_number: int) -> ManifestFile:
     if cast("int | None", manifest.sequence_number) is not None:
         return manifest
+    least = cast("int | None", manifest.min_sequence_number)
+    least = sequence_number if least is None else min(sequence_number, least)
+    return _with_fields(manifest, sequence_number=sequence_number, min_sequence_number=least)
+
+
+def _with_fields(manifest: ManifestFile, **changed: int) -> ManifestFile:
     fields = {
         field.name: manifest[position]
         for position, field in enumerate(MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION].fields)
     }
-    least = fields["min_sequence_number"]
-    fields["min_sequence_number"] = sequence_number if least is None else min(sequence_number, least)
-    return manifest_record(**fields | {"sequence_number": sequence_number})
+    return manifest_record(**fields | changed)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import groupby
 from uuid import uuid4
 
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.locations import LocationProvider
@@ -21,6 +22,10 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from daemon.errors import StateMismatch, TargetUnreadable
 from daemon.iceberg.manifests import (
     MANIFEST_ENTRIES_MAX,
+    EntryKey,
+    content_span,
+    end_of_row_ids,
+    entry_key,
     read_entries,
     read_manifest_list,
     schema_with_sources,
@@ -61,32 +66,42 @@ class TableView:
 class RowDelta:
     """The file changes of one snapshot. Files to remove are grouped by the path of the manifest that holds them.
 
+    The entries of a Puffin file are next to each other in `added_delete_files`, and go into one manifest.
+
     A file that is removed and added again gets a new data sequence number: older position deletes no longer apply to
     it. `replacements` are pairs of a removed delete file and a new one that takes over its deletes and its partition;
     both may appear in several pairs. `replaces_all` removes everything that was in the table, whoever wrote it.
     `written_manifests` are data manifests that Spark tasks wrote for this snapshot, and `written_size_bytes` is the
-    total size of their data files. `same_rows` says that the commit only moves rows between files.
+    total size of their data files. Delta gave their rows ids below `written_row_ids_end`. `same_rows` says that the
+    commit only moves rows between files.
     """
 
     snapshot_id: int
     added_data_files: Sequence[DataFile] = ()
     removed_data_files: Mapping[str, Set[str]] = field(default_factory=dict)
     added_delete_files: Sequence[DataFile] = ()
-    removed_delete_files: Mapping[str, Set[str]] = field(default_factory=dict)
+    removed_delete_files: Mapping[str, Set[EntryKey]] = field(default_factory=dict)
     replacements: Sequence[tuple[str, DataFile]] = ()
     replaces_all: bool = False
     written_manifests: Sequence[ManifestFile] = ()
     written_size_bytes: int = 0
+    written_row_ids_end: int = 0
     same_rows: bool = False
 
     @property
     def operation(self) -> Operation:
         """The snapshot's operation. Iceberg spec, "Snapshots", `operation`."""
         adds = bool(self.added_data_files or self.written_manifests)
-        deletes = bool(self.removed_data_files or self.added_delete_files or self.replacements or self.replaces_all)
+        deletes = bool(
+            self.removed_data_files
+            or self.added_delete_files
+            or self.removed_delete_files
+            or self.replacements
+            or self.replaces_all
+        )
         if not deletes:
             return Operation.APPEND
-        if self.same_rows and (adds or self.replacements):
+        if self.same_rows and (adds or self.replacements or self.added_delete_files):
             return Operation.REPLACE
         return Operation.OVERWRITE if adds or self.replaces_all else Operation.DELETE
 
@@ -96,6 +111,7 @@ class PreparedSnapshot:
     """A snapshot whose manifests are written, but to which nothing refers yet.
 
     `placements` maps each added file to its manifest. `moved_manifests` maps each rewritten manifest to the new one.
+    `row_ids_end` is above the row ids that Delta gave to rows of added data files.
     """
 
     snapshot_id: int
@@ -105,6 +121,7 @@ class PreparedSnapshot:
     placements: Mapping[str, str]
     moved_manifests: Mapping[str, str]
     manifest_list_path: str
+    row_ids_end: int = 0
 
     @property
     def written_files(self) -> list[str]:
@@ -183,6 +200,7 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         placements={entry.data_file.file_path: draft.path for draft in added for entry in draft.entries},
         moved_manifests=moved,
         manifest_list_path=manifest_list_path,
+        row_ids_end=max([delta.written_row_ids_end, *map(end_of_row_ids, delta.added_data_files)]),
     )
 
 
@@ -209,7 +227,7 @@ def _without_removed(table: TableView, parent: Sequence[ManifestFile], delta: Ro
     found = {manifest.manifest_path for manifest, _ in changed}
     for manifest_path, files in (item for by_manifest in removed.values() for item in by_manifest.items()):
         if manifest_path not in found:
-            raise _misplaced(sorted(files)[0], manifest_path)
+            raise _misplaced(files, manifest_path)
     return changed
 
 
@@ -228,10 +246,14 @@ def _draft_added(
     for data_file in files:
         by_spec[data_file.spec_id].append(data_file)
     for spec_id, members in by_spec.items():
-        for start in range(0, len(members), MANIFEST_ENTRIES_MAX):
-            chunk = members[start : start + MANIFEST_ENTRIES_MAX]
-            entries = [entry_record(ManifestEntryStatus.ADDED, file, snapshot_id=snapshot_id) for file in chunk]
-            yield _Draft(next(names), content, spec_id, entries)
+        draft = _Draft(next(names), content, spec_id, [])
+        for _, of_file in groupby(members, lambda file: file.file_path):
+            entries = [entry_record(ManifestEntryStatus.ADDED, file, snapshot_id=snapshot_id) for file in of_file]
+            if draft.entries and len(draft.entries) + len(entries) > MANIFEST_ENTRIES_MAX:
+                yield draft
+                draft = _Draft(next(names), content, spec_id, [])
+            draft.entries += entries
+        yield draft
 
 
 def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[ManifestEntry]) -> list[DataFile]:
@@ -245,13 +267,15 @@ def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[M
     return [new for _, new in replacements]
 
 
-def _entries_without(table: TableView, manifest: ManifestFile, gone: Set[str], snapshot_id: int) -> list[ManifestEntry]:
+def _entries_without(
+    table: TableView, manifest: ManifestFile, gone: Set[EntryKey] | Set[str], snapshot_id: int
+) -> list[ManifestEntry]:
     """Rewrite the entries of a manifest: mark those of `gone` as deleted by this snapshot, the others as existing."""
     spec = table.specs[manifest.partition_spec_id]
     schema = schema_with_sources(spec, table.schemas)
     entries = []
     for entry in read_entries(table.io, manifest, spec=spec, schema=schema):
-        leaves = entry.data_file.file_path in gone
+        leaves = entry_key(entry.data_file) in gone
         entries.append(
             entry_record(
                 ManifestEntryStatus.DELETED if leaves else ManifestEntryStatus.EXISTING,
@@ -261,9 +285,9 @@ def _entries_without(table: TableView, manifest: ManifestFile, gone: Set[str], s
                 file_sequence_number=entry.file_sequence_number,
             )
         )
-    found = {entry.data_file.file_path for entry in entries if entry.status is ManifestEntryStatus.DELETED}
-    if found != set(gone):
-        raise _misplaced(sorted(set(gone) - found)[0], manifest.manifest_path)
+    found = {entry_key(entry.data_file) for entry in entries if entry.status is ManifestEntryStatus.DELETED}
+    if missing := set(gone) - found:
+        raise _misplaced(missing, manifest.manifest_path)
     return entries
 
 
@@ -293,9 +317,10 @@ def _pack(names: Iterator[str], manifests: _Changed) -> Iterator[_Draft]:
     yield from filling.values()
 
 
-def _misplaced(file_path: str, manifest_path: str) -> StateMismatch:
+def _misplaced(entries: Iterable[EntryKey], manifest_path: str) -> StateMismatch:
+    first = min(" for ".join([each] if isinstance(each, str) else each) for each in entries)
     return StateMismatch(
-        f"the state store says that a manifest holds {file_path}, but it does not",
+        f"the state store says that a manifest holds {first}, but it does not",
         path=manifest_path,
         hint="dvsync rebuilds its state from Iceberg's manifests and the Delta log.",
     )
@@ -334,14 +359,18 @@ def _counts(added: Sequence[_Draft], changed: _Changed, delta: RowDelta) -> dict
 
 def _count(counts: dict[str, int], content: ManifestContent, entry: ManifestEntry) -> None:
     added = entry.status is ManifestEntryStatus.ADDED
-    counts["added-files-size" if added else "removed-files-size"] += entry.data_file.file_size_in_bytes
+    # Of a Puffin file, which has many entries, each one counts its own part.
+    span = content_span(entry.data_file)
+    size_bytes = span[1] if span else entry.data_file.file_size_in_bytes
+    counts["added-files-size" if added else "removed-files-size"] += size_bytes
     if content is ManifestContent.DATA:
         counts["added-data-files" if added else "deleted-data-files"] += 1
         counts["added-records" if added else "deleted-records"] += entry.data_file.record_count
     else:
         verb = "added" if added else "removed"
         counts[f"{verb}-delete-files"] += 1
-        counts[f"{verb}-position-delete-files"] += 1
+        is_vector = entry.data_file.file_format is FileFormat.PUFFIN
+        counts[f"{verb}-dvs" if is_vector else f"{verb}-position-delete-files"] += 1
         counts[f"{verb}-position-deletes"] += entry.data_file.record_count
 
 

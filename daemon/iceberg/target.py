@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import structlog
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import BadRequestError, CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import StagedTable, Table
@@ -41,9 +41,10 @@ from pyiceberg.table.update import (
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError
+from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError, Unsupported
 from daemon.iceberg.manifests import write_manifest_list
 from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_updates, stage_table
+from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 from daemon.iceberg.tags import TAG, Tag
 
@@ -73,13 +74,14 @@ class Definition:
     """Schema, spec and properties of the table after the commit. Unchanged parts cost nothing.
 
     `properties` are set, never removed. Snapshots that readers would misread with the new name mapping (`misread`) are
-    expired in the commit that sets it.
+    expired in the commit that sets it. A table of a lower `format_version` is upgraded.
     """
 
     schema: Schema
     spec: PartitionSpec
     properties: Mapping[str, str] = field(default_factory=dict)
     misread: Misread = field(default_factory=Misread)
+    format_version: int = 2
 
 
 class Target:
@@ -120,7 +122,7 @@ class Target:
         except Exception as error:
             raise self._catalog_away(error) from error
 
-    def stage(self, definition: Definition, format_version: int) -> Table:
+    def stage(self, definition: Definition) -> Table:
         """Stage a table that the first commit will create. Its namespace is created now if it is missing."""
         try:
             catalog = self._open_catalog()
@@ -131,7 +133,7 @@ class Target:
                 schema=definition.schema,
                 spec=definition.spec,
                 location=self._location,
-                properties={**definition.properties, "format-version": str(format_version)},
+                properties={**definition.properties, "format-version": str(definition.format_version)},
             )
         except SyncError:
             raise
@@ -211,15 +213,18 @@ class Target:
         creating = isinstance(table, StagedTable)
         parent = None if creating else table.current_snapshot()
         sequence_number = 1 if creating else table.metadata.next_sequence_number()
-        write_manifest_list(
+        first_row_id = next_row_id(table.metadata)
+        row_ids_end = write_manifest_list(
             table.io,
             prepared.manifest_list_path,
             prepared.manifests,
             snapshot_id=prepared.snapshot_id,
             parent_snapshot_id=parent.snapshot_id if parent else None,
             sequence_number=sequence_number,
-            format_version=table.metadata.format_version,
+            format_version=definition.format_version,
+            next_row_id=first_row_id,
         )
+        with_row_ids = definition.format_version > 2
         if tag and (tag.name in table.metadata.refs or _is_nessie(table)):
             tag = None
         tagged = {TAG: tag.name} if tag else {}
@@ -232,6 +237,9 @@ class Target:
             manifest_list=prepared.manifest_list_path,
             summary=Summary(operation=prepared.operation, **prepared.summary, **marker, **self._signature, **tagged),
             schema_id=definition.schema.schema_id,
+            first_row_id=first_row_id if with_row_ids else None,
+            # Row ids that Delta gave to rows must not be given to others later.
+            added_rows=max(row_ids_end, prepared.row_ids_end) - first_row_id if with_row_ids else None,
         )
         updates, requirements = _changes(table, definition, snapshot, tag, creating=creating)
         self._check_lease()
@@ -243,6 +251,14 @@ class Target:
             if found is None or found.metadata.current_snapshot_id != prepared.snapshot_id:
                 raise self._conflict(error) from error
             table = found
+        except BadRequestError as error:
+            if definition.format_version == 2:
+                raise self._unknown(error) from error
+            raise Unsupported(
+                f"the catalog refused a commit of format version {definition.format_version}: {error}",
+                path=self.identifier,
+                hint="Set format_version: 2, or use a version of the catalog's server that supports this one.",
+            ) from error
         except Exception as error:
             raise self._unknown(error) from error
         _log_expired(table, definition.misread)
@@ -282,7 +298,7 @@ def view_of(table: Table, definition: Definition) -> TableView:
         locations=load_location_provider(table.metadata.location, table.metadata.properties),
         schemas=(definition.schema, *_newest_first(table)),
         specs={**table.specs(), definition.spec.spec_id: definition.spec},
-        format_version=table.metadata.format_version,
+        format_version=definition.format_version,
         parent=table.current_snapshot(),
         properties=table.properties,
     )
@@ -300,7 +316,7 @@ def _changes(
     if creating:
         return (
             AssignUUIDUpdate(uuid=table.metadata.table_uuid),
-            UpgradeFormatVersionUpdate(format_version=table.metadata.format_version),
+            UpgradeFormatVersionUpdate(format_version=definition.format_version),
             added_schema(definition.schema, table),
             SetCurrentSchemaUpdate(schema_id=-1),
             AddPartitionSpecUpdate(spec=definition.spec if definition.spec.fields else UNPARTITIONED_PARTITION_SPEC),
@@ -369,6 +385,8 @@ def _unchanged(table: Table) -> tuple[TableRequirement, ...]:
 
 def _definition_changes(table: Table, definition: Definition) -> tuple[TableUpdate, ...]:
     updates: list[TableUpdate] = []
+    if definition.format_version > table.metadata.format_version:
+        updates += [UpgradeFormatVersionUpdate(format_version=definition.format_version)]
     if definition.schema.schema_id not in table.schemas():
         updates += [added_schema(definition.schema, table), SetCurrentSchemaUpdate(schema_id=-1)]
     elif definition.schema.schema_id != table.metadata.current_schema_id:

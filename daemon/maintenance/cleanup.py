@@ -36,7 +36,7 @@ BATCH = 500
 IN_GRACE = "its grace period is not over"
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 # The file names that dvsync and its catalogs give. A file that a kill cut short has one more UUID in front.
-DELETE_FILE_NAME = re.compile(rf"({_UUID}-)?\d+-\d{{6}}-deletes\.parquet")
+DELETE_FILE_NAME = re.compile(rf"({_UUID}-)?\d+-\d{{6}}-deletes\.(parquet|puffin)")
 METADATA_NAME = re.compile(
     rf"({_UUID}-)?{_UUID}-\d+-m\d+\.avro|snap-\d+-{_UUID}\.avro|\d{{5,}}-{_UUID}(\.gz)?\.metadata\.json"
 )

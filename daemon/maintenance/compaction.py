@@ -1,4 +1,6 @@
-"""Compaction of position-delete files: replaces the many delete files of a data file by one. No row changes.
+"""Compaction of delete files: replaces the many delete files of a data file by one. No row changes.
+
+In format version 3, it replaces Puffin files that are mostly dead, and the position-delete files from before.
 
 The kernel that writes every delete file makes the new ones from Delta's deletion vectors. This runs beside the syncs.
 Only the commit holds the table's lock, and it leaves out data files that a sync has changed meanwhile.
@@ -13,27 +15,30 @@ from itertools import count
 from threading import Event
 
 from msgspec.structs import replace as with_fields
+from pyiceberg.table import Table
 
 from daemon.errors import AccountMismatch, CorruptInput, ObjectMissing, SyncError
 from daemon.iceberg.account import find_account
 from daemon.iceberg.marker import shown_by
-from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.iceberg.references import live_delete_files
 from daemon.iceberg.row_delta import RowDelta
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import remembered_account, unchanged_outcome
 from daemon.sync.recovery import rebuild
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import check_places, shape_of
+from daemon.translate.definition import Shape, check_places, shape_of
 from daemon.translate.delete_files import (
     UNKNOWN_DV,
+    DeleteFile,
     DeleteFileResult,
     DeleteFileTask,
     DvChange,
-    delete_file_entry,
+    delete_file_entries,
     delete_file_record,
+    is_puffin,
 )
 from daemon.translate.plan import DATA_FILES_PER_DELETE_FILE_MAX, by_manifest
+from daemon.translate.vector_plan import chunks, copies, entries_of
 from state import DeleteFileRecord, FileKind, LiveFile, OrphanReason, TableRecord
 
 # The data files that one snapshot compacts; a few more if they share delete files.
@@ -66,16 +71,18 @@ class Compaction:
 class Crowd:
     """Data files with all of their delete files, which apply to no other data file.
 
-    `changes` has the contents of each delete file that will be written instead.
+    `changes` has the contents of each delete file that will be written instead. `is_outdated` says that the delete
+    files must be written anew, whatever their number.
     """
 
     data_files: tuple[LiveFile, ...]
     delete_files: tuple[DeleteFileRecord, ...]
     changes: tuple[tuple[DvChange, ...], ...]
+    is_outdated: bool
 
     @property
     def is_worth_it(self) -> bool:
-        return len(self.changes) < len(self.delete_files)
+        return self.is_outdated or len(self.changes) < len(self.delete_files)
 
     @property
     def outcome(self) -> Compaction:
@@ -102,12 +109,14 @@ class Compactor:
         if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
             return done
         check_places(table.metadata.location, table.properties, context.location)
-        shared = shape_of(table, context.settings).granularity == "partition"
+        shape = shape_of(table, context.settings)
+        with_vectors = shape.definition.format_version > 2
+        shared = shape.granularity == "partition" and not with_vectors
         partitions = live_delete_files(table) if shared else {}
-        seeds = _find_crowded(context, record, partitions)
+        seeds = _find_outdated(context, record, table) if with_vectors else _find_crowded(context, record, partitions)
         failed: SyncError | None = None
         while seeds and not stop.is_set():
-            crowds = _gather(context, record, seeds[:DATA_FILES_AT_ONCE], partitions, shared=shared)
+            crowds = _gather(context, record, seeds[:DATA_FILES_AT_ONCE], partitions, shape)
             gathered = {file.path for crowd in crowds for file in crowd.data_files}
             seeds = [path for path in seeds[DATA_FILES_AT_ONCE:] if path not in gathered]
             worth = [crowd for crowd in crowds if crowd.is_worth_it and self._is_readable(crowd)]
@@ -165,13 +174,21 @@ def _find_crowded(context: TableContext, record: TableRecord, partitions: dict[s
     return sorted({*crowded, *(data_file for data_files in served.values() for data_file in data_files)})
 
 
+def _find_outdated(context: TableContext, record: TableRecord, table: Table) -> list[str]:
+    """Find the data files whose Puffin files are mostly dead, or that still have position-delete files."""
+    store = context.store
+    dead = store.find_mostly_dead(record.id, dead_share=context.settings.maintenance.dead_share)
+    older = [path for path in live_delete_files(table) if not is_puffin(path)]
+    served = store.find_served(record.id, [*dead, *older])
+    return sorted({data_file for data_files in served.values() for data_file in data_files})
+
+
 def _gather(
     context: TableContext,
     record: TableRecord,
     seeds: Sequence[str],
     partitions: dict[str, tuple[str, int]],
-    *,
-    shared: bool,
+    shape: Shape,
 ) -> list[Crowd]:
     """Find the crowds of these data files: extend them until no delete file applies to another data file.
 
@@ -186,8 +203,12 @@ def _gather(
         paths |= served
         delete_files = context.store.find_delete_files(record.id, sorted(paths))
     groups = _Groups()
+    with_vectors = shape.definition.format_version > 2
     for file in delete_files:
         place = {partitions[file.path][0]} if file.path in partitions else set()
+        if with_vectors:
+            # The vectors of all partitions share Puffin files.
+            place = {f"spec {file.spec_id}"}
         groups.join([*(mapping.data_file for mapping in file.mappings), *place])
     live = context.store.find_live_files(record.id, paths)
     members: dict[str, list[LiveFile]] = defaultdict(list)
@@ -196,21 +217,22 @@ def _gather(
     serving: dict[str, list[DeleteFileRecord]] = defaultdict(list)
     for file in delete_files:
         serving[groups.find(file.mappings[0].data_file)].append(file)
-    size = DATA_FILES_PER_DELETE_FILE_MAX if shared else 1
     return [
-        Crowd(tuple(data_files), tuple(serving[group]), tuple(_changes(data_files, size)))
+        Crowd(tuple(data_files), tuple(serving[group]), tuple(_divided(data_files, shape)), with_vectors)
         for group, data_files in members.items()
         if all(file.deletion_vector not in (None, UNKNOWN_DV) for file in data_files)
     ]
 
 
-def _changes(data_files: Sequence[LiveFile], size: int) -> Iterator[tuple[DvChange, ...]]:
-    for start in range(0, len(data_files), size):
-        yield tuple(
-            DvChange(file.path, file.record_count, None, file.deletion_vector)
-            for file in data_files[start : start + size]
-            if file.deletion_vector
-        )
+def _divided(data_files: Sequence[LiveFile], shape: Shape) -> Iterator[tuple[DvChange, ...]]:
+    """Yield the contents of each new delete file."""
+    changes = [change for _, change in copies({file.path: file for file in data_files}, shape.table)]
+    if shape.definition.format_version > 2:
+        yield from map(tuple, chunks(changes))
+        return
+    size = DATA_FILES_PER_DELETE_FILE_MAX if shape.granularity == "partition" else 1
+    for start in range(0, len(changes), size):
+        yield tuple(changes[start : start + size])
 
 
 class _Groups:
@@ -246,7 +268,7 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
     numbers = count()
     tasks = [
         [
-            DeleteFileTask(transaction.name_delete_file(next(numbers)), crowd.delete_files[0].spec_id, (), changes)
+            DeleteFileTask(transaction.name_delete_file(next(numbers)), crowd.delete_files[0].spec_id, changes)
             for changes in crowd.changes
         ]
         for crowd in crowds
@@ -277,7 +299,7 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
         context.in_work.discard(transaction.id)
 
 
-def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFileResult]) -> list[PositionDeleteFile]:
+def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFileResult]) -> list[DeleteFile]:
     """The written files, each of which holds all positions of its deletion vectors. Raises `CorruptInput`."""
     files = []
     for task, result in zip(tasks, results, strict=True):
@@ -295,7 +317,7 @@ def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFi
     return files
 
 
-Written = Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, PositionDeleteFile]]]]
+Written = Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, DeleteFile]]]]
 
 
 def _commit(context: TableContext, transaction: Transaction, written: Written) -> Compaction | None:
@@ -316,10 +338,9 @@ def _commit(context: TableContext, transaction: Transaction, written: Written) -
     transaction.move_to(record, table, definition)
     delta = RowDelta(
         snapshot_id=transaction.id,
-        removed_delete_files=by_manifest((file.manifest_path, file.path) for now, _, _ in kept for file in now),
-        # All delete files of a crowd have the same partition, so any of them can be the replaced one.
-        replacements=[
-            (now[0].path, delete_file_entry(file, now[0].spec_id)) for now, _, files in kept for _, file in files
+        removed_delete_files=by_manifest(entry for now, _, _ in kept for file in now for entry in entries_of(file)),
+        added_delete_files=[
+            entry for _, _, files in kept for task, file in files for entry in delete_file_entries(task, file)
         ],
         same_rows=True,
     )

@@ -11,7 +11,7 @@ from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFil
 from daemon.delta.actions import AddFile, find_doubled
 from daemon.durable import force_to_disk
 from daemon.errors import CorruptInput
-from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, write_manifest
+from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, end_of_row_ids, write_manifest
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.iceberg.pyiceberg_ext.records import entry_record
 from daemon.pipeline.inspection import Inspector
@@ -25,13 +25,14 @@ from state import LiveFile
 
 @dataclass(frozen=True)
 class WrittenManifest:
-    """A manifest, the totals of its data files, and their hidden columns."""
+    """A manifest, the totals of its data files, their hidden columns, and `row_ids_end` as in `PreparedSnapshot`."""
 
     manifest: ManifestFile
     files: int
     physical_rows: int
     size_bytes: int
     hidden: frozenset[Path]
+    row_ids_end: int
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class ManifestTask:
         entries = []
         for add in adds:
             partition = partition_of(add, self.table, self.table.spec_id)
-            data_file = data_file_of(add, inspection.metrics[add.path], self.table.spec_id, partition)
+            data_file = data_file_of(add, inspection.metrics[add.path], self.table, self.table.spec_id, partition)
             entries.append(entry_record(ManifestEntryStatus.ADDED, data_file, snapshot_id=self.snapshot_id))
         manifest = write_manifest(
             S3FileIO(dict(self.target_properties)),
@@ -93,10 +94,11 @@ class ManifestTask:
             at_once=self.at_once,
         )
         force_to_disk([manifest_path])
+        row_ids_end = max((end_of_row_ids(entry.data_file) for entry in entries), default=0)
         record_counts = [inspection.metrics[add.path].record_count for add in adds]
         sizes_bytes = [add.size for add in adds]
         yield ManifestAnswer(
-            WrittenManifest(manifest, len(adds), sum(record_counts), sum(sizes_bytes), inspection.hidden),
+            WrittenManifest(manifest, len(adds), sum(record_counts), sum(sizes_bytes), inspection.hidden, row_ids_end),
             [add.path for add in adds],
             record_counts,
             sizes_bytes,

@@ -1,4 +1,4 @@
-"""The kernel: reads the deletion vectors of tasks, writes position-delete files and returns what they hold.
+"""The kernel: reads the deletion vectors of tasks, writes position-delete or Puffin files and returns what they hold.
 
 The same code runs in the daemon's process and in Spark's tasks. It decides nothing: the tasks name the files, and every
 error is a SyncError for the caller.
@@ -13,11 +13,12 @@ from typing import Final, Self
 
 from pyiceberg.io import FileIO
 
-from daemon.delta.deletion_vector import read_position_sets
-from daemon.delta.position_set import PositionSet, is_restored, new_positions
+from daemon.delta.deletion_vector import Vector, read_vectors
+from daemon.delta.position_set import is_restored, last_position, new_positions
 from daemon.durable import force_to_disk, is_local
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteWriter
+from daemon.iceberg.puffin import PuffinWriter
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.storage import REQUESTS_AT_ONCE, FileIOStorage, Storage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
@@ -27,6 +28,7 @@ READ_CHANGES_MAX: Final = 1024
 SENT_ASIDE_POSITIONS_MAX: Final = 100_000
 # Results that wait until their files are forced to the disk together.
 RESULTS_MAX: Final = 1024
+ROWS_NEEDED: Final = "rows up to its last deleted position"
 
 
 def translate(
@@ -41,6 +43,7 @@ def translate(
 
     Each change writes the positions `after - before`: {0, 1} -> {0, 1, 2} writes {2}. If rows of `before` are back, it
     writes all of `after`: {0, 1} -> {0, 2} writes {0, 2}. The data file is `restored`, and must be registered again.
+    A Puffin file always gets all of `after`, byte for byte.
     Files are written with `target_properties` if given. A second run writes the same files again; with `at_once`
     another run may be at work, or its files in use. Raises SyncError; the unfinished file is then removed if possible,
     and files that were finished stay.
@@ -87,7 +90,7 @@ class _Outputs:
         self._table_location = table_location
         self._at_once = at_once
         self._task: DeleteFileTask | None = None
-        self._writer: PositionDeleteWriter | None = None
+        self._writer: PositionDeleteWriter | PuffinWriter | None = None
         self._restored: list[str] = []
 
     def __enter__(self) -> Self:
@@ -100,23 +103,42 @@ class _Outputs:
 
     def add(self, changes: Sequence[tuple[DeleteFileTask, DvChange]]) -> None:
         descriptors = [dv for _, change in changes for dv in (change.before, change.after) if dv]
-        sets = iter(read_position_sets(self._storage, self._table_location, descriptors))
+        vectors = iter(read_vectors(self._storage, self._table_location, descriptors))
         for task, change in changes:
             if task is not self._task:
                 self.finish()
                 self._task = task
-            self._write(task.output_path, change, next(sets) if change.before else None, next(sets))
+            before, after = next(vectors) if change.before else None, next(vectors)
+            _check_below(change, len(after.positions), "deleted positions")
+            restored = before is not None and is_restored(before.positions, after.positions)
+            if restored:
+                self._restored.append(change.data_file)
+            if task.is_puffin:
+                self._copy(change, after)
+            else:
+                self._translate(change, None if restored else before, after)
 
-    def _write(self, output_path: str, change: DvChange, before: PositionSet | None, after: PositionSet) -> None:
-        restored = before is not None and is_restored(before, after)
-        if restored:
-            self._restored.append(change.data_file)
-        _check_below(change, len(after), "deleted positions")
-        for chunk in new_positions(after, None if restored else before):
-            _check_below(change, chunk[-1] + 1, "rows up to its last deleted position")
+    def _copy(self, change: DvChange, after: Vector) -> None:
+        if not len(after.positions):
+            return
+        _check_below(change, last_position(after.positions) + 1, ROWS_NEEDED)
+        if self._writer is None:
+            self._writer = PuffinWriter(self._io, self._path, at_once=self._at_once)
+        assert isinstance(self._writer, PuffinWriter)
+        self._writer.write(change.data_file, after.portable_frame(), len(after.positions))
+
+    def _translate(self, change: DvChange, before: Vector | None, after: Vector) -> None:
+        for chunk in new_positions(after.positions, before.positions if before else None):
+            _check_below(change, chunk[-1] + 1, ROWS_NEEDED)
             if self._writer is None:
-                self._writer = PositionDeleteWriter(self._io, output_path, at_once=self._at_once)
+                self._writer = PositionDeleteWriter(self._io, self._path, at_once=self._at_once)
+            assert isinstance(self._writer, PositionDeleteWriter)
             self._writer.write(change.data_file, chunk)
+
+    @property
+    def _path(self) -> str:
+        assert self._task
+        return self._task.output_path
 
     def finish(self) -> None:
         """Finish the delete file that is being written, if any."""
@@ -144,7 +166,7 @@ class _Outputs:
         return taken
 
 
-def _finished(writer: PositionDeleteWriter | None, restored: tuple[str, ...]) -> DeleteFileResult:
+def _finished(writer: PositionDeleteWriter | PuffinWriter | None, restored: tuple[str, ...]) -> DeleteFileResult:
     if writer is None:
         return DeleteFileResult(None, restored)
     with writer:

@@ -38,6 +38,7 @@ ADD_COLUMNS = (
     "deletionVector.offset AS dv_offset",
     "deletionVector.sizeInBytes AS dv_size",
     "deletionVector.cardinality AS dv_cardinality",
+    "baseRowId AS base_row_id",
 )
 # After Delta has refused a table, at most so many commits are searched for the newest protocol and metadata.
 COMMITS_SEARCHED_MAX = 100

@@ -8,29 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from daemon.delta.actions import Commit
-from daemon.delta.deletion_vector import read_position_sets
-from daemon.delta.position_set import new_positions
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
-from daemon.durable import force_to_disk
-from daemon.errors import CorruptInput, ObjectMissing, Unsupported
+from daemon.errors import ReplacementNeeded, Unsupported
 from daemon.iceberg.account import Account, check_account
-from daemon.pipeline.rewrite import rewrite_delete_file
 from daemon.sync.context import TableContext
+from daemon.sync.deletions import Change, write_positions, write_vectors
 from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape, check_references, remembering, shape_for, shape_of
-from daemon.translate.delete_files import DeleteFileResult
 from daemon.translate.plan import (
-    CommitPlan,
-    SyncPlan,
     account_change,
-    complete_plan,
-    files_to_leave,
-    plan_rewrites,
-    plan_sync,
 )
-from state import DeletionVectorDescriptor, FileKind
 
 
 def advance(
@@ -71,18 +60,8 @@ def advance(
         step=context.step,
     )
     with transaction:
-        plan = plan_sync(
-            change,
-            live,
-            shape.table,
-            inspection.metrics,
-            granularity=shape.granularity,
-            name_delete_file=transaction.name_delete_file,
-        )
-        transaction.begin({FileKind.DELETE_FILE: [task.output_path for task in plan.tasks]})
-        with context.step("translate"):
-            plan, results = _translate(context, transaction, plan)
-        completed = _complete(context, shown, transaction, plan, results)
+        write_deletions = write_vectors if shape.definition.format_version > 2 else write_positions
+        completed = write_deletions(context, transaction, record, shape, Change(change, live, inspection.metrics))
         outcome = outcome_of_change(record, change, completed)
         # If readers would misread the newest snapshot with the new name mapping, it needs a successor.
         if completed.is_empty and record.snapshot_id not in shape.definition.misread.snapshot_ids:
@@ -113,6 +92,12 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
         return remembering(shape, shown.table, change.protocol, None) if change.protocol else shape
     shape = shape_for(change.metadata, shown.table, context.settings)
     shape = remembering(shape, shown.table, change.protocol, change.metadata)
+    if shape.table.has_row_ids and not shape_of(shown.table, context.settings).table.has_row_ids:
+        raise ReplacementNeeded(
+            "the Delta table tracks row ids from now on, and older data files have other row ids in Iceberg",
+            version=change.to_version,
+            hint="dvsync writes the table anew from Delta's state, with Delta's row ids.",
+        )
     what = f"column {', '.join(shape.table.replaced)}" if shape.table.replaced else ""
     if shape.table.spec_id != shown.table.metadata.default_spec_id:
         what = what or "the partitioning"
@@ -127,61 +112,3 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
         )
     check_references(shape, context.settings)
     return shape
-
-
-def _translate(
-    context: TableContext, transaction: Transaction, plan: SyncPlan
-) -> tuple[SyncPlan, list[DeleteFileResult]]:
-    """Write the delete files.
-
-    If an older deletion vector is gone or damaged, all deletions of its data file are written anew. This is normal:
-    Delta no longer needs the older vector, and VACUUM removes it.
-    """
-    try:
-        return plan, transaction.write_delete_files(plan.tasks)
-    except (ObjectMissing, CorruptInput):
-        changes = [each for task in plan.tasks for each in task.changes]
-        lost = {each.data_file for each in changes if each.before and not _is_readable(context, each.before)}
-        if not lost:
-            raise
-        plan = plan.without_before(lost)
-        return plan, transaction.write_delete_files(plan.tasks)
-
-
-def _complete(
-    context: TableContext,
-    shown: Shown,
-    transaction: Transaction,
-    plan: SyncPlan,
-    results: Sequence[DeleteFileResult],
-) -> CommitPlan:
-    """Complete the plan with the written files, and rewrite older delete files that it changes only in part."""
-    store = context.store
-    leaving = files_to_leave(plan, results)
-    serving = store.find_delete_files(shown.record.id, leaving)
-    still_serving = store.find_served(shown.record.id, [file.path for file in serving])
-    rewrites = plan_rewrites(
-        serving, still_serving, leaving, lambda number: transaction.name_delete_file(len(plan.tasks) + number)
-    )
-    transaction.announce([rewrite.output_path for rewrite in rewrites])
-    properties = context.target_properties(shown.table)
-    rewritten = [(rewrite, rewrite_delete_file(rewrite, properties)) for rewrite in rewrites]
-    force_to_disk([file.path for _, file in rewritten])
-    return complete_plan(
-        plan,
-        results,
-        snapshot_id=transaction.id,
-        serving=serving,
-        still_serving=still_serving,
-        rewritten=rewritten,
-    )
-
-
-def _is_readable(context: TableContext, descriptor: DeletionVectorDescriptor) -> bool:
-    try:
-        (positions,) = read_position_sets(context.storage, context.location, [descriptor])
-        for _ in new_positions(positions):
-            pass
-    except (ObjectMissing, CorruptInput):
-        return False
-    return True

@@ -21,6 +21,7 @@ from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_rec
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape, check_places, check_references, remembering, shape_for
 from daemon.translate.plan import CommitPlan, complete_plan, plan_sync
+from daemon.translate.vector_plan import Holders, complete_vectors, plan_vectors
 from state import DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
 
 # The operation in the summary of a snapshot that replaces the whole table.
@@ -52,7 +53,7 @@ def show_state(
     check_protocol(state.protocol)
     shape = shape_for(state.metadata, existing, context.settings)
     shape = remembering(shape, existing, state.protocol, state.metadata)
-    table = existing or context.target.stage(shape.definition, context.settings.format_version)
+    table = existing or context.target.stage(shape.definition)
     check_places(table.metadata.location, table.properties, context.location)
     check_references(shape, context.settings)
     if existing is None and record.metadata_location is not None:
@@ -68,6 +69,7 @@ def show_state(
             completed.delta,
             written_manifests=[manifest.manifest for manifest in written],
             written_size_bytes=sum(manifest.size_bytes for manifest in written),
+            written_row_ids_end=max((manifest.row_ids_end for manifest in written), default=0),
             replaces_all=existing is not None,
         )
         account = Account(
@@ -101,7 +103,7 @@ def show_state(
         data_files_removed=int(prepared.summary.get("deleted-data-files", 0)),
         delete_files_added=len(completed.written),
         delete_files_removed=int(prepared.summary.get("removed-delete-files", 0)),
-        positions_added=sum(file.positions for _, file in completed.written),
+        positions_added=completed.new_positions,
     )
     return shown, result
 
@@ -136,16 +138,18 @@ def _write_deletions(
     found = state.read_adds(with_dv_only=True) if state.files else ()
     with_dv = {add.path: add for add in found}
     dvs = {path: add.deletion_vector for path, add in with_dv.items() if add.deletion_vector}
-    plan = plan_sync(
-        _change(state, with_dv),
-        {file.path: file for file in _live_files(answers, {}) if file.path in dvs},
-        shape.table,
-        {},
-        granularity=shape.granularity,
-        name_delete_file=transaction.name_delete_file,
+    change, name = _change(state, with_dv), transaction.name_delete_file
+    live = {file.path: file for file in _live_files(answers, {}) if file.path in dvs}
+    with_vectors = shape.definition.format_version > 2
+    plan = (
+        plan_vectors(change, live, shape.table, {}, Holders(), name_delete_file=name)
+        if with_vectors
+        else plan_sync(change, live, shape.table, {}, granularity=shape.granularity, name_delete_file=name)
     )
     transaction.announce([task.output_path for task in plan.tasks])
     results = transaction.write_delete_files(plan.tasks)
+    if with_vectors:
+        return dvs, complete_vectors(plan, results, snapshot_id=transaction.id)
     return dvs, complete_plan(plan, results, snapshot_id=transaction.id, serving=(), still_serving={})
 
 

@@ -39,11 +39,12 @@ from daemon.iceberg.marker import shown_by
 from daemon.sync.advance import advance
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
-from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, remembered_account
+from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, remembered_account, unchanged_outcome
 from daemon.sync.proof import Checksums, check_state
 from daemon.sync.recovery import check_ours, check_source, commits_to_state, end_intents, load_shown, rebuild
 from daemon.sync.restore import restore_metadata
-from daemon.translate.definition import check_format_version, check_places
+from daemon.sync.transaction import Transaction
+from daemon.translate.definition import check_format_version, check_places, shape_of, tracks_rows
 from state import TableRecord
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -132,7 +133,6 @@ class Follower:
     ) -> tuple[Shown | None, SyncResult]:
         context = self._context
         settings = context.settings
-        check_format_version(settings, None)
         record = context.store.open_table(settings.name, settings.source, settings.target)
         full = full or record.resync_wanted
         if record.synced_version is None and not context.log.is_there():
@@ -148,7 +148,7 @@ class Follower:
             return self._replace(record, table, "a resync was asked for")
         self._give_way(record, table)
         try:
-            shown = load_shown(context, record, table, is_in_doubt=is_in_doubt)
+            shown = self._upgraded(load_shown(context, record, table, is_in_doubt=is_in_doubt))
             return self._follow(record, shown, stop, others_wait)
         except ReplacementNeeded as needed:
             return self._replace(record, table, str(needed))
@@ -183,6 +183,25 @@ class Follower:
                 result = result.then(step)
         assert shown.record.synced_version is not None, "what is shown has a version"
         return shown, result.with_more(self._context.log.has_version(shown.record.synced_version + 1))
+
+    def _upgraded(self, shown: Shown) -> Shown:
+        """Upgrade the Iceberg table to the format version of the settings. Its delete files stay as they are."""
+        context, table = self._context, shown.table
+        if table.metadata.format_version >= context.settings.format_version:
+            return shown
+        if tracks_rows(table):
+            raise ReplacementNeeded(
+                "the table gets Delta's row ids with the new format version",
+                path=table.metadata_location,
+                hint="dvsync writes the table anew from Delta's state.",
+            )
+        outcome = unchanged_outcome(shown.record)
+        definition = shape_of(table, context.settings).definition
+        with Transaction(context, shown.record, table, definition, to_version=outcome.to_version) as transaction:
+            transaction.begin({})
+            shown = transaction.define(definition, outcome)
+        _log.info(events.TARGET_UPGRADED, format_version=context.settings.format_version)
+        return shown
 
     def _find_table(self, record: TableRecord, full: bool) -> Table | None:
         try:

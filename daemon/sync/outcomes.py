@@ -113,6 +113,7 @@ def outcome_of_change(record: TableRecord, change: TableChange, completed: Commi
         removed_files=completed.removed_files,
         added_delete_files=delete_file_records(completed),
         removed_delete_files=tuple(completed.removed_delete_files.items()),
+        dead_vectors=completed.dead_vectors,
         unwritten_files=completed.unwritten_files,
     )
 
@@ -194,5 +195,5 @@ def result_of_change(change: TableChange, completed: CommitPlan, record: TableRe
         data_files_removed=len(change.removed),
         delete_files_added=len(completed.written),
         delete_files_removed=len(completed.removed_delete_files),
-        positions_added=sum(file.positions for _, file in completed.written),
+        positions_added=completed.new_positions,
     )

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
 from msgspec.structs import replace as with_fields
-from pyiceberg.manifest import ManifestContent
+from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
@@ -28,12 +28,13 @@ from daemon.errors import CorruptInput, ObjectMissing, ReplacementNeeded, Target
 from daemon.iceberg.account import find_account
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
 from daemon.iceberg.position_deletes import count_served
+from daemon.iceberg.puffin import read_blobs
 from daemon.iceberg.references import live_entries, metadata_files
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, live_file, remembered, remembered_account, unchanged_outcome
 from daemon.translate.definition import check_shape
-from daemon.translate.delete_files import UNKNOWN_DV
+from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason, Outcome, TableRecord
 
 # The summary keys in which engines write their names.
@@ -200,15 +201,10 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     """
     current = table.current_snapshot()
     assert current is not None, "a table with a marker has a snapshot"
-    storage = FileIOStorage(context.target_properties(table))
-    delete_files = {
-        entry.data_file.file_path: (entry.data_file, manifest)
-        for entry, manifest in live_entries(table, current, ManifestContent.DELETES)
-    }
-    served = {path: count_served(storage, delete_file) for path, (delete_file, _) in delete_files.items()}
+    delete_files = list(_read_delete_files(context, table, current))
     positions: Counter[str] = Counter()
-    for counts in served.values():
-        positions.update(counts)
+    for file in delete_files:
+        positions.update(file.served)
     shown = _count_files(table, current, positions)
     delta = _find_delta_state(context, marker)
     dvs = delta[0] if delta else {}
@@ -230,18 +226,48 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         for entry, manifest_path in live_entries(table, current, ManifestContent.DATA)
     )
     deletes = [
-        DeleteFileRecord(
-            path=path,
-            size_bytes=data_file.file_size_in_bytes,
-            positions=data_file.record_count,
-            spec_id=data_file.spec_id,
-            manifest_path=manifest_path,
-            mappings=tuple(DvMapping(file, dvs[file].unique_id, count) for file, count in served[path].items()),
+        with_fields(
+            file.record,
+            mappings=tuple(DvMapping(path, dvs[path].unique_id, count) for path, count in file.served.items()),
         )
-        for path, (data_file, manifest_path) in delete_files.items()
+        for file in delete_files
     ]
     context.store.record_rebuilt(outcome, live, deletes, at_ms=context.clock.now_ms())
     return Shown(remembered(record, outcome), table)
+
+
+@dataclass
+class _ReadDeleteFile:
+    """A live delete file, and the number of live positions by data file."""
+
+    record: DeleteFileRecord
+    served: dict[str, int]
+
+
+def _read_delete_files(context: TableContext, table: Table, snapshot: Snapshot) -> Iterator[_ReadDeleteFile]:
+    """Read the delete files of a snapshot, each with all of its entries. Raises as `rebuild` does."""
+    storage = FileIOStorage(context.target_properties(table))
+    found: dict[str, tuple[str, list[DataFile]]] = {}
+    for entry, manifest_path in live_entries(table, snapshot, ManifestContent.DELETES):
+        path = entry.data_file.file_path
+        manifest, entries = found.setdefault(path, (manifest_path, []))
+        entries.append(entry.data_file)
+        if manifest != manifest_path:
+            raise _not_mendable("several manifests of the Iceberg table have entries of this delete file", path)
+    for path, (manifest_path, entries) in found.items():
+        size_bytes = entries[0].file_size_in_bytes
+        served = {served: count for entry in entries for served, count in count_served(storage, entry).items()}
+        blobs = read_blobs(storage, path, size_bytes) if is_puffin(path) else ()
+        record = DeleteFileRecord(
+            path=path,
+            size_bytes=size_bytes,
+            positions=sum(blob.cardinality for blob in blobs) or sum(served.values()),
+            spec_id=entries[0].spec_id,
+            manifest_path=manifest_path,
+            mappings=(),
+            dead=tuple(sorted({blob.data_file for blob in blobs} - served.keys())),
+        )
+        yield _ReadDeleteFile(record, served)
 
 
 @dataclass

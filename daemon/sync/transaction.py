@@ -27,6 +27,7 @@ from pyiceberg.table import Table
 
 from daemon.errors import PipelineAway, SyncError
 from daemon.iceberg.account import Account, account_of, check_account
+from daemon.iceberg.puffin import SUFFIX
 from daemon.iceberg.row_delta import PreparedSnapshot, RowDelta, TableView, prepare_snapshot
 from daemon.iceberg.tags import Tag, tag_name
 from daemon.iceberg.target import Definition, view_of
@@ -94,9 +95,15 @@ class Transaction:
         self._context.store.record_intent(self._intent, names)
         self._is_open = True
 
+    @property
+    def target_properties(self) -> dict[str, str]:
+        """The properties of the Iceberg table's FileIO."""
+        return self._context.target_properties(self._table)
+
     def name_delete_file(self, number: int) -> str:
         """Name a delete file. The path is unique and sortable, and depends only on the id and `number`."""
-        folder, name = self._context.settings.delete_files_location, f"{self.id}-{number:06d}-deletes.parquet"
+        suffix = SUFFIX if self._view.format_version > 2 else ".parquet"
+        folder, name = self._context.settings.delete_files_location, f"{self.id}-{number:06d}-deletes{suffix}"
         return f"{folder}/{name}" if folder else self._view.locations.new_data_location(name)
 
     def name_manifests(self, count: int) -> tuple[str, ...]:
@@ -119,7 +126,7 @@ class Transaction:
             tasks,
             table_location=context.location,
             storage_properties=context.properties,
-            target_properties=context.target_properties(self._table),
+            target_properties=self.target_properties,
         )
 
     def prepare(self, delta: RowDelta, account: Account) -> PreparedSnapshot:
@@ -219,7 +226,7 @@ class Transaction:
 def kind_of(path: str) -> FileKind:
     """Return the kind of a file that dvsync writes, by its name."""
     name = path.rpartition("/")[2]
-    if name.endswith(".parquet"):
+    if name.endswith((".parquet", SUFFIX)):
         return FileKind.DELETE_FILE
     if name.endswith(".metadata.json"):
         return FileKind.METADATA

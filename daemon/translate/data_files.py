@@ -36,7 +36,9 @@ def partition_of(add: AddFile, table: TableSchema, spec_id: int) -> tuple[Any, .
         raise error.located(path=add.path) from error.__cause__
 
 
-def data_file_of(add: AddFile, metrics: Metrics, spec_id: int, partition: tuple[Any, ...]) -> DataFile:
+def data_file_of(
+    add: AddFile, metrics: Metrics, table: TableSchema, spec_id: int, partition: tuple[Any, ...]
+) -> DataFile:
     """Make the record with which Iceberg registers the data file in place."""
     data_file = data_file_record(
         partition,
@@ -49,6 +51,7 @@ def data_file_of(add: AddFile, metrics: Metrics, spec_id: int, partition: tuple[
         null_value_counts=metrics.null_value_counts or None,
         lower_bounds=metrics.lower_bounds or None,
         upper_bounds=metrics.upper_bounds or None,
+        first_row_id=add.base_row_id if table.has_row_ids else None,
     )
     data_file.spec_id = spec_id
     return data_file

@@ -28,9 +28,12 @@ from daemon.locations import vacuum_cleans
 from daemon.storage import check_path
 from daemon.translate.hidden_columns import with_hidden
 from daemon.translate.metrics import metrics_properties
-from daemon.translate.name_mapping import find_lost
+from daemon.translate.name_mapping import find_lost, with_row_ids
 from daemon.translate.schema import TableSchema, translate_schema
 
+# Delta PROTOCOL.md, "Row Tracking".
+ROW_TRACKING = "delta.enableRowTracking"
+ROW_ID_COLUMN = "delta.rowTracking.materializedRowIdColumnName"
 NAME_MAPPING = "schema.name-mapping.default"
 # What the last commit of dvsync left. If the table's shape differs from it, dvsync commits nothing.
 SCHEMA_ID = "dvsync.schema-id"
@@ -120,8 +123,9 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     """
     check_metadata(metadata)
     retention_ms = str(round(retention_s(metadata) * 1000))
+    row_ids = _row_id_column(metadata, settings)
     if table is None:
-        return _shape(translate_schema(metadata), settings, {}, retention_ms)
+        return _shape(_tracking(translate_schema(metadata), row_ids), settings, {}, retention_ms)
     mapping = _own_mapping(table)
     schema = translate_schema(
         metadata,
@@ -130,6 +134,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
         schemas=table.schemas(),
         specs=table.specs(),
     )
+    schema = _tracking(schema, row_ids)
     shape = _shape(schema, settings, table.properties, retention_ms)
     # If somebody else changed the mapping, the schemas of our snapshots show which name belonged to which id.
     ours = {snapshot.schema_id for snapshot in table.metadata.snapshots if find_marker(snapshot) is not None}
@@ -138,6 +143,19 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     lost = {field_id: name for each in before for field_id, name in find_lost(each, schema.name_mapping).items()}
     misread = _misread(table, lost)
     return replace(shape, definition=replace(shape.definition, misread=misread))
+
+
+def _tracking(schema: TableSchema, column: str | None) -> TableSchema:
+    return replace(schema, name_mapping=with_row_ids(schema.name_mapping, column)) if column else schema
+
+
+def _row_id_column(metadata: Metadata, settings: TableSettings) -> str | None:
+    """Return the column in which Delta's data files have row ids; None if the Iceberg table cannot show them.
+
+    Under column mapping, files have field ids for all columns but this one, and readers then use no name mapping.
+    """
+    tracks = metadata.configuration.get(ROW_TRACKING, "").lower() == "true" and settings.format_version > 2
+    return metadata.configuration.get(ROW_ID_COLUMN) if tracks and metadata.column_mapping_mode == "none" else None
 
 
 def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
@@ -200,6 +218,11 @@ def remembering(shape: Shape, table: Table | None, protocol: Protocol | None, me
     return replace(shape, definition=replace(shape.definition, properties={**shape.definition.properties, **kept}))
 
 
+def tracks_rows(table: Table) -> bool:
+    """Return whether Delta tracked the ids of the table's rows when dvsync last committed."""
+    return "rowTracking" in table.properties.get(DELTA_FEATURES, "").split(",")
+
+
 def _own_schema(table: Table) -> Schema:
     """Return the schema that dvsync left, even if another is current now; the current one if none is recorded."""
     own = table.properties.get(SCHEMA_ID)
@@ -247,6 +270,7 @@ def _shape(
     definition = Definition(
         schema=schema.schema,
         spec=schema.spec,
+        format_version=settings.format_version,
         properties={
             **defaults,
             # The data files belong to Delta: no Iceberg maintenance may remove them.
@@ -260,13 +284,15 @@ def _shape(
     return Shape(schema, definition, granularity)
 
 
-def check_format_version(settings: TableSettings, table: Table | None) -> None:
-    """Raise `Unsupported` if the settings ask for format version 3, or the table has it."""
-    found = table.metadata.format_version if table else settings.format_version
-    if settings.format_version != 2 or found != 2:
+def check_format_version(settings: TableSettings, table: Table) -> None:
+    """Raise `Unsupported` if the table has a higher format version than the settings ask for."""
+    found = table.metadata.format_version
+    if found > settings.format_version:
         raise Unsupported(
-            f"Iceberg format version {max(settings.format_version, found)} is not supported yet: only version 2 is",
-            hint="Set format_version: 2. A table that has version 3 already cannot go back: drop and recreate it.",
+            f"the Iceberg table has format version {found}, and cannot go back to {settings.format_version}",
+            path=table.metadata_location,
+            hint=f"Set format_version: {found}, or drop {settings.target} from the catalog: the next sync then makes a "
+            f"new table of version {settings.format_version}.",
         )
 
 

@@ -1,4 +1,7 @@
-"""A delete file: the task to write it, what was written, and its record in Iceberg and in the state store."""
+"""A delete file: the task to write it, what was written, and its record in Iceberg and in the state store.
+
+It is a position-delete file in format version 2, and a Puffin file with deletion vectors in version 3.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.types import LongType, StringType
 
 from daemon.iceberg.position_deletes import PositionDeleteFile
+from daemon.iceberg.puffin import SUFFIX, Blob, PuffinFile
 from daemon.iceberg.pyiceberg_ext.records import data_file_record
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping
 
@@ -23,12 +27,16 @@ UNKNOWN_DV = DeletionVectorDescriptor("?", "", 0, 0)
 
 @dataclass(frozen=True)
 class DvChange:
-    """A data file whose deletion vector changes from `before` to `after`. `before` is None if none is known."""
+    """A data file whose deletion vector changes from `before` to `after`. `before` is None if none is known.
+
+    `partition` is that of the data file's entry, if the entries of the delete file need it.
+    """
 
     data_file: str
     record_count: int
     before: DeletionVectorDescriptor | None
     after: DeletionVectorDescriptor
+    partition: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,8 +45,19 @@ class DeleteFileTask:
 
     output_path: str
     spec_id: int
-    partition: tuple[object, ...]
     changes: tuple[DvChange, ...]
+
+    @property
+    def is_puffin(self) -> bool:
+        return is_puffin(self.output_path)
+
+
+DeleteFile = PositionDeleteFile | PuffinFile
+
+
+def is_puffin(path: str) -> bool:
+    """Return whether a delete file of dvsync is a Puffin file, by its name."""
+    return path.endswith(SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -49,7 +68,7 @@ class DeleteFileResult:
     new ones.
     """
 
-    file: PositionDeleteFile | None
+    file: DeleteFile | None
     restored: tuple[str, ...]
 
 
@@ -66,6 +85,38 @@ class Rewrite:
     old: DeleteFileRecord
     output_path: str
     kept: frozenset[str]
+
+
+def delete_file_entries(task: DeleteFileTask, file: DeleteFile) -> list[DataFile]:
+    """Make the manifest entries of a written file: one for each deletion vector in a Puffin file, else one."""
+    if isinstance(file, PositionDeleteFile):
+        return [delete_file_entry(file, task.spec_id, task.changes[0].partition)]
+    partitions = {change.data_file: change.partition for change in task.changes}
+    return [_vector_entry(file, blob, task.spec_id, partitions[blob.data_file]) for blob in file.blobs]
+
+
+def _vector_entry(file: PuffinFile, blob: Blob, spec_id: int, partition: Sequence[object]) -> DataFile:
+    """Iceberg spec, "Deletion Vectors": the entry says where the blob is, as the footer does.
+
+    The bounds are for PyIceberg 0.12, which finds the data file by them and not by `referenced_data_file`. Without them
+    it, and Polars, would apply every Puffin file of a partition to all of its data files.
+    """
+    data_file = to_bytes(StringType(), blob.data_file)
+    entry = data_file_record(
+        partition,
+        content=DataFileContent.POSITION_DELETES,
+        file_path=file.path,
+        file_format=FileFormat.PUFFIN,
+        record_count=blob.cardinality,
+        file_size_in_bytes=file.size_bytes,
+        lower_bounds={FILE_PATH_ID: data_file},
+        upper_bounds={FILE_PATH_ID: data_file},
+        referenced_data_file=blob.data_file,
+        content_offset=blob.offset,
+        content_size_in_bytes=blob.size_bytes,
+    )
+    entry.spec_id = spec_id
+    return entry
 
 
 def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequence[object] = ()) -> DataFile:
@@ -100,7 +151,7 @@ def _file_scoped_metrics(data_file: str, file: PositionDeleteFile) -> dict[str, 
     }
 
 
-def delete_file_record(task: DeleteFileTask, file: PositionDeleteFile) -> DeleteFileRecord:
+def delete_file_record(task: DeleteFileTask, file: DeleteFile) -> DeleteFileRecord:
     """Make the state store's record of a written delete file. Its manifest is not known yet."""
     dv_ids = {change.data_file: change.after.unique_id for change in task.changes}
     mappings = tuple(DvMapping(data_file, dv_ids[data_file], positions) for data_file, positions in file.data_files)

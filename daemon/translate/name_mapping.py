@@ -9,6 +9,14 @@ from pyiceberg.table.name_mapping import MappedField, NameMapping
 # Ids of columns that only files have begin here: far above any id that Delta assigns, and below Iceberg's reserved ids
 # (Iceberg spec, "Reserved Field IDs").
 HIDDEN_ID_START = 2_147_000_000
+# Iceberg spec, "Reserved Field IDs": `_row_id`.
+ROW_ID = 2_147_483_540
+
+
+def with_row_ids(mapping: NameMapping, column: str) -> NameMapping:
+    """Return the mapping with `column`, in which files have row ids of their own, as Iceberg's `_row_id`."""
+    others = [field for field in mapping.root if column not in field.names]
+    return NameMapping([*others, MappedField(field_id=ROW_ID, names=[column], fields=[])])
 
 
 def find_renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:

@@ -6,9 +6,9 @@ The plan aims at the state that the new deletion vectors describe. Planning a ve
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace as with_fields
 
@@ -20,16 +20,20 @@ from daemon.iceberg.row_delta import RowDelta
 from daemon.translate.data_files import data_file_of, metrics_of, partition_of
 from daemon.translate.delete_files import (
     UNKNOWN_DV,
+    DeleteFile,
     DeleteFileResult,
     DeleteFileTask,
     DvChange,
     Rewrite,
+    delete_file_entries,
     delete_file_entry,
 )
 from daemon.translate.metrics import Metrics
 from daemon.translate.partition_values import decode_partition
 from daemon.translate.schema import TableSchema
 from state import DeleteFileRecord, DeletionVectorDescriptor, LiveFile, OrphanReason
+
+Key = TypeVar("Key", bound=Hashable)
 
 # With `write.delete.granularity=partition`, at most this many data files share a delete file.
 DATA_FILES_PER_DELETE_FILE_MAX = 1000
@@ -84,8 +88,8 @@ def plan_sync(
         live=live,
         table=table,
         tasks=tuple(
-            DeleteFileTask(name_delete_file(number), spec_id, partition, changes)
-            for number, (spec_id, partition, changes) in enumerate(_grouped(change, live, table, metrics, granularity))
+            DeleteFileTask(name_delete_file(number), spec_id, changes)
+            for number, (spec_id, changes) in enumerate(_grouped(change, live, table, metrics, granularity))
         ),
         metrics=metrics,
     )
@@ -97,30 +101,40 @@ def _grouped(
     table: TableSchema,
     metrics: Mapping[str, Metrics],
     granularity: str,
-) -> Iterator[tuple[int, tuple[object, ...], tuple[DvChange, ...]]]:
-    """Yield the changes of each delete file, with the spec and the partition that they share."""
-    groups: dict[tuple[int, str], list[tuple[tuple[object, ...], DvChange]]] = defaultdict(list)
+) -> Iterator[tuple[int, tuple[DvChange, ...]]]:
+    """Yield the changes of each delete file, with the spec that they share. They also share the partition."""
+    groups: dict[tuple[int, str], list[DvChange]] = defaultdict(list)
+    for spec_id, dv_change in dv_changes(change, live, table, metrics):
+        # Compare by repr, because NaN is not equal to itself. A group may be split, but must not mix partitions.
+        group = dv_change.data_file if granularity == "file" else repr(dv_change.partition)
+        groups[spec_id, group].append(dv_change)
+    for (spec_id, _), members in groups.items():
+        for start in range(0, len(members), DATA_FILES_PER_DELETE_FILE_MAX):
+            yield spec_id, tuple(members[start : start + DATA_FILES_PER_DELETE_FILE_MAX])
+
+
+def dv_changes(
+    change: TableChange, live: Mapping[str, LiveFile], table: TableSchema, metrics: Mapping[str, Metrics]
+) -> Iterator[tuple[int, DvChange]]:
+    """Yield each data file that has a deletion vector after `change`, with its spec id, sorted by path."""
     for path, add in sorted({**change.added, **change.dv_changed}.items()):
         if add.deletion_vector is None:
             continue
         known = live.get(path) if path not in change.added else None
-        spec_id, partition = _place(add, table, known)
-        dv_change = DvChange(
-            data_file=path,
-            record_count=known.record_count if known else metrics[path].record_count,
-            before=known.deletion_vector if known and not _is_unknown(known) else None,
-            after=add.deletion_vector,
+        spec_id, partition = place_of(add, table, known)
+        yield (
+            spec_id,
+            DvChange(
+                data_file=path,
+                record_count=known.record_count if known else metrics[path].record_count,
+                before=known.deletion_vector if known and not is_unknown(known) else None,
+                after=add.deletion_vector,
+                partition=partition,
+            ),
         )
-        # Compare by repr, because NaN is not equal to itself. A group may be split, but must not mix partitions.
-        group = path if granularity == "file" else repr(partition)
-        groups[spec_id, group].append((partition, dv_change))
-    for (spec_id, _), members in groups.items():
-        for start in range(0, len(members), DATA_FILES_PER_DELETE_FILE_MAX):
-            chunk = members[start : start + DATA_FILES_PER_DELETE_FILE_MAX]
-            yield spec_id, chunk[0][0], tuple(dv_change for _, dv_change in chunk)
 
 
-def _place(add: AddFile, table: TableSchema, known: LiveFile | None) -> tuple[int, tuple[Any, ...]]:
+def place_of(add: AddFile, table: TableSchema, known: LiveFile | None) -> tuple[int, tuple[Any, ...]]:
     """Return spec id and partition of a data file: those of its live entry, or for a new file those of its add.
 
     A delete file must have the spec and partition of its data files (Iceberg spec, "Scan Planning").
@@ -138,15 +152,18 @@ class CommitPlan:
     added_files: Mapping[str, AddFile]
     changed_dvs: Mapping[str, DeletionVectorDescriptor | None]
     removed_files: tuple[str, ...]
-    written: tuple[tuple[DeleteFileTask, PositionDeleteFile], ...]
+    written: tuple[tuple[DeleteFileTask, DeleteFile], ...]
     unwritten_files: tuple[str, ...]
     removed_delete_files: Mapping[str, OrphanReason]
+    new_positions: int
     rewritten: tuple[tuple[Rewrite, PositionDeleteFile], ...] = ()
+    # Deletion vectors that leave a Puffin file which stays: the paths of the delete file and of the data file.
+    dead_vectors: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether the plan adds and removes no entry. Such a version makes no snapshot."""
-        return not (self.added_files or self.removed_files or self.written)
+        return not (self.added_files or self.removed_files or self.written or self.delta.removed_delete_files)
 
 
 def plan_rewrites(
@@ -178,11 +195,11 @@ def files_to_leave(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> set[s
 
 def _restored(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> set[str]:
     without_dv = {path for path, add in plan.change.dv_changed.items() if add.deletion_vector is None}
-    unknown = {path for path in plan.change.dv_changed if _is_unknown(plan.live[path])}
+    unknown = {path for path in plan.change.dv_changed if is_unknown(plan.live[path])}
     return without_dv | unknown | {path for result in results for path in result.restored}
 
 
-def _is_unknown(file: LiveFile) -> bool:
+def is_unknown(file: LiveFile) -> bool:
     return file.deletion_vector == UNKNOWN_DV
 
 
@@ -213,6 +230,7 @@ def complete_plan(
     metrics = {path: _metrics(plan, path) for path in added}
     files = [(task, result.file) for task, result in zip(plan.tasks, results, strict=True)]
     written = tuple((task, file) for task, file in files if file)
+    new_positions = sum(file.positions for _, file in written)
     gone = {
         delete_file.path: (
             OrphanReason.DATA_FILES_GONE
@@ -224,14 +242,19 @@ def complete_plan(
     delta = RowDelta(
         snapshot_id=snapshot_id,
         added_data_files=[
-            data_file_of(add, metrics[path], *_place(add, plan.table, plan.live[path] if path in restored else None))
+            data_file_of(
+                add,
+                metrics[path],
+                plan.table,
+                *place_of(add, plan.table, plan.live[path] if path in restored else None),
+            )
             for path, add in sorted(added.items())
         ],
         removed_data_files=by_manifest((plan.live[path].manifest_path, path) for path in leaving),
-        added_delete_files=[delete_file_entry(file, task.spec_id, task.partition) for task, file in written],
+        added_delete_files=[entry for task, file in written for entry in delete_file_entries(task, file)],
         removed_delete_files=by_manifest((file.manifest_path, file.path) for file in serving),
         replacements=[(rewrite.old.path, delete_file_entry(file, rewrite.old.spec_id)) for rewrite, file in rewritten],
-        same_rows=_moves_rows_only(plan, metrics, positions=sum(file.positions for _, file in written)),
+        same_rows=moves_rows_only(plan, metrics, positions=new_positions),
     )
     return CommitPlan(
         delta=delta,
@@ -246,6 +269,7 @@ def complete_plan(
         written=written,
         unwritten_files=tuple(task.output_path for task, file in files if not file),
         removed_delete_files=gone,
+        new_positions=new_positions,
         rewritten=tuple(rewritten),
     )
 
@@ -256,15 +280,15 @@ def _metrics(plan: SyncPlan, path: str) -> Metrics:
     return metrics_of(plan.change.dv_changed[path], plan.table, plan.live[path].record_count)
 
 
-def by_manifest(placed: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
-    """Group paths by manifest. Each pair is a manifest's path and a path in it."""
-    groups: dict[str, set[str]] = defaultdict(set)
-    for manifest_path, path in placed:
-        groups[manifest_path].add(path)
+def by_manifest(placed: Iterable[tuple[str, Key]]) -> dict[str, set[Key]]:
+    """Group entries by manifest. Each pair is a manifest's path and an entry in it."""
+    groups: dict[str, set[Key]] = defaultdict(set)
+    for manifest_path, key in placed:
+        groups[manifest_path].add(key)
     return groups
 
 
-def _moves_rows_only(plan: SyncPlan, metrics: Mapping[str, Metrics], *, positions: int) -> bool:
+def moves_rows_only(plan: SyncPlan, metrics: Mapping[str, Metrics], *, positions: int) -> bool:
     """Return whether Delta says that no data changed, and the numbers of rows agree (operation `replace`)."""
     change = plan.change
     if change.data_change or change.dv_changed or positions:

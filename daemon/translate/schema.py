@@ -42,7 +42,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.name_mapping import HIDDEN_ID_START, find_renumbered, with_dropped
+from daemon.translate.name_mapping import HIDDEN_ID_START, ROW_ID, find_renumbered, with_dropped
 
 PRIMITIVES: Mapping[str, PrimitiveType] = {
     "boolean": BooleanType(),
@@ -112,6 +112,11 @@ class TableSchema:
     def spec(self) -> PartitionSpec:
         """The spec for files that are added from now on."""
         return self.specs[self.spec_id]
+
+    @cached_property
+    def has_row_ids(self) -> bool:
+        """Whether the rows' ids are those of Delta's row tracking."""
+        return any(mapped.field_id == ROW_ID for mapped in self.name_mapping)
 
     @cached_property
     def leaves(self) -> Mapping[tuple[str, ...], NestedField]:

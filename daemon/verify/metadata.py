@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry
+from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEntry
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
@@ -31,8 +31,9 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, ObjectMissing
-from daemon.iceberg.manifests import referenced_data_file
+from daemon.iceberg.manifests import content_span, referenced_data_file
 from daemon.iceberg.position_deletes import count_served
+from daemon.iceberg.puffin import Blob, read_blobs
 from daemon.iceberg.references import live_entries
 from daemon.pipeline.inspection import STATISTICS_STRING_MAX, internal_form, read_footer
 from daemon.storage import FileIOStorage, map_files
@@ -69,6 +70,7 @@ class MetadataCheck:
     stop: Event
     files: int = 0
     rows: int = 0
+    _puffin: tuple[str, Sequence[Blob]] = ("", ())
 
     def compare(self, adds: Iterable[AddFile], sample: Sample) -> list[FilePair]:
         """Compare the files of `adds` that are in `sample` with all that Iceberg has in it. Returns those in both."""
@@ -135,10 +137,26 @@ class MetadataCheck:
             raise CorruptInput(str(error), hint="") from error
 
     def _check_delete_file(self, delete_file: DataFile) -> None:
+        if delete_file.file_format is FileFormat.PUFFIN:
+            self._check_vector(delete_file)
+            return
         path, size = delete_file.file_path, delete_file.file_size_in_bytes
         rows = read_footer(self.storage, path, size, said_by="its manifest").num_rows
         if rows != delete_file.record_count:
             raise CorruptInput(f"it has {rows} positions, but its entry says {delete_file.record_count}", hint="")
+
+    def _check_vector(self, entry: DataFile) -> None:
+        """Iceberg spec, "Deletion Vectors": the Puffin file's footer must have a blob where the entry says."""
+        path, (offset, size) = entry.file_path, content_span(entry) or (0, 0)
+        expected = Blob(referenced_data_file(entry) or "", offset, size, entry.record_count)
+        if self._puffin[0] != path:
+            # The entries of a Puffin file are next to each other.
+            self._puffin = path, read_blobs(self.storage, path, entry.file_size_in_bytes)
+        if expected not in self._puffin[1]:
+            raise CorruptInput(
+                f"its footer has no blob of {expected.cardinality} positions of {expected.data_file} at byte {offset}",
+                hint="",
+            )
 
     def _compare_file(self, pair: FilePair) -> list[Difference]:
         add, data_file = pair.add, pair.entry.data_file

@@ -37,7 +37,7 @@ from state.records import (
     WrittenFile,
 )
 from state.sql.bulk import batched, find_by_path, update_rows, write_rows
-from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
+from state.sql.models import DATA_FILES, DEAD_VECTORS, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
 
 WRITTEN_ROWS = (DELETE_FILES, METADATA_FILES)
 
@@ -114,7 +114,10 @@ def write_live_delete_files(
     *,
     at_ms: int,
 ) -> None:
-    """Make these delete files live, known or not, with exactly their mappings to data files that are live."""
+    """Make these delete files live, known or not, with exactly their mappings to data files that are live.
+
+    The same for their dead blobs.
+    """
     by_path = {file.path: file for file in files}
     columns: dict[str, dict[str, Any]] = {
         path: {
@@ -144,6 +147,17 @@ def write_live_delete_files(
     ]
     if mappings:
         connection.execute(_INSERT_MAPPING, mappings)
+    write_dead_vectors(
+        connection, table_id, [(path, data_file) for path, file in by_path.items() for data_file in file.dead]
+    )
+
+
+def write_dead_vectors(connection: Connection, table_id: int, dead: Iterable[tuple[str, str]]) -> None:
+    """Record of each pair that its delete file serves its data file no longer, although it has a blob of it."""
+    pairs = [{"of_table": table_id, "of_delete_file": path, "of_data_file": data_file} for path, data_file in dead]
+    if pairs:
+        connection.execute(_DELETE_MAPPING, pairs)
+        connection.execute(_INSERT_DEAD, pairs)
 
 
 def orphan_delete_files(
@@ -376,7 +390,8 @@ def _remove_mappings(connection: Connection, table_id: int, delete_files: Iterab
         delete_file_ids = select(DELETE_FILES.c.id).where(
             DELETE_FILES.c.table_id == table_id, DELETE_FILES.c.path.in_(batch)
         )
-        connection.execute(delete(DV_MAPPINGS).where(DV_MAPPINGS.c.delete_file_id.in_(delete_file_ids)))
+        for rows in (DV_MAPPINGS, DEAD_VECTORS):
+            connection.execute(delete(rows).where(rows.c.delete_file_id.in_(delete_file_ids)))
 
 
 def _deletion_vector_columns(deletion_vector: DeletionVectorDescriptor | None) -> dict[str, Any]:
@@ -386,6 +401,30 @@ def _deletion_vector_columns(deletion_vector: DeletionVectorDescriptor | None) -
     }
 
 
+_DELETE_FILE_ID = (
+    select(DELETE_FILES.c.id)
+    .where(DELETE_FILES.c.table_id == bindparam("of_table"), DELETE_FILES.c.path == bindparam("of_delete_file"))
+    .scalar_subquery()
+)
+_DATA_FILE_ID = (
+    select(DATA_FILES.c.id)
+    .where(DATA_FILES.c.table_id == bindparam("of_table"), DATA_FILES.c.path == bindparam("of_data_file"))
+    .scalar_subquery()
+)
+_DELETE_MAPPING = delete(DV_MAPPINGS).where(
+    DV_MAPPINGS.c.delete_file_id == _DELETE_FILE_ID, DV_MAPPINGS.c.data_file_id == _DATA_FILE_ID
+)
+_OF_DATA_FILE = bindparam("of_data_file", type_=Text())
+# An outcome may be applied twice.
+_INSERT_DEAD = insert(DEAD_VECTORS).from_select(
+    ["delete_file_id", "data_file"],
+    select(DELETE_FILES.c.id, _OF_DATA_FILE).where(
+        DELETE_FILES.c.table_id == bindparam("of_table"),
+        DELETE_FILES.c.path == bindparam("of_delete_file"),
+        DELETE_FILES.c.status == FileStatus.LIVE,
+        ~exists().where(DEAD_VECTORS.c.delete_file_id == DELETE_FILES.c.id, DEAD_VECTORS.c.data_file == _OF_DATA_FILE),
+    ),
+)
 # Joined by path, which leaves out mappings to data files that are not live.
 _INSERT_MAPPING = insert(DV_MAPPINGS).from_select(
     ["delete_file_id", "data_file_id", "dv_unique_id", "positions"],

@@ -191,6 +191,15 @@ DV_MAPPINGS = Table(
     sqlite_with_rowid=False,
 )
 
+# Of which data files, live or not, a live Puffin file has a blob that is no longer used.
+DEAD_VECTORS = Table(
+    "dead_vectors",
+    METADATA,
+    Column("delete_file_id", ForeignKey("delete_files.id", ondelete="CASCADE"), primary_key=True),
+    Column("data_file", Text, primary_key=True, index=True),
+    sqlite_with_rowid=False,
+)
+
 SYNC_RUNS = Table(
     "sync_runs",
     METADATA,

@@ -25,7 +25,7 @@ from state.records import (
 )
 from state.sql.bulk import batched
 from state.sql.files import WRITTEN_ROWS
-from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
+from state.sql.models import DATA_FILES, DEAD_VECTORS, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
 
 _decode_partition = msgspec.json.Decoder(tuple[str | None, ...]).decode
 
@@ -62,7 +62,8 @@ def live_file(row: Row[Any]) -> LiveFile:
 
 
 def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) -> list[DeleteFileRecord]:
-    """Read these live delete files with all their mappings, both sorted by path."""
+    """Read these live delete files with all their mappings and dead blobs, all sorted by path."""
+    dead: dict[int, list[str]] = {delete_file_id: [] for delete_file_id in delete_file_ids}
     mappings: dict[int, list[DvMapping]] = {delete_file_id: [] for delete_file_id in delete_file_ids}
     delete_files = []
     for batch in batched(delete_file_ids):
@@ -74,6 +75,9 @@ def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) 
         )
         for row in connection.execute(served):
             mappings[row.delete_file_id].append(DvMapping(row.path, row.dv_unique_id, row.positions))
+        unused = select(DEAD_VECTORS).where(DEAD_VECTORS.c.delete_file_id.in_(batch)).order_by(DEAD_VECTORS.c.data_file)
+        for row in connection.execute(unused):
+            dead[row.delete_file_id].append(row.data_file)
         serving = (
             select(DELETE_FILES, METADATA_FILES.c.path.label("manifest_path"))
             .join(METADATA_FILES, METADATA_FILES.c.id == DELETE_FILES.c.manifest_id)
@@ -81,7 +85,13 @@ def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) 
         )
         delete_files += [
             DeleteFileRecord(
-                row.path, row.size_bytes, row.positions, row.spec_id, row.manifest_path, tuple(mappings[row.id])
+                path=row.path,
+                size_bytes=row.size_bytes,
+                positions=row.positions,
+                spec_id=row.spec_id,
+                manifest_path=row.manifest_path,
+                mappings=tuple(mappings[row.id]),
+                dead=tuple(dead[row.id]),
             )
             for row in connection.execute(serving)
         ]

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import msgspec
 from msgspec.structs import asdict, replace
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, delete, exists, func, insert, select, update
 
 from state.cursor import advance_cursor
 from state.records import (
@@ -34,7 +34,16 @@ from state.sql import files as sql_files
 from state.sql import lease as sql_lease
 from state.sql.bulk import batched
 from state.sql.database import Database
-from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, INTENTS, SYNC_RUNS, TABLES, IntentStatus
+from state.sql.models import (
+    DATA_FILES,
+    DEAD_VECTORS,
+    DELETE_FILES,
+    DV_MAPPINGS,
+    INTENTS,
+    SYNC_RUNS,
+    TABLES,
+    IntentStatus,
+)
 from state.sql.reads import live_file, read_delete_files, read_deletions, read_worst_files, select_live_files
 
 READ_BATCH_MAX = 5_000
@@ -64,6 +73,15 @@ _SERVING = (
     .join(DATA_FILES, DATA_FILES.c.id == DV_MAPPINGS.c.data_file_id)
     .where(
         DATA_FILES.c.table_id == bindparam("table_id"), DATA_FILES.c.path.in_(bindparam("data_files", expanding=True))
+    )
+)
+_FORMER = (
+    select(DEAD_VECTORS.c.delete_file_id)
+    .distinct()
+    .join(DELETE_FILES, DELETE_FILES.c.id == DEAD_VECTORS.c.delete_file_id)
+    .where(
+        DELETE_FILES.c.table_id == bindparam("table_id"),
+        DEAD_VECTORS.c.data_file.in_(bindparam("data_files", expanding=True)),
     )
 )
 _SERVED = (
@@ -206,12 +224,20 @@ class SqlStateStore:
             after = batch[-1].path
 
     def find_delete_files(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
+        return self._find_delete_files(_SERVING, table_id, data_files)
+
+    def find_former(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
+        return self._find_delete_files(_FORMER, table_id, data_files)
+
+    def _find_delete_files(
+        self, statement: Select[Any], table_id: int, data_files: Collection[str]
+    ) -> list[DeleteFileRecord]:
         with self._database.read() as connection:
             _check_table(connection, table_id)
             delete_file_ids = {
                 delete_file_id
                 for batch in batched(data_files)
-                for delete_file_id in connection.scalars(_SERVING, {"table_id": table_id, "data_files": batch})
+                for delete_file_id in connection.scalars(statement, {"table_id": table_id, "data_files": batch})
             }
             return read_delete_files(connection, delete_file_ids)
 
@@ -265,6 +291,7 @@ class SqlStateStore:
             manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests, at_ms=at_ms)
             for old, new in outcome.moved_manifests:
                 sql_files.move_manifest(connection, table_id, old, manifest_ids[new])
+            sql_files.write_dead_vectors(connection, table_id, outcome.dead_vectors)
             # Removed before added: a path in both is live afterwards, with only the delete files that are added here.
             sql_files.remove_live_files(connection, table_id, outcome.removed_files)
             sql_files.write_live_files(connection, table_id, outcome.added_files, manifest_ids)
@@ -480,6 +507,21 @@ class SqlStateStore:
         with self._database.read() as connection:
             _check_table(connection, table_id)
             return sorted(connection.scalars(crowded))
+
+    def find_mostly_dead(self, table_id: int, *, dead_share: float) -> list[str]:
+        live = func.sum(DV_MAPPINGS.c.positions)
+        mostly_dead = (
+            select(DELETE_FILES.c.path)
+            .join(DV_MAPPINGS, DV_MAPPINGS.c.delete_file_id == DELETE_FILES.c.id)
+            .where(
+                DELETE_FILES.c.table_id == table_id, exists().where(DEAD_VECTORS.c.delete_file_id == DELETE_FILES.c.id)
+            )
+            .group_by(DELETE_FILES.c.id, DELETE_FILES.c.path, DELETE_FILES.c.positions)
+            .having(live < (1 - dead_share) * DELETE_FILES.c.positions)
+        )
+        with self._database.read() as connection:
+            _check_table(connection, table_id)
+            return sorted(connection.scalars(mostly_dead))
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         newest = (

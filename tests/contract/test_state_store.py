@@ -168,11 +168,13 @@ def observe(store: StateStore, table_id: int, paths: list[str]) -> dict[str, Any
         "live": list(store.read_live_files(table_id)),
         "found": store.find_live_files(table_id, paths),
         "delete files": store.find_delete_files(table_id, paths),
+        "former": store.find_former(table_id, [*paths, "gone"]),
         "serving": store.find_served(table_id, paths),
         "intents": store.find_open_intents(table_id),
         "counts": store.count(table_id),
         "written": store.list_written(table_id, FileStatus),
         "crowded": store.find_crowded(table_id, delete_files_max=2, deleted_share=0.3),
+        "mostly dead": store.find_mostly_dead(table_id, dead_share=0.4),
         "deletions": store.find_deletions(table_id, rows_max=100),
         "runs": store.list_runs(table_id, runs_max=100),
     }
@@ -298,6 +300,8 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: list(store.read_live_files(UNKNOWN)),
     lambda store: store.find_live_files(UNKNOWN, ["a"]),
     lambda store: store.find_delete_files(UNKNOWN, ["a"]),
+    lambda store: store.find_former(UNKNOWN, ["a"]),
+    lambda store: store.find_mostly_dead(UNKNOWN, dead_share=0.5),
     lambda store: store.find_served(UNKNOWN, ["d"]),
     lambda store: store.find_open_intents(UNKNOWN),
     lambda store: store.record_intent(Intent(1, UNKNOWN, None, 1, 1), {}),
@@ -1109,7 +1113,8 @@ def test_proof(store: StateStore, table_id: int) -> None:
 def test_what_older_snapshots_show() -> None:
     """A file that the newest snapshot alone is without is shown by older ones; any other orphan by none we know of."""
     shown = {
-        OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.COMPACTED, OrphanReason.FOUND_IN_USE,
+        OrphanReason.DATA_FILES_GONE, OrphanReason.DV_SHRUNK, OrphanReason.DV_REPLACED, OrphanReason.COMPACTED,
+        OrphanReason.FOUND_IN_USE,
     }  # fmt: skip
     assert {reason for reason in OrphanReason if reason.shown_by_older} == shown
 
@@ -1241,6 +1246,31 @@ def test_find_crowded(store: StateStore, table_id: int) -> None:
     removed = (("d2", OrphanReason.COMPACTED),)
     store.record_synced(None, outcome(table_id, 2, removed_delete_files=removed), at_ms=2)
     assert store.find_crowded(table_id, delete_files_max=2, deleted_share=0.5) == []
+
+
+def test_dead_vectors_are_found_until_their_file_leaves(store: StateStore, table_id: int) -> None:
+    """Also those of data files that left or come back; a delete file that leaves takes them along."""
+    files = (live_file("a"), live_file("b"), live_file("c"))
+    deletes = (delete_file("p", "a", "b", "c"), delete_file("q", "a"))
+    store.record_synced(None, outcome(table_id, 1, added_files=files, added_delete_files=deletes), at_ms=1)
+    assert store.find_former(table_id, ["a", "b", "c"]) == []
+    dead = (("p", "a"), ("p", "b"))
+    store.record_synced(None, outcome(table_id, 2, dead_vectors=dead, removed_files=("b",)), at_ms=2)
+    (found,) = store.find_former(table_id, ["b", "x"])
+    assert (found.path, found.dead, [each.data_file for each in found.mappings]) == ("p", ("a", "b"), ["c"])
+    assert [file.path for file in store.find_delete_files(table_id, ["a"])] == ["q"]
+    assert store.find_served(table_id, ["p"]) == {"p": {"c"}}
+    # Four of six positions are dead.
+    assert store.find_mostly_dead(table_id, dead_share=0.6) == ["p"]
+    assert store.find_mostly_dead(table_id, dead_share=0.7) == []
+    store.record_synced(None, outcome(table_id, 3, added_files=(live_file("b"),)), at_ms=3)
+    assert [file.path for file in store.find_former(table_id, ["b"])] == ["p"]
+    gone = (("p", OrphanReason.DV_REPLACED),)
+    store.record_synced(None, outcome(table_id, 4, removed_delete_files=gone), at_ms=4)
+    assert store.find_former(table_id, ["a", "b"]) == []
+    rebuilt = replace(delete_file("p", "a"), dead=("b", "z"))
+    store.record_rebuilt(outcome(table_id, 5), [live_file("a")], [rebuilt], at_ms=5)
+    assert [file.dead for file in store.find_former(table_id, ["z"])] == [("b", "z")]
 
 
 def test_find_deletions(store: StateStore, table_id: int) -> None:
@@ -1750,6 +1780,12 @@ DELETE_FILES = [f"d{number}" for number in range(3)]
 MANIFESTS = [f"m{number}" for number in range(3)]
 OTHER_METADATA = ["snap-0", "snap-1", "v0.json", "v1.json"]
 data_file_paths = st.sampled_from(DATA_FILES)
+
+
+def _served(file: DeleteFileRecord) -> set[str]:
+    return {mapping.data_file for mapping in file.mappings}
+
+
 manifests = st.sampled_from(MANIFESTS)
 reasons = st.sampled_from(OrphanReason)
 vectors = st.none() | st.builds(deletion_vector, st.sampled_from("xyz"), st.integers(0, 9))
@@ -1777,7 +1813,8 @@ delete_files = st.builds(
     st.integers(0, 1),
     manifests,
     mappings,
-)
+    st.sampled_from([(), ("gone",), (DATA_FILES[0], "gone")]),
+).map(lambda file: replace(file, dead=tuple(each for each in file.dead if each not in _served(file))))
 pending_files = st.one_of(
     st.tuples(st.just(FileKind.DELETE_FILE), st.lists(st.sampled_from(DELETE_FILES), max_size=3)),
     st.tuples(st.just(FileKind.MANIFEST), st.lists(manifests, max_size=3)),
@@ -1796,6 +1833,7 @@ changes = st.fixed_dictionaries(
         "removed_delete_files": st.dictionaries(st.sampled_from(DELETE_FILES), reasons, max_size=2).map(
             lambda removed: tuple(removed.items())
         ),
+        "dead_vectors": st.lists(st.tuples(st.sampled_from(DELETE_FILES), data_file_paths), max_size=2).map(tuple),
         "moved_manifests": st.lists(st.tuples(manifests, manifests), max_size=1).map(tuple),
         "unwritten_files": st.lists(st.sampled_from(DELETE_FILES + MANIFESTS), max_size=2).map(tuple),
     }
@@ -1807,8 +1845,13 @@ some_written_paths = st.lists(written_paths, min_size=1, max_size=4)
 def without_returning(changed: dict[str, Any]) -> dict[str, Any]:
     """The same changes, without the removal of delete files that they add: those would start anew each time."""
     added = {delete_file.path for delete_file in changed["added_delete_files"]}
-    removed = tuple(each for each in changed["removed_delete_files"] if each[0] not in added)
-    return {**changed, "removed_delete_files": removed}
+    return {
+        **changed,
+        **{
+            name: tuple(each for each in changed[name] if each[0] not in added)
+            for name in ("removed_delete_files", "dead_vectors")
+        },
+    }
 
 
 class BothStores(RuleBasedStateMachine):

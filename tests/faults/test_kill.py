@@ -29,8 +29,9 @@ CASES = {
     "first sync": "last",
     "several pending": "a third",
     "several folded": "a third",
+    "upgrade": "first and last",
 }
-# Where it matters whether files share a delete file: these are played with both granularities.
+# Where it matters whether files share a delete file, and of which kind it is: these are played in all flavours.
 WITH_DELETIONS = ("dv growth", "shrunk dv", "removal", "first sync")
 
 
@@ -39,8 +40,9 @@ def test_whatever_was_killed_the_next_start_ends_at_the_same(servers: dict[str, 
     """Killed at any event: no row lost or doubled, one snapshot a version, every file that is left behind is known."""
     orders = [(servers["file"], *event) for event in picked_events(servers["file"].traces[case], case, CASES[case])]
     if case in WITH_DELETIONS:
-        events = picked_events(servers["partition"].traces[case], case, "a third")
-        orders += [(servers["partition"], *event) for event in events]
+        for flavour in ("partition", "vectors"):
+            events = picked_events(servers[flavour].traces[case], case, "a third")
+            orders += [(servers[flavour], *event) for event in events]
     for count, (server, number, _) in enumerate(orders):
         server.order("kill", case, number)
         server.order("follow", case, count % 8 == 0)
@@ -49,7 +51,7 @@ def test_whatever_was_killed_the_next_start_ends_at_the_same(servers: dict[str, 
         killed, followed = server.answer(), server.answer()
         assert killed == {"signal": 9}, killed
         if "error" in followed:
-            failures.append(f"{case}:{number}, {event}, granularity {server.granularity}:\n{followed['error']}")
+            failures.append(f"{case}:{number}, {event}, {server.flavour}:\n{followed['error']}")
     assert not failures, f"{len(failures)} of {len(orders)}: " + "\n".join(failures)
 
 

@@ -23,6 +23,7 @@ from tests.kit.power import Disk
 # Everything that is written and forced to the disk, by path; the last two are folders.
 KINDS = {
     "delete file": r"-deletes\.parquet$",
+    "Puffin file": r"-deletes\.puffin$",
     "manifest": r"-m\d+\.avro$",
     "manifest list": r"/snap-[^/]*\.avro$",
     "metadata file": r"\.metadata\.json$",
@@ -33,6 +34,8 @@ KINDS = {
 PLAYED = (
     *(("file", case) for case in ("empty first sync", "dv growth", "schema only", "first sync")),
     ("partition", "removal"),
+    *(("vectors", case) for case in ("dv growth", "shrunk dv")),
+    ("file", "upgrade"),
 )
 
 
@@ -53,10 +56,10 @@ def moments(server: KillServer, case: str) -> Iterator[tuple[int, str, bool]]:
             yield number, event, keeps_names
 
 
-@pytest.mark.parametrize(("granularity", "case"), PLAYED)
-def test_what_is_named_is_on_the_disk(servers: dict[str, KillServer], granularity: str, case: str) -> None:
+@pytest.mark.parametrize(("flavour", "case"), PLAYED)
+def test_what_is_named_is_on_the_disk(servers: dict[str, KillServer], flavour: str, case: str) -> None:
     """Power cut at any event, whether names outlive bytes or not: the next start ends as if nothing had happened."""
-    server = servers[granularity]
+    server = servers[flavour]
     wrong = [
         f"{number}, {event}, names kept {keeps_names}:\n{error}"
         for number, event, keeps_names in moments(server, case)
@@ -68,7 +71,7 @@ def test_what_is_named_is_on_the_disk(servers: dict[str, KillServer], granularit
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_forced_to_the_disk_is_missed(servers: dict[str, KillServer], kind: str) -> None:
     """The test above fails for whichever kind of file or folder is named before it is on the disk."""
-    server, case = servers["file"], "first sync"
+    server, case = servers["vectors" if kind == "Puffin file" else "file"], "first sync"
     event = server.traces[case].index("after commit_table")
     assert fails_after_cut(server, case, event, keeps_names=False, deaf_to=KINDS[kind])
 

@@ -51,7 +51,7 @@ def rows(start: int, end: int, slices: int = 1) -> str:
 )
 def test_long_history(service: Service, tmp_path: Path, partitioned: bool, granularity: str) -> None:
     """Each version is one snapshot with Delta's rows in all readers, or none when it changes no rows."""
-    table = Followed(service, tmp_path, granularity)
+    table = Followed(service, tmp_path, granularity, with_vectors=True)
     table.step(CREATE.format(t="{t}", partitioned=PARTITIONED if partitioned else ""), operation="append")
     table.step(f"INSERT INTO {{t}} {rows(0, 60, 2)}", operation="append")
     table.step("DELETE FROM {t} WHERE id % 7 = 0", operation="delete")
@@ -87,7 +87,7 @@ def test_long_history(service: Service, tmp_path: Path, partitioned: bool, granu
 )
 def test_deletions(service: Service, tmp_path: Path, partitioned: bool, granularity: str) -> None:
     """Deletions that grow, leave with their files, shrink and return are shown with either granularity."""
-    table = Followed(service, tmp_path, granularity)
+    table = Followed(service, tmp_path, granularity, with_vectors=True)
     create = CREATE.format(t="{t}", partitioned=PARTITIONED if partitioned else "")
     table.sql(create)
     table.step(f"INSERT INTO {{t}} {rows(0, 60, 3)}", operation="append")
@@ -108,7 +108,7 @@ def test_deletions(service: Service, tmp_path: Path, partitioned: bool, granular
 
 def test_schema_evolution(service: Service, tmp_path: Path) -> None:
     """Columns that are renamed, dropped, added and widened show Delta's values, in old files and new ones."""
-    table = Followed(service, tmp_path)
+    table = Followed(service, tmp_path, with_vectors=True)
     table.step(
         "CREATE TABLE {t} (id INT, place STRUCT<city: STRING, floor: INT>, name STRING, price FLOAT,"
         " amount DECIMAL(6, 2)) USING delta TBLPROPERTIES"
@@ -135,7 +135,7 @@ def test_schema_evolution(service: Service, tmp_path: Path) -> None:
 
 def test_replaced_table(service: Service, tmp_path: Path) -> None:
     """A table replaced by one of other columns and partitions, and restored, shows Delta's rows and deletions."""
-    table = Followed(service, tmp_path)
+    table = Followed(service, tmp_path, with_vectors=True)
     made = "TABLE {t} USING delta %s TBLPROPERTIES ('delta.enableDeletionVectors' = 'true') AS SELECT"
     plain, partitioned = made % "", made % "PARTITIONED BY (part)"
     table.step(f"CREATE {plain} id, concat('n', id) AS name, 'x' AS part, id AS number FROM range(0, 20, 1, 1)")

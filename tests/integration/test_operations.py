@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from daemon.errors import Unsupported
+from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
 from tests.kit.follow import Followed
 from tests.kit.handmade import FEATURES, HandmadeTable
 from tests.kit.readers import assert_same_rows, rows_of
@@ -411,6 +412,39 @@ def test_row_tracking(service: Service, tmp_path: Path, mode: str) -> None:
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
     table.step("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableRowTracking' = 'false')", snapshots=0)
     table.step("INSERT INTO {t} VALUES (100, 'last')", operation="append")
+
+
+def test_row_ids_are_deltas(service: Service, tmp_path: Path) -> None:
+    """In format version 3, through UPDATE, OPTIMIZE and RESTORE, and after a resync."""
+    table = Followed(service, tmp_path)
+    vectors = table.new_bench("vectors", format_version=3)
+
+    def check() -> None:
+        iceberg = table.spark.read.format("iceberg").load(vectors.iceberg().metadata_location)
+        delta = table.spark.read.format("delta").load(str(table.source))
+        shown = iceberg.select("id", "name", "_row_id").collect()
+        assert sorted(shown) == sorted(delta.select("id", "name", "_metadata.row_id").collect())
+
+    def step(statement: str) -> None:
+        table.step(statement)
+        vectors.sync()
+        check()
+
+    table.sql(
+        "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true',"
+        " 'delta.enableRowTracking' = 'true') AS SELECT id, concat('n', id) AS name FROM range(0, 30, 1, 2)"
+    )
+    table.step()
+    vectors.sync()
+    step("UPDATE {t} SET name = 'updated' WHERE id % 5 = 0")
+    step("DELETE FROM {t} WHERE id % 7 = 1")
+    step("OPTIMIZE {t}")
+    step("RESTORE TABLE {t} TO VERSION AS OF 1")
+    # Row ids that Iceberg assigns from now on belong to no row of Delta's.
+    highest = table.spark.read.format("delta").load(str(table.source)).selectExpr("max(_metadata.row_id)").collect()
+    assert next_row_id(vectors.iceberg().metadata) > highest[0][0]
+    vectors.sync(full=True)
+    check()
 
 
 def test_liquid_clustering(service: Service, tmp_path: Path) -> None:

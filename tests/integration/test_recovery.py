@@ -441,13 +441,3 @@ def assert_first_sync_refused(service: Service, folder: Path, source: str, messa
     assert raised.value.hint
     assert not bench.exists()
     assert bench.status()["synced_version"] is None
-
-
-def test_format_version_3_is_refused(tmp_path: Path, handmade: HandmadeTable) -> None:
-    """Format version 3 is refused in plain words before anything is read or written."""
-    bench = Bench(tmp_path / "bench", handmade.location, table_options={"format_version": 3})
-    with pytest.raises(Unsupported, match="format version 3 is not supported yet") as raised:
-        bench.sync()
-    assert raised.value.table == "t" and "format_version: 2" in raised.value.hint
-    assert not (tmp_path / "bench" / "warehouse").exists()
-    bench.close()

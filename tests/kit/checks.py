@@ -15,11 +15,12 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
-from pyiceberg.manifest import DataFileContent, ManifestEntry
+from pyiceberg.manifest import DataFileContent, FileFormat, ManifestEntry
 from pyiceberg.table import Table
 
 from state import FileStatus, OrphanReason
 from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.images import FILE_PATH_ID
 
 Row = tuple[int, str, str]
 # The path of a data or delete file -> that of its manifest.
@@ -91,13 +92,18 @@ def table_id(bench: Bench) -> int:
 def live_entries(iceberg: Table, entries: Entries) -> tuple[Live, Live]:
     """Data files and delete files of the current snapshot with the manifest that holds each."""
     found: dict[bool, Live] = {True: {}, False: {}}
+    names: list[tuple[str, bytes | None]] = []
     snapshot = iceberg.current_snapshot()
     assert snapshot is not None
     for manifest in snapshot.manifests(iceberg.io):
         for entry in entries[manifest.manifest_path]:
-            live = found[entry.data_file.content is DataFileContent.DATA]
-            assert entry.data_file.file_path not in live, "one live entry a file"
-            live[entry.data_file.file_path] = manifest.manifest_path
+            live, path = found[entry.data_file.content is DataFileContent.DATA], entry.data_file.file_path
+            # A Puffin file has an entry for each of its vectors, all of them in one manifest.
+            known = live.setdefault(path, manifest.manifest_path)
+            assert known == manifest.manifest_path, "a file's entries are in one manifest"
+            of_vector = entry.data_file.file_format is FileFormat.PUFFIN
+            names.append((path, (entry.data_file.lower_bounds or {}).get(FILE_PATH_ID) if of_vector else None))
+    assert len(set(names)) == len(names), "one live entry a file or a vector"
     return found[True], found[False]
 
 

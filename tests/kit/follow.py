@@ -18,7 +18,7 @@ from daemon.delta.log import COMMIT_FILE
 from daemon.sync.outcomes import SyncResult
 from state import FileStatus
 from tests.kit.handmade import Bench
-from tests.kit.images import ADDED, DATA, DELETED, NOTHING, POSITION_DELETES, Entry, Image, image_of
+from tests.kit.images import ADDED, DATA, DELETED, NOTHING, POSITION_DELETES, Entry, Image, image_of, vectors_of
 from tests.kit.readers import Row, assert_readers_agree, rows_of
 from tests.kit.service import InProcess, Served, Service
 
@@ -53,18 +53,21 @@ class DeltaTruth:
 class Followed:
     """A Delta table at `folder`/lake/t, which a running daemon follows. `{t}` in statements stands for the table.
 
-    `options` are keys of the table's entry in the configuration.
+    `options` are keys of the table's entry in the configuration. `with_vectors` follows the table into an Iceberg table
+    of format version 3, too.
     """
 
     service: Service | InProcess
     folder: Path
     granularity: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    with_vectors: bool = False
 
     def __post_init__(self) -> None:
         self.spark = self.service.spark
         self.source = self.folder / "lake" / "t"
         self.bench = self.new_bench("bench")
+        self.vectors = self.new_bench("vectors", format_version=3) if self.with_vectors else None
         self.image = NOTHING
         self.forget()
 
@@ -177,7 +180,17 @@ class Followed:
             assert image.snapshot_id == self.image.snapshot_id, f"a snapshot was made for {where}"
             assert result.positions_added == 0
         self.image = image
+        if self.vectors:
+            self._check_vectors(truth, where)
         return result
+
+    def _check_vectors(self, truth: DeltaTruth, where: str) -> None:
+        """The table of format version 3 shows the same."""
+        assert self.vectors
+        assert self.vectors.sync().to_version == truth.version
+        table = self.vectors.iceberg()
+        assert_readers_agree(table, self.spark, truth.rows, f"{where}, format version 3")
+        assert vectors_of(table) == {path: deleted for path, deleted in truth.deleted.items() if deleted}
 
     def _files(self) -> set[str]:
         return {str(path) for path in self.source.rglob("*") if path.is_file()}

@@ -6,6 +6,8 @@ Paths are as in the manifests. Positions are sets, so tables must be small.
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from pyiceberg.table import Table
+from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
+from pyiceberg.table.puffin import PuffinFile
+from pyroaring import BitMap64
 
 from tests.kit.readers import duckdb_connection
 
@@ -185,3 +190,48 @@ def _applied(
         doubled = [position for position, count in Counter(positions).items() if count > 1]
         assert not doubled, f"positions {doubled} of {data_path} are deleted twice"
     return {path: frozenset(applied.get(path, ())) for path in data_files}
+
+
+def vectors_of(table: Table) -> dict[str, frozenset[int]]:
+    """What the current snapshot's deletion vectors delete, by data file, as a reader of format version 3 finds them.
+
+    AssertionError where they contradict the specification, or where PyIceberg would apply more than they say.
+    """
+    snapshot = table.current_snapshot()
+    assert snapshot is not None and table.metadata.format_version == 3
+    found: dict[str, frozenset[int]] = {}
+    puffins: dict[str, bytes] = {}
+    places: dict[str, tuple[int, object, int]] = {}
+    for manifest in _records(snapshot.manifest_list):
+        is_data = manifest["content"] == DATA
+        assert (manifest["first_row_id"] is not None) == is_data, "only data manifests have row ids"
+        for record in _records(manifest["manifest_path"]):
+            file = record["data_file"]
+            if record["status"] == DELETED:
+                continue
+            place = (manifest["partition_spec_id"], repr(file.get("partition")), manifest["content"])
+            if is_data:
+                places[file["file_path"]] = place
+                continue
+            path, data_file = file["file_path"], file["referenced_data_file"]
+            assert file["file_format"] == "PUFFIN" and data_file not in found, f"{data_file} has one vector"
+            places[f"vector of {data_file}"] = (*place[:2], DATA)
+            data = puffins.setdefault(path, Path(_local(path)).read_bytes())
+            assert len(data) == file["file_size_in_bytes"], f"size of {path}"
+            blob = data[file["content_offset"] :][: file["content_size_in_bytes"]]
+            assert struct.unpack(">i", blob[:4])[0] == len(blob) - 8 and blob[4:8] == b"\xd1\xd3\x39\x64"
+            assert struct.unpack(">I", blob[-4:])[0] == zlib.crc32(blob[4:-4])
+            found[data_file] = frozenset(BitMap64.deserialize(blob[8:-4]))
+            assert len(found[data_file]) == file["record_count"] > 0
+    for name, place in places.items():
+        data_file = name.removeprefix("vector of ")
+        assert places.get(data_file) == place, f"the vector of {data_file} dangles, or is of another partition"
+    for path, data in puffins.items():
+        for vector in deletion_vectors_from_puffin_file(PuffinFile(data)):
+            applied = frozenset(vector.to_vector().to_pylist())
+            known = found.get(vector.referenced_data_file, frozenset())
+            is_live = vector.referenced_data_file in places
+            assert not is_live or applied <= known, (
+                f"a dead blob in {path} deletes more from {vector.referenced_data_file}"
+            )
+    return found

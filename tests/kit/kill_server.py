@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import structlog
 from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.catalog import MetastoreCatalog
 from pyiceberg.catalog.sql import SqlCatalog
@@ -28,6 +29,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from daemon.config.settings import LimitsSettings
 from daemon.iceberg import row_delta, target
 from daemon.iceberg.position_deletes import PositionDeleteWriter
+from daemon.iceberg.puffin import PuffinWriter
 from daemon.iceberg.target import Target
 from daemon.pipeline import data_manifests
 from daemon.pipeline.runner import Runner
@@ -55,6 +57,7 @@ STEPS: tuple[tuple[Any, str], ...] = (
     (Runner, "write_delete_files"),
     (PositionDeleteWriter, "__init__"),
     (PositionDeleteWriter, "finish"),
+    (PuffinWriter, "finish"),
     (AvroOutputFile, "__enter__"),
     (row_delta, "write_manifest"),
     (data_manifests, "write_manifest"),
@@ -66,12 +69,20 @@ STEPS: tuple[tuple[Any, str], ...] = (
 )
 
 
+# How the deletions are shown: a delete file for each data file or partition, or deletion vectors.
+FLAVOURS: dict[str, dict[str, Any]] = {
+    "file": {"delete_granularity": "file"},
+    "partition": {"delete_granularity": "partition"},
+    "vectors": {"format_version": 3},
+}
+
+
 @dataclass
 class Case:
     """A table with news for its follower, and the Delta versions whose snapshots are there once it has followed."""
 
     table: HandmadeTable
-    granularity: str
+    flavour: str
     versions: list[int]
     fold_after_versions: int = 200
 
@@ -79,7 +90,7 @@ class Case:
         return Bench(
             self.table.folder.parent / "dvsync",
             self.table.location,
-            table_options={"delete_granularity": self.granularity},
+            table_options=FLAVOURS[self.flavour],
             limits=LimitsSettings(fold_after_versions=self.fold_after_versions),
         )
 
@@ -89,7 +100,7 @@ class Builder:
     """Plays one history, keeping before each sync a copy of all that is on disk: one case to be killed in."""
 
     folder: Path
-    granularity: str
+    flavour: str
     table: HandmadeTable = field(init=False)
     trace: Trace = field(init=False)
     versions: list[int] = field(default_factory=list)
@@ -123,18 +134,20 @@ class Builder:
         # What was live when the append was synced, with all later versions still to be followed.
         self.follow_again("several pending", after="dv growth", versions=list(self.versions))
         self.follow_again("several folded", after="dv growth", versions=[0, 1, table.version], fold_after_versions=1)
+        if self.flavour != "vectors":
+            self.follow_again("upgrade", after="removal", versions=list(self.versions), flavour="vectors")
 
     def follow(self, name: str, *, changes_rows: bool = True) -> None:
         if changes_rows:
             self.versions.append(self.table.version)
-        self._trace(name, Case(self.table, self.granularity, list(self.versions)))
+        self._trace(name, Case(self.table, self.flavour, list(self.versions)))
 
     def follow_again(self, name: str, *, after: str | None = None, **options: Any) -> None:
         """The whole history, followed from scratch or from where the case `after` began."""
         shutil.rmtree(self.folder / "case" / "dvsync")
         if after:
             shutil.copytree(self.folder / "bases" / after / "dvsync", self.folder / "case" / "dvsync")
-        self._trace(name, Case(self.table, self.granularity, **options))
+        self._trace(name, Case(self.table, **{"flavour": self.flavour, **options}))
 
     def _trace(self, name: str, case: Case) -> None:
         shutil.copytree(self.folder / "case", self.folder / "bases" / name)
@@ -197,8 +210,8 @@ class Trace:
         self._last = on_disk
 
 
-def build(folder: Path, granularity: str) -> dict[str, list[str]]:
-    builder = Builder(folder, granularity)
+def build(folder: Path, flavour: str) -> dict[str, list[str]]:
+    builder = Builder(folder, flavour)
     builder.play()
     return builder.traces
 
@@ -276,10 +289,12 @@ def in_a_process(work: Callable[[], object]) -> object:
 
 
 def main() -> None:
-    folder, granularity = Path(sys.argv[1]), sys.argv[2]
+    folder, flavour = Path(sys.argv[1]), sys.argv[2]
     warnings.simplefilter("error")
+    # Answers go to the standard output.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     orders: dict[str, Callable[..., object]] = {
-        "build": lambda: build(folder, granularity),
+        "build": lambda: build(folder, flavour),
         "kill": lambda name, event: kill(folder, name, event),
         "cut": lambda name, event, keeps_names, deaf_to: cut(
             folder, name, event, keeps_names=keeps_names, deaf_to=deaf_to

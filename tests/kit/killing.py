@@ -18,12 +18,12 @@ class KillServer:
     """A process that forks the ones to be killed."""
 
     folder: Path
-    granularity: str
+    flavour: str
     traces: dict[str, list[str]] = field(default_factory=dict)
 
     def __enter__(self) -> KillServer:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kit.kill_server", str(self.folder), self.granularity],
+            [sys.executable, "-m", "tests.kit.kill_server", str(self.folder), self.flavour],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

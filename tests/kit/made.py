@@ -110,7 +110,7 @@ class MadeTable:
 
     def commit(self, **changes: Any) -> PreparedSnapshot:
         """A snapshot with these changes; the first one creates the table."""
-        table = self.table() if self.snapshots else self.target.stage(self.definition, 2)
+        table = self.table() if self.snapshots else self.target.stage(self.definition)
         prepared = self.prepare(table, **changes)
         self.target.commit(
             table, self.definition, prepared, {"marker": str(prepared.snapshot_id)}, self.announced.extend

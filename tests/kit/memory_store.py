@@ -90,6 +90,14 @@ class _Table:
             kept = tuple(mapping for mapping in delete_file.mappings if mapping.data_file != path)
             self.delete_files[name] = replace(delete_file, mappings=kept)
 
+    def end_vector(self, delete_file: str, data_file: str) -> None:
+        if known := self.delete_files.get(delete_file):
+            self.delete_files[delete_file] = replace(
+                known,
+                mappings=tuple(mapping for mapping in known.mappings if mapping.data_file != data_file),
+                dead=tuple(sorted({*known.dead, data_file})),
+            )
+
     def add_delete_file(self, delete_file: DeleteFileRecord, at_ms: int) -> None:
         live = sorted(
             (mapping for mapping in delete_file.mappings if mapping.data_file in self.data_files),
@@ -258,6 +266,12 @@ class MemoryStateStore:
             ]
         return sorted(found, key=lambda delete_file: delete_file.path)
 
+    def find_former(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
+        wanted = set(data_files)
+        with self._lock:
+            known = self._tables[table_id].delete_files.values()
+        return sorted((file for file in known if not wanted.isdisjoint(file.dead)), key=lambda file: file.path)
+
     def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
         with self._lock:
             known = self._tables[table_id].delete_files
@@ -307,6 +321,8 @@ class MemoryStateStore:
             table.forget_pending(outcome.unwritten_files)
             for old, new in outcome.moved_manifests:
                 table.move_manifest(old, new, at_ms)
+            for delete_file, data_file in outcome.dead_vectors:
+                table.end_vector(delete_file, data_file)
             for path in outcome.removed_files:
                 table.remove_file(path)
             for file in outcome.added_files:
@@ -547,6 +563,17 @@ class MemoryStateStore:
                 file.status is FileStatus.ORPHANED and file.since_ms <= before_ms and file.reason in reasons
                 for file in self._tables[table_id].written.values()
             )
+
+    def find_mostly_dead(self, table_id: int, *, dead_share: float) -> list[str]:
+        with self._lock:
+            known = self._tables[table_id].delete_files.values()
+        return sorted(
+            file.path
+            for file in known
+            if file.dead
+            and file.mappings
+            and sum(mapping.positions for mapping in file.mappings) < (1 - dead_share) * file.positions
+        )
 
     def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
         with self._lock:

@@ -38,7 +38,7 @@ from tests.kit.handmade import Bench, HandmadeTable
 
 CATALOGS = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
 EMPTY = CATALOGS + "health: {port: 0}\nlog: {format: json}\n"
-TWO_TABLES = EMPTY + "tables:\n- {source: data/a, target: db.a}\n- {source: data/b, target: db.b, format_version: 3}\n"
+TWO_TABLES = EMPTY + "tables:\n- {source: data/a, target: db.a}\n- {source: data/b, target: db.b}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -261,8 +261,11 @@ def test_a_folder_that_cannot_be_made_is_a_fault_of_the_configuration(dvsync, tm
     assert f"catalogs.local.uri: the folder {tmp_path}/file/x cannot be made: Not a directory" in result.stderr
 
 
-def test_sync_status_and_resume_of_tables_that_cannot_sync(dvsync):
-    """A missing source is no failure; format version 3 parks its table: exit code 1 until someone resumes it."""
+def test_sync_status_and_resume_of_tables_that_cannot_sync(dvsync, tmp_path):
+    """A missing source is no failure; an unknown feature parks its table: exit code 1 until someone resumes it."""
+    refused = HandmadeTable(tmp_path / "data" / "b")
+    (refused.folder / "_delta_log").mkdir(parents=True)
+    refused.commit([{"protocol": refused.protocol(["unheardOf"])}, {"metaData": refused.metadata()}])
     result = dvsync("sync", config=TWO_TABLES)
     assert result.exit_code == 1
     assert "db.a: the Delta table is not there yet" in result.stdout
@@ -272,7 +275,7 @@ def test_sync_status_and_resume_of_tables_that_cannot_sync(dvsync):
     result = dvsync("status")
     assert result.exit_code == 1
     assert [line.split()[:2] for line in result.stdout.splitlines()] == [["db.a", "waiting"], ["db.b", "parked"]]
-    assert "format_version: 2" in result.stdout
+    assert "unheardOf" in result.stdout
 
     statuses = json.loads(dvsync("status", "--json").stdout)
     assert [status["state"] for status in statuses] == ["waiting", "parked"]

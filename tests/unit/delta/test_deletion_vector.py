@@ -17,7 +17,7 @@ from pyroaring import BitMap, BitMap64
 
 from daemon.delta import deletion_vector
 from daemon.delta import position_set as position_sets
-from daemon.delta.deletion_vector import _read_blobs, find_place, read_position_sets
+from daemon.delta.deletion_vector import _read_frames, find_place, read_position_sets
 from daemon.delta.position_set import DVPlace, PositionSet, decode_positions, is_restored, new_positions
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.storage import FileIOStorage, Span
@@ -46,7 +46,7 @@ EDGES = [
 
 def read_dv_bytes(storage: FileIOStorage, table_location: str, descriptor: DeletionVectorDescriptor) -> memoryview:
     """The bytes of magic and bitmap, their frame checked."""
-    return _read_blobs(storage, [find_place(table_location, descriptor)], [descriptor])[0]
+    return _read_frames(storage, [find_place(table_location, descriptor)], [descriptor])[0][4:-4]
 
 
 def portable_bytes(positions: Iterable[int], *, runs: bool = False) -> bytes:

@@ -48,7 +48,7 @@ def test_a_table_is_created_with_its_first_snapshot(made: MadeTable) -> None:
     """Schema, spec, properties, snapshot and marker appear in one commit; before it there is no table."""
     made.definition = Definition(SCHEMA, BY_PART, {"gc.enabled": "false", "k": "v"})
     assert made.target.find_table() is None
-    staged = made.target.stage(made.definition, 2)
+    staged = made.target.stage(made.definition)
     prepared = made.prepare(staged, added_data_files=[data_file("a", part="x", spec=BY_PART)])
     assert made.target.find_table() is None
     table = made.target.commit(
@@ -100,7 +100,7 @@ def test_a_location_of_ones_own(tmp_path: Path) -> None:
 
 def test_creating_a_table_that_someone_else_created(made: MadeTable) -> None:
     """Certainly not landed: the other's table is as it was."""
-    staged = made.target.stage(made.definition, 2)
+    staged = made.target.stage(made.definition)
     prepared = made.prepare(staged, **ADDED)
     theirs = made.catalog.create_table("lake.t", SCHEMA)
     with pytest.raises(CommitConflict, match=r"another writer committed to lake\.t first"):
@@ -363,7 +363,7 @@ def test_a_catalog_that_does_not_answer(tmp_path: Path) -> None:
     with pytest.raises(CatalogAway, match=r"the catalog of lake\.t does not answer: ConnectionError: refused"):
         target.find_table()
     with pytest.raises(CatalogAway, match="ConnectionError: refused"):
-        target.stage(Definition(SCHEMA, UNPARTITIONED), 2)
+        target.stage(Definition(SCHEMA, UNPARTITIONED))
 
 
 def test_a_snapshot_of_someone_else_has_no_marker(made: MadeTable) -> None:

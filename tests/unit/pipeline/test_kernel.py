@@ -15,10 +15,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
-from pyroaring import BitMap64
+from pyroaring import BitMap, BitMap64
 
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
 from daemon.iceberg.position_deletes import PositionDeleteFile
+from daemon.iceberg.puffin import PuffinFile
 from daemon.pipeline import kernel
 from daemon.pipeline.kernel import translate
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
@@ -48,7 +49,7 @@ class Lake:
         changes = (DvChange(data_file, record_count, stored, self.store(after)),)
         if self.tasks and self.tasks[-1].output_path == path:
             changes = self.tasks.pop().changes + changes
-        self.tasks.append(DeleteFileTask(path, 0, (), changes))
+        self.tasks.append(DeleteFileTask(path, 0, changes))
 
     def alter(self, **fields: Any) -> None:
         """Change the descriptor that was added last."""
@@ -58,7 +59,7 @@ class Lake:
         self.tasks.append(replace(task, changes=(*others, last)))
 
     def output_path(self, output: str) -> str:
-        return f"file://{self.root}/out/{output}.parquet"
+        return f"file://{self.root}/out/{output}{'' if output.endswith('.puffin') else '.parquet'}"
 
     def translate(self) -> list[DeleteFileResult]:
         results = list(translate(self.tasks, table_location=f"file://{self.root}", storage_properties={}))
@@ -186,11 +187,9 @@ def test_large_dvs_are_read_alone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -
     for data_file in "abc":
         lake.add("x", data_file, {1}, {1, 2})
     held = []
-    read_position_sets = kernel.read_position_sets
+    read_vectors = kernel.read_vectors
     monkeypatch.setattr(kernel, "READ_BYTES_MAX", 100)
-    monkeypatch.setattr(
-        kernel, "read_position_sets", lambda *args: held.append(len(args[2])) or read_position_sets(*args)
-    )
+    monkeypatch.setattr(kernel, "read_vectors", lambda *args: held.append(len(args[2])) or read_vectors(*args))
     found = only_file(lake)
     assert held == [2, 2, 2]
     assert read(found.path) == [("a", 2), ("b", 2), ("c", 2)]
@@ -288,3 +287,44 @@ def test_store_that_refuses_the_file_is_away(lake: Lake) -> None:
     with pytest.raises(ObjectStoreAway) as caught:
         lake.translate()
     assert caught.value.path == lake.output_path("x")
+
+
+NATIVE = (1681511376).to_bytes(4, "little") + struct.pack("<II", 1, 20) + BitMap([3, 9]).serialize()
+
+
+def test_puffin_files_get_the_bytes_of_delta(lake: Lake) -> None:
+    """Every vector whole, whatever was known before; nothing of an empty one; only the native form is written anew."""
+    lake.add("p.puffin", "a", {1}, {1, 2**16, 2**33})
+    lake.add("p.puffin", "b", {1, 2}, {2})
+    lake.add("p.puffin", "c", None, set())
+    lake.add("q.puffin", "d", None, set(range(100_000)))
+    lake.add("r.puffin", "e", {5}, set())
+    native = lake.root / "native.bin"
+    native.write_bytes(b"\1" + struct.pack(">i", len(NATIVE)) + NATIVE + struct.pack(">I", zlib.crc32(NATIVE)))
+    descriptor = DeletionVectorDescriptor("p", f"file://{native}", len(NATIVE), 2, 1)
+    lake.tasks.append(DeleteFileTask(lake.output_path("s.puffin"), 0, (DvChange("f", 10, None, descriptor),)))
+    of_p, of_q, of_r, of_s = lake.translate()
+    assert (of_p.restored, of_r.restored, of_r.file) == (("b",), ("e",), None)
+    stored = (lake.root / "dv.bin").read_bytes()
+    for result in (of_p, of_q):
+        assert isinstance(result.file, PuffinFile)
+        data = Path(result.file.path.removeprefix("file://")).read_bytes()
+        changes = {change.data_file: change for task in lake.tasks for change in task.changes}
+        for blob in result.file.blobs:
+            after = changes[blob.data_file].after
+            assert (
+                data[blob.offset : blob.offset + blob.size_bytes] == stored[after.offset :][: after.size_in_bytes + 8]
+            )
+            assert blob.cardinality == after.cardinality
+    assert of_p.file and [path for path, _ in of_p.file.data_files] == ["a", "b"]
+    assert isinstance(of_s.file, PuffinFile)
+    (blob,) = of_s.file.blobs
+    copied = Path(of_s.file.path.removeprefix("file://")).read_bytes()[blob.offset :][: blob.size_bytes]
+    assert copied[4:8] == (1681511377).to_bytes(4, "little") and set(BitMap64.deserialize(copied[8:-4])) == {3, 9}
+
+
+def test_a_vector_beyond_the_rows_of_its_file_is_not_copied(lake: Lake) -> None:
+    lake.add("p.puffin", "a", None, {0, 9}, record_count=9)
+    with pytest.raises(CorruptInput, match="10 rows up to its last deleted position, the data file only 9 rows"):
+        lake.translate()
+    assert lake.written() == []

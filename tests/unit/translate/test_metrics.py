@@ -460,12 +460,12 @@ def test_a_data_file_is_registered_in_place() -> None:
     table = translate_schema(_metadata(("c", "long")))
     stats = {"numRecords": 3, "minValues": {"c": 1}, "maxValues": {"c": 2}, "nullCount": {"c": 0}}
     add = _add(stats, path="file:///t/a b%41")
-    record = data_file_of(add, metrics_of(add, table, 3), 0, ())
+    record = data_file_of(add, metrics_of(add, table, 3), table, 0, ())
     assert (record.file_path, record.record_count, record.file_size_in_bytes) == ("file:///t/a b%41", 3, 99)
     assert (record.value_counts, record.null_value_counts) == ({1: 3}, {1: 0})
     assert (record.lower_bounds, record.upper_bounds) == ({1: b"\1" + bytes(7)}, {1: b"\2" + bytes(7)})
     bare = _add(None)
-    record = data_file_of(bare, metrics_of(bare, table, 8), 0, ())
+    record = data_file_of(bare, metrics_of(bare, table, 8), table, 0, ())
     found: Sequence[Any] = (record.value_counts, record.null_value_counts, record.lower_bounds, record.upper_bounds)
     assert found == (None, None, None, None)
     assert record.record_count == 8

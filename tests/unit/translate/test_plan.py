@@ -134,7 +134,10 @@ def delete_file(path: str, *data_files: str, manifest: str = "m9") -> DeleteFile
 
 
 def works(plan: SyncPlan) -> list[tuple[str, tuple[Any, ...], list[str]]]:
-    return [(task.output_path, task.partition, [change.data_file for change in task.changes]) for task in plan.tasks]
+    return [
+        (task.output_path, task.changes[0].partition, [change.data_file for change in task.changes])
+        for task in plan.tasks
+    ]
 
 
 # --- which delete files to write ---
@@ -153,8 +156,8 @@ def test_partition_granularity_is_a_delete_file_for_each_partition() -> None:
     what = change([add(path, dv(path), part=part) for path, part in reversed(parts.items())])
     plan = planned(what, granularity="partition", table=table_schema(partitioned=True))
     assert [paths for _, _, paths in works(plan)] == [["a", "c"], ["b"], ["d", "e"], ["f", "g"], ["h", "i"]]
-    assert [task.partition for task in plan.tasks][:2] == [(1.0,), (2.0,)]
-    assert plan.tasks[3].partition == (None,)
+    assert [task.changes[0].partition for task in plan.tasks][:2] == [(1.0,), (2.0,)]
+    assert plan.tasks[3].changes[0].partition == (None,)
     assert len({task.output_path for task in plan.tasks}) == len(plan.tasks)
 
 
@@ -176,7 +179,7 @@ def test_files_of_two_specs_share_no_delete_file() -> None:
     )
     what = change([add("b", dv("1"), part="1")], dv_changed=[add("a", dv("2"), part="1")])
     plan = planned(what, [live_file("a", spec_id=0)], granularity="partition", table=new)
-    assert [(task.spec_id, task.partition) for task in plan.tasks] == [(0, ()), (1, (1.0,))]
+    assert [(task.spec_id, task.changes[0].partition) for task in plan.tasks] == [(0, ()), (1, (1.0,))]
 
 
 def test_deletions_lie_where_the_entry_of_their_file_does() -> None:
@@ -184,7 +187,7 @@ def test_deletions_lie_where_the_entry_of_their_file_does() -> None:
     live = [replace(live_file(path, dv("1")), partition=("7.5",)) for path in "ab"]
     what = change(dv_changed=[add("a", dv("2"), part="1"), add("b", part="1")])
     plan = planned(what, live, table=table_schema(partitioned=True))
-    assert [(task.spec_id, task.partition) for task in plan.tasks] == [(0, (7.5,))]
+    assert [(task.spec_id, task.changes[0].partition) for task in plan.tasks] == [(0, (7.5,))]
     done = completed(plan, [result("d0", ("a", 2))])
     assert [(file.file_path, file.spec_id, file.partition[0]) for file in done.delta.added_data_files] == [
         ("b", 0, 7.5)

@@ -1,0 +1,198 @@
+"""Puffin files with deletion vectors: how Iceberg v3 stores deleted positions.
+
+Puffin spec, "File structure" and "Blob types", deletion-vector-v1. Iceberg spec, "Deletion Vectors".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+from pyiceberg.io import FileIO
+
+from daemon.durable import place_to_write, put_in_place
+from daemon.errors import CorruptInput, ObjectStoreAway
+from daemon.iceberg.pyiceberg_ext.file_io import S3Output
+from daemon.storage import Span, Storage
+
+SUFFIX: Final = ".puffin"
+MAGIC: Final = b"PFA1"
+DELETION_VECTOR: Final = "deletion-vector-v1"
+DATA_FILE: Final = "referenced-data-file"
+CARDINALITY: Final = "cardinality"
+# Iceberg spec, "Reserved Field IDs": `_pos`, to which the vector applies.
+POSITION_FIELD_ID: Final = 2147483645
+# The snapshot and its sequence number are not known when the file is written, and a retry changes them.
+UNKNOWN: Final = -1
+# Payload size, flags and magic at the end of the footer.
+FOOTER_END: Final = struct.Struct("<i4s4s")
+FOOTER_READ_BYTES: Final = 64 << 10
+
+
+class BlobMetadata(msgspec.Struct, frozen=True, rename="kebab"):
+    """One blob in the footer's JSON. Puffin spec, "BlobMetadata"."""
+
+    type: str
+    fields: list[int]
+    snapshot_id: int
+    sequence_number: int
+    offset: int
+    length: int
+    properties: dict[str, str] = {}
+    compression_codec: str | None = None
+
+
+class _Footer(msgspec.Struct, frozen=True):
+    blobs: list[BlobMetadata]
+    properties: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A deletion vector in a Puffin file: `size_bytes` from `offset`, with `cardinality` positions of `data_file`."""
+
+    data_file: str
+    offset: int
+    size_bytes: int
+    cardinality: int
+
+
+@dataclass(frozen=True, slots=True)
+class PuffinFile:
+    """A finished Puffin file. Each of its blobs gets a manifest entry of its own."""
+
+    path: str
+    size_bytes: int
+    blobs: tuple[Blob, ...]
+
+    @property
+    def positions(self) -> int:
+        return sum(blob.cardinality for blob in self.blobs)
+
+    @property
+    def data_files(self) -> tuple[tuple[str, int], ...]:
+        """The data files, each with the number of its deleted positions."""
+        return tuple((blob.data_file, blob.cardinality) for blob in self.blobs)
+
+
+class PuffinWriter:
+    """Writes one Puffin file; an existing one is replaced. Leaving the context without `finish` removes the file.
+
+    Failures of the store are raised as ObjectStoreAway.
+
+        with PuffinWriter(io, "file:///warehouse/t/data/d.puffin") as writer:
+            writer.write("file:///lake/t/a.parquet", frame, cardinality=2)
+            puffin_file = writer.finish()
+    """
+
+    def __init__(self, io: FileIO, path: str, *, at_once: bool = False) -> None:
+        """`at_once` as in `place_to_write`."""
+        self.path = path
+        self._io = io
+        self._blobs: list[Blob] = []
+        self._size_bytes = 0
+        self._finished = False
+        try:
+            self._place = place_to_write(path, at_once=at_once)
+            self._stream = io.new_output(self._place).create(overwrite=True)
+            self._put(MAGIC)
+        except OSError as error:
+            raise self._away(error) from error
+
+    def write(self, data_file: str, frame: memoryview, cardinality: int) -> None:
+        """Add a deletion vector: its length, magic, bitmap and CRC-32, the same bytes as in a `.bin` file of Delta."""
+        self._blobs.append(Blob(data_file, self._size_bytes, len(frame), cardinality))
+        try:
+            self._put(frame.tobytes())
+        except OSError as error:
+            raise self._away(error) from error
+
+    @property
+    def positions(self) -> int:
+        """How many positions were written so far."""
+        return sum(blob.cardinality for blob in self._blobs)
+
+    def _put(self, data: bytes) -> None:
+        self._stream.write(data)
+        self._size_bytes += len(data)
+
+    def finish(self) -> PuffinFile:
+        """Write the footer, close the file and describe it."""
+        blobs = [
+            BlobMetadata(
+                type=DELETION_VECTOR,
+                fields=[POSITION_FIELD_ID],
+                snapshot_id=UNKNOWN,
+                sequence_number=UNKNOWN,
+                offset=blob.offset,
+                length=blob.size_bytes,
+                properties={DATA_FILE: blob.data_file, CARDINALITY: str(blob.cardinality)},
+            )
+            for blob in self._blobs
+        ]
+        payload = msgspec.json.encode(_Footer(blobs, {"created-by": "dvsync"}))
+        try:
+            self._put(b"".join((MAGIC, payload, FOOTER_END.pack(len(payload), bytes(4), MAGIC))))
+            self._stream.close()
+            put_in_place(self._place, self.path)
+        except OSError as error:
+            raise self._away(error) from error
+        self._finished = True
+        return PuffinFile(self.path, self._size_bytes, tuple(self._blobs))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        """Forget an unfinished file. If the store fails, the file is left behind under its name."""
+        if self._finished:
+            return
+        steps: list[Callable[[], None]] = (
+            [self._stream.discard]
+            if isinstance(self._stream, S3Output)
+            else [self._stream.close, partial(self._io.delete, self._place)]
+        )
+        for step in steps:
+            with suppress(OSError):
+                step()
+
+    def _away(self, reason: object) -> ObjectStoreAway:
+        hint = "Check the store, its free space and the credentials. dvsync writes the file again at the next try."
+        return ObjectStoreAway(f"a Puffin file was not written: {reason}", path=self.path, hint=hint)
+
+
+def read_blobs(storage: Storage, path: str, size_bytes: int) -> list[Blob]:
+    """Read which deletion vectors a Puffin file of this size has. Raises CorruptInput, and what `storage` raises."""
+    start = max(0, size_bytes - FOOTER_READ_BYTES)
+    data = storage.read(path, Span(start, size_bytes - start))
+    try:
+        payload_bytes, flags, magic = FOOTER_END.unpack_from(data, len(data) - FOOTER_END.size)
+        needed = payload_bytes + len(MAGIC) + FOOTER_END.size
+        if len(data) < needed <= size_bytes:
+            data = storage.read(path, Span(size_bytes - needed, needed))
+        footer = data[len(data) - needed :]
+        if magic != MAGIC or any(flags) or footer[: len(MAGIC)] != MAGIC:
+            raise ValueError("its magic or flags are wrong")
+        blobs = msgspec.json.decode(footer[len(MAGIC) : len(MAGIC) + payload_bytes], type=_Footer).blobs
+        return [
+            Blob(blob.properties[DATA_FILE], blob.offset, blob.length, int(blob.properties[CARDINALITY]))
+            for blob in blobs
+            if blob.type == DELETION_VECTOR
+        ]
+    except (KeyError, ValueError, struct.error, msgspec.MsgspecError) as error:
+        raise CorruptInput(
+            f"the footer of a Puffin file cannot be read: {error}",
+            path=path,
+            hint="Run `dvsync resync`, which writes the table anew from Delta's state.",
+        ) from error

@@ -1,0 +1,241 @@
+"""Iceberg tables of format version 3 on handmade Delta tables: upgrades, row ids, and the life of Puffin files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from pyiceberg.manifest import ManifestContent
+
+from daemon.errors import Unsupported
+from daemon.iceberg.manifests import first_row_id
+from daemon.iceberg.references import live_entries
+from daemon.maintenance.compaction import Compactor
+from daemon.verify.findings import Level, Scope
+from daemon.verify.verifier import Verifier
+from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.images import vectors_of
+from tests.kit.readers import READERS
+
+
+class Pair:
+    """A Delta table of four files in two partitions, and its follower."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.folder = folder
+        self.table = HandmadeTable(folder / "delta", partitioned=True)
+        self.table.create()
+        files = [[(10 * n + row, "ab"[n % 2], f"v{row}") for row in range(8)] for n in range(4)]
+        self.paths = [self.table.write_file(rows, name=f"f{n}") for n, rows in enumerate(files)]
+        self.table.commit([self.table.add(path) for path in self.paths])
+        self.bench = self.open(**options)
+
+    def open(self, **options: Any) -> Bench:
+        return Bench(self.folder / "dvsync", self.table.location, table_options=options)
+
+    def reopen(self, **options: Any) -> None:
+        """As after a restart with another configuration."""
+        self.bench.close()
+        self.bench = self.open(**options)
+
+    def delete(self, positions: Mapping[int, list[int]]) -> None:
+        self.table.commit(self.table.delete({self.paths[n]: rows for n, rows in positions.items()}), operation="DELETE")
+        self.bench.sync()
+
+    def restore(self, deleted: Mapping[int, list[int]]) -> None:
+        """Files have only these deletions, or are back."""
+        removes = [self.table.remove(self.paths[n]) for n in deleted if self.paths[n] in self.table.live]
+        adds = [self.table.add(self.paths[n], deleted=rows) for n, rows in deleted.items()]
+        self.table.commit([*removes, *adds], operation="RESTORE")
+        self.bench.sync()
+
+    def remove(self, *numbers: int) -> None:
+        self.table.commit([self.table.remove(self.paths[n]) for n in numbers], operation="DELETE")
+        self.bench.sync()
+
+    def check(self, *, vectors_only: bool = True, without: str = "") -> None:
+        """Every reader but Spark shows Delta's rows, and dvsync finds no difference."""
+        iceberg = self.bench.iceberg()
+        for name, read in READERS.items():
+            if name not in ("Spark", without):
+                assert sorted(read(iceberg, None)) == self.table.live_rows(), name
+        if vectors_only:
+            deleted = {f"{self.table.location}/{path}": rows for path, rows in self.table.deleted.items() if rows}
+            assert vectors_of(iceberg) == deleted
+        proof = Verifier(self.bench.context).verify(Scope(Level.METADATA), Event())
+        assert proof and proof.is_right, proof.findings.counts
+
+    def puffins(self) -> dict[str, tuple[list[str], list[str]]]:
+        """The delete files by their suffix and number: the data files that they serve, and those of dead blobs."""
+        (record,) = self.bench.store.list_tables()
+        live = [file.path for file in self.bench.store.read_live_files(record.id)]
+        names = {f"{self.table.location}/{path}": path.rpartition("/")[2][:2] for path in self.paths}
+        return {
+            file.path: ([names[each.data_file] for each in file.mappings], [names[each] for each in file.dead])
+            for file in self.bench.store.find_delete_files(record.id, live)
+        }
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path, format_version=3)
+    made.bench.sync()
+    yield made
+    made.bench.close()
+
+
+def test_puffin_files_live_as_long_as_they_serve(pair: Pair) -> None:
+    pair.delete({0: [1, 2], 1: [3], 2: [0]})
+    assert list(pair.puffins().values()) == [(["f0", "f2", "f1"], [])]
+    pair.delete({0: [5]})
+    assert sorted(pair.puffins().values()) == [(["f0"], []), (["f2", "f1"], ["f0"])]
+    pair.check()
+    pair.remove(2)
+    assert sorted(pair.puffins().values()) == [(["f0"], []), (["f1"], ["f0", "f2"])]
+    pair.check()
+    pair.restore({0: [1]})
+    assert sorted(pair.puffins().values()) == [(["f0"], []), (["f1"], [])], "the file with the dead blob of f0 is gone"
+    pair.check()
+    pair.delete({1: [5, 6], 3: [0]})
+    pair.remove(1)
+    pair.restore({1: []})
+    assert sorted(pair.puffins().values()) == [(["f0"], []), (["f3"], [])], "nor is there a dead blob of f1"
+    pair.check()
+
+
+def test_a_rebuilt_memory_knows_dead_blobs(pair: Pair, tmp_path: Path) -> None:
+    """Without the state database: the Puffin files' footers say what they hold."""
+    pair.delete({0: [1, 2], 1: [3], 2: [0]})
+    pair.delete({0: [5]})
+    known = pair.puffins()
+    pair.bench.close()
+    pair.bench.state_file.unlink()
+    pair.bench = pair.open(format_version=3)
+    pair.bench.sync()
+    assert pair.puffins() == known and len(pair.bench.iceberg().snapshots()) == 3
+    pair.restore({0: []})
+    pair.check()
+
+
+def test_compaction_replaces_puffin_files_that_are_mostly_dead(pair: Pair) -> None:
+    pair.delete({0: [1, 2], 1: [3], 2: [0]})
+    compactor = Compactor(pair.bench.context)
+    pair.delete({1: [4]})
+    assert compactor.compact(Event()).snapshots == 0, "a quarter is dead"
+    pair.delete({0: [3]})
+    assert compactor.compact(Event(), dry_run=True).delete_files_before == 1
+    done = compactor.compact(Event())
+    assert (done.data_files, done.delete_files_before, done.delete_files_after, done.snapshots) == (1, 1, 1, 1)
+    assert all(not dead for _, dead in pair.puffins().values())
+    pair.check()
+    assert compactor.compact(Event()).snapshots == 0
+
+
+@pytest.mark.parametrize("granularity", ["file", "partition"])
+def test_a_table_is_upgraded_in_place(tmp_path: Path, granularity: str) -> None:
+    """The metadata at once, each data file with its first vector, the rest by maintenance; older snapshots stay."""
+    unfit = "Polars native" if granularity == "partition" else ""
+    pair = Pair(tmp_path, delete_granularity=granularity)
+    pair.bench.sync()
+    pair.delete({0: [1], 1: [2], 2: [3], 3: [4]})
+    pair.delete({0: [5], 2: [5]})
+    before = pair.bench.iceberg().current_snapshot()
+    assert before is not None
+    rows = pair.table.live_rows()
+    pair.reopen(format_version=3, delete_granularity=granularity)
+    pair.bench.sync()
+    upgraded = pair.bench.iceberg()
+    assert (upgraded.metadata.format_version, upgraded.current_snapshot()) == (3, before)
+    pair.check(vectors_only=False, without=unfit)
+    pair.delete({0: [6]})
+    pair.check(vectors_only=False, without=unfit)
+    # Of two files that share a position-delete file, both have vectors now.
+    served = sorted(file for path, (files, _) in pair.puffins().items() if path.endswith(".puffin") for file in files)
+    assert served == (["f0", "f2"] if granularity == "partition" else ["f0"])
+    pair.restore({2: [3]})
+    pair.check(vectors_only=False, without=unfit)
+    Compactor(pair.bench.context).compact(Event())
+    assert all(path.endswith(".puffin") for path in pair.puffins())
+    pair.check()
+    shown = pair.bench.iceberg().scan(snapshot_id=before.snapshot_id).to_arrow().to_pylist()
+    assert sorted((row["id"], row["part"], row["value"]) for row in shown) == rows
+    pair.bench.close()
+
+
+def test_there_is_no_way_down(pair: Pair) -> None:
+    pair.delete({0: [1]})
+    pair.reopen(format_version=2)
+    with pytest.raises(Unsupported, match="has format version 3, and cannot go back to 2") as raised:
+        pair.bench.sync()
+    assert "format_version: 3" in raised.value.hint
+    pair.reopen(format_version=3)
+    pair.delete({0: [2]})
+    pair.check()
+
+
+def row_ids(bench: Bench) -> dict[str, int | None]:
+    iceberg = bench.iceberg()
+    snapshot = iceberg.current_snapshot()
+    assert snapshot is not None
+    entries = [entry.data_file for entry, _ in live_entries(iceberg, snapshot, ManifestContent.DATA)]
+    return {file.file_path.rpartition("/")[2]: first_row_id(file) for file in entries}
+
+
+def test_row_ids_stay_with_their_files(pair: Pair) -> None:
+    """Without row tracking: assigned once, kept when manifests are rewritten, and never given away again."""
+    first = row_ids(pair.bench)
+    assert sorted(each for each in first.values() if each is not None) == [0, 8, 16, 24]
+    pair.delete({0: [1]})
+    pair.remove(3)
+    assert row_ids(pair.bench) == {name: row for name, row in first.items() if name != "f3.parquet"}
+    pair.restore({3: []})
+    again = row_ids(pair.bench)
+    returned = again.pop("f3.parquet")
+    assert returned is not None and returned >= 32 and again == row_ids_of(first, "f0", "f1", "f2")
+    pair.bench.sync(full=True)
+    assert len(set(row_ids(pair.bench).values())) == 4
+
+
+def row_ids_of(known: Mapping[str, int | None], *names: str) -> dict[str, int | None]:
+    return {f"{name}.parquet": known[f"{name}.parquet"] for name in names}
+
+
+TRACKED = {
+    "delta.enableDeletionVectors": "true",
+    "delta.enableRowTracking": "true",
+    "delta.rowTracking.materializedRowIdColumnName": "_row-id-col-1",
+    "delta.rowTracking.materializedRowCommitVersionColumnName": "_row-commit-version-col-1",
+}
+TRACKING = ["deletionVectors", "domainMetadata", "rowTracking"]
+
+
+def track(pair: Pair, base_row_ids: Mapping[str, int]) -> None:
+    """Delta tracks row ids from the next version on, as after its backfill."""
+    protocol = {**pair.table.protocol(TRACKING), "readerFeatures": ["deletionVectors"]}
+    for path, add in pair.table.live.items():
+        pair.table.live[path] = {**add, "dataChange": False, "baseRowId": base_row_ids[path]}
+    adds = [{"add": add} for add in pair.table.live.values()]
+    metadata = {**pair.table.metadata(), "configuration": TRACKED}
+    pair.table.commit([{"protocol": protocol}, {"metaData": metadata}, *adds], operation="SET TBLPROPERTIES")
+    pair.bench.sync()
+
+
+@pytest.mark.parametrize("version", [2, 3], ids=["then upgraded", "in version 3"])
+def test_a_table_gets_deltas_row_ids_when_delta_tracks_them(tmp_path: Path, version: int) -> None:
+    """The whole table is written anew, because older entries have other row ids."""
+    pair = Pair(tmp_path, format_version=version)
+    pair.bench.sync()
+    pair.delete({0: [1]})
+    track(pair, {path: 1000 + 100 * n for n, path in enumerate(pair.paths)})
+    if version == 2:
+        pair.reopen(format_version=3)
+        pair.bench.sync()
+    assert row_ids(pair.bench) == {f"f{n}.parquet": 1000 + 100 * n for n in range(4)}
+    metadata = pair.bench.iceberg().metadata
+    assert metadata.format_version == 3 and (metadata.next_row_id or 0) >= 1308, "above all ids of Delta"
+    pair.delete({1: [1]})
+    pair.check()
+    pair.bench.close()
