@@ -125,12 +125,14 @@ def verify_tables(
             try:
                 with as_sync_errors(table.name):
                     began_ms = context.clock.now_ms()
-                    proof = Verifier(context).verify(scope, stop)
+                    verifier = Verifier(context)
+                    proof = verifier.verify(scope, stop)
                     if proof is None:
                         return
                     record = context.find_record()
                     is_whole = scope.at is None and scope.sample == Sample()
-                    if record and is_whole and not is_outweighed(record.proof, scope.level):
+                    is_of_use = is_whole and (proof.is_right or not verifier.is_outdated(proof))
+                    if record and is_of_use and not is_outweighed(record.proof, scope.level):
                         part = add_part(None, proof, scope.sample, at_ms=began_ms)
                         context.store.record_proof(record.id, part)
                 yield table, proof

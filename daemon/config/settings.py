@@ -306,8 +306,8 @@ class _TableOptions(_Frozen):
         ge=2,
         le=3,
         description=(
-            "Format version of the Iceberg table: 2 with position-delete files, 3 with deletion vectors in Puffin files."
-            " A table is upgraded to 3 in place, and cannot go back."
+            "Format version of the Iceberg table: 2 with position-delete files, 3 with deletion vectors in Puffin"
+            " files. A table is upgraded to 3 in place, and cannot go back."
         ),
     )
     delete_granularity: Literal["file", "partition"] | None = Field(

@@ -173,7 +173,10 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     orphans = {file.path: file for file in known if file.status is FileStatus.ORPHANED}
     if table is None:
         return Survey(frozenset(), [], waiting, at_ms, due_ms)
-    delete_files = delete_files or any(file.kind is FileKind.DELETE_FILE for file in orphans.values())
+    delete_files = delete_files or any(
+        file.kind is FileKind.DELETE_FILE and file.reason is not OrphanReason.TABLE_REPLACED
+        for file in orphans.values()
+    )
     referenced = referenced_files(table, delete_files=delete_files)
     in_use = {name_of(path) for path in referenced}
     released = {
@@ -184,13 +187,13 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     if not dry_run:
         store.record_unreferenced(record.id, released, OrphanReason.SNAPSHOT_EXPIRED, at_ms=at_ms)
         # These orphans are in use after all (a commit landed late, or the metadata was stale), or their time lies in
-        # the future (a clock was ahead): let their grace period begin again.
+        # the future (a clock was ahead): let their grace period begin again. Those that only wait are judged later.
         late = [
             path
             for path, file in orphans.items()
             if (name_of(path) in in_use and not _was_in_use(file)) or file.since_ms > at_ms
         ]
-        store.record_still_used(record.id, {*late, *referenced}, at_ms=at_ms)
+        store.record_still_used(record.id, late, at_ms=at_ms)
         _record_missing_sizes(context, table, record.id, known)
     return Survey(in_use, list((orphans | released).values()), waiting, at_ms, due_ms)
 

@@ -22,7 +22,7 @@ from daemon.scheduling.failures import Failures
 from daemon.scheduling.observer import Observer
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
-from state import StateUnavailable, TableError, TableRecord, TableStore
+from state import ProofRecord, StateUnavailable, TableError, TableRecord, TableStore
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -127,6 +127,11 @@ class TableCycle:
         """Return whether the table's row in the store has another verification than the one that is shown."""
         return record.proof != self._record.proof
 
+    def show_proof(self, proof: ProofRecord) -> None:
+        """Show a verification before the next poll, which may be a day away. From any thread."""
+        self.observer.show(replace(self._record, proof=proof))
+        self.expect_wish()
+
     def fail(self, error: SyncError) -> None:
         """Something beside the syncs found the table wrong: the next poll ends with this error. From any thread."""
         self._outer_error = error
@@ -147,6 +152,7 @@ class TableCycle:
 
     def take_up(self, record: TableRecord) -> None:
         """Apply what a person changed in `record`, the table's row as it is in the store now."""
+        self._outer_error = None
         was_stopped, self._record = is_held(self._record) or self._record.error is not None, record
         if was_stopped and not is_held(record):
             self.observer.restart_silence()
@@ -158,7 +164,6 @@ class TableCycle:
             self._follower.doubt()
             _log.info(events.TABLE_RESUMED, table=self.name)
         if record.resync_wanted:
-            self._outer_error = None
             self._follower.doubt()
             _log.info(events.RESYNC_WANTED, table=self.name)
         self.observer.show(self._record)

@@ -45,6 +45,23 @@ def warn_of(event: str, raised: Exception) -> None:
     )
 
 
+def described(known: SyncError, *, now_ms: int, last: TableError | None = None) -> TableError:
+    """Return the error as the store remembers it. `last` is the one before, if the table has not worked since."""
+    # Table and version have fields of their own.
+    places = (("file", known.path), ("offset", known.offset))
+    where = ", ".join(f"{word} {value}" for word, value in places if value is not None)
+    message = f"{known.message} [{where}]" if where else known.message
+    return TableError(
+        kind=known.kind,
+        message=_one_line(as_shown(message)),
+        hint=known.hint,
+        version=known.version,
+        since_ms=last.since_ms if last else now_ms,
+        consecutive=last.consecutive + 1 if last else 1,
+        parked=known.parks,
+    )
+
+
 class Failures:
     """Counts and logs the errors. `last` is the error that the store remembers from an earlier process."""
 
@@ -65,7 +82,7 @@ class Failures:
         is_bug = isinstance(known, InternalError)
         if is_bug:
             known = known.located(version=synced_version)
-        last, self._last = self._last, self._describe(known)
+        last, self._last = self._last, described(known, now_ms=self._clock.now_ms(), last=self._last)
         error = self._last
         delay_s = None if error.parked else self._backoff_s(error.consecutive)
         if isinstance(known, TargetHeld):
@@ -106,22 +123,6 @@ class Failures:
         """A person resumed the table: the next error begins a new row."""
         self._last = None
         self._logged_at_s = None
-
-    def _describe(self, known: SyncError) -> TableError:
-        now_ms = self._clock.now_ms()
-        # Table and version have fields of their own.
-        places = (("file", known.path), ("offset", known.offset))
-        where = ", ".join(f"{word} {value}" for word, value in places if value is not None)
-        message = f"{known.message} [{where}]" if where else known.message
-        return TableError(
-            kind=known.kind,
-            message=_one_line(as_shown(message)),
-            hint=known.hint,
-            version=known.version,
-            since_ms=self._last.since_ms if self._last else now_ms,
-            consecutive=self._last.consecutive + 1 if self._last else 1,
-            parked=known.parks,
-        )
 
     def _backoff_s(self, consecutive: int) -> float:
         # 30 doublings exceed any longest wait; more would overflow.

@@ -13,7 +13,7 @@ import structlog
 from daemon import log as events
 from daemon.errors import ProofFailed
 from daemon.scheduling.cycle import TableCycle
-from daemon.scheduling.failures import warn_of
+from daemon.scheduling.failures import described, warn_of
 from daemon.status.table_status import differences_text
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.verify.findings import Level, Proof, Scope, hint_for
@@ -62,17 +62,34 @@ class VerifyJob:
             return
         last, now_ms = record.proof, context.clock.now_ms()
         files = last.files_total if last else context.store.count(record.id).live_data_files
-        if now_ms < due_ms(last, settings, files):
+        if now_ms < due_ms(last, settings, files, now_ms=now_ms):
             return
-        part = next_part(last, settings, files)
-        proof = Verifier(context).verify(Scope(Level(settings.level), part), stop)
-        after = context.find_record()
-        # The table may have been written anew in the meantime, or verified by a person.
-        if proof is None or after is None or after.resync_wanted or after.proof != last:
+        part = next_part(last, settings, files, now_ms=now_ms)
+        verifier = Verifier(context)
+        proof = verifier.verify(Scope(Level(settings.level), part), stop)
+        if proof is None or (not proof.is_right and verifier.is_outdated(proof)):
             return
         ended = add_part(last, proof, part, at_ms=now_ms)
-        context.store.record_proof(record.id, ended)
         self._report(proof, ended)
+        after = context.find_record()
+        # A person may have verified the table, or a resync have written it anew.
+        if after is None or after.resync_wanted or after.proof != last:
+            return
+        failure = self._failure(proof)
+        if failure:
+            # Before the proof, which is found again if this process ends here.
+            context.store.record_failure(record.id, described(failure, now_ms=now_ms))
+            self.cycle.fail(failure)
+        context.store.record_proof(record.id, ended)
+        self.cycle.show_proof(ended)
+
+    def _failure(self, proof: Proof) -> ProofFailed | None:
+        if proof.is_right or self.settings.on_difference != "park":
+            return None
+        counts = proof.findings.counts
+        message = f"the Iceberg table differs from the Delta table: {differences_text(counts)}"
+        path, hint = proof.findings.named[0].path, hint_for(self.name, counts)
+        return ProofFailed(message, path=path, version=proof.version, hint=hint)
 
     def _report(self, proof: Proof, ended: ProofRecord) -> None:
         write = _log.info if proof.is_right else _log.error
@@ -90,6 +107,3 @@ class VerifyJob:
             duration_ms=round(1000 * sum(proof.seconds.values())),
             hint=hint,
         )
-        if hint and self.settings.on_difference == "park":
-            message = f"the Iceberg table differs from the Delta table: {differences_text(proof.findings.counts)}"
-            self.cycle.fail(ProofFailed(message, path=proof.findings.named[0].path, version=proof.version, hint=hint))

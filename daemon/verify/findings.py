@@ -51,6 +51,9 @@ class Fault(StrEnum):
     UNREADABLE = "table not readable"
 
 
+OF_THE_TABLE = {Fault.SCHEMA, Fault.UNREADABLE}
+
+
 @dataclass
 class Findings:
     """The differences so far. Of each kind at most NAMED_MAX are kept."""
@@ -64,8 +67,10 @@ class Findings:
             self.named.append(difference)
 
     def joined(self, earlier: Differences) -> Differences:
-        """Add these differences to those of an earlier part."""
+        """Add these differences to those of an earlier part. Each part finds those of the whole table."""
         counts = Counter(earlier.counts) + self.counts
+        for fault in OF_THE_TABLE & counts.keys():
+            counts[fault] = max(self.counts[fault], earlier.counts.get(fault, 0))
         named: list[Difference] = [*earlier.first, *self.named]
         first = [[each for each in named if each.fault == fault][:NAMED_MAX] for fault in counts]
         return Differences(dict(counts), tuple(each for some in first for each in some))
@@ -132,8 +137,11 @@ class Scope:
 
 def hint_for(table: str, faults: Collection[str]) -> str:
     """Return what a person can do about differences of these kinds."""
-    if set(faults) == {Fault.FILE_DAMAGED}:
-        return "Restore the files, or remove them from the Delta table: a resync does not help."
+    if Fault.FILE_DAMAGED in faults:
+        return (
+            "Restore the damaged or missing data files, or remove them from the Delta table: a resync cannot. Then "
+            f"`dvsync verify {table}`, and `dvsync resync {table}` if something still differs."
+        )
     return f"`dvsync resync {table}` writes the table anew from Delta's state."
 
 

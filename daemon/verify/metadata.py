@@ -117,10 +117,12 @@ class MetadataCheck:
             if single is not None and not sample.has(single):
                 continue
             try:
+                # Every part reads a shared delete file, and one of them tells of it.
                 self._check_delete_file(delete_file)
                 served = {path: count for path, count in self._served(delete_file).items() if sample.has(path)}
             except (CorruptInput, ObjectMissing) as error:
-                self._found(Fault.DELETE_FILE_DAMAGED, delete_file.file_path, error.message)
+                if single is not None or sample.has(delete_file.file_path):
+                    self._found(Fault.DELETE_FILE_DAMAGED, delete_file.file_path, error.message)
                 continue
             for path, count in served.items():
                 why = _not_applied(entry, data_entries.get(path))

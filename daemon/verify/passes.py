@@ -11,10 +11,20 @@ from state import SHARES, Differences, ProofRecord
 DEPTH = {level: depth for depth, level in enumerate(Level)}
 
 
-def next_part(last: ProofRecord | None, settings: VerifySettings, files: int) -> Sample:
-    """Return the part to compare after `last`, of a table of this many data files. After a whole pass the first one."""
-    first = last.covered % SHARES if last and last.level == settings.level else 0
-    return Sample(first, min(SHARES, first + math.ceil(SHARES / _parts(settings, files))))
+def next_part(last: ProofRecord | None, settings: VerifySettings, files: int, *, now_ms: int) -> Sample:
+    """Return the part to compare after `last`, of a table of this many data files. After a whole pass the first one.
+
+    It is what has become due since `last` began: all of the table in a period, however late each part is.
+    """
+    first = last.covered % SHARES if last and _is_enough(last, settings) else 0
+    since_ms = now_ms - last.at_ms if last and first else 0
+    due = max(SHARES / _parts(settings, files), SHARES * since_ms / (settings.period_s * 1000))
+    return Sample(first, min(SHARES, first + math.ceil(due)))
+
+
+def _is_enough(last: ProofRecord, settings: VerifySettings) -> bool:
+    """Return whether `last` went as deep as the settings ask."""
+    return DEPTH[Level(last.level)] >= DEPTH[Level(settings.level)]
 
 
 def is_outweighed(last: ProofRecord | None, level: Level) -> bool:
@@ -22,11 +32,12 @@ def is_outweighed(last: ProofRecord | None, level: Level) -> bool:
     return last is not None and bool(last.differences.counts) and DEPTH[Level(last.level)] > DEPTH[level]
 
 
-def due_ms(last: ProofRecord | None, settings: VerifySettings, files: int) -> float:
+def due_ms(last: ProofRecord | None, settings: VerifySettings, files: int, *, now_ms: int) -> float:
     """Return when the next part is due, epoch milliseconds. Never, if it would be outweighed."""
     if is_outweighed(last, Level(settings.level)):
         return math.inf
-    if last is None or last.level != settings.level:
+    # A time in the future means that the clock was ahead.
+    if last is None or not _is_enough(last, settings) or last.at_ms > now_ms:
         return 0
     return last.at_ms + settings.period_s * 1000 / _parts(settings, files)
 
@@ -36,7 +47,8 @@ def add_part(last: ProofRecord | None, proof: Proof, part: Sample, *, at_ms: int
     before = last if last and last.level == proof.level and 0 < last.covered == part.first else None
     found = proof.findings.joined(before.found if before else Differences())
     is_complete = part.end >= SHARES and (part.first == 0 or before is not None)
-    complete_at_ms, differences = (last.complete_at_ms, last.differences) if last else (None, Differences())
+    differences = last.differences if last else Differences()
+    complete_at_ms = last.complete_at_ms if last and DEPTH[Level(last.level)] >= DEPTH[proof.level] else None
     return ProofRecord(
         level=proof.level,
         at_ms=at_ms,

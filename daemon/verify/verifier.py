@@ -61,6 +61,19 @@ class Verifier:
                 )
             return self._compare(table, snapshot, state, scope, stop)
 
+    def is_outdated(self, proof: Proof) -> bool:
+        """Return whether differences may be gone: Iceberg or Delta has moved on, and older files may have been removed.
+
+        Raises StateStoreAway, and the errors of Delta's store.
+        """
+        record = self.context.find_record()
+        return (
+            record is None
+            or record.resync_wanted
+            or record.snapshot_id != proof.snapshot_id
+            or self.context.log.has_version(proof.version + 1)
+        )
+
     def _compare(self, table: Table, snapshot: Snapshot, state: TableState, scope: Scope, stop: Event) -> Proof | None:
         context, findings, level = self.context, Findings(), scope.level
         storage = FileIOStorage(context.target_properties(table))

@@ -25,14 +25,14 @@ def test_the_parts_of_a_pass_cover_every_share_once(files: int, files_at_once: i
     settings = VerifySettings(files_at_once=files_at_once)
     covered, parts, last = 0, 0, None
     while covered < SHARES:
-        part = next_part(last, settings, files)
+        part = next_part(last, settings, files, now_ms=parts)
         assert part.first == covered < part.end
         last = add_part(last, proof(), part, at_ms=parts)
         covered, parts = part.end, parts + 1
     assert last
     assert (last.complete_at_ms, last.files) == (parts - 1, 10 * parts)
     assert parts <= max(1, math.ceil(files / files_at_once))
-    assert next_part(last, settings, files).first == 0
+    assert next_part(last, settings, files, now_ms=parts).first == 0
 
 
 def test_a_difference_holds_until_a_pass_is_without_it() -> None:
@@ -63,21 +63,60 @@ def test_a_part_that_does_not_follow_the_last_one_begins_a_pass() -> None:
     first = add_part(None, proof(), Sample(0, 10), at_ms=1)
     assert add_part(first, proof(), Sample(20, SHARES), at_ms=2).complete_at_ms is None
     deeper = VerifySettings(level="rows")
-    assert next_part(first, deeper, 1).first == 0
-    assert due_ms(first, deeper, 1) == 0
+    assert next_part(first, deeper, 1, now_ms=1).first == 0
+    assert due_ms(first, deeper, 1, now_ms=1) == 0
 
 
 def test_parts_are_spread_over_the_period() -> None:
     settings = VerifySettings(period="100s", files_at_once=10)
     last = add_part(None, proof(), Sample(0, 10), at_ms=1_000)
-    assert due_ms(None, settings, 1_000) == 0
-    assert due_ms(last, settings, 5) == 1_000 + 100_000
-    assert due_ms(last, settings, 40) == 1_000 + 25_000
+    assert due_ms(None, settings, 1_000, now_ms=2_000) == 0
+    assert due_ms(last, settings, 5, now_ms=2_000) == 1_000 + 100_000
+    assert due_ms(last, settings, 40, now_ms=2_000) == 1_000 + 25_000
+
+
+def test_a_clock_that_was_ahead_delays_nothing() -> None:
+    last = add_part(None, proof(), Sample(), at_ms=5_000)
+    assert due_ms(last, VerifySettings(), 1, now_ms=4_000) == 0
+
+
+@given(
+    files=st.integers(1, 10_000_000),
+    files_at_once=st.integers(1, 1_000_000),
+    late_ms=st.lists(st.integers(0, 5_000), min_size=1, max_size=5),
+)
+def test_a_pass_takes_a_period_however_late_its_parts_are(files: int, files_at_once: int, late_ms: list[int]) -> None:
+    """Each part begins late by one of `late_ms`, as when the process looks only now and then."""
+    settings = VerifySettings(period="100s", files_at_once=files_at_once)
+    last, now_ms, number = None, 1_000_000, 0
+    while last is None or last.complete_at_ms is None:
+        now_ms = max(now_ms, math.ceil(due_ms(last, settings, files, now_ms=now_ms))) + late_ms[number % len(late_ms)]
+        number += 1
+        last = add_part(last, proof(), next_part(last, settings, files, now_ms=now_ms), at_ms=now_ms)
+    assert now_ms - 1_000_000 <= 100_000 + 2 * max(late_ms) + 1
+
+
+def test_a_deeper_verification_counts_for_a_lighter_one() -> None:
+    right = add_part(None, proof(level=Level.ROWS), Sample(), at_ms=1_000)
+    assert due_ms(right, VerifySettings(level="metadata", period="100s"), 1, now_ms=2_000) == 101_000
+    lighter = add_part(right, proof(), Sample(0, 10), at_ms=2_000)
+    assert lighter.complete_at_ms == 1_000
+    deeper = add_part(add_part(None, proof(), Sample(), at_ms=1_000), proof(level=Level.ROWS), Sample(0, 10), at_ms=2)
+    assert deeper.complete_at_ms is None, "no pass has compared the rows of all files"
+
+
+def test_what_concerns_the_whole_table_is_counted_once() -> None:
+    def wrong_schema() -> Proof:
+        found = proof()
+        found.findings.add(Difference(Level.METADATA, Fault.SCHEMA, "v1.json", "detail"))
+        return found
+
+    halves = Sample().split(2)
+    first = add_part(None, wrong_schema(), halves[0], at_ms=1)
+    assert add_part(first, wrong_schema(), halves[1], at_ms=2).differences.counts == {Fault.SCHEMA: 1}
 
 
 def test_what_a_deeper_verification_found_is_not_cleared_by_a_lighter_one() -> None:
     deep = add_part(None, proof(wrong=1, level=Level.ROWS), Sample(), at_ms=1)
-    assert due_ms(deep, VerifySettings(level="metadata"), 1) == math.inf
-    assert due_ms(deep, VerifySettings(level="rows"), 1) < math.inf
-    right = add_part(None, proof(level=Level.ROWS), Sample(), at_ms=1)
-    assert due_ms(right, VerifySettings(level="metadata"), 1) == 0
+    assert due_ms(deep, VerifySettings(level="metadata"), 1, now_ms=2) == math.inf
+    assert due_ms(deep, VerifySettings(level="rows"), 1, now_ms=2) < math.inf
