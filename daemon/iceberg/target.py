@@ -46,12 +46,16 @@ from daemon.iceberg.manifests import write_manifest_list
 from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 from daemon.iceberg.tags import TAG, Tag
+from daemon.iceberg.version_hint import write_version_hint
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # A property in Nessie's configuration response. Nessie shows only the newest snapshot. It keeps older snapshots in its
 # own history, each with the name mapping of its time, and refuses to remove them.
 IS_NESSIE = "nessie.is-nessie-catalog"
+HINT_FAILED = (
+    "Check the store of the Iceberg table. The hint is written again with the next commit, or within ten minutes."
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Target:
     """One Iceberg identifier in one catalog. Failures of the catalog are raised as `CatalogAway`.
 
     Each commit has the `signature` in its summary or properties. `check_lease` is called before each commit, and raises
-    if we may not commit.
+    if we may not commit. With `version_hint`, a hint in the table's folder follows each commit.
     """
 
     def __init__(
@@ -98,10 +102,15 @@ class Target:
         *,
         signature: Mapping[str, str] | None = None,
         check_lease: Callable[[], None] = lambda: None,
+        version_hint: bool = False,
     ) -> None:
         self.identifier = identifier
         self._signature = signature or {}
         self._check_lease = check_lease
+        self._version_hint = version_hint
+        # The metadata file that the hint names, if we wrote it, and whether the last attempt failed.
+        self._hinted_location: str | None = None
+        self._hint_failed = False
         self._open_catalog = open_catalog
         self._location = location
         self._clock = clock
@@ -188,6 +197,7 @@ class Target:
             raise self._conflict(error) from error
         except Exception as error:
             raise self._unknown(error) from error
+        self.update_hint(table)
         return table
 
     def commit(
@@ -245,8 +255,27 @@ class Target:
             table = found
         except Exception as error:
             raise self._unknown(error) from error
+        self.update_hint(table)
         _log_expired(table, definition.misread)
         return table
+
+    def update_hint(self, table: Table) -> None:
+        """Let the version hint name the table's current metadata file, if the hint is wanted and we have not done so.
+
+        A failure is only logged, the first of several: the hint serves nobody but readers by folder. The next call
+        tries again.
+        """
+        if not self._version_hint or table.metadata_location == self._hinted_location:
+            return
+        try:
+            write_version_hint(table)
+        except Exception as error:
+            if not self._hint_failed:
+                hint = error.hint if isinstance(error, SyncError) else HINT_FAILED
+                _log.warning(events.HINT_UNWRITTEN, reason=f"{type(error).__name__}: {error}", hint=hint)
+            self._hint_failed = True
+            return
+        self._hinted_location, self._hint_failed = table.metadata_location, False
 
     def _conflict(self, error: Exception) -> CommitConflict:
         return CommitConflict(
