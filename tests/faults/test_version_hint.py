@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from daemon.config.settings import MaintenanceSettings
 from daemon.maintenance.maintainer import Maintainer
+from daemon.status.snapshots import read_lines
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.readers import ask_clickhouse, duckdb_connection, read_duckdb
 from tests.kit.servers import ObjectStore
@@ -140,20 +141,36 @@ def test_cleanup_leaves_the_hint(table: HandmadeTable, bench: Bench) -> None:
     assert ids(BY_FOLDER["DuckDB"](str(folder_of(bench)))) == [row[0] for row in table.live_rows()]
 
 
-def test_on_s3_it_is_one_request(tmp_path: Path, table: HandmadeTable, store: ObjectStore) -> None:
-    """One PUT for each commit, and DuckDB reads the folder of the bucket."""
-    store.client("s3").create_bucket(Bucket="hints")
+def test_on_s3_it_is_one_request(
+    tmp_path: Path, table: HandmadeTable, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One PUT for each commit; DuckDB reads by folder, and ClickHouse by what `dvsync show` names, from two buckets."""
+    client = store.client("s3")
+    for bucket in ("hints-lake", "hints"):
+        client.create_bucket(Bucket=bucket)
+
+    def send() -> None:
+        for path in table.take_new_files():
+            client.upload_file(str(path), "hints-lake", f"t/{path.relative_to(table.folder)}")
+
+    send()
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": "s3://hints/w"}
     options = {"version_hint": True}
-    bench = Bench(tmp_path / "s3", table.location, catalog=catalog, properties=store.properties, table_options=options)
+    bench = Bench(
+        tmp_path / "s3", "s3://hints-lake/t", catalog=catalog, properties=store.properties, table_options=options
+    )
     bench.sync()
     store.requests.clear()
     for position in (3, 7):
         delete(table, position)
+        send()
         bench.sync()
     asked = [request for request in store.requests if "version-hint" in request]
     assert len(asked) == 2 and all(request.startswith("PUT /hints/w/lake/t/metadata/") for request in asked)
     iceberg = bench.iceberg()
     read_duckdb(iceberg)  # Tells DuckDB the store.
     assert ids(BY_FOLDER["DuckDB"](iceberg.metadata.location)) == [row[0] for row in table.live_rows()]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", store.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", store.secret)
+    assert ids(ask_clickhouse(read_lines(iceberg)["ClickHouse"])) == [row[0] for row in table.live_rows()]
     bench.close()
