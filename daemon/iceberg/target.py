@@ -46,7 +46,7 @@ from daemon.iceberg.manifests import write_manifest_list
 from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 from daemon.iceberg.tags import TAG, Tag
-from daemon.iceberg.version_hint import write_version_hint
+from daemon.iceberg.version_hint import SUFFIX, write_version_hint
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -268,6 +268,9 @@ class Target:
         if not self._version_hint or table.metadata_location == self._hinted_location:
             return
         try:
+            if not table.metadata_location.endswith(SUFFIX):
+                # Nessie answers a commit with an address of its own, and names the file only when the table is loaded.
+                table = self._open_catalog().load_table(self.identifier)
             write_version_hint(table)
         except Exception as error:
             if not self._hint_failed:
