@@ -90,7 +90,7 @@ class Target:
     """One Iceberg identifier in one catalog. Failures of the catalog are raised as `CatalogAway`.
 
     Each commit has the `signature` in its summary or properties. `check_lease` is called before each commit, and raises
-    if we may not commit. With `version_hint`, a hint in the table's folder follows each commit.
+    if we may not commit. With `version_hint`, the hint in the table's folder follows each commit.
     """
 
     def __init__(
@@ -268,6 +268,8 @@ class Target:
         if not self._version_hint or table.metadata_location == self._hinted_location:
             return
         try:
+            # The next holder of the lease would not know that its hint was replaced.
+            self._check_lease()
             if not table.metadata_location.endswith(SUFFIX):
                 # Nessie answers a commit with an address of its own, and names the file only when the table is loaded.
                 table = self._open_catalog().load_table(self.identifier)

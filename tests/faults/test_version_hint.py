@@ -13,8 +13,10 @@ from pyiceberg.table import StaticTable
 from structlog.testing import capture_logs
 
 from daemon.config.settings import MaintenanceSettings
+from daemon.iceberg.target import Target
 from daemon.maintenance.maintainer import Maintainer
 from daemon.status.snapshots import read_lines
+from state import LeaseLost
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.readers import Row, ask_clickhouse, duckdb_connection, read_duckdb
 from tests.kit.servers import ObjectStore
@@ -130,6 +132,20 @@ def test_metadata_files_in_another_folder(table: HandmadeTable, bench: Bench, tm
     (failure,) = (log for log in logs if log["event"] == "hint.unwritten")
     assert "unset `version_hint`" in failure["hint"]
     assert not (tmp_path / "elsewhere" / "version-hint.text").exists()
+
+
+def test_the_hint_belongs_to_the_holder_of_the_lease(bench: Bench) -> None:
+    """A daemon that lost its lease between its commit and the hint leaves the next holder's hint alone."""
+
+    def lost() -> None:
+        raise LeaseLost("another process holds the lease")
+
+    hint_of(bench).write_text("the next holder's")
+    former = Target(
+        lambda: bench.catalogs.open("local"), "lake.t", None, bench.clock, check_lease=lost, version_hint=True
+    )
+    former.update_hint(bench.iceberg())
+    assert hint_of(bench).read_text() == "the next holder's"
 
 
 def test_cleanup_leaves_the_hint(table: HandmadeTable, bench: Bench) -> None:
