@@ -265,6 +265,34 @@ def init(
 
 
 @app.command()
+def show(
+    context: typer.Context,
+    table: TableName,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Show where a table's Iceberg metadata is, and how to read it.
+
+    Prints the metadata file, the snapshot, the Delta version that it shows, and a line for each of Spark, PyIceberg,
+    DuckDB, Polars, Trino and ClickHouse.
+    """
+    import_arrow()
+    from daemon.cli.operations import opened_table  # noqa: PLC0415
+    from daemon.cli.snapshots import table_lines  # noqa: PLC0415
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.status.snapshots import show_table  # noqa: PLC0415
+
+    with _reported_errors():
+        settings = _load_with_found(context, config)
+        with opened_table(settings, find_tables(settings, [table])[0]) as (_, iceberg):
+            shown = show_table(table, iceberg)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+    else:
+        _say("\n".join(table_lines(shown)))
+
+
+@app.command()
 def snapshots(
     context: typer.Context,
     table: TableName,
@@ -282,8 +310,8 @@ def snapshots(
 ) -> None:
     """Show which Iceberg snapshot shows which Delta version.
 
-    With --version or --timestamp, finds one snapshot and prints how to read it in Spark, PyIceberg, DuckDB, Polars and
-    Trino. The exit code is 1 if no snapshot shows that version.
+    With --version or --timestamp, finds one snapshot and prints how to read it in the readers that `dvsync show` names.
+    The exit code is 1 if no snapshot shows that version.
     """
     if delta_version is not None and timestamp is not None:
         raise typer.BadParameter("give a version or a time, not both", param_hint="--timestamp")

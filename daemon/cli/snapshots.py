@@ -1,12 +1,12 @@
-"""What `dvsync snapshots` prints."""
+"""What `dvsync snapshots` and `dvsync show` print."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from daemon.errors import ConfigInvalid
-from daemon.status.snapshots import Choice, ShownSnapshot
+from daemon.status.snapshots import Choice, ShownSnapshot, ShownTable
 
 HEADINGS = ("snapshot", "shows", "Delta's time (UTC)", "committed (UTC)", "operation")
 
@@ -46,7 +46,26 @@ def choice_lines(choice: Choice) -> Iterator[str]:
         yield f"  committed for version {shown.version}; the versions after it up to {choice.version} changed no rows"
     if notes := _notes(shown):
         yield f"  {notes}"
-    for reader, line in choice.read.items():
+    yield from _reader_lines(choice.read)
+
+
+def table_lines(shown: ShownTable) -> Iterator[str]:
+    """Describe what the table shows now, with the readers' lines. Nothing in them is wrapped or cut."""
+    yield f"{shown.name}: {shown.target} in the catalog {shown.catalog}, Iceberg format version {shown.format_version}"
+    yield f"  metadata  {shown.metadata_location}"
+    snapshot = shown.snapshot
+    yield f"  snapshot  {f'{snapshot.snapshot_id}, committed {snapshot.committed_at}' if snapshot else 'none'}"
+    if snapshot is None or shown.version is None:
+        yield "  shows     no Delta version: dvsync did not commit this snapshot, see `dvsync status`"
+    elif snapshot.version == shown.version:
+        yield f"  shows     Delta version {shown.version} of {snapshot.delta_timestamp}"
+    else:
+        yield f"  shows     Delta version {shown.version}; the versions after {snapshot.version} changed no rows"
+    yield from _reader_lines(shown.read)
+
+
+def _reader_lines(read: Mapping[str, str]) -> Iterator[str]:
+    for reader, line in read.items():
         yield f"\n{reader}:\n  {line}"
 
 

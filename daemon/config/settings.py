@@ -358,6 +358,13 @@ class _TableOptions(_Frozen):
             " the snapshot unreadable: see delta.deletedFileRetentionDuration."
         ),
     )
+    version_hint: bool = Field(
+        False,
+        description=(
+            "Write metadata/version-hint.text in the Iceberg table's folder after each commit, so that DuckDB and"
+            " others find the table by its folder; see [reading](reading.md#by-folder)."
+        ),
+    )
 
     @property
     def may_overflow(self) -> bool:

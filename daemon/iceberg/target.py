@@ -47,12 +47,16 @@ from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 from daemon.iceberg.tags import TAG, Tag
+from daemon.iceberg.version_hint import SUFFIX, write_version_hint
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # A property in Nessie's configuration response. Nessie shows only the newest snapshot. It keeps older snapshots in its
 # own history, each with the name mapping of its time, and refuses to remove them.
 IS_NESSIE = "nessie.is-nessie-catalog"
+HINT_FAILED = (
+    "Check the store of the Iceberg table. The hint is written again with the next commit, or within ten minutes."
+)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class Target:
     """One Iceberg identifier in one catalog. Failures of the catalog are raised as `CatalogAway`.
 
     Each commit has the `signature` in its summary or properties. `check_lease` is called before each commit, and raises
-    if we may not commit.
+    if we may not commit. With `version_hint`, the hint in the table's folder follows each commit.
     """
 
     def __init__(
@@ -100,10 +104,15 @@ class Target:
         *,
         signature: Mapping[str, str] | None = None,
         check_lease: Callable[[], None] = lambda: None,
+        version_hint: bool = False,
     ) -> None:
         self.identifier = identifier
         self._signature = signature or {}
         self._check_lease = check_lease
+        self._version_hint = version_hint
+        # The metadata file that the hint names, if we wrote it, and whether the last attempt failed.
+        self._hinted_location: str | None = None
+        self._hint_failed = False
         self._open_catalog = open_catalog
         self._location = location
         self._clock = clock
@@ -190,6 +199,7 @@ class Target:
             raise self._conflict(error) from error
         except Exception as error:
             raise self._unknown(error) from error
+        self.update_hint(table)
         return table
 
     def commit(
@@ -261,8 +271,32 @@ class Target:
             ) from error
         except Exception as error:
             raise self._unknown(error) from error
+        self.update_hint(table)
         _log_expired(table, definition.misread)
         return table
+
+    def update_hint(self, table: Table) -> None:
+        """Let the version hint name the table's current metadata file, if the hint is wanted and we have not done so.
+
+        A failure is only logged, the first of several: the hint serves nobody but readers by folder. The next call
+        tries again.
+        """
+        if not self._version_hint or table.metadata_location == self._hinted_location:
+            return
+        try:
+            # The next holder of the lease would not know that its hint was replaced.
+            self._check_lease()
+            if not table.metadata_location.endswith(SUFFIX):
+                # Nessie answers a commit with an address of its own, and names the file only when the table is loaded.
+                table = self._open_catalog().load_table(self.identifier)
+            write_version_hint(table)
+        except Exception as error:
+            if not self._hint_failed:
+                hint = error.hint if isinstance(error, SyncError) else HINT_FAILED
+                _log.warning(events.HINT_UNWRITTEN, reason=f"{type(error).__name__}: {error}", hint=hint)
+            self._hint_failed = True
+            return
+        self._hinted_location, self._hint_failed = table.metadata_location, False
 
     def _conflict(self, error: Exception) -> CommitConflict:
         return CommitConflict(

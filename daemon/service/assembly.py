@@ -94,7 +94,13 @@ def make_context(
         settings=table,
         log=DeltaLog(storage, table.source, clock),
         target=Target(
-            open_catalog, table.target, table.location, clock, signature=signature, check_lease=store.check_lease
+            open_catalog,
+            table.target,
+            table.location,
+            clock,
+            signature=signature,
+            check_lease=store.check_lease,
+            version_hint=table.version_hint,
         ),
         store=store,
         runner=Runner(spark, table.pipeline),

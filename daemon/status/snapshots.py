@@ -16,6 +16,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.marker import FROM_VERSION, OPERATION, find_marker, shown_by
+from daemon.locations import canonical
 from daemon.sync.first_sync import RESTORED
 from daemon.sync.recovery import RESYNCHRONISED
 
@@ -70,6 +71,22 @@ class Choice(msgspec.Struct, frozen=True):
     contained_in: ShownSnapshot | None = None
 
 
+class ShownTable(msgspec.Struct, frozen=True):
+    """What the catalog shows of a table now, and a line for each reader that reads it.
+
+    `version` is the newest Delta version whose rows it shows; None if dvsync did not commit the current snapshot.
+    """
+
+    name: str
+    catalog: str
+    target: str
+    metadata_location: str
+    format_version: int
+    version: int | None
+    snapshot: ShownSnapshot | None
+    read: dict[str, str]
+
+
 @dataclass(frozen=True)
 class _Line:
     """A snapshot of ours, with the Delta versions that it shows and contains, and the time of `version`."""
@@ -79,6 +96,21 @@ class _Line:
     version: int
     last_version: int
     timestamp_ms: int
+
+
+def show_table(name: str, table: Table) -> ShownTable:
+    """Return what the table called `name` shows now."""
+    current = next((each for each in list_snapshots(table) if each.is_current), None)
+    return ShownTable(
+        name=name,
+        catalog=table.catalog.name,
+        target=".".join(table.name()),
+        metadata_location=table.metadata_location,
+        format_version=table.metadata.format_version,
+        version=current.last_version if current else None,
+        snapshot=current,
+        read=read_lines(table),
+    )
 
 
 def list_snapshots(table: Table) -> list[ShownSnapshot]:
@@ -152,23 +184,49 @@ def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
     return choose_by_version(table, version)
 
 
-def read_lines(table: Table, snapshot_id: int) -> dict[str, str]:
-    """Return a line for each reader that reads the snapshot.
+def read_lines(table: Table, snapshot_id: int | None = None) -> dict[str, str]:
+    """Return a line for each reader that reads the snapshot, or the current one.
 
-    The catalog's name is the one in dvsync's configuration; the reader's own configuration may use another.
+    The catalog's name is the one in dvsync's configuration; the reader's own configuration may use another. There is a
+    line for ClickHouse if its table functions can name the metadata file: on local files and S3.
     """
     catalog, name = table.catalog.name, ".".join(table.name())
     identifier = ".".join(_quoted(part, "`") for part in (catalog, *table.name()))
     for_trino = ".".join(_quoted(part, '"') for part in (catalog, *table.name()))
     location = table.metadata_location
-    in_sql = location.replace("'", "''")
-    return {
-        "Spark": f"SELECT * FROM {identifier} VERSION AS OF {snapshot_id}",
-        "PyIceberg": f"load_catalog({catalog!r}).load_table({name!r}).scan(snapshot_id={snapshot_id}).to_arrow()",
-        "DuckDB": f"SELECT * FROM iceberg_scan('{in_sql}', snapshot_from_id => {snapshot_id})",
-        "Polars": f"polars.scan_iceberg({location!r}, snapshot_id={snapshot_id}).collect()",
-        "Trino": f"SELECT * FROM {for_trino} FOR VERSION AS OF {snapshot_id}",
+
+    def at(words: str) -> str:
+        return "" if snapshot_id is None else words.format(snapshot_id)
+
+    lines = {
+        "Spark": f"SELECT * FROM {identifier}{at(' VERSION AS OF {}')}",
+        "PyIceberg": f"load_catalog({catalog!r}).load_table({name!r}).scan({at('snapshot_id={}')}).to_arrow()",
+        "DuckDB": f"SELECT * FROM iceberg_scan({_sql_text(location)}{at(', snapshot_from_id => {}')})",
+        "Polars": f"polars.scan_iceberg({location!r}{at(', snapshot_id={}')}).collect()",
+        "Trino": f"SELECT * FROM {for_trino}{at(' FOR VERSION AS OF {}')}",
     }
+    if function := _clickhouse_function(table):
+        lines["ClickHouse"] = f"SELECT * FROM {function}{at(' SETTINGS iceberg_snapshot_id = {}')}"
+    return lines
+
+
+def _clickhouse_function(table: Table) -> str | None:
+    """Return the call of ClickHouse's table function that reads the current metadata file; credentials are its own."""
+    folder = f"{table.metadata.location.rstrip('/')}/"
+    scheme, _, place = canonical(folder).partition("://")
+    function = {"file": "icebergLocal", "s3": "icebergS3"}.get(scheme)
+    if function is None or not table.metadata_location.startswith(folder):
+        return None
+    endpoint = table.io.properties.get("s3.endpoint")
+    if scheme == "s3":
+        place = f"{endpoint.rstrip('/')}/{place}" if endpoint else f"s3://{place}"
+    metadata_file = _sql_text(table.metadata_location.removeprefix(folder))
+    return f"{function}({_sql_text(place)}, SETTINGS iceberg_metadata_file_path = {metadata_file})"
+
+
+def _sql_text(text: str) -> str:
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'"
 
 
 def _quoted(part: str, mark: str) -> str:

@@ -147,6 +147,8 @@ class Follower:
         if full:
             return self._replace(record, table, "a resync was asked for")
         self._give_way(record, table)
+        # The hint of an earlier commit is missing if the process was killed, the store failed or the setting is new.
+        context.target.update_hint(table)
         try:
             shown = self._upgraded(load_shown(context, record, table, is_in_doubt=is_in_doubt))
             return self._follow(record, shown, stop, others_wait)

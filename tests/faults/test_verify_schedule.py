@@ -23,7 +23,6 @@ CONFIG: dict[str, Any] = {
     "log": {"format": "json"},
     "maintenance": {"interval": "1d"},
     "verify": {"period": "3s"},
-    "defaults": {"poll_interval": "100ms"},
 }
 NAMES = ("wrong", "right")
 FILES = 4
@@ -43,11 +42,12 @@ class World:
     def config(self) -> Path:
         return self.folder / "config.yaml"
 
-    def configure(self, **verify: object) -> None:
+    def configure(self, *, poll_interval: str = "100ms", **verify: object) -> None:
         tables = [
             {"name": name, "source": table.location, "target": f"lake.{name}"} for name, table in self.tables.items()
         ]
         settings = {**CONFIG, "state": {"url": "sqlite:///state.db"}, "tables": tables}
+        settings["defaults"] = {"poll_interval": poll_interval}
         self.config.write_text(json.dumps({**settings, "verify": {**CONFIG["verify"], **verify}}))
 
     def cut_delete_file(self) -> str:
@@ -153,6 +153,41 @@ def test_by_setting_a_difference_parks_the_table_until_a_person_acts(world: Worl
         assert command(world.config, "resync", "wrong").returncode == 0
         running.synced_to("wrong", table.version)
         until(lambda: proof(running, "wrong").get("is_right"), "the verification after the resync")
+
+
+def test_a_parked_table_stays_parked_though_its_next_poll_is_far_away(world: World) -> None:
+    """Killed between the verification and the poll: the finding is shown at once, and the parking is not lost."""
+    world.configure(on_difference="park")
+    with daemon(world.config) as running:
+        running.synced_to("wrong", world.tables["wrong"].version)
+    world.configure(on_difference="park", poll_interval="1h")
+    world.cut_delete_file()
+    with daemon(world.config) as running:
+        running.told("verify.wrong", table="wrong")
+        until(lambda: proof(running, "wrong").get("is_right") is False, "the difference")
+        assert running.get("/readyz")[0] == 503
+        running.kill()
+    world.configure(on_difference="park")
+    with daemon(world.config) as running:
+        until(lambda: proof(running, "right").get("is_right"), "the other table")
+        assert running.tables()["wrong"]["state"] == "parked"
+
+
+def test_files_that_delta_removed_before_the_next_poll_are_no_difference(world: World) -> None:
+    """As after a VACUUM: the sync that is due shows the table without them."""
+    with daemon(world.config) as running:
+        running.synced_to("wrong", world.tables["wrong"].version)
+    world.configure(on_difference="park", poll_interval="1h")
+    table = world.tables["wrong"]
+    with daemon(world.config) as running:
+        until(lambda: proof(running, "wrong").get("is_right"), "a verification")
+        path = list(table.live)[2]
+        table.commit([table.remove(path)])
+        (table.folder / path).unlink()
+        known = len(running.lines)
+        until(lambda: len(verified_since(running, "right", known)) > 1, "two rounds of the other table")
+        assert verified_since(running, "wrong", known) == []
+        assert running.tables()["wrong"]["state"] == "synced"
 
 
 def test_a_large_table_is_covered_in_parts_over_restarts(world: World) -> None:

@@ -186,13 +186,14 @@ def test_life_of_a_table(followed):
     _check_lost_state(followed, table)
 
 
-@pytest.mark.parametrize("followed", [{"tag_every": 2, "tag_retention": "1h"}], indirect=True)
+@pytest.mark.parametrize("followed", [{"tag_every": 2, "tag_retention": "1h", "version_hint": True}], indirect=True)
 def test_tags_for_chosen_versions(followed):
     """The commit of the snapshot sets the tag, expiry keeps and then removes it; on Nessie there are none."""
     followed.sync()
     for position in range(3):
         followed.delete(position)
         followed.sync()
+    assert _is_hinted(followed.bench.iceberg()), "a server, too, writes metadata files into the table's folder"
     if followed.served.kind == "nessie":
         assert set(followed.check().metadata.refs) == {"main"}
         return
@@ -221,6 +222,11 @@ def test_another_type_of_a_column(followed):
     assert before.isdisjoint(snapshot.snapshot_id for snapshot in followed.bench.iceberg().snapshots())
     followed.delta.commit(followed.delta.delete({path: [0] for path in followed.delta.live}))
     followed.sync()
+
+
+def _is_hinted(table: Table) -> bool:
+    with table.io.new_input(f"{table.metadata.location}/metadata/version-hint.text").open() as file:
+        return table.metadata_location.endswith(f"/{file.read().decode()}.metadata.json")
 
 
 def _live_deletes(table: Table) -> set[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 from daemon import errors, log
 from daemon.config.keys import render_keys
+from daemon.spark.jars import ICEBERG_JAR
 from daemon.status.activity import AMOUNTS
 from daemon.web.metrics import GAUGES, MAINTENANCE, WRITTEN
 
@@ -28,6 +30,14 @@ def test_the_keys_are_those_of_the_settings() -> None:
     keys = re.findall(r"^\| `(\w+)` \|", render_keys(), re.MULTILINE)
     assert len(keys) > 40
     assert [key for key in keys if not re.search(rf"^ *(- |# )*(.*, )?{key}[:,]", shipped, re.MULTILINE)] == []
+
+
+def test_the_versions_of_tested_readers_are_the_installed_ones() -> None:
+    """docs/reading.md names what was tested: whoever changes a version looks at the page again."""
+    told = (ROOT / "docs" / "reading.md").read_text()
+    packages = {"Spark": "pyspark", "PyIceberg": "pyiceberg", "Polars": "polars", "DuckDB": "duckdb", "chdb": "chdb"}
+    readers = [f"{reader} {version(package)}" for reader, package in packages.items()]
+    assert [reader for reader in (*readers, f"Iceberg {ICEBERG_JAR.rpartition(':')[2]}") if reader not in told] == []
 
 
 def test_every_error_kind_and_metric_is_explained() -> None:

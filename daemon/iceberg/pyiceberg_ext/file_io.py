@@ -69,7 +69,7 @@ class _S3File(InputFile, OutputFile):
         return io.BytesIO(self._remote.get()[1] if data is None else data)
 
     def create(self, overwrite: bool = False) -> OutputStream:
-        """Open the file for writing. All names are unique, so `overwrite` makes no difference."""
+        """Open the file for writing. Names are unique, except the version hint's, which is always overwritten."""
         self._output = S3Output(self.location, self._remote)
         return self._output
 

@@ -1,4 +1,4 @@
-"""`dvsync snapshots`: which snapshot shows which Delta version, and lines that read it."""
+"""`dvsync snapshots` and `dvsync show`: which snapshot shows which Delta version, and lines that read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from daemon.cli.commands import app
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
-from tests.kit.readers import duckdb_connection
+from tests.kit.readers import ask_clickhouse, duckdb_connection
 
 CONFIG = """
 state: {url: "sqlite:///state.db"}
@@ -83,7 +83,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     (tmp_path / "config.yaml").write_text(CONFIG)
 
     def asked(*arguments: str) -> tuple[int, Any]:
-        done = CliRunner().invoke(app, ["snapshots", "t", "--json", *arguments])
+        command = arguments if arguments[:1] == ("show",) else ("snapshots", "t", *arguments)
+        done = CliRunner().invoke(app, [*command, "--json"])
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
         return done.exit_code, json.loads(done.stdout) if done.stdout else done.stderr
 
@@ -94,6 +95,8 @@ def read(line: str, reader: str, catalog: Catalog) -> list[int]:
     """Run a line that was printed for a reader."""
     if reader == "DuckDB":
         return sorted(row[0] for row in duckdb_connection().execute(line).fetchall())
+    if reader == "ClickHouse":
+        return sorted(row[0] for row in ask_clickhouse(line))
     found = eval(line, {"polars": polars, "load_catalog": lambda _: catalog})
     return sorted(row["id"] for row in (found.to_dicts() if reader == "Polars" else found.to_pylist()))
 
@@ -110,6 +113,42 @@ def test_the_lines_read_what_delta_shows(world: World, ask: Ask) -> None:
     assert choice["snapshot"]["version"] == 6, "version 7 changed no rows"
     assert choice["read"]["Spark"] == f"SELECT * FROM local.lake.t VERSION AS OF {snapshot_id}"
     assert choice["read"]["Trino"] == f"SELECT * FROM local.lake.t FOR VERSION AS OF {snapshot_id}"
+    older = ask("--version", "3")[1]
+    for found in (older, choice):
+        assert read(found["read"]["ClickHouse"], "ClickHouse", catalog) == world.rows[found["version"]]
+
+
+def test_what_the_table_shows_now(world: World, ask: Ask) -> None:
+    """Metadata file, snapshot and version are those of the catalog, and every line gives the newest rows."""
+    world.delete(6)
+    code, shown = ask("show", "t")
+    iceberg, catalog = world.bench.iceberg(), world.bench.catalogs.open("local")
+    assert (code, shown["version"], shown["format_version"]) == (0, 7, 2), "version 8 is not synced yet"
+    assert shown["metadata_location"] == iceberg.metadata_location
+    assert shown["snapshot"]["snapshot_id"] == iceberg.metadata.current_snapshot_id
+    for reader in ("PyIceberg", "DuckDB", "Polars", "ClickHouse"):
+        assert read(shown["read"][reader], reader, catalog) == world.rows[7], reader
+    assert (shown["read"]["Spark"], shown["read"]["Trino"]) == ("SELECT * FROM local.lake.t",) * 2
+    text = CliRunner().invoke(app, ["show", "t"], env={"COLUMNS": "40"}).output
+    assert f"\n  metadata  {iceberg.metadata_location}\n" in text, "nothing is cut"
+    assert "\n  shows     Delta version 7; the versions after 6 changed no rows\n" in text
+    assert f"\nClickHouse:\n  {shown['read']['ClickHouse']}\n" in text
+
+
+def test_a_table_that_someone_else_changed(world: World, ask: Ask) -> None:
+    """No Delta version is named for a snapshot that is not dvsync's."""
+    iceberg = world.bench.iceberg()
+    iceberg.append(iceberg.scan(limit=1).to_arrow())
+    code, shown = ask("show", "t")
+    assert (code, shown["version"], shown["snapshot"]["operation"]) == (0, None, "append")
+    assert "no Delta version" in CliRunner().invoke(app, ["show", "t"]).output
+
+
+def test_a_table_that_is_not_there_yet(ask: Ask) -> None:
+    """The exit code is 1, and the hint says what makes it."""
+    code, told = ask("show", "t")
+    assert code == 1
+    assert "Run `dvsync sync t` first" in told
 
 
 def test_versions_that_no_snapshot_shows(world: World, ask: Ask) -> None:
