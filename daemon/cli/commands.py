@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 
 from daemon.config.redaction import SECRET_KEY
-from daemon.config.settings import LogSettings, Settings
+from daemon.config.settings import LogSettings, Settings, TableSettings
 from daemon.config.value_types import ENV_PREFIX
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.lean_arrow import import_arrow
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from daemon.maintenance.expiry import Expiry
     from daemon.maintenance.maintainer import Maintainer
     from daemon.status.deletions import FileDetail, TableDeletions
+    from state import StateStore
 
 DEFAULT_CONFIG = Path("config.yaml")
 # Set in a command's context when a pattern could not be listed, so that "all tables" were not all.
@@ -358,34 +359,40 @@ def inspect(
 @app.command()
 def resume(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
     """Continue a parked or paused table. A running daemon sees it within seconds."""
-    from daemon.cli.tables import find_tables, resume_table  # noqa: PLC0415
+    from daemon.sync.verbs import resume  # noqa: PLC0415
 
-    with _reported_errors():
-        settings = _load_with_found(context, config)
-        cleared = resume_table(settings, find_tables(settings, [table])[0])
+    cleared = _ask(context, config, table, resume)
     typer.echo(f"{table}: resumed" if cleared else f"{table}: was neither parked nor paused; nothing to do")
 
 
 @app.command()
 def pause(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
     """Stop syncing a table until `dvsync resume`. A running daemon sees it within seconds."""
-    from daemon.cli.tables import find_tables, pause_table  # noqa: PLC0415
+    from daemon.sync.verbs import pause  # noqa: PLC0415
 
-    with _reported_errors():
-        settings = _load_with_found(context, config)
-        pause_table(settings, find_tables(settings, [table])[0])
+    _ask(context, config, table, pause)
     typer.echo(f"{table}: paused")
 
 
 @app.command()
 def resync(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
     """Rewrite a table from Delta's whole state. A running daemon begins within seconds."""
-    from daemon.cli.tables import find_tables, want_resync  # noqa: PLC0415
+    from daemon.sync.verbs import want_resync  # noqa: PLC0415
+
+    _ask(context, config, table, want_resync)
+    typer.echo(f"{table}: is written anew by its next sync")
+
+
+def _ask(context: typer.Context, config: Path | None, table: str, verb: Callable[[StateStore, TableSettings], T]) -> T:
+    """Let `verb` write to the state store what is asked of the table."""
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.sync.memory import open_store  # noqa: PLC0415
 
     with _reported_errors():
         settings = _load_with_found(context, config)
-        want_resync(settings, find_tables(settings, [table])[0])
-    typer.echo(f"{table}: is written anew by its next sync")
+        (chosen,) = find_tables(settings, [table])
+        with open_store(settings) as store:
+            return verb(store, chosen)
 
 
 @app.command()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Le
@@ -60,8 +61,8 @@ def _values(field: FieldInfo) -> str:
         return "properties"
     if kind is bool:
         return "`true`, `false`"
-    if kind is str:
-        return "text"
+    if kind in (str, Path):
+        return "text" if kind is str else "path"
     (low,) = (bound.ge for bound in _metadata(field) if isinstance(bound, Ge))
     (high,) = (bound.le for bound in _metadata(field) if isinstance(bound, Le))
     return f"{_spelled(field, low)} to {_spelled(field, high)}"

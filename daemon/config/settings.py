@@ -430,6 +430,27 @@ class HealthSettings(_Frozen):
         le=30 * DAY_S,
         description="/readyz fails when a table is behind for longer than this.",
     )
+    token: Annotated[str, WrapValidator(or_reference)] | None = Field(
+        None,
+        description=(
+            "Whoever sends this text as a bearer token may POST to the [API](operations.md#the-api): sync, pause,"
+            " resume or resync a table. At least 16 characters. Unset: nobody may."
+        ),
+    )
+    certificate: Path | None = Field(
+        None, description="PEM file with the certificate and its chain: the health server then speaks HTTPS only."
+    )
+    key: Path | None = Field(None, description="PEM file with the private key of `certificate`.")
+
+    @property
+    def tls_files(self) -> dict[str, Path | None]:
+        return {"certificate": self.certificate, "key": self.key}
+
+    @model_validator(mode="after")
+    def _has_both_or_none(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key belong together: set both or none")
+        return self
 
 
 class LogSettings(_Frozen):

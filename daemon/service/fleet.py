@@ -11,8 +11,9 @@ import structlog
 
 from daemon import log as events
 from daemon.config.settings import LimitsSettings, Settings, TableSettings
+from daemon.errors import ConfigInvalid, Unsupported
 from daemon.maintenance.maintainer import Maintainer
-from daemon.scheduling.cycle import TableCycle
+from daemon.scheduling.cycle import TableCycle, is_held
 from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.scheduler import Scheduler
 from daemon.scheduling.verify_job import VerifyJob
@@ -23,8 +24,10 @@ from daemon.status.board import Board, Topic, Unready
 from daemon.status.deletions import find_worst_files
 from daemon.status.table_status import gone_status
 from daemon.sync.memory import keep_rows
+from daemon.sync.verbs import Verb, pause, resume, want_resync
 from state import StateUnavailable
 
+WISHES_JOB = "/wishes"
 # How often the folders of source patterns are listed.
 DISCOVERY_INTERVAL_S = 30.0
 # A table's page shows so many data files with the most deletions.
@@ -106,6 +109,34 @@ class Fleet:
                     cycle.expect_wish()
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
+
+    def ask(self, name: str, verb: Verb) -> str:
+        """Do what a person asks of a table through the API, as the commands do. Returns what happens now.
+
+        From any thread. Raises ConfigInvalid, Unsupported, StateUnavailable.
+        """
+        definition = self._running.get(name)
+        if definition is None or name in self._leaving:
+            raise ConfigInvalid(f"{name}: the daemon does not follow it now", hint=f"GET /api/tables/{name} says why.")
+        store, table = self._parts.store, definition.table
+        match verb:
+            case Verb.SYNC:
+                record = store.open_table(table.name, table.source, table.target)
+                if is_held(record):
+                    hint = f"First resume it: `dvsync resume {name}`, or POST /api/tables/{name}/resume."
+                    raise Unsupported(f"{name} is {'paused' if record.paused else 'parked'}", hint=hint)
+                self._scheduler.wake(name)
+                return "is polled now"
+            case Verb.PAUSE:
+                pause(store, table)
+                said = "paused"
+            case Verb.RESUME:
+                said = "resumed" if resume(store, table) else "was neither parked nor paused; nothing to do"
+            case Verb.RESYNC:
+                want_resync(store, table)
+                said = "is written anew by its next sync"
+        self._scheduler.wake(WISHES_JOB)
+        return said
 
     def _discover(self, *, keep_vanished: bool) -> None:
         parts, before = self._parts, self._found
