@@ -87,6 +87,10 @@ class StateStoreAway(Retryable):
     """The state database cannot be read or written (locked, full, away)."""
 
 
+class StateInUse(StateStoreAway):
+    """Another process works on the state database: it holds the lease."""
+
+
 class PipelineAway(Retryable):
     """Spark could not be started, or died while it worked."""
 

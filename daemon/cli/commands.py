@@ -1,4 +1,4 @@
-"""The commands and their exit codes: 0 all well, 1 a table failed, 2 wrong usage or configuration."""
+"""The commands and their exit codes: 0 all well, 1 a table failed, 2 wrong usage or configuration, 3 time is over."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,8 +21,8 @@ from rich.console import Console
 
 from daemon.config.redaction import SECRET_KEY
 from daemon.config.settings import LogSettings, Settings, TableSettings
-from daemon.config.value_types import ENV_PREFIX
-from daemon.errors import ConfigInvalid, SyncError
+from daemon.config.value_types import ENV_PREFIX, duration_s
+from daemon.errors import ConfigInvalid, StateInUse, SyncError
 from daemon.lean_arrow import import_arrow
 from daemon.log import configure_logging
 from daemon.masking import hide, scrub
@@ -71,6 +72,13 @@ def main() -> None:
     app()
 
 
+def _seconds(text: str) -> float:
+    try:
+        return duration_s(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"dvsync {version('dvsync')}")
@@ -116,27 +124,59 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
 def sync(
     context: typer.Context,
     tables: TableNames = None,
+    *,
     full: Annotated[bool, typer.Option("--full", help="Rewrite the tables from Delta's whole state.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="If a daemon runs, wait until it has synced. Exit code 3 if time is over.")
+    ] = False,
+    min_version: Annotated[
+        int | None, typer.Option("--min-version", min=0, help="Wait for this Delta version, not for the newest.")
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", parser=_seconds, metavar="DURATION", help="Wait at most this long.")
+    ] = "10m",  # type: ignore[assignment]  # Typer parses the default, too.
     config: ConfigPath = None,
 ) -> None:
-    """Bring tables up to date once, then exit."""
+    """Bring tables up to date once, then exit. With --wait, beside a daemon, too."""
+    if wait and full:
+        raise typer.BadParameter("it does not go with --full", param_hint="--wait")
+    if min_version is not None and not wait:
+        raise typer.BadParameter("it goes with --wait", param_hint="--min-version")
     import_arrow()
     from daemon.cli.console import SyncProgress, verdict_line  # noqa: PLC0415
     from daemon.cli.operations import sync_tables  # noqa: PLC0415
     from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.cli.waiting import FAILED, SHOWN, find_gone, wait_for_version  # noqa: PLC0415
 
-    failed = False
+    codes, names = {SHOWN}, tables or []
     with _reported_errors():
+        deadline_s = time.monotonic() + timeout_s
         settings = _load_with_found(context, config)
-        failed = not tables and PATTERN_FAILED in context.meta
-        chosen = find_tables(settings, tables or [])
+        if not tables and PATTERN_FAILED in context.meta:
+            codes.add(FAILED)
+        gone = find_gone(settings, names) if wait else {}
+        for verdict in gone.values():
+            codes.add(verdict.code)
+            _say(verdict.text)
+        names = [name for name in names if name not in gone]
+        chosen = find_tables(settings, names) if names or not tables else []
         console = Console()
-        with SyncProgress(console) as progress:
-            for table, done in sync_tables(settings, chosen, progress.of_table, full=full):
-                failed = failed or done.error is not None
-                line = printable(verdict_line(table.name, done), keep="\n")
-                console.print(line, soft_wrap=True, markup=False, highlight=False)
-    raise typer.Exit(1 if failed else 0)
+        try:
+            with SyncProgress(console) as progress:
+                for table, done in sync_tables(settings, chosen, progress.of_table, full=full):
+                    if done.error is not None:
+                        codes.add(FAILED)
+                    line = printable(verdict_line(table.name, done), keep="\n")
+                    console.print(line, soft_wrap=True, markup=False, highlight=False)
+            deadline_s = time.monotonic()
+        except StateInUse:
+            if not wait:
+                raise
+        if wait:
+            for verdict in wait_for_version(settings, chosen, min_version, deadline_s=deadline_s):
+                codes.add(verdict.code)
+                _say(verdict.text)
+    raise typer.Exit(FAILED if FAILED in codes else max(codes))
 
 
 @app.command()
