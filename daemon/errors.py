@@ -157,6 +157,12 @@ class ProofFailed(SyncError):
     parks = True
 
 
+class SchemaChanged(SyncError):
+    """The Delta table's columns or partitioning changed, and the configuration wants the table parked then."""
+
+    parks = True
+
+
 class Unsupported(SyncError):
     """dvsync does not support a Delta feature or an Iceberg format version: the table is parked."""
 

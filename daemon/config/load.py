@@ -17,12 +17,21 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsError
 
 from daemon.config.document import read_document
-from daemon.config.settings import DefaultsSettings, HealthSettings, Settings, StateSettings, TableSettings
+from daemon.config.settings import (
+    AfterSyncSettings,
+    DefaultsSettings,
+    HealthSettings,
+    NotifySettings,
+    Settings,
+    StateSettings,
+    TableSettings,
+)
 from daemon.config.value_types import ENV_PREFIX, SQLITE_FILE, URL, Reference, Secret
 from daemon.errors import ConfigInvalid
 from daemon.locations import normalize_location, vacuum_cleans
 
 Section = TypeVar("Section", bound=BaseModel)
+Sink = TypeVar("Sink", NotifySettings, AfterSyncSettings)
 
 
 def load_settings(path: Path, text: str | None = None) -> Settings:
@@ -61,7 +70,7 @@ class _Readable:
     def dereferenced(self, folder: Path, faults: list[str]) -> _Readable:
         """Replace each reference by its text. A key whose reference cannot be read is left out, and is a fault."""
         settings, references = self.settings, _References(folder, faults)
-        update = {
+        update: dict[str, Any] = {
             "storage": references.properties("storage", settings.storage),
             "catalogs": {
                 name: references.properties(f"catalogs.{name}", each) for name, each in settings.catalogs.items()
@@ -74,6 +83,10 @@ class _Readable:
                 update={"token": settings.health.token and references.text("health.token", settings.health.token)}
             ),
         }
+        for section in ("notify", "after_sync"):
+            update[section] = tuple(
+                references.sink(f"{section}[{number}]", each) for number, each in enumerate(getattr(settings, section))
+            )
         url = references.text("state.url", settings.state.url)
         if url is not None and not URL.match(url):
             faults.append(f"state.url: the text {_where(settings.state.url)} is not an SQLAlchemy URL")
@@ -165,6 +178,14 @@ class _References:
     def properties(self, place: str, properties: Mapping[str, str]) -> dict[str, str]:
         found = {key: self.text(f"{place}.{key}", value) for key, value in properties.items()}
         return {key: value for key, value in found.items() if value is not None}
+
+    def sink(self, place: str, sink: Sink) -> Sink:
+        url = self.text(f"{place}.url", sink.url) if sink.url else None
+        if url is not None and not url.startswith(("http://", "https://")):
+            self.faults.append(f"{place}.url: is not an http or https address")
+        # Many services put a secret into the path of a webhook.
+        secret = url and Secret(url)
+        return sink.model_copy(update={"url": secret, "headers": self.properties(f"{place}.headers", sink.headers)})
 
     def text(self, place: str, value: str) -> str | None:
         if not isinstance(value, Reference):

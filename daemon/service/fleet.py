@@ -23,6 +23,7 @@ from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.deletions import find_worst_files
 from daemon.status.table_status import gone_status
+from daemon.status.watch import Watch
 from daemon.sync.memory import keep_rows
 from daemon.sync.verbs import Verb, pause, resume, want_resync
 from state import StateUnavailable
@@ -65,6 +66,7 @@ class Fleet:
         self._is_reloaded = False
         # Handed over from another thread.
         self._changed: deque[Settings] = deque(maxlen=1)
+        self._watch: Watch | None = None
 
     def change(self, settings: Settings) -> None:
         """Follow other settings from the next `update` on. `run.py` decides which keys can change."""
@@ -81,6 +83,10 @@ class Fleet:
             self._scheduler.resize(settings.limits.tables_at_once)
             self._is_reloaded = True
         try:
+            if self._watch is None:
+                # Before the first table is followed: what changes from now on is told.
+                records = self._parts.store.list_tables()
+                self._watch = Watch(self._parts.announcer(self._board), self._parts.clock, records, hooks=True)
             if self._is_reloaded or self._parts.clock.monotonic_s() >= self._discovery_due_s:
                 # A table whose folder vanished is followed on: its folder may come back.
                 self._discover(keep_vanished=not self._is_reloaded)
@@ -95,9 +101,13 @@ class Fleet:
         self._board.set_unready(Topic.TABLES, [Unready(name, "it is not followed yet") for name in missing])
 
     def read_wishes(self) -> None:
-        """Wake the tables whose rows a person has changed in the state store. May run beside `update`."""
+        """Wake the tables whose rows a person has changed in the state store, and announce what else has changed.
+
+        May run beside `update`.
+        """
         try:
-            for read in self._parts.store.list_tables():
+            records = self._parts.store.list_tables()
+            for read in records:
                 cycle = self._cycles.get(read.name)
                 if cycle is None:
                     continue
@@ -107,6 +117,8 @@ class Fleet:
                     self._scheduler.wake(cycle.name)
                 elif cycle.has_other_proof(read):
                     cycle.expect_wish()
+            if self._watch:
+                self._watch.look(self._board.statuses(), records)
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
 

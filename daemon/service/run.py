@@ -73,7 +73,13 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         board = parts.board()
         scheduler = Scheduler(parts.clock, tables_at_once=settings.limits.tables_at_once)
         fleet = Fleet(parts, board, scheduler)
-        app = make_app(board, is_spark_up=lambda: parts.spark.is_running, ask=fleet.ask, token=settings.health.token)
+        app = make_app(
+            board,
+            is_spark_up=lambda: parts.spark.is_running,
+            count_notices=parts.outbox.counts,
+            ask=fleet.ask,
+            token=settings.health.token,
+        )
         web = WebServer.start(settings.health, app)
         opened.callback(web.stop)
         notifier = Notifier.from_environment()

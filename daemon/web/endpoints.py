@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from daemon.errors import SyncError
+from daemon.outbox import SinkCounts
 from daemon.status.board import Board
 from daemon.sync.verbs import Verb
 from daemon.web.answers import Accepted, Liveness, Problem, Readiness, TableDetail
@@ -38,6 +39,7 @@ def make_app(
     board: Board,
     *,
     is_spark_up: Callable[[], bool] = lambda: False,
+    count_notices: Callable[[], Sequence[SinkCounts]] = lambda: [],
     ask: Callable[[str, Verb], str] = lambda _name, _verb: "",
     token: str | None = None,
 ) -> Starlette:
@@ -45,7 +47,7 @@ def make_app(
 
     `ask` does what a POST wants and returns what happens now; without a `token`, nobody may POST.
     """
-    read_metrics, document = make_metrics(board, is_spark_up), make_document()
+    read_metrics, document = make_metrics(board, is_spark_up, count_notices), make_document()
 
     async def livez(_: Request) -> Response:
         silent_s = board.silent_s()
