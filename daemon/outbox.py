@@ -131,8 +131,8 @@ class _Sink:
         self._changed = Condition()
         self._sent = self._dropped = 0
         self._is_closing = False
+        # Started for the first notice: most commands have none.
         self._thread = Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
 
     def wants(self, notice: Notice) -> bool:
         return notice.event in self.settings.events and any(
@@ -141,6 +141,10 @@ class _Sink:
 
     def put(self, notice: Notice) -> None:
         with self._changed:
+            if self._is_closing:
+                return
+            if not self._thread.is_alive():
+                self._thread.start()
             line = self._lines.setdefault(notice.table, _Line())
             if notice.event is NoticeKind.SYNCED:
                 # Whoever reads the newest metadata needs no older one.
@@ -159,7 +163,9 @@ class _Sink:
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        self._thread.join(wait_s)
+            is_at_work = self._thread.is_alive()
+        if is_at_work:
+            self._thread.join(wait_s)
 
     def _waiting(self) -> int:
         return sum(len(line.notices) for line in self._lines.values())

@@ -33,6 +33,9 @@ from daemon.verify.verifier import Verifier
 
 T = TypeVar("T")
 
+# How long `dvsync sync` waits at its end for each sink of notices.
+NOTICES_MAX_S = 30.0
+
 
 def sync_tables(
     settings: Settings, tables: Sequence[TableSettings], progress_of: Callable[[str], Progress], *, full: bool
@@ -64,6 +67,7 @@ def sync_tables(
                 watch.look(board.statuses(), parts.store.list_tables())
                 yield table, done
                 more = done.result is not None and done.result.more
+        parts.outbox.close(NOTICES_MAX_S)
 
 
 def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:

@@ -143,11 +143,11 @@ def test_every_answer_is_as_the_document_says(world: World, running: Daemon) -> 
 
 
 def write_certificate(folder: Path) -> None:
-    """A certificate for a name that is not the daemon's address, as a company's CA would sign one."""
+    """A certificate for a name that is not the daemon's address, as a company's CA would sign one. It has expired."""
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "it")])
     now = datetime.now(UTC)
-    until_then, number = now + timedelta(days=1), x509.random_serial_number()
-    made = x509.CertificateBuilder(name, name, key.public_key(), number, now, until_then)
+    first, last, number = now - timedelta(days=2), now - timedelta(days=1), x509.random_serial_number()
+    made = x509.CertificateBuilder(name, name, key.public_key(), number, first, last)
     signed = made.sign(key, hashes.SHA256())
     (folder / "it.pem").write_bytes(signed.public_bytes(Encoding.PEM))
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -159,14 +159,16 @@ def test_with_a_certificate_everything_is_https(tmp_path: Path) -> None:
     world = make_world(tmp_path)
     write_certificate(world.folder)
     world.configure(token=TOKEN, certificate="it.pem", key="it.key")
-    trusting = ssl.create_default_context(cafile=world.folder / "it.pem")
-    trusting.check_hostname = False
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     with daemon(world.config) as running:
         assert running.url.startswith("https://127.0.0.1:")
         until(lambda: ask(running, "/api/tables", method="GET", tls=trusting)[1], "the table")
         assert ask(running, f"/api/tables/{NAME}/pause", tls=trusting)[0] == 202
         world.configure(token=TOKEN, certificate="it.pem", key="it.key", port=int(running.url.rsplit(":", 1)[1]))
         assert command(world.config, "healthcheck").returncode == 0
+        write_certificate(world.folder)
+        assert "certificate verify failed" in command(world.config, "healthcheck").stdout
     (world.folder / "it.key").write_text("broken")
     refused = command(world.config, "run")
     assert (refused.returncode, "health: cannot use the certificate" in refused.stderr) == (2, True)
