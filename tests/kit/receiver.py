@@ -45,6 +45,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("location", f"{self.server.url}/elsewhere")
         self.end_headers()
 
+    def do_GET(self) -> None:
+        """As a page that a redirect leads to: it takes anything."""
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
     def log_message(self, *_: object) -> None:
         pass
 
