@@ -1,6 +1,6 @@
 """Dagster: an asset of the Iceberg table, made once it shows the Delta version that the asset above it has written.
 
-    DVSYNC_CONFIG=config.yaml dagster asset materialize --select '*' -f examples/wait_in_dagster.py
+DVSYNC_CONFIG=config.yaml dagster asset materialize --select '*' -f examples/wait_in_dagster.py
 """
 
 import subprocess

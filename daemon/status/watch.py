@@ -86,5 +86,6 @@ def _changes(before: _Seen, after: _Seen, status: TableStatus) -> Iterable[tuple
         yield NoticeKind.PROOF_FAILED, differing_text(status.proof), None
     if after.is_well and not before.is_well:
         yield NoticeKind.RECOVERED, f"is in order again, at version {status.synced_version}", None
-    if after.metadata_location not in (None, before.metadata_location):
+    is_new = after.metadata_location not in (None, before.metadata_location)
+    if is_new and status.state is not SyncState.GONE:
         yield NoticeKind.SYNCED, f"shows version {status.synced_version}", None
