@@ -87,6 +87,10 @@ class StateStoreAway(Retryable):
     """The state database cannot be read or written (locked, full, away)."""
 
 
+class StateInUse(StateStoreAway):
+    """Another process works on the state database: it holds the lease."""
+
+
 class PipelineAway(Retryable):
     """Spark could not be started, or died while it worked."""
 
@@ -149,6 +153,12 @@ class AccountMismatch(SyncError):
 
 class ProofFailed(SyncError):
     """A verification found differences, and the configuration wants the table parked then."""
+
+    parks = True
+
+
+class SchemaChanged(SyncError):
+    """The Delta table's columns or partitioning changed, and the configuration wants the table parked then."""
 
     parks = True
 

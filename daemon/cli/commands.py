@@ -1,4 +1,4 @@
-"""The commands and their exit codes: 0 all well, 1 a table failed, 2 wrong usage or configuration."""
+"""The commands and their exit codes: 0 all well, 1 a table failed, 2 wrong usage or configuration, 3 time is over."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,9 +20,9 @@ import typer
 from rich.console import Console
 
 from daemon.config.redaction import SECRET_KEY
-from daemon.config.settings import LogSettings, Settings
-from daemon.config.value_types import ENV_PREFIX
-from daemon.errors import ConfigInvalid, SyncError
+from daemon.config.settings import LogSettings, Settings, TableSettings
+from daemon.config.value_types import ENV_PREFIX, duration_s
+from daemon.errors import ConfigInvalid, StateInUse, SyncError
 from daemon.lean_arrow import import_arrow
 from daemon.log import configure_logging
 from daemon.masking import hide, scrub
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from daemon.maintenance.expiry import Expiry
     from daemon.maintenance.maintainer import Maintainer
     from daemon.status.deletions import FileDetail, TableDeletions
+    from state import StateStore
 
 DEFAULT_CONFIG = Path("config.yaml")
 # Set in a command's context when a pattern could not be listed, so that "all tables" were not all.
@@ -68,6 +70,13 @@ def main() -> None:
     # Collecting garbage among the imported modules took a third of a command's time, most of it at exit.
     gc.disable()
     app()
+
+
+def _seconds(text: str) -> float:
+    try:
+        return duration_s(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _print_version(wanted: bool) -> None:
@@ -115,27 +124,59 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
 def sync(
     context: typer.Context,
     tables: TableNames = None,
+    *,
     full: Annotated[bool, typer.Option("--full", help="Rewrite the tables from Delta's whole state.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="If a daemon runs, wait until it has synced. Exit code 3 if time is over.")
+    ] = False,
+    min_version: Annotated[
+        int | None, typer.Option("--min-version", min=0, help="Wait for this Delta version, not for the newest.")
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", parser=_seconds, metavar="DURATION", help="Wait at most this long.")
+    ] = "10m",  # type: ignore[assignment]  # Typer parses the default, too.
     config: ConfigPath = None,
 ) -> None:
-    """Bring tables up to date once, then exit."""
+    """Bring tables up to date once, then exit. With --wait, beside a daemon, too."""
+    if wait and full:
+        raise typer.BadParameter("it does not go with --full", param_hint="--wait")
+    if min_version is not None and not wait:
+        raise typer.BadParameter("it goes with --wait", param_hint="--min-version")
     import_arrow()
     from daemon.cli.console import SyncProgress, verdict_line  # noqa: PLC0415
     from daemon.cli.operations import sync_tables  # noqa: PLC0415
     from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.cli.waiting import FAILED, SHOWN, find_gone, wait_for_version  # noqa: PLC0415
 
-    failed = False
+    codes, names = {SHOWN}, tables or []
     with _reported_errors():
+        deadline_s = time.monotonic() + timeout_s
         settings = _load_with_found(context, config)
-        failed = not tables and PATTERN_FAILED in context.meta
-        chosen = find_tables(settings, tables or [])
+        if not tables and PATTERN_FAILED in context.meta:
+            codes.add(FAILED)
+        gone = find_gone(settings, names) if wait else {}
+        for verdict in gone.values():
+            codes.add(verdict.code)
+            _say(verdict.text)
+        names = [name for name in names if name not in gone]
+        chosen = find_tables(settings, names) if names or not tables else []
         console = Console()
-        with SyncProgress(console) as progress:
-            for table, done in sync_tables(settings, chosen, progress.of_table, full=full):
-                failed = failed or done.error is not None
-                line = printable(verdict_line(table.name, done), keep="\n")
-                console.print(line, soft_wrap=True, markup=False, highlight=False)
-    raise typer.Exit(1 if failed else 0)
+        try:
+            with SyncProgress(console) as progress:
+                for table, done in sync_tables(settings, chosen, progress.of_table, full=full):
+                    if done.error is not None:
+                        codes.add(FAILED)
+                    line = printable(verdict_line(table.name, done), keep="\n")
+                    console.print(line, soft_wrap=True, markup=False, highlight=False)
+            deadline_s = time.monotonic()
+        except StateInUse:
+            if not wait:
+                raise
+        if wait:
+            for verdict in wait_for_version(settings, chosen, min_version, deadline_s=deadline_s):
+                codes.add(verdict.code)
+                _say(verdict.text)
+    raise typer.Exit(FAILED if FAILED in codes else max(codes))
 
 
 @app.command()
@@ -386,34 +427,40 @@ def inspect(
 @app.command()
 def resume(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
     """Continue a parked or paused table. A running daemon sees it within seconds."""
-    from daemon.cli.tables import find_tables, resume_table  # noqa: PLC0415
+    from daemon.sync.verbs import resume  # noqa: PLC0415
 
-    with _reported_errors():
-        settings = _load_with_found(context, config)
-        cleared = resume_table(settings, find_tables(settings, [table])[0])
+    cleared = _ask(context, config, table, resume)
     typer.echo(f"{table}: resumed" if cleared else f"{table}: was neither parked nor paused; nothing to do")
 
 
 @app.command()
 def pause(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
     """Stop syncing a table until `dvsync resume`. A running daemon sees it within seconds."""
-    from daemon.cli.tables import find_tables, pause_table  # noqa: PLC0415
+    from daemon.sync.verbs import pause  # noqa: PLC0415
 
-    with _reported_errors():
-        settings = _load_with_found(context, config)
-        pause_table(settings, find_tables(settings, [table])[0])
+    _ask(context, config, table, pause)
     typer.echo(f"{table}: paused")
 
 
 @app.command()
 def resync(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
     """Rewrite a table from Delta's whole state. A running daemon begins within seconds."""
-    from daemon.cli.tables import find_tables, want_resync  # noqa: PLC0415
+    from daemon.sync.verbs import want_resync  # noqa: PLC0415
+
+    _ask(context, config, table, want_resync)
+    typer.echo(f"{table}: is written anew by its next sync")
+
+
+def _ask(context: typer.Context, config: Path | None, table: str, verb: Callable[[StateStore, TableSettings], T]) -> T:
+    """Let `verb` write to the state store what is asked of the table."""
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.sync.memory import open_store  # noqa: PLC0415
 
     with _reported_errors():
         settings = _load_with_found(context, config)
-        want_resync(settings, find_tables(settings, [table])[0])
-    typer.echo(f"{table}: is written anew by its next sync")
+        (chosen,) = find_tables(settings, [table])
+        with open_store(settings) as store:
+            return verb(store, chosen)
 
 
 @app.command()

@@ -23,6 +23,7 @@ from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
+from daemon.status.watch import Watch
 from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, as_sync_errors
 from daemon.sync.memory import keep_rows
@@ -31,6 +32,9 @@ from daemon.verify.passes import add_part, is_outweighed
 from daemon.verify.verifier import Verifier
 
 T = TypeVar("T")
+
+# How long `dvsync sync` waits at its end for each sink of notices.
+NOTICES_MAX_S = 30.0
 
 
 def sync_tables(
@@ -50,6 +54,7 @@ def sync_tables(
     ):
         board = parts.board()
         keep_rows(parts.store, tables, {table.name for table in settings.tables})
+        watch = Watch(parts.announcer(board), parts.clock, parts.store.list_tables(), hooks=False)
         for table in tables:
             board.add(table)
             cycle = parts.cycle(parts.context(table, progress_of(table.name)), board)
@@ -59,8 +64,10 @@ def sync_tables(
             more = True
             while more and not stop.is_set():
                 done = cycle.sync(stop, full=full)
+                watch.look(board.statuses(), parts.store.list_tables())
                 yield table, done
                 more = done.result is not None and done.result.more
+        parts.outbox.close(NOTICES_MAX_S)
 
 
 def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:

@@ -1,14 +1,18 @@
-"""Asks a running daemon for its health, for `dvsync healthcheck`."""
+"""Asks a running daemon: for its health (`dvsync healthcheck`), and to sync a table (`dvsync sync --wait`)."""
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
-from urllib.error import HTTPError, URLError
-from urllib.request import ProxyHandler, build_opener
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
 from daemon.config.settings import HealthSettings
 
 TIMEOUT_S = 4.0
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name.
+NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 # A server can listen on a wildcard address, but a client cannot connect to one.
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -21,15 +25,42 @@ class Answer:
 
 def ask(health: HealthSettings, probe: str) -> Answer:
     """Ask the daemon's `/livez` or `/readyz`. If the daemon does not answer, the result says so; nothing is raised."""
-    host = ANY.get(health.host, health.host)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{health.port}/{probe}"
-    # Ignore the proxies of the environment: a proxy cannot reach this machine's loopback address.
-    opener = build_opener(ProxyHandler({}))
+    return _exchange(health, Request(f"{_url(health)}/{probe}"))
+
+
+def ask_to_sync(health: HealthSettings, table: str) -> Answer:
+    """Ask the daemon to poll a table now, with `health.token`."""
+    request = Request(f"{_url(health)}/api/tables/{quote(table)}/sync", method="POST")
+    request.add_header("authorization", f"Bearer {health.token}")
+    return _exchange(health, request)
+
+
+def _url(health: HealthSettings) -> str:
+    host, scheme = ANY.get(health.host, health.host), "https" if health.certificate else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{health.port}"
+
+
+def _exchange(health: HealthSettings, request: Request) -> Answer:
     try:
-        with opener.open(url, timeout=TIMEOUT_S) as response:
+        # Ignore the proxies of the environment: a proxy cannot reach this machine's loopback address.
+        opener = build_opener(ProxyHandler({}), HTTPSHandler(context=_trust(health)))
+        with opener.open(request, timeout=TIMEOUT_S) as response:
             return Answer(True, response.read().decode())
     except HTTPError as error:
         with error:
             return Answer(False, error.read().decode())
-    except (URLError, OSError) as error:
-        return Answer(False, f"{url} does not answer: {getattr(error, 'reason', error)}")
+    except OSError as error:
+        return Answer(False, f"{request.full_url} does not answer: {getattr(error, 'reason', error)}")
+
+
+def _trust(health: HealthSettings) -> ssl.SSLContext | None:
+    """Trust the configured certificate and no other, for any host: the daemon is asked at its address.
+
+    Also after its last day: an expired certificate must not make a container's healthcheck stop a daemon that syncs.
+    """
+    if health.certificate is None:
+        return None
+    context = ssl.create_default_context(cafile=health.certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
+    context.check_hostname = False
+    return context

@@ -1,4 +1,4 @@
-"""Commands on the configured tables: select them, read their status, pause, resume, resync. Imports no PyIceberg."""
+"""Commands on the configured tables: select them, read their status, forget them. Imports no PyIceberg."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from daemon.service.discovery import discover, owners_among
 from daemon.status.table_status import Observation, TableStatus, gone_status, table_status
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import find_record, open_store
-from state import StateStore, TableRecord
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -96,20 +95,6 @@ def read_statuses(settings: Settings) -> list[TableStatus]:
         return statuses
 
 
-def resume_table(settings: Settings, table: TableSettings) -> bool:
-    """Clear a table's error, and end its parking or pause. A running daemon notices within seconds.
-
-    Returns False if the table had no error and was not paused. Raises StateStoreAway.
-    """
-    with open_store(settings) as store:
-        record = store.find_table(table.name, table.source, table.target)
-        if record is None or (record.error is None and not record.paused):
-            return False
-        store.record_paused(record.id, False)
-        store.record_resumed(record.id)
-        return True
-
-
 def forget_table(settings: Settings, name: str) -> None:
     """Remove a table that is gone from the state database. No file is touched.
 
@@ -124,38 +109,3 @@ def forget_table(settings: Settings, name: str) -> None:
         if record is None:
             raise ConfigInvalid(f"{name}: no such table", hint="`dvsync status` lists the tables that are gone.")
         store.forget_table(record.id)
-
-
-def pause_table(settings: Settings, table: TableSettings) -> None:
-    """Pause a table until someone resumes it, also across restarts. A running daemon notices within seconds.
-
-    Raises StateStoreAway, ConfigInvalid.
-    """
-    with open_store(settings) as store:
-        store.record_paused(_known_or_new(store, table).id, True)
-
-
-def want_resync(settings: Settings, table: TableSettings) -> None:
-    """Make the next sync write the table anew from Delta's state, even if it is parked. A running daemon begins soon.
-
-    Raises StateStoreAway, ConfigInvalid.
-    """
-    with open_store(settings) as store:
-        record = _known_or_new(store, table)
-        store.record_resync_wanted(record.id, True)
-        store.record_resumed(record.id)
-
-
-def _known_or_new(store: StateStore, table: TableSettings) -> TableRecord:
-    """Return the table's row, creating it if needed.
-
-    Raises ConfigInvalid if the state database has this name with another source or target.
-    """
-    records = store.list_tables()
-    other = next((record for record in records if record.name == table.name), None)
-    if other and find_record(records, table) is None:
-        raise ConfigInvalid(
-            f"{table.name}: the state database has this name for {other.source} -> {other.target}",
-            hint="Start dvsync with the new configuration first, so that it forgets the old table; or undo the change.",
-        )
-    return store.open_table(table.name, table.source, table.target)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Le
@@ -13,9 +14,16 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from daemon.config.settings import DefaultsSettings, Settings, TableSettings
+from daemon.config.settings import NOTIFIED, DefaultsSettings, Settings, TableSettings
 from daemon.config.value_types import Duration
 
+WORDS: dict[Any, str] = {
+    bool: "`true`, `false`",
+    str: "text",
+    Path: "path",
+    dict: "properties",
+    tuple: "a list of texts",
+}
 TIME_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 SIZE_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -31,7 +39,10 @@ def _section(name: str, field: FieldInfo) -> str:
         keys = [key for key in TableSettings.model_fields if key not in DefaultsSettings.model_fields]
         intro = "A list. Each table can set these keys and those of `defaults`."
         return f"### `tables`\n\n{intro}\n\n" + _table(TableSettings, keys)
-    model = field.annotation
+    model: Any = field.annotation
+    if get_origin(model) is tuple:
+        model, _ = get_args(model)
+        return f"### `{name}`\n\nA list. {field.description}\n\n" + _table(model, list(model.model_fields))
     if isinstance(model, type) and issubclass(model, BaseModel):
         return f"### `{name}`\n\n" + _table(model, list(model.model_fields))
     return f"### `{name}`\n\n{field.description}"
@@ -56,12 +67,10 @@ def _values(field: FieldInfo) -> str:
     (kind,) = kinds
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "a mapping of its keys"
-    if get_origin(kind) is dict:
-        return "properties"
-    if kind is bool:
-        return "`true`, `false`"
-    if kind is str:
-        return "text"
+    if get_origin(kind) in WORDS:
+        return WORDS[get_origin(kind)]
+    if kind in WORDS:
+        return WORDS[kind]
     (low,) = (bound.ge for bound in _metadata(field) if isinstance(bound, Ge))
     (high,) = (bound.le for bound in _metadata(field) if isinstance(bound, Le))
     return f"{_spelled(field, low)} to {_spelled(field, high)}"
@@ -69,7 +78,7 @@ def _values(field: FieldInfo) -> str:
 
 def _kinds(annotation: Any) -> Iterator[Any]:
     """Yield the alternatives of a union type, without their annotations."""
-    if get_origin(annotation) in (Literal, dict):
+    if get_origin(annotation) in (Literal, dict, tuple):
         yield annotation
     elif arguments := get_args(annotation):
         wrapped = arguments[:1] if hasattr(annotation, "__metadata__") else arguments
@@ -88,8 +97,10 @@ def _metadata(field: FieldInfo) -> Iterator[Any]:
 def _default(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
         return "required" if field.default_factory is None else "unset"
-    if field.default in (None, ""):
+    if field.default in (None, "", ()):
         return "unset"
+    if isinstance(field.default, tuple):
+        return "all" if field.default == NOTIFIED else ", ".join(f"`{value}`" for value in field.default)
     return f"`{_spelled(field, field.default)}`"
 
 

@@ -17,12 +17,21 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsError
 
 from daemon.config.document import read_document
-from daemon.config.settings import DefaultsSettings, Settings, StateSettings, TableSettings
+from daemon.config.settings import (
+    AfterSyncSettings,
+    DefaultsSettings,
+    HealthSettings,
+    NotifySettings,
+    Settings,
+    StateSettings,
+    TableSettings,
+)
 from daemon.config.value_types import ENV_PREFIX, SQLITE_FILE, URL, Reference, Secret
 from daemon.errors import ConfigInvalid
 from daemon.locations import normalize_location, vacuum_cleans
 
 Section = TypeVar("Section", bound=BaseModel)
+Sink = TypeVar("Sink", NotifySettings, AfterSyncSettings)
 
 
 def load_settings(path: Path, text: str | None = None) -> Settings:
@@ -37,6 +46,7 @@ def load_settings(path: Path, text: str | None = None) -> Settings:
         readable = readable.dereferenced(path.absolute().parent, faults).resolved(path.absolute().parent)
         faults += [
             *_property_faults(readable),
+            *_health_faults(readable.settings.health),
             *_catalog_faults(readable),
             *_clashes(readable),
             *_places_that_vacuum_cleans(readable),
@@ -60,7 +70,7 @@ class _Readable:
     def dereferenced(self, folder: Path, faults: list[str]) -> _Readable:
         """Replace each reference by its text. A key whose reference cannot be read is left out, and is a fault."""
         settings, references = self.settings, _References(folder, faults)
-        update = {
+        update: dict[str, Any] = {
             "storage": references.properties("storage", settings.storage),
             "catalogs": {
                 name: references.properties(f"catalogs.{name}", each) for name, each in settings.catalogs.items()
@@ -69,7 +79,14 @@ class _Readable:
                 update={"conf": references.properties("spark.conf", settings.spark.conf)}
             ),
             "state": StateSettings(),
+            "health": settings.health.model_copy(
+                update={"token": settings.health.token and references.text("health.token", settings.health.token)}
+            ),
         }
+        for section in ("notify", "after_sync"):
+            update[section] = tuple(
+                references.sink(f"{section}[{number}]", each) for number, each in enumerate(getattr(settings, section))
+            )
         url = references.text("state.url", settings.state.url)
         if url is not None and not URL.match(url):
             faults.append(f"state.url: the text {_where(settings.state.url)} is not an SQLAlchemy URL")
@@ -82,9 +99,14 @@ class _Readable:
         settings = self.settings
         catalogs = {name: _anchored_catalog(properties, folder) for name, properties in settings.catalogs.items()}
         state = settings.state.model_copy(update={"url": _anchored_sqlite(settings.state.url, folder)})
+        files = {key: path and folder / path.expanduser() for key, path in settings.health.tls_files.items()}
+        health = settings.health.model_copy(update=files)
         tables = tuple(_resolved_table(table, settings, folder) for table in settings.tables)
         return replace(
-            self, settings=settings.model_copy(update={"state": state, "catalogs": catalogs, "tables": tables})
+            self,
+            settings=settings.model_copy(
+                update={"state": state, "health": health, "catalogs": catalogs, "tables": tables}
+            ),
         )
 
 
@@ -130,9 +152,11 @@ def _fault_line(fault: ErrorDetails) -> str:
         case "byte_size":
             return f"{place}: is not a size: write a number and its unit, such as 64MiB"
         case _:
-            # Values of these four sections may be secrets, so the message does not quote them.
-            open_text = fault["loc"][0] not in ("catalogs", "storage", "spark", "state")
-            found = f", not {fault['input']!r}" if open_text and isinstance(fault["input"], str | int | float) else ""
+            # Values of these places may be secrets, so the message does not quote them.
+            is_secret = fault["loc"][0] in SECRET_SECTIONS or fault["loc"] == ("health", "token")
+            found = (
+                f", not {fault['input']!r}" if not is_secret and isinstance(fault["input"], str | int | float) else ""
+            )
             return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]}{found}"
 
 
@@ -154,6 +178,14 @@ class _References:
     def properties(self, place: str, properties: Mapping[str, str]) -> dict[str, str]:
         found = {key: self.text(f"{place}.{key}", value) for key, value in properties.items()}
         return {key: value for key, value in found.items() if value is not None}
+
+    def sink(self, place: str, sink: Sink) -> Sink:
+        url = self.text(f"{place}.url", sink.url) if sink.url else None
+        if url is not None and not url.startswith(("http://", "https://")):
+            self.faults.append(f"{place}.url: is not an http or https address")
+        # Many services put a secret into the path of a webhook.
+        secret = url and Secret(url)
+        return sink.model_copy(update={"url": secret, "headers": self.properties(f"{place}.headers", sink.headers)})
 
     def text(self, place: str, value: str) -> str | None:
         if not isinstance(value, Reference):
@@ -235,6 +267,12 @@ def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str
 # PyIceberg's catalog types. Importing PyIceberg to check a configuration would be slow; a test compares the two lists.
 CATALOG_TYPES = ("rest", "hive", "glue", "dynamodb", "sql", "in-memory", "bigquery")
 
+# Faults in these sections do not quote the value.
+SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "notify", "after_sync")
+
+# A shorter token could be guessed.
+TOKEN_MIN = 16
+
 # The common catalog properties without a prefix, to suggest corrections. PyIceberg has many others.
 COMMON_PROPERTIES = ("type", "uri", "warehouse", "credential", "token", "py-catalog-impl")
 
@@ -256,6 +294,11 @@ def _property_faults(readable: _Readable) -> Iterator[str]:
         homeless = next((each for _, each in readable.tables() if each.catalog == name and not each.location), None)
         if "warehouse" not in properties and homeless is not None:
             yield f"catalogs.{name}.warehouse: is missing, and {homeless.name} has no location of its own"
+
+
+def _health_faults(health: HealthSettings) -> Iterator[str]:
+    if health.token is not None and len(health.token) < TOKEN_MIN:
+        yield f"health.token: is shorter than {TOKEN_MIN} characters; `openssl rand -hex 32` makes a good one"
 
 
 def _catalog_faults(readable: _Readable) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -339,6 +340,13 @@ class _TableOptions(_Frozen):
             " overwrite it with Delta's state in one snapshot."
         ),
     )
+    on_schema_change: Literal["follow", "park"] = Field(
+        "follow",
+        description=(
+            "What dvsync does if the columns or the partitioning of the Delta table change: follow the change, or park"
+            " the table before it until a person accepts it with `dvsync resync`."
+        ),
+    )
     tag_every: int | None = Field(
         None,
         ge=1,
@@ -452,6 +460,78 @@ class HealthSettings(_Frozen):
         le=30 * DAY_S,
         description="/readyz fails when a table is behind for longer than this.",
     )
+    token: Annotated[str, WrapValidator(or_reference)] | None = Field(
+        None,
+        description=(
+            "Whoever sends this text as a bearer token may POST to the [API](operations.md#the-api): sync, pause,"
+            " resume or resync a table. At least 16 characters. Unset: nobody may."
+        ),
+    )
+    certificate: Path | None = Field(
+        None, description="PEM file with the certificate and its chain: the health server then speaks HTTPS only."
+    )
+    key: Path | None = Field(None, description="PEM file with the private key of `certificate`.")
+
+    @property
+    def tls_files(self) -> dict[str, Path | None]:
+        return {"certificate": self.certificate, "key": self.key}
+
+    @model_validator(mode="after")
+    def _has_both_or_none(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key belong together: set both or none")
+        return self
+
+
+class NoticeKind(StrEnum):
+    """What a sink can be told of a table."""
+
+    PARKED = "parked"
+    RECOVERED = "recovered"
+    GONE = "gone"
+    SCHEMA_CHANGED = "schema_changed"
+    TARGET_CHANGED = "target_changed"
+    PROOF_FAILED = "proof_failed"
+    SYNCED = "synced"
+
+
+NOTIFIED = tuple(kind for kind in NoticeKind if kind is not NoticeKind.SYNCED)
+
+
+class _SinkSettings(_Frozen):
+    url: Annotated[str, WrapValidator(or_reference)] | None = Field(
+        None, description="Webhook: dvsync sends a POST request with JSON to this http or https address."
+    )
+    headers: Properties = Field(default_factory=dict, description="Headers of these requests, such as Authorization.")
+    command: tuple[str, ...] = Field(
+        (), description="Instead of `url`: a program and its arguments. It gets the JSON on standard input."
+    )
+    timeout_s: Annotated[float, Duration] = Field(
+        10.0,
+        alias="timeout",
+        ge=0.1,
+        le=3600,
+        description="An attempt that takes longer has failed. Failed attempts are repeated for some 15 minutes.",
+    )
+    tables: tuple[str, ...] = Field(("*",), description="Only tables whose names match one of these patterns.")
+
+    @model_validator(mode="after")
+    def _has_one_receiver(self) -> Self:
+        if (self.url is None) == (not self.command):
+            raise ValueError("set either url or command")
+        return self
+
+
+class NotifySettings(_SinkSettings):
+    events: tuple[Literal[NOTIFIED], ...] = Field(  # type: ignore[valid-type]
+        NOTIFIED, description=f"Only these events, of {', '.join(NOTIFIED)}."
+    )
+
+
+class AfterSyncSettings(_SinkSettings):
+    @property
+    def events(self) -> tuple[NoticeKind, ...]:
+        return (NoticeKind.SYNCED,)
 
 
 class LogSettings(_Frozen):
@@ -526,6 +606,14 @@ class Settings(BaseSettings):
     defaults: DefaultsSettings = DefaultsSettings()
     tables: tuple[TableSettings, ...] = Field((), description="The tables to keep in step.")
     health: HealthSettings = HealthSettings()
+    notify: tuple[NotifySettings, ...] = Field(
+        (),
+        description="Who is told when a person should know something of a table.",
+    )
+    after_sync: tuple[AfterSyncSettings, ...] = Field(
+        (),
+        description="Who is told when an Iceberg table has new metadata, such as another catalog.",
+    )
     log: LogSettings = LogSettings()
 
     @classmethod

@@ -15,6 +15,7 @@ from daemon.config.settings import LimitsSettings, Settings, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.catalogs import Catalogs
 from daemon.iceberg.target import Target
+from daemon.outbox import Notice, Outbox
 from daemon.pipeline.runner import Runner
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.observer import Observer
@@ -29,6 +30,9 @@ from daemon.sync.follower import Follower
 from daemon.sync.memory import open_store
 from state import StateStore
 
+# At its end, a process waits this long for notices that no sink has tried yet.
+NOTICES_END_MAX_S = 1.0
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -39,6 +43,7 @@ class Parts:
     spark: SparkPipeline
     catalogs: Catalogs
     clock: Clock
+    outbox: Outbox
 
     def context(
         self, table: TableSettings, progress: Progress | None = None, board: Board | None = None
@@ -54,7 +59,18 @@ class Parts:
             writer=Writer(self.settings.state.place, self.settings.state.lease_s, self.settings.share),
             progress=progress,
         )
-        return replace(context, observe_step=board.activity.observe_step) if board else context
+        if board is None:
+            return context
+        return replace(context, observe_step=board.activity.observe_step, announce=self.announcer(board))
+
+    def announcer(self, board: Board) -> Callable[[Notice], None]:
+        """What counts notices on the board and sends them to the sinks."""
+
+        def announce(notice: Notice) -> None:
+            board.activity.count_event(notice.table, notice.event)
+            self.outbox.put(notice)
+
+        return announce
 
     def cycle(self, context: TableContext, board: Board) -> TableCycle:
         """Raises StateUnavailable."""
@@ -65,6 +81,7 @@ class Parts:
     def with_settings(self, settings: Settings) -> Self:
         """The same store, Spark and clock for a changed configuration."""
         self.catalogs.change(_catalog_properties(settings))
+        self.outbox.change(settings)
         return replace(self, settings=settings)
 
     def board(self) -> Board:
@@ -122,7 +139,9 @@ def open_parts(settings: Settings) -> Iterator[Parts]:
         opened.callback(spark.close)
         catalogs = Catalogs(_catalog_properties(settings))
         opened.callback(catalogs.close)
-        yield Parts(settings, store, spark, catalogs, clock)
+        outbox = Outbox(settings, clock)
+        opened.callback(outbox.close, NOTICES_END_MAX_S)
+        yield Parts(settings, store, spark, catalogs, clock, outbox)
 
 
 def _catalog_properties(settings: Settings) -> dict[str, dict[str, str]]:

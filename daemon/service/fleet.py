@@ -11,8 +11,9 @@ import structlog
 
 from daemon import log as events
 from daemon.config.settings import LimitsSettings, Settings, TableSettings
+from daemon.errors import ConfigInvalid, Unsupported
 from daemon.maintenance.maintainer import Maintainer
-from daemon.scheduling.cycle import TableCycle
+from daemon.scheduling.cycle import TableCycle, is_held
 from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.scheduler import Scheduler
 from daemon.scheduling.verify_job import VerifyJob
@@ -22,9 +23,12 @@ from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.deletions import find_worst_files
 from daemon.status.table_status import gone_status
+from daemon.status.watch import Watch
 from daemon.sync.memory import keep_rows
+from daemon.sync.verbs import Verb, pause, resume, want_resync
 from state import StateUnavailable
 
+WISHES_JOB = "/wishes"
 # How often the folders of source patterns are listed.
 DISCOVERY_INTERVAL_S = 30.0
 # A table's page shows so many data files with the most deletions.
@@ -62,6 +66,7 @@ class Fleet:
         self._is_reloaded = False
         # Handed over from another thread.
         self._changed: deque[Settings] = deque(maxlen=1)
+        self._watch: Watch | None = None
 
     def change(self, settings: Settings) -> None:
         """Follow other settings from the next `update` on. `run.py` decides which keys can change."""
@@ -78,6 +83,10 @@ class Fleet:
             self._scheduler.resize(settings.limits.tables_at_once)
             self._is_reloaded = True
         try:
+            if self._watch is None:
+                # Before the first table is followed: what changes from now on is told.
+                records = self._parts.store.list_tables()
+                self._watch = Watch(self._parts.announcer(self._board), self._parts.clock, records, hooks=True)
             if self._is_reloaded or self._parts.clock.monotonic_s() >= self._discovery_due_s:
                 # A table whose folder vanished is followed on: its folder may come back.
                 self._discover(keep_vanished=not self._is_reloaded)
@@ -92,9 +101,13 @@ class Fleet:
         self._board.set_unready(Topic.TABLES, [Unready(name, "it is not followed yet") for name in missing])
 
     def read_wishes(self) -> None:
-        """Wake the tables whose rows a person has changed in the state store. May run beside `update`."""
+        """Wake the tables whose rows a person has changed in the state store, and announce what else has changed.
+
+        May run beside `update`.
+        """
         try:
-            for read in self._parts.store.list_tables():
+            records = self._parts.store.list_tables()
+            for read in records:
                 cycle = self._cycles.get(read.name)
                 if cycle is None:
                     continue
@@ -104,8 +117,38 @@ class Fleet:
                     self._scheduler.wake(cycle.name)
                 elif cycle.has_other_proof(read):
                     cycle.expect_wish()
+            if self._watch:
+                self._watch.look(self._board.statuses(), records)
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
+
+    def ask(self, name: str, verb: Verb) -> str:
+        """Do what a person asks of a table through the API, as the commands do. Returns what happens now.
+
+        From any thread. Raises ConfigInvalid, Unsupported, StateUnavailable.
+        """
+        definition = self._running.get(name)
+        if definition is None or name in self._leaving:
+            raise ConfigInvalid(f"{name}: the daemon does not follow it now", hint=f"GET /api/tables/{name} says why.")
+        store, table = self._parts.store, definition.table
+        match verb:
+            case Verb.SYNC:
+                record = store.open_table(table.name, table.source, table.target)
+                if is_held(record):
+                    hint = f"First resume it: `dvsync resume {name}`, or POST /api/tables/{name}/resume."
+                    raise Unsupported(f"{name} is {'paused' if record.paused else 'parked'}", hint=hint)
+                self._scheduler.wake(name)
+                return "is polled now"
+            case Verb.PAUSE:
+                pause(store, table)
+                said = "paused"
+            case Verb.RESUME:
+                said = "resumed" if resume(store, table) else "was neither parked nor paused; nothing to do"
+            case Verb.RESYNC:
+                want_resync(store, table)
+                said = "is written anew by its next sync"
+        self._scheduler.wake(WISHES_JOB)
+        return said
 
     def _discover(self, *, keep_vanished: bool) -> None:
         parts, before = self._parts, self._found

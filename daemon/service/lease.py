@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.errors import StateStoreAway
+from daemon.errors import StateInUse, StateStoreAway
 from state import Lease, LeaseLost, LeaseStore, StateUnavailable
 
 # How often a holder renews the lease, and others read it, in the length of a lease.
@@ -153,17 +153,17 @@ class LeaseKeeper:
 def hold_lease(keeper: LeaseKeeper, stop: Event) -> Iterator[None]:
     """Hold the lease while the block lasts; `stop` is set when it is lost.
 
-    Waits for a holder that shows no sign of life. Raises StateStoreAway when another process is at work, or when `stop`
-    was set while waiting.
+    Waits for a holder that shows no sign of life. Raises StateInUse when another process is at work, or when `stop` was
+    set while waiting.
     """
     holder = keeper.try_take()
     while holder is not None and not keeper.is_holder_alive and not stop.wait(keeper.renewal_interval_s):
         holder = keeper.try_take()
     if holder is not None:
-        raise StateStoreAway(
+        raise StateInUse(
             f"the state database is in use by {holder}",
-            hint="Stop that process first, or let it do the work. The commands status, pause, resume, resync and "
-            "cleanup work while it runs.",
+            hint="Stop that process first, or let it do the work: `dvsync sync --wait` waits for it. The commands "
+            "status, pause, resume, resync and cleanup work while it runs.",
         )
     keeper.keep(lambda _: stop.set())
     try:

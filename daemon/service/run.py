@@ -17,7 +17,7 @@ from daemon.errors import InternalError, PipelineAway, StateStoreAway
 from daemon.log import configure_logging
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import open_parts
-from daemon.service.fleet import Fleet
+from daemon.service.fleet import WISHES_JOB, Fleet
 from daemon.service.lease import UNWRITABLE, LeaseKeeper
 from daemon.service.signals import RELOAD, STOP_GRACE_S, StopSignals
 from daemon.service.systemd import Notifier
@@ -71,7 +71,16 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         signals = opened.enter_context(StopSignals(reloads=True, grace_s=STOP_GRACE_S + CLOSING_MAX_S))
         parts = opened.enter_context(open_parts(settings))
         board = parts.board()
-        web = WebServer.start(settings.health, make_app(board, is_spark_up=lambda: parts.spark.is_running))
+        scheduler = Scheduler(parts.clock, tables_at_once=settings.limits.tables_at_once)
+        fleet = Fleet(parts, board, scheduler)
+        app = make_app(
+            board,
+            is_spark_up=lambda: parts.spark.is_running,
+            count_notices=parts.outbox.counts,
+            ask=fleet.ask,
+            token=settings.health.token,
+        )
+        web = WebServer.start(settings.health, app)
         opened.callback(web.stop)
         notifier = Notifier.from_environment()
 
@@ -89,10 +98,8 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             unready = Unready(None, f"the state database cannot be written: {reason}")
             board.set_unready(Topic.STATE, [unready] if reason else [])
 
-        scheduler = Scheduler(parts.clock, tables_at_once=settings.limits.tables_at_once)
-        fleet = Fleet(parts, board, scheduler)
         scheduler.every("/beat", BEAT_INTERVAL_S, beat)
-        scheduler.every("/wishes", WISHES_INTERVAL_S, fleet.read_wishes)
+        scheduler.every(WISHES_JOB, WISHES_INTERVAL_S, fleet.read_wishes)
         scheduler.every(TABLES_JOB, TABLES_INTERVAL_S, fleet.update)
         scheduler.every("/idle", IDLE_INTERVAL_S, partial(_stop_if_idle, parts.spark))
         _warn_without_pipeline(settings.spark)

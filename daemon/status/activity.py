@@ -32,6 +32,7 @@ class Activity:
         self._gone: set[str] = set()
         self._syncs = Counter("dvsync_syncs", "Syncs that did something.", ["table", "outcome"], registry=None)
         self._failures = Counter("dvsync_sync_failures", "Syncs that failed.", ["table", "kind"], registry=None)
+        self._events = Counter("dvsync_events", "Events that people are told of.", ["table", "event"], registry=None)
         self._amounts = {
             name: Counter(f"dvsync_{name}", text, ["table"], registry=None) for name, text in AMOUNTS.items()
         }
@@ -52,6 +53,11 @@ class Activity:
             if table not in self._gone:
                 self._failures.labels(table, kind).inc()
 
+    def count_event(self, table: str, event: str) -> None:
+        with self._lock:
+            if table not in self._gone:
+                self._events.labels(table, event).inc()
+
     def observe_step(self, step: str, seconds: float) -> None:
         self._steps.labels(step).observe(seconds)
 
@@ -64,10 +70,10 @@ class Activity:
         """The table is no longer followed: its series end, and what its last cycle still counts is ignored."""
         with self._lock:
             self._gone.add(table)
-            for counter in (self._syncs, self._failures, *self._amounts.values()):
+            for counter in (self._syncs, self._failures, self._events, *self._amounts.values()):
                 counter.remove_by_labels({"table": table})
 
     def collect(self) -> Iterator[Metric]:
         """The metrics as a Prometheus collector gives them."""
-        for each in (self._syncs, self._failures, self._steps, *self._amounts.values()):
+        for each in (self._syncs, self._failures, self._events, self._steps, *self._amounts.values()):
             yield from each.collect()

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from daemon.delta.actions import Commit
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
-from daemon.errors import ReplacementNeeded, Unsupported
+from daemon.errors import ReplacementNeeded, SchemaChanged, Unsupported
 from daemon.iceberg.account import Account, check_account
+from daemon.iceberg.schema_changes import Layout, describe_changes, layout_of
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import Change, write_positions, write_vectors
 from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
@@ -98,6 +99,8 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
             version=change.to_version,
             hint="dvsync writes the table anew from Delta's state, with Delta's row ids.",
         )
+    if context.settings.on_schema_change == "park":
+        _check_unchanged(context.settings.name, shown, shape, change.to_version)
     what = f"column {', '.join(shape.table.replaced)}" if shape.table.replaced else ""
     if shape.table.spec_id != shown.table.metadata.default_spec_id:
         what = what or "the partitioning"
@@ -112,3 +115,14 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
         )
     check_references(shape, context.settings)
     return shape
+
+
+def _check_unchanged(name: str, shown: Shown, shape: Shape, version: int) -> None:
+    changes = describe_changes(layout_of(shown.table), Layout(shape.table.schema, shape.table.spec))
+    if changes:
+        raise SchemaChanged(
+            f"the Delta table has another schema: {'; '.join(changes)}",
+            version=version,
+            hint=f"Prepare the table's readers, then accept the change with `dvsync resync {name}`; or set "
+            f"on_schema_change: follow, and run `dvsync resume {name}`.",
+        )

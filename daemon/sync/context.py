@@ -18,6 +18,7 @@ from daemon.delta.table_state import TableState
 from daemon.errors import ObjectMissing, ObjectStoreAway, SyncError
 from daemon.iceberg.marker import SHARE, WRITER
 from daemon.iceberg.target import Target
+from daemon.outbox import Notice
 from daemon.pipeline.runner import Runner
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import as_sync_error
@@ -75,7 +76,7 @@ class TableContext:
 
     Without a `writer`, other dvsyncs are ignored. A thread holds `committing` while it commits to the Iceberg table.
     `in_work` has the intents on which this process still works without holding `committing`; `end_intents` skips them.
-    `observe_step` receives a step's name and its seconds.
+    `observe_step` receives a step's name and its seconds, `announce` what people should be told of the table.
     """
 
     settings: TableSettings
@@ -92,6 +93,7 @@ class TableContext:
     committing: Lock = field(default_factory=Lock)
     in_work: set[int] = field(default_factory=set)
     observe_step: Callable[[str, float], None] = lambda _step, _seconds: None
+    announce: Callable[[Notice], None] = lambda _notice: None
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:

@@ -15,6 +15,7 @@ import structlog
 from pyiceberg.table import Table
 
 from daemon import log as events
+from daemon.config.settings import NoticeKind
 from daemon.config.share import ALL
 from daemon.delta.actions import Commit
 from daemon.delta.checksum import Totals
@@ -27,6 +28,7 @@ from daemon.errors import (
     ObjectMissing,
     ReplacementNeeded,
     ResyncNeeded,
+    SchemaChanged,
     StateMismatch,
     SyncError,
     TargetChanged,
@@ -36,6 +38,8 @@ from daemon.errors import (
 )
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
+from daemon.iceberg.schema_changes import Layout, describe_changes, layout_of
+from daemon.outbox import make_notice
 from daemon.sync.advance import advance
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
@@ -157,7 +161,10 @@ class Follower:
         except TargetChanged as error:
             if settings.on_foreign_commit != "overwrite":
                 raise
-            return self._replace(record, table, str(error))
+            replaced = self._replace(record, table, str(error))
+            text = f"the Iceberg table was overwritten with Delta's state: {error.message}"
+            context.announce(make_notice(NoticeKind.TARGET_CHANGED, replaced[0].record, text, context.clock))
+            return replaced
 
     def _follow(
         self, record: TableRecord, shown: Shown, stop: Event, others_wait: Callable[[], bool]
@@ -216,7 +223,18 @@ class Follower:
     def _replace(self, record: TableRecord, table: Table, reason: str) -> tuple[Shown, SyncResult]:
         """Write the whole table anew from Delta's state, without relying on the table or the state store."""
         _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
-        return first_sync(self._context, record, table)
+        before = layout_of(table)
+        shown, result = first_sync(self._context, record, table)
+        self._tell_changes(before, shown)
+        return shown, result
+
+    def _tell_changes(self, before: Layout, shown: Shown) -> None:
+        """Log and announce the columns that differ from those of `before`, which readers may have relied on."""
+        changes, record, clock = describe_changes(before, layout_of(shown.table)), shown.record, self._context.clock
+        if changes:
+            _log.warning(events.SCHEMA_CHANGED, version=record.synced_version, changes=changes)
+            text = f"has another schema since version {record.synced_version}: {'; '.join(changes)}"
+            self._context.announce(make_notice(NoticeKind.SCHEMA_CHANGED, record, text, clock))
 
     def _give_way(self, record: TableRecord, table: Table) -> None:
         """Raise `TargetHeld` while another dvsync keeps the table in step, `TargetChanged` if it has another source.
@@ -398,7 +416,7 @@ class Follower:
         Then the commits before the faulty commit are shown, and the error names the faulty commit.
         """
         if len(commits) > 1:
-            with suppress(Unsupported, CorruptInput, ObjectMissing):
+            with suppress(Unsupported, SchemaChanged, CorruptInput, ObjectMissing):
                 yield self._advance(shown, commits)
                 return
         for commit in commits:
@@ -430,9 +448,13 @@ class Follower:
         else:
             before = remembered_account(context, shown.record)
             check = partial(check_state, totals)
+        layout = layout_of(shown.table)
         try:
-            return advance(context, shown, commits, before, check)
+            shown, result = advance(context, shown, commits, before, check)
         except SyncError as error:
             # If the error names no file, the refused contents are in the commit file itself.
             path = self._context.log.commit_path(version) if isinstance(error, Unsupported | CorruptInput) else None
             raise error.located(version=version, path=path) from error.__cause__
+        if any(commit.metadata for commit in commits):
+            self._tell_changes(layout, shown)
+        return shown, result

@@ -1,22 +1,29 @@
-"""What each address answers, from the board alone."""
+"""What each address answers: questions from the board alone, and what a POST asks from the fleet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from daemon.status.board import Board, Unready
-from daemon.status.table_status import TableStatus
-from daemon.status.timeline import FileDeletions, Sample
+from daemon.errors import SyncError
+from daemon.outbox import SinkCounts
+from daemon.status.board import Board
+from daemon.sync.verbs import Verb
+from daemon.web.answers import Accepted, Liveness, Problem, Readiness, TableDetail
 from daemon.web.metrics import make_metrics
+from daemon.web.openapi import make_document
 from daemon.web.page import render_missing, render_table, render_tables
-from state import SyncRun
+from state import StateUnavailable
 
 # Three of the scheduler's heartbeats.
 SILENT_MAX_S = 15.0
@@ -28,29 +35,19 @@ PAGE_POLICY = (
 )
 
 
-class Liveness(msgspec.Struct, frozen=True):
-    alive: bool
-    silent_s: float
+def make_app(
+    board: Board,
+    *,
+    is_spark_up: Callable[[], bool] = lambda: False,
+    count_notices: Callable[[], Sequence[SinkCounts]] = lambda: [],
+    ask: Callable[[str, Verb], str] = lambda _name, _verb: "",
+    token: str | None = None,
+) -> Starlette:
+    """`/livez`, `/readyz`, the API below `/api`, `/metrics`, and the page for people.
 
-
-class Readiness(msgspec.Struct, frozen=True):
-    ready: bool
-    share: str
-    reasons: list[Unready]
-
-
-class TableDetail(msgspec.Struct, frozen=True):
-    """One table with its last syncs, the newest first, its last day, the oldest first, and its worst files now."""
-
-    status: TableStatus
-    runs: list[SyncRun]
-    day: list[Sample]
-    worst_files: Sequence[FileDeletions]
-
-
-def make_app(board: Board, *, is_spark_up: Callable[[], bool] = lambda: False) -> Starlette:
-    """`/livez`, `/readyz`, `/api/tables`, `/api/tables/{name}`, `/metrics`, and the page for people."""
-    read_metrics = make_metrics(board, is_spark_up)
+    `ask` does what a POST wants and returns what happens now; without a `token`, nobody may POST.
+    """
+    read_metrics, document = make_metrics(board, is_spark_up, count_notices), make_document()
 
     async def livez(_: Request) -> Response:
         silent_s = board.silent_s()
@@ -67,8 +64,33 @@ def make_app(board: Board, *, is_spark_up: Callable[[], bool] = lambda: False) -
     async def table(request: Request) -> Response:
         detail = _find_table(board, request)
         if detail is None:
-            return _json({"error": _why_missing(board, request)}, ok=False, status_code=404)
+            return _problem(404, _why_missing(board, request))
         return _json(detail, ok=True)
+
+    async def verb(request: Request, wanted: Verb) -> Response:
+        refusal = _refuse(request, token)
+        if refusal:
+            return refusal
+        name = request.path_params["name"]
+        if board.is_standing_by:
+            return _problem(409, "this daemon stands by", "Ask the daemon that holds the lease: /readyz names it.")
+        if board.find_status(name) is None:
+            return _problem(404, _why_missing(board, request))
+        try:
+            # Not here: the state database may be slow, and this thread answers the probes.
+            text = await run_in_threadpool(ask, name, wanted)
+        except SyncError as error:
+            return _problem(409, error.message, error.hint)
+        except StateUnavailable as error:
+            return _problem(503, f"the state database cannot be written now: {error}", "Try again.")
+        return _json(Accepted(name, wanted, text), ok=True, status_code=202)
+
+    async def openapi(_: Request) -> Response:
+        return _json(document, ok=True)
+
+    async def refused(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _problem(error.status_code, error.detail.lower(), headers=error.headers)
 
     async def page(_: Request) -> Response:
         statuses = board.statuses()
@@ -90,11 +112,26 @@ def make_app(board: Board, *, is_spark_up: Callable[[], bool] = lambda: False) -
             Route("/readyz", readyz),
             Route("/api/tables", tables),
             Route("/api/tables/{name}", table),
+            *(Route(f"/api/tables/{{name}}/{each}", partial(verb, wanted=each), methods=["POST"]) for each in Verb),
+            Route("/api/openapi.json", openapi),
             Route("/", page),
             Route("/tables/{name}", table_page),
             Route("/metrics", metrics),
-        ]
+        ],
+        exception_handlers={HTTPException: refused},
     )
+
+
+def _refuse(request: Request, token: str | None) -> Response | None:
+    """Return the answer to a request without the right token."""
+    if token is None:
+        hint = "Set health.token and send it as `Authorization: Bearer …`, or use the command line."
+        return _problem(403, "the API only answers questions here: no token is configured", hint)
+    given = request.headers.get("authorization", "")
+    if hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        return None
+    headers = {"www-authenticate": "Bearer"}
+    return _problem(401, "the token is missing or wrong", "Send health.token as `Authorization: Bearer …`.", headers)
 
 
 def _find_table(board: Board, request: Request) -> TableDetail | None:
@@ -116,10 +153,18 @@ def _html(text: str, *, status_code: int = 200) -> Response:
     return Response(text, status_code=status_code, media_type="text/html", headers=headers)
 
 
-def _json(body: object, *, ok: bool, status_code: int | None = None) -> Response:
+def _problem(
+    status_code: int, error: str, hint: str | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
+    return _json(Problem(error, hint), ok=False, status_code=status_code, headers=headers)
+
+
+def _json(
+    body: object, *, ok: bool, status_code: int | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
     return Response(
         msgspec.json.encode(body),
         status_code=status_code or (200 if ok else 503),
         media_type="application/json",
-        headers={"cache-control": "no-store"},
+        headers={"cache-control": "no-store", **(headers or {})},
     )

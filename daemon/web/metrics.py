@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from daemon.outbox import SinkCounts
 from daemon.status.board import Board
 from daemon.status.table_status import SyncState, TableStatus, WrittenStatus
 
@@ -66,11 +67,14 @@ MAINTENANCE = {
 
 
 class BoardCollector(Collector):
-    """Reads the board when Prometheus asks. It does no I/O."""
+    """Reads the board and the outbox when Prometheus asks. It does no I/O."""
 
-    def __init__(self, board: Board, is_spark_up: Callable[[], bool]) -> None:
+    def __init__(
+        self, board: Board, is_spark_up: Callable[[], bool], count_notices: Callable[[], Sequence[SinkCounts]]
+    ) -> None:
         self._board = board
         self._is_spark_up = is_spark_up
+        self._count_notices = count_notices
 
     def collect(self) -> Iterator[Metric]:
         statuses = self._board.statuses()
@@ -120,6 +124,17 @@ class BoardCollector(Collector):
             for name, counts in maintained.items():
                 counter.add_metric([name], getattr(counts, field.removeprefix("maintenance_")))
             yield counter
+        yield from self._notices()
+
+    def _notices(self) -> Iterator[Metric]:
+        notices = CounterMetricFamily("dvsync_notices", "Notices by what became of them.", labels=["sink", "outcome"])
+        waiting = GaugeMetricFamily("dvsync_notices_waiting", "Notices that wait to be sent.", labels=["sink"])
+        for each in self._count_notices():
+            notices.add_metric([each.sink, "sent"], each.sent)
+            notices.add_metric([each.sink, "dropped"], each.dropped)
+            waiting.add_metric([each.sink], each.waiting)
+        yield notices
+        yield waiting
 
     def _written(self, statuses: Sequence[TableStatus]) -> Iterator[Metric]:
         """Files that dvsync wrote, by kind and status."""
@@ -131,12 +146,14 @@ class BoardCollector(Collector):
             yield gauge
 
 
-def make_metrics(board: Board, is_spark_up: Callable[[], bool]) -> Callable[[], bytes]:
+def make_metrics(
+    board: Board, is_spark_up: Callable[[], bool], count_notices: Callable[[], Sequence[SinkCounts]]
+) -> Callable[[], bytes]:
     """A function that returns the current metrics as Prometheus reads them."""
     # When a counter began is of no use here, and would double the number of series.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
-    registry.register(BoardCollector(board, is_spark_up))
+    registry.register(BoardCollector(board, is_spark_up, count_notices))
     # CPU, memory and open files of this process, from /proc; Spark's JVM is another.
     ProcessCollector(registry=registry)
     return lambda: generate_latest(registry)

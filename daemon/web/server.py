@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from threading import Thread
 from typing import Self
 
@@ -43,16 +44,19 @@ class BoundedProtocol(H11Protocol):
 class WebServer:
     """Listens from `start` to `stop`."""
 
-    def __init__(self, listener: socket.socket, app: Starlette) -> None:
+    def __init__(self, listener: socket.socket, settings: HealthSettings, app: Starlette) -> None:
         self._listener = listener
+        self._scheme = "https" if settings.certificate else "http"
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http=BoundedProtocol)
         config.timeout_graceful_shutdown = 1
+        config.ssl_certfile, config.ssl_keyfile = settings.certificate, settings.key
+        config.load()
         self._server = uvicorn.Server(config)
         self._thread = Thread(target=self._server.run, args=([listener],), name="web", daemon=True)
 
     @classmethod
     def start(cls, settings: HealthSettings, app: Starlette) -> Self:
-        """Raises ConfigInvalid when the address is not available."""
+        """Raises ConfigInvalid when the address is not available, or the certificate cannot be used."""
         try:
             family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
             listener = socket.create_server((settings.host, settings.port), family=family)
@@ -62,14 +66,21 @@ class WebServer:
                 f"health: cannot listen on {settings.host}:{settings.port}: {reason.lower()}",
                 hint="Another dvsync or another program uses the port: stop it, or set health.port.",
             ) from error
-        server = cls(listener, app)
+        try:
+            server = cls(listener, settings, app)
+        except (OSError, ssl.SSLError) as error:
+            listener.close()
+            raise ConfigInvalid(
+                f"health: cannot use the certificate {settings.certificate} with the key {settings.key}: {error}",
+                hint="Both must be PEM files that dvsync may read, and belong together; the key has no password.",
+            ) from error
         server._thread.start()
         return server
 
     @property
     def url(self) -> str:
         host, port = self._listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def stop(self) -> None:
         self._server.should_exit = True

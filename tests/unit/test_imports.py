@@ -17,7 +17,7 @@ ROWS: list[tuple[str, ...]] = [
     ("errors",),
     ("config",),
     ("log", "storage"),
-    ("durable",),
+    ("durable", "outbox"),
     ("delta", "iceberg"),
     ("translate",),
     ("spark",),

@@ -81,6 +81,19 @@ def test_version_needs_no_configuration(dvsync):
     assert (result.exit_code, result.stdout.split()[0]) == (0, "dvsync")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--min-version", "5"), "it goes with --wait"),
+        (("--wait", "--full"), "it does not go with --full"),
+        (("--wait", "--timeout", "5"), "is not a duration"),
+    ],
+)
+def test_options_of_a_wait_that_make_no_sense_are_refused(dvsync, words, said):
+    result = dvsync("sync", *words, config=EMPTY)
+    assert (result.exit_code, said in result.stderr) == (2, True)
+
+
 def groups(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Each command that has others below it, by what people type for it, with these."""
     if hasattr(command, "commands"):

@@ -156,6 +156,16 @@ tables:
     ]
 
 
+def test_a_token_that_could_be_guessed_and_half_a_certificate_are_faults(load):
+    assert faults_of(load, ONE_CATALOG + "health: {token: short}") == [
+        "health.token: is shorter than 16 characters; `openssl rand -hex 32` makes a good one"
+    ]
+    assert faults_of(load, ONE_CATALOG + "health: {key: x.pem}") == [
+        "health: certificate and key belong together: set both or none"
+    ]
+    assert "12345" not in faults_of(load, ONE_CATALOG + "health: {token: 12345}")[0]
+
+
 @pytest.mark.parametrize("duration", ["10", "10.5", "soon", "''", "-5s", "0s", "2d", "null"])
 def test_a_duration_needs_a_unit_and_sane_bounds(load, duration):
     """A bare number is refused, since nobody can see its unit."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from msgspec.structs import replace
@@ -430,3 +430,10 @@ def test_the_page_of_a_day_is_no_longer_than_that_of_an_hour(server):
     assert 47 <= len(points.split()) <= 49
     assert 'aria-label="at most 8.3 min"' in page
     assert len(server.ask("/api/tables/orders")[1]["day"]) == 24 * 60
+
+
+def test_without_a_token_the_verbs_are_off(server):
+    with pytest.raises(HTTPError) as raised:
+        urlopen(Request(f"{server.web.url}/api/tables/orders/pause", method="POST"), timeout=10)
+    with raised.value as refusal:
+        assert (refusal.code, "health.token" in json.load(refusal)["hint"]) == (403, True)

@@ -44,7 +44,7 @@ def metrics() -> str:
     board.activity.count_sync("orders", SyncResult(SyncOutcome.ADVANCED, 1, 2, snapshots=1))
     board.activity.count_failure("orders", "CatalogAway")
     board.activity.observe_step("commit", 0.1)
-    return make_metrics(board, lambda: False)().decode()
+    return make_metrics(board, lambda: False, list)().decode()
 
 
 @pytest.fixture

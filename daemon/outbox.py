@@ -1,0 +1,257 @@
+"""Tells people and programs what happened to a table: by webhook, or by a command that reads JSON.
+
+Each sink of the configuration has a thread of its own, so that none of them holds up a sync. What waits is in memory.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from http.client import HTTPException
+from random import uniform
+from threading import Condition, Thread
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+import msgspec
+import structlog
+
+from daemon import log as events
+from daemon.clock import Clock
+from daemon.config.settings import AfterSyncSettings, NoticeKind, NotifySettings, Settings
+from daemon.masking import scrub
+from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
+from state import TableRecord
+
+# The notices that wait for one sink. Of further ones, the new ones are dropped.
+WAITING_MAX = 1000
+# A notice is tried this often, for some 15 minutes, and then dropped.
+ATTEMPTS_MAX = 20
+RETRY_FIRST_S = 1.0
+RETRY_MAX_S = 60.0
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """What a sink receives as JSON. `version` is the Delta version that the Iceberg table shows, `at` is UTC."""
+
+    event: NoticeKind
+    table: str
+    at: str
+    text: str
+    hint: str | None
+    source: str
+    target: str
+    version: int | None
+    snapshot_id: int | None
+    metadata_location: str | None
+
+
+def make_notice(event: NoticeKind, record: TableRecord, text: str, clock: Clock, hint: str | None = None) -> Notice:
+    """Make a notice about the table of `record`."""
+    at = datetime.fromtimestamp(clock.now_ms() / 1000, UTC).isoformat(timespec="milliseconds")
+    return Notice(
+        event=event,
+        table=record.name,
+        at=at.replace("+00:00", "Z"),
+        text=scrub(f"{record.name}: {text}"),
+        hint=hint,
+        source=scrub(record.source),
+        target=record.target,
+        version=record.synced_version,
+        snapshot_id=record.snapshot_id,
+        metadata_location=record.metadata_location,
+    )
+
+
+class SinkCounts(msgspec.Struct, frozen=True):
+    """What became of a sink's notices since it was configured."""
+
+    sink: str
+    sent: int
+    dropped: int
+    waiting: int
+
+
+class Outbox:
+    """All sinks of the configuration. Safe to use from any thread."""
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._clock = clock
+        self._sinks: dict[str, _Sink] = {}
+        self.change(settings)
+
+    def change(self, settings: Settings) -> None:
+        """Use other settings. A sink that does not change keeps what waits; the others try theirs once more."""
+        wanted: dict[str, NotifySettings | AfterSyncSettings] = {
+            **{f"notify[{number}]": each for number, each in enumerate(settings.notify)},
+            **{f"after_sync[{number}]": each for number, each in enumerate(settings.after_sync)},
+        }
+        before = self._sinks
+        kept = {name: sink for name, sink in before.items() if wanted.get(name) == sink.settings}
+        self._sinks = {name: kept.get(name) or _Sink(name, each, self._clock) for name, each in wanted.items()}
+        for name in before.keys() - kept.keys():
+            before[name].close(0.0)
+
+    def put(self, notice: Notice) -> None:
+        """Send the notice soon to each sink that wants it. Never waits."""
+        for sink in self._sinks.values():
+            if sink.wants(notice):
+                sink.put(notice)
+
+    def counts(self) -> list[SinkCounts]:
+        return [sink.counts() for sink in self._sinks.values()]
+
+    def close(self, wait_s: float) -> None:
+        """Try once what was not tried yet, for at most about `wait_s`. What is left then is dropped."""
+        for sink in self._sinks.values():
+            sink.close(wait_s)
+
+
+@dataclass
+class _Line:
+    """The notices of one table that wait, the oldest first. The first one failed so often, and is due then."""
+
+    notices: deque[Notice] = field(default_factory=deque)
+    failures: int = 0
+    due_s: float = 0.0
+
+
+class _Sink:
+    """One sink: a line for each table, so that a notice that fails holds up only later ones of its table."""
+
+    def __init__(self, name: str, settings: NotifySettings | AfterSyncSettings, clock: Clock) -> None:
+        self.settings = settings
+        self._name = name
+        self._clock = clock
+        self._lines: dict[str, _Line] = {}
+        self._changed = Condition()
+        self._sent = self._dropped = 0
+        self._is_closing = False
+        # Started for the first notice: most commands have none.
+        self._thread = Thread(target=self._work, name=name, daemon=True)
+
+    def wants(self, notice: Notice) -> bool:
+        return notice.event in self.settings.events and any(
+            fnmatchcase(notice.table, each) for each in self.settings.tables
+        )
+
+    def put(self, notice: Notice) -> None:
+        with self._changed:
+            if self._is_closing:
+                return
+            if not self._thread.is_alive():
+                self._thread.start()
+            line = self._lines.setdefault(notice.table, _Line())
+            if notice.event is NoticeKind.SYNCED:
+                # Whoever reads the newest metadata needs no older one.
+                line.notices.clear()
+            if self._waiting() >= WAITING_MAX:
+                self._drop(notice, f"{WAITING_MAX} others wait")
+                return
+            line.notices.append(notice)
+            self._changed.notify()
+
+    def counts(self) -> SinkCounts:
+        with self._changed:
+            return SinkCounts(self._name, self._sent, self._dropped, self._waiting())
+
+    def close(self, wait_s: float) -> None:
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+            is_at_work = self._thread.is_alive()
+        if is_at_work:
+            self._thread.join(wait_s)
+
+    def _waiting(self) -> int:
+        return sum(len(line.notices) for line in self._lines.values())
+
+    def _work(self) -> None:
+        while line := self._next():
+            notice = line.notices[0]
+            try:
+                _deliver(self.settings, msgspec.json.encode(notice))
+                reason = None
+            except (OSError, HTTPException, subprocess.SubprocessError, ValueError) as error:
+                reason = _reason(error)
+            with self._changed:
+                self._sent += reason is None
+                if reason is not None:
+                    self._fail(line, notice, reason)
+                elif line.notices and line.notices[0] is notice:
+                    line.notices.popleft()
+                    line.failures, line.due_s = 0, 0.0
+
+    def _next(self) -> _Line | None:
+        """Wait for a line whose first notice is due. None at the end."""
+        with self._changed:
+            while True:
+                lines = [line for line in self._lines.values() if line.notices]
+                if self._is_closing:
+                    lines = [line for line in lines if not line.failures]
+                line = min(lines, key=lambda each: each.due_s, default=None)
+                if self._is_closing and line is None:
+                    return None
+                left_s = line.due_s - self._clock.monotonic_s() if line else None
+                if line and left_s is not None and left_s <= 0:
+                    return line
+                self._changed.wait(left_s)
+
+    def _fail(self, line: _Line, notice: Notice, reason: str) -> None:
+        line.failures += 1
+        if line.failures >= ATTEMPTS_MAX and line.notices and line.notices[0] is notice:
+            line.notices.popleft()
+            line.failures, line.due_s = 0, 0.0
+            self._drop(notice, f"{reason}, {ATTEMPTS_MAX} times")
+            return
+        delay_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** (line.failures - 1)) * uniform(0.8, 1.2)
+        line.due_s = self._clock.monotonic_s() + delay_s
+        if line.failures == 1:
+            _log.warning(events.NOTICE_FAILED, sink=self._name, table=notice.table, notice=notice.event, reason=reason)
+
+    def _drop(self, notice: Notice, reason: str) -> None:
+        self._dropped += 1
+        hint = f"Check the address or command of {self._name}; `dvsync status` tells what the notice would have told."
+        _log.error(
+            events.NOTICE_DROPPED, sink=self._name, table=notice.table, notice=notice.event, reason=reason, hint=hint
+        )
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirected POST would become a GET without its body, and look like a success."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _deliver(settings: NotifySettings | AfterSyncSettings, body: bytes) -> None:
+    """Raises OSError, HTTPException, SubprocessError or ValueError unless the receiver took it."""
+    if settings.command:
+        subprocess.run(
+            settings.command,
+            input=body,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=settings.timeout_s,
+            check=True,
+        )
+        return
+    assert settings.url is not None, "a sink has an address or a command"
+    headers = {"content-type": "application/json", **settings.headers}
+    request = Request(settings.url, data=body, headers=headers, method="POST")
+    with build_opener(_NoRedirects).open(request, timeout=settings.timeout_s) as answer:
+        answer.read(1)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, subprocess.CalledProcessError):
+        last = error.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        text = f"exit code {error.returncode}: {last}"
+    elif isinstance(error, subprocess.TimeoutExpired):
+        text = f"no end within {error.timeout:g} s"
+    return excerpt(scrub(text), TEXT_CHARACTERS_MAX)

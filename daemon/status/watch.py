@@ -1,0 +1,91 @@
+"""Finds what people and programs must be told of the tables, by comparing each table with the last look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from daemon.clock import Clock
+from daemon.config.settings import NoticeKind
+from daemon.errors import SchemaChanged, TargetChanged
+from daemon.outbox import Notice, make_notice
+from daemon.status.table_status import Observation, SyncState, TableStatus, differing_text, table_status
+from state import TableRecord
+
+# What else a parked table is told as, by the error's kind.
+ALSO = {TargetChanged.__name__: NoticeKind.TARGET_CHANGED, SchemaChanged.__name__: NoticeKind.SCHEMA_CHANGED}
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was told of a table. `trouble` says why it is parked and since when, or that it is gone."""
+
+    trouble: str | None = None
+    is_wrong: bool = False
+    metadata_location: str | None = None
+
+    @property
+    def is_well(self) -> bool:
+        return self.trouble is None and not self.is_wrong
+
+
+class Watch:
+    """Announces what changed between two looks. Used by one thread."""
+
+    def __init__(
+        self, announce: Callable[[Notice], None], clock: Clock, records: Iterable[TableRecord], *, hooks: bool
+    ) -> None:
+        """What `records` tell has been told by an earlier process; the current metadata only without `hooks`.
+
+        A process that was killed may have left out a hook, so the daemon calls each of them once.
+        """
+        self._announce = announce
+        self._clock = clock
+        self._seen: dict[str, _Seen] = {}
+        for record in records:
+            status = table_status(record, Observation(record), clock.now_ms())
+            seen = _look(status, record, _Seen())
+            self._seen[record.name] = replace(seen, metadata_location=None) if hooks else seen
+
+    def look(self, statuses: Iterable[TableStatus], records: Iterable[TableRecord]) -> None:
+        """Compare the tables as the board shows them, and their rows in the state store."""
+        shown = {status.name: status for status in statuses}
+        for record in records:
+            status = shown.get(record.name)
+            if status is None:
+                continue
+            before = self._seen.get(record.name, _Seen())
+            after = self._seen[record.name] = _look(status, record, before)
+            for kind, text, hint in _changes(before, after, status):
+                self._announce(make_notice(kind, record, text, self._clock, hint))
+
+
+def _look(status: TableStatus, record: TableRecord, before: _Seen) -> _Seen:
+    trouble = before.trouble
+    if status.state in (SyncState.PARKED, SyncState.GONE) and status.error:
+        since = status.error.since if status.state is SyncState.PARKED else ""
+        trouble = f"{status.error.kind} {since}"
+    elif status.state is SyncState.SYNCED:
+        trouble = None
+    is_wrong = not status.proof.is_right if status.proof else before.is_wrong
+    return _Seen(trouble, is_wrong, record.metadata_location)
+
+
+def _changes(before: _Seen, after: _Seen, status: TableStatus) -> Iterable[tuple[NoticeKind, str, str | None]]:
+    """Yield each event with a text and a hint."""
+    error = status.error
+    if after.trouble not in (None, before.trouble) and error:
+        told = f"{error.kind}: {error.message}"
+        if status.state is SyncState.GONE:
+            yield NoticeKind.GONE, error.message, error.hint
+        else:
+            if error.kind in ALSO:
+                yield ALSO[error.kind], told, error.hint
+            yield NoticeKind.PARKED, f"parked: {told}", error.hint
+    if after.is_wrong and not before.is_wrong and status.proof:
+        yield NoticeKind.PROOF_FAILED, differing_text(status.proof), None
+    if after.is_well and not before.is_well:
+        yield NoticeKind.RECOVERED, f"is in order again, at version {status.synced_version}", None
+    is_new = after.metadata_location not in (None, before.metadata_location)
+    if is_new and status.state is not SyncState.GONE:
+        yield NoticeKind.SYNCED, f"shows version {status.synced_version}", None

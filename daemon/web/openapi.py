@@ -1,0 +1,83 @@
+"""The OpenAPI document of the API. Its schemas are made from the types of the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from daemon.status.table_status import TableStatus
+from daemon.sync.verbs import Verb
+from daemon.web.answers import Accepted, Liveness, Problem, Readiness, TableDetail
+
+NAME = {
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string"},
+    "description": "The table's name.",
+}
+VERBS = {
+    Verb.SYNC: "Poll the table now, and sync it if Delta has a new version.",
+    Verb.PAUSE: "Stop syncing the table until it is resumed.",
+    Verb.RESUME: "Continue a parked or paused table.",
+    Verb.RESYNC: "Write the Iceberg table anew from Delta's whole state.",
+}
+REFUSALS = {
+    "401": "The bearer token is missing or wrong.",
+    "403": "No token is configured, so the verbs are off.",
+    "404": "There is no such table.",
+    "409": "The table's state does not allow it; `hint` says what to do.",
+    "503": "The state database cannot be written now.",
+}
+
+
+def make_document() -> dict[str, Any]:
+    """Return the document of OpenAPI 3.1."""
+    types = [Liveness, Readiness, list[TableStatus], TableDetail, Accepted, Problem]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    alive, ready, tables, detail, accepted, problem = schemas
+    table_paths: dict[str, Any] = {
+        f"/api/tables/{{name}}/{verb}": {
+            "post": {
+                "operationId": verb.value,
+                "summary": summary,
+                "parameters": [NAME],
+                "security": [{"token": []}],
+                "responses": {
+                    "202": _answer("The daemon acts within seconds.", accepted),
+                    **{status: _answer(text, problem) for status, text in REFUSALS.items()},
+                },
+            }
+        }
+        for verb, summary in VERBS.items()
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "dvsync", "version": version("dvsync")},
+        "paths": {
+            "/livez": _get("Whether the daemon works.", {"200": ("It does.", alive), "503": ("It hangs.", alive)}),
+            "/readyz": _get(
+                "Whether all tables are in step.", {"200": ("They are.", ready), "503": ("See `reasons`.", ready)}
+            ),
+            "/api/tables": _get("All tables.", {"200": ("The configuration's order.", tables)}),
+            "/api/tables/{name}": _get(
+                "One table.", {"200": ("With its last syncs.", detail), "404": ("No such table.", problem)}, [NAME]
+            ),
+            **table_paths,
+        },
+        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _get(
+    summary: str, answers: dict[str, tuple[str, dict[str, Any]]], parameters: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    responses = {status: _answer(text, schema) for status, (text, schema) in answers.items()}
+    return {"get": {"summary": summary, "parameters": list(parameters), "responses": responses}}
+
+
+def _answer(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}

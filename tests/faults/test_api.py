@@ -1,0 +1,174 @@
+"""Other programs act on tables over HTTP: only with the token, with the effects of the commands, also over TLS."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+
+from tests.kit.daemons import Daemon, command, daemon, until
+from tests.kit.handmade import HandmadeTable
+
+TOKEN = "0123456789-not-to-be-seen"
+NAME = "lake.a"
+# No poll comes by itself: what a test sees is what it asked for.
+POLL_INTERVAL = "1h"
+
+
+@dataclass
+class World:
+    folder: Path
+    table: HandmadeTable
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+    def configure(self, **health: object) -> None:
+        settings = {
+            "catalogs": {"local": {"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "warehouse"}},
+            "state": {"url": "sqlite:///state.db"},
+            "health": {"port": 0, **health},
+            "log": {"format": "json", "level": "debug"},
+            "defaults": {"poll_interval": POLL_INTERVAL},
+            "tables": [{"source": self.table.location, "target": NAME}],
+        }
+        self.config.write_text(json.dumps(settings))
+
+
+def make_world(folder: Path) -> World:
+    table = HandmadeTable(folder / "lake" / "a")
+    table.create()
+    table.commit([table.add(table.write_file([(1, "a", "x")]))])
+    return World(folder, table)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("api"))
+
+
+@pytest.fixture(scope="module")
+def running(world: World) -> Iterator[Daemon]:
+    (world.folder / "token").write_text(f"{TOKEN}\n")
+    world.configure(token={"file": "token"})
+    with daemon(world.config) as started:
+        started.synced_to(NAME, world.table.version)
+        yield started
+
+
+def ask(
+    running: Daemon, path: str, *, method: str = "POST", token: str | None = TOKEN, tls: ssl.SSLContext | None = None
+) -> tuple[int, Any]:
+    request = Request(f"{running.url}{path}", method=method)
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urlopen(request, timeout=10, context=tls) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def state_of(running: Daemon) -> str:
+    return str(running.tables()[NAME]["state"])
+
+
+def test_a_post_does_what_the_command_does(world: World, running: Daemon) -> None:
+    """And what a command did, a POST undoes. A table that is held up is not synced, and the answer says the way out."""
+    table = world.table
+    table.commit([table.add(table.write_file([(2, "a", "y")]))])
+    assert ask(running, f"/api/tables/{NAME}/sync")[0] == 202
+    running.synced_to(NAME, table.version)
+    assert ask(running, f"/api/tables/{NAME}/pause") == (202, {"table": NAME, "verb": "pause", "text": "paused"})
+    until(lambda: state_of(running) == "paused", "the pause")
+    status, answer = ask(running, f"/api/tables/{NAME}/sync")
+    assert (status, answer["error"]) == (409, f"{NAME} is paused")
+    assert "dvsync resume" in answer["hint"]
+    assert command(world.config, "resume", NAME).stdout == f"{NAME}: resumed\n"
+    until(lambda: state_of(running) == "synced", "the resumption by the command")
+    assert "nothing to do" in ask(running, f"/api/tables/{NAME}/resume")[1]["text"]
+    assert command(world.config, "pause", NAME).returncode == 0
+    until(lambda: state_of(running) == "paused", "the pause by the command")
+    assert ask(running, f"/api/tables/{NAME}/resume")[1]["text"] == "resumed"
+    until(lambda: state_of(running) == "synced", "the resumption")
+    assert ask(running, f"/api/tables/{NAME}/resync")[0] == 202
+    assert running.told("sync.advanced", operation="restore")["to_version"] == table.version
+
+
+def test_only_the_token_opens_the_verbs_and_nothing_shows_it(world: World, running: Daemon) -> None:
+    path = f"/api/tables/{NAME}/pause"
+    for wrong in (None, "", TOKEN[:-1], f"{TOKEN}x", "é"):
+        status, answer = ask(running, path, token=wrong)
+        assert (status, "token" in answer["error"]) == (401, True), wrong
+    assert ask(running, path, method="GET")[0] == 405
+    assert ask(running, "/api/tables/lake.b/pause") == (404, {"error": "no such table"})
+    assert ask(running, f"/api/tables/{NAME}/drop")[0] == 404
+    assert state_of(running) == "synced"
+    shown = command(world.config, "config", "check").stdout + running.fetch("/") + running.fetch("/api/openapi.json")
+    assert TOKEN not in shown + json.dumps(running.lines) + running.fetch("/metrics")
+
+
+def test_every_answer_is_as_the_document_says(world: World, running: Daemon) -> None:
+    _, document = running.get("/api/openapi.json")
+    validate(document)
+    examined = [("get", path, path) for path in ("/livez", "/readyz", "/api/tables")]
+    examined += [("get", "/api/tables/{name}", f"/api/tables/{name}") for name in (NAME, "lake.b")]
+    for verb in ("sync", "resync", "pause", "sync", "resume"):
+        examined += [
+            ("post", f"/api/tables/{{name}}/{verb}", f"/api/tables/{name}/{verb}") for name in (NAME, "lake.b")
+        ]
+    for method, path, real in examined:
+        status, answer = ask(running, real, method=method.upper())
+        schema = document["paths"][path][method]["responses"][str(status)]["content"]["application/json"]["schema"]
+        Draft202012Validator({**schema, "components": document["components"]}).validate(answer)
+    _, refused = ask(running, f"/api/tables/{NAME}/sync", token=None)
+    schema = document["components"]["schemas"]["Problem"]
+    Draft202012Validator({**schema, "additionalProperties": False}).validate(refused)
+
+
+def write_certificate(folder: Path) -> None:
+    """A certificate for a name that is not the daemon's address, as a company's CA would sign one. It has expired."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "it")])
+    now = datetime.now(UTC)
+    first, last, number = now - timedelta(days=2), now - timedelta(days=1), x509.random_serial_number()
+    made = x509.CertificateBuilder(name, name, key.public_key(), number, first, last)
+    signed = made.sign(key, hashes.SHA256())
+    (folder / "it.pem").write_bytes(signed.public_bytes(Encoding.PEM))
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "it.key").write_bytes(pem)
+
+
+def test_with_a_certificate_everything_is_https(tmp_path: Path) -> None:
+    """Also for `dvsync healthcheck`, which trusts this certificate and no other."""
+    world = make_world(tmp_path)
+    write_certificate(world.folder)
+    world.configure(token=TOKEN, certificate="it.pem", key="it.key")
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    with daemon(world.config) as running:
+        assert running.url.startswith("https://127.0.0.1:")
+        until(lambda: ask(running, "/api/tables", method="GET", tls=trusting)[1], "the table")
+        assert ask(running, f"/api/tables/{NAME}/pause", tls=trusting)[0] == 202
+        world.configure(token=TOKEN, certificate="it.pem", key="it.key", port=int(running.url.rsplit(":", 1)[1]))
+        assert command(world.config, "healthcheck").returncode == 0
+        write_certificate(world.folder)
+        assert "certificate verify failed" in command(world.config, "healthcheck").stdout
+    (world.folder / "it.key").write_text("broken")
+    refused = command(world.config, "run")
+    assert (refused.returncode, "health: cannot use the certificate" in refused.stderr) == (2, True)

@@ -1,0 +1,152 @@
+"""People and other catalogs are told: by the daemon and by `dvsync sync`, whatever their receivers do."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from tests.kit.daemons import command, daemon, until
+from tests.kit.handmade import COLUMNS, HandmadeTable
+from tests.kit.receiver import Receiver, receiver
+
+WIDER = (*COLUMNS, ("city", "string"))
+SECRET = "a-secret-of-the-receiver"
+
+
+@dataclass
+class World:
+    folder: Path
+    receiver: Receiver
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+    def configure(self) -> None:
+        settings = {
+            "catalogs": {"local": self.catalog_properties},
+            "state": {"url": "sqlite:///state.db"},
+            "health": {"port": 0},
+            "log": {"format": "json"},
+            "maintenance": {"compact": False, "expire": False, "cleanup": False},
+            "verify": {"level": "off"},
+            "defaults": {"poll_interval": "100ms"},
+            "tables": [
+                {"name": "free", "source": "lake/free", "target": "lake.free"},
+                {"name": "strict", "source": "lake/strict", "target": "lake.strict", "on_schema_change": "park"},
+                {"source": "found/*/", "target": "found.{name}"},
+            ],
+            "notify": [
+                {"url": {"file": "address"}, "headers": {"Authorization": {"file": "secret"}}},
+                {"url": "http://127.0.0.1:9/nobody", "events": ["parked"]},
+            ],
+            "after_sync": [{"url": f"{self.receiver.url}/hook", "tables": ["free"]}],
+        }
+        (self.folder / "address").write_text(f"{self.receiver.url}/told")
+        (self.folder / "secret").write_text(f"Bearer {SECRET}")
+        self.config.write_text(json.dumps(settings))
+
+    @property
+    def catalog_properties(self) -> dict[str, str]:
+        return {
+            "type": "sql",
+            "uri": f"sqlite:///{self.folder}/catalog.db",
+            "warehouse": f"file://{self.folder}/warehouse",
+        }
+
+    def make_table(self, place: str) -> HandmadeTable:
+        table = HandmadeTable(self.folder / place)
+        table.create()
+        table.commit([table.add(table.write_file([(1, "a", "x")]))])
+        return table
+
+    def told(self, name: str) -> list[dict[str, Any]]:
+        return [each for each in self.receiver.taken.get("/told", []) if each["table"] == name]
+
+    def events(self, name: str) -> list[str]:
+        return [each["event"] for each in self.told(name)]
+
+    def hooked(self, version: int) -> dict[str, Any]:
+        """The hook's call for this version, which names the metadata that the catalog has."""
+        calls = self.receiver.taken.setdefault("/hook", [])
+        return until(lambda: next((each for each in calls if each["version"] == version), None), f"version {version}")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with receiver() as running:
+        made = World(tmp_path, running)
+        made.configure()
+        yield made
+
+
+def test_what_happens_to_tables_is_told(world: World) -> None:
+    free, strict, _ = (world.make_table(place) for place in ("lake/free", "lake/strict", "found/c"))
+    catalog = SqlCatalog("local", **world.catalog_properties)
+    world.receiver.refusals = [503]
+    with daemon(world.config) as running:
+        for name in ("free", "strict", "found.c"):
+            running.synced_to(name, 1)
+        iceberg, called = catalog.load_table("lake.free"), world.hooked(1)
+        assert (called["metadata_location"], called["snapshot_id"]) == (
+            iceberg.metadata_location,
+            iceberg.metadata.current_snapshot_id,
+        )
+        # Columns change: one table follows, the other waits for a person.
+        for table in (free, strict):
+            table.overwrite(WIDER, {"id": 2, "part": "a", "value": "y", "city": "Rome"})
+        running.synced_to("free", 2)
+        assert running.told("schema.changed", table="free")["changes"] == ["new column city: string"]
+        until(lambda: world.events("strict") == ["schema_changed", "parked"], "the parking")
+        parked = world.told("strict")[1]
+        assert "new column city: string" in parked["text"]
+        assert (parked["version"], "dvsync resync strict" in parked["hint"]) == (1, True)
+        assert "city" not in catalog.load_table("lake.strict").schema().column_names
+        assert command(world.config, "resync", "strict").returncode == 0
+        until(lambda: world.events("strict")[2:] == ["schema_changed", "recovered"], "the recovery")
+        assert catalog.load_table("lake.strict").scan().to_arrow().to_pylist() == [
+            {"id": 2, "part": "a", "value": "y", "city": "Rome"}
+        ]
+        # A folder vanishes.
+        (world.folder / "found" / "c").rename(world.folder / "c")
+        running.signal(signal.SIGHUP)
+        until(lambda: world.events("found.c") == ["gone"], "the table that is gone")
+        # Someone else writes to the Iceberg table.
+        catalog.load_table("lake.free").append(pa.table({"id": [9]}))
+        free.commit([free.add(free.write_file([(3, "a", "z")]))])
+        until(lambda: world.events("free") == ["schema_changed", "target_changed", "parked"], "the other writer")
+        metrics = running.fetch("/metrics")
+        assert 'dvsync_events_total{event="schema_changed",table="free"} 1.0' in metrics
+        assert 'dvsync_notices_total{outcome="sent",sink="notify[0]"} 8.0' in metrics
+        # The receiver that nobody is held neither the tables nor the other receiver up.
+        assert 'dvsync_notices_waiting{sink="notify[1]"} 2.0' in metrics
+        assert running.told("notice.failed", sink="notify[1]")["notice"] == "parked"
+        assert {each.get("Authorization") for each in world.receiver.headers} == {f"Bearer {SECRET}", None}
+        shown = json.dumps(running.lines) + metrics + command(world.config, "config", "check").stdout
+        assert SECRET not in shown
+        assert f"{world.receiver.url}/told" not in shown
+    # What was told is not told again by the next daemon, but the hook is called once, in case that it was not.
+    world.receiver.taken.clear()
+    with daemon(world.config):
+        assert world.hooked(2)["table"] == "free"
+        until(lambda: world.events("found.c") == ["gone"], "the table that is still gone")
+        assert world.events("free") == world.events("strict") == []
+
+
+def test_a_single_sync_tells_as_well(world: World) -> None:
+    """And waits for the hook before it ends."""
+    free = world.make_table("lake/free")
+    assert command(world.config, "sync", "free").returncode == 0
+    assert [each["version"] for each in world.receiver.taken["/hook"]] == [1]
+    free.commit([{"protocol": {"minReaderVersion": 9, "minWriterVersion": 9}}])
+    assert command(world.config, "sync", "free").returncode == 1
+    assert world.events("free") == ["parked"]
+    assert len(world.receiver.taken["/hook"]) == 1

@@ -1,0 +1,92 @@
+"""`dvsync sync --wait`: another program waits until the Iceberg tables show a Delta version."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit.daemons import ROOT, command, daemon
+from tests.kit.handmade import HandmadeTable
+
+PROCESS = "tests.kit.daemon_process"
+TOKEN = "0123456789-not-to-be-seen"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Two tables that the daemon never polls by itself, and a pattern for others."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = {
+        "catalogs": {"local": {"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "warehouse"}},
+        "state": {"url": "sqlite:///state.db"},
+        "health": {"port": port, "token": TOKEN},
+        "log": {"format": "json"},
+        "defaults": {"poll_interval": "1h"},
+        "tables": [{"name": name, "source": f"lake/{name}", "target": f"lake.{name}"} for name in ("a", "b")]
+        + [{"source": "found/*/", "target": "found.{name}"}],
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(settings))
+    return path
+
+
+def make_table(folder: Path) -> HandmadeTable:
+    table = HandmadeTable(folder)
+    table.create()
+    return table
+
+
+def append(table: HandmadeTable) -> None:
+    table.commit([table.add(table.write_file([(1, "a", "x")]))])
+
+
+def wait(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return command(config, "sync", *words, "--wait")
+
+
+def test_beside_a_daemon_it_ends_when_the_version_is_shown_or_cannot_be(tmp_path: Path, config: Path) -> None:
+    tables = [make_table(tmp_path / "lake" / name) for name in ("a", "b")]
+    found = make_table(tmp_path / "found" / "c")
+    with daemon(config) as running:
+        for name in ("a", "b", "found.c"):
+            running.synced_to(name, 0)
+        for table in tables:
+            append(table)
+        # Nobody polls for an hour: the daemon was asked.
+        done = wait(config, "a", "b")
+        assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["a: shows version 1", "b: shows version 1"])
+        # It begins before the version is there.
+        early = subprocess.Popen(
+            [sys.executable, "-m", PROCESS, "sync", "a", "--wait", "--min-version", "2", "--config", str(config)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        append(tables[0])
+        late = wait(config, "a", "b", "--min-version", "2", "--timeout", "1s")
+        assert (late.returncode, late.stdout.splitlines()) == (
+            3,
+            ["a: shows version 2", "b: time is over: shows version 1, not 2"],
+        )
+        assert (early.communicate()[0], early.returncode) == ("a: shows version 2\n", 0)
+        assert command(config, "pause", "b").returncode == 0
+        tables[0].commit([{"protocol": {"minReaderVersion": 9, "minWriterVersion": 9}}])
+        found.folder.rename(tmp_path / "c")
+        held = wait(config, "a", "b", "found.c", "--min-version", "3")
+        assert held.returncode == 1
+        assert "a: parked, and shows version 2, not 3: Unsupported: " in held.stdout
+        assert "b: paused, and shows version 1, not 3; `dvsync resume b`" in held.stdout
+        assert "found.c: gone: " in held.stdout
+        assert "dvsync forget found.c" in held.stdout
+
+
+def test_without_a_daemon_it_syncs_by_itself(tmp_path: Path, config: Path) -> None:
+    append(make_table(tmp_path / "lake" / "a"))
+    done = wait(config, "a", "--min-version", "5", "--timeout", "1h")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (3, "a: time is over: shows version 1, not 5")

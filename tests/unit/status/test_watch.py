@@ -1,0 +1,59 @@
+"""What is told of a table, and what was told already."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from daemon.clock import SystemClock
+from daemon.outbox import Notice
+from daemon.status.table_status import Observation, table_status
+from daemon.status.watch import Watch
+from state import Difference, Differences, ProofRecord, TableError, TableRecord
+
+RECORD = TableRecord(
+    id=1, name="a", source="file:///a", target="db.a", synced_version=4, metadata_location="file:///m4"
+)
+ERROR = TableError("CorruptInput", "bad CRC", "Restore it.", version=5, since_ms=1_000, consecutive=1, parked=True)
+
+
+def proof(found: Differences) -> ProofRecord:
+    return ProofRecord("rows", 1_000, 4, 7, files_total=1, files=1, covered=10_000, differences=found)
+
+
+class Told:
+    """A watch of one table; `look` returns the events that it announces."""
+
+    def __init__(self, *records: TableRecord, hooks: bool = False) -> None:
+        self._told: list[Notice] = []
+        self._watch = Watch(self._told.append, SystemClock(), records, hooks=hooks)
+
+    def look(self, record: TableRecord) -> list[str]:
+        self._told.clear()
+        seen = Observation(record, source_version=record.synced_version)
+        self._watch.look([table_status(record, seen, 2_000)], [record])
+        return [str(each.event) for each in self._told]
+
+
+def test_a_parking_is_told_once_and_again_when_a_person_tried_in_vain() -> None:
+    parked, later = replace(RECORD, error=ERROR), replace(RECORD, error=replace(ERROR, since_ms=9_000))
+    told = Told(RECORD)
+    assert [told.look(each) for each in (parked, parked, later)] == [["parked"], [], ["parked"]]
+    assert told.look(replace(parked, paused=True)) == []
+    assert [told.look(RECORD) for _ in range(2)] == [["recovered"], []]
+
+
+def test_what_an_earlier_process_told_is_not_told_again_but_what_became_of_it() -> None:
+    parked = replace(RECORD, error=ERROR)
+    told = Told(parked)
+    assert [told.look(each) for each in (parked, RECORD)] == [[], ["recovered"]]
+    assert Told(RECORD, hooks=True).look(RECORD) == ["synced"]
+
+
+def test_a_wrong_table_is_told_until_a_verification_finds_it_right() -> None:
+    found = Differences({"rows missing": 1}, (Difference("rows", "rows missing", "file:///f", "one"),))
+    wrong = replace(RECORD, proof=proof(found))
+    told = Told(RECORD)
+    assert [told.look(wrong) for _ in range(2)] == [["proof_failed"], []]
+    resynced = replace(RECORD, proof=None, metadata_location="file:///m5")
+    assert told.look(resynced) == ["synced"]
+    assert told.look(replace(resynced, proof=proof(Differences()))) == ["recovered"]

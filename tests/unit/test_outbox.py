@@ -1,0 +1,120 @@
+"""What becomes of notices: sent in order, tried again, coalesced, bounded, and never waited for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from daemon import outbox
+from daemon.clock import SystemClock
+from daemon.config.settings import AfterSyncSettings, NoticeKind, NotifySettings, Settings
+from daemon.outbox import Outbox, make_notice
+from state import TableRecord
+from tests.kit.daemons import until
+from tests.kit.receiver import Receiver, receiver
+
+
+@pytest.fixture
+def server() -> Iterator[Receiver]:
+    with receiver() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(outbox, "RETRY_MAX_S", 0.02)
+
+
+def outbox_of(*notify: NotifySettings, after_sync: tuple[AfterSyncSettings, ...] = ()) -> Outbox:
+    return Outbox(Settings(notify=notify, after_sync=after_sync), SystemClock())
+
+
+def notice(kind: NoticeKind, table: str = "a", text: str = "x", version: int = 1) -> outbox.Notice:
+    record = TableRecord(id=1, name=table, source="file:///a", target="db.a", synced_version=version)
+    return make_notice(kind, record, text, SystemClock())
+
+
+def texts(server: Receiver, path: str = "/") -> list[str]:
+    return [each["text"] for each in server.taken.get(path, [])]
+
+
+def test_a_refused_notice_is_sent_again_before_later_ones_of_its_table(server: Receiver) -> None:
+    """And other tables do not wait for it. A redirect is a refusal: following it would lose the body."""
+    server.refusals = [503, 302, 500]
+    box = outbox_of(NotifySettings(url=f"{server.url}/", headers={"Authorization": "Bearer x"}))
+    box.put(notice(NoticeKind.PARKED))
+    box.put(notice(NoticeKind.RECOVERED))
+    until(lambda: len(texts(server)) == 2, "both notices")
+    assert [each["event"] for each in server.taken["/"]] == ["parked", "recovered"]
+    assert {each["Authorization"] for each in server.headers} == {"Bearer x"}
+    until(lambda: box.counts()[0].sent == 2, "the count")
+    assert box.counts()[0].waiting == 0
+    box.close(5)
+
+
+def test_a_receiver_that_hangs_holds_up_nobody_and_the_newest_hook_wins(server: Receiver) -> None:
+    server.answers.clear()
+    box = outbox_of(after_sync=(AfterSyncSettings(url=f"{server.url}/hook"),))
+    for version in range(50):
+        box.put(notice(NoticeKind.SYNCED, version=version))
+    assert box.counts()[0].waiting <= 2
+    server.answers.set()
+    until(lambda: server.taken.get("/hook", [{}])[-1].get("version") == 49, "the newest")
+    assert len(server.taken["/hook"]) <= 2
+    box.close(5)
+
+
+def test_what_waits_is_bounded_and_what_is_dropped_is_counted(
+    server: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "WAITING_MAX", 3)
+    monkeypatch.setattr(outbox, "ATTEMPTS_MAX", 2)
+    server.answers.clear()
+    box = outbox_of(NotifySettings(url=f"{server.url}/"))
+    for number in range(5):
+        box.put(notice(NoticeKind.PARKED, text=str(number)))
+    assert (box.counts()[0].dropped, box.counts()[0].waiting) == (2, 3)
+    server.refusals = [500, 500]
+    server.answers.set()
+    until(lambda: len(texts(server)) == 2, "those after the one that was given up")
+    assert texts(server) == ["a: 1", "a: 2"]
+    assert box.counts()[0].dropped == 3
+    box.close(5)
+
+
+def test_a_sink_gets_the_events_and_tables_that_it_wants(server: Receiver) -> None:
+    """By a command, too, which reads them on standard input; its end is waited for when the outbox closes."""
+    box = outbox_of(
+        NotifySettings(url=f"{server.url}/gone", events=["gone"]),
+        NotifySettings(url=f"{server.url}/sales", tables=["sales.*"]),
+    )
+    for kind in (NoticeKind.PARKED, NoticeKind.GONE, NoticeKind.SYNCED):
+        for table in ("sales.a", "hr.b"):
+            box.put(notice(kind, table))
+    until(lambda: sum(map(len, server.taken.values())) == 4, "the notices")
+    assert [(each["event"], each["table"]) for each in server.taken["/gone"]] == [("gone", "sales.a"), ("gone", "hr.b")]
+    assert [(each["event"], each["table"]) for each in server.taken["/sales"]] == [
+        ("parked", "sales.a"),
+        ("gone", "sales.a"),
+    ]
+    box.close(5)
+
+
+def test_a_command_reads_the_notice_and_its_failure_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')"
+    box = outbox_of(
+        NotifySettings(command=[sys.executable, "-c", program, str(tmp_path / "told")]),
+        NotifySettings(command=[sys.executable, "-c", "import sys; sys.exit('no such pager')"]),
+        NotifySettings(command=["/nowhere/program"]),
+    )
+    box.put(notice(NoticeKind.PARKED))
+    until(lambda: box.counts()[0].sent, "the command")
+    assert '"event":"parked"' in (tmp_path / "told").read_text()
+    said: list[str] = []
+    until(lambda: said.append(capsys.readouterr().out) or "no such pager" in "".join(said), "the failure")
+    assert "No such file or directory" in "".join(said)
+    box.close(5)
