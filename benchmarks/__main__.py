@@ -11,6 +11,8 @@ PROGRAMS = (
     "object_store",
     "kernel_throughput",
     "kernel_memory",
+    "vectors",
+    "format_versions",
     "table_size",
     "first_sync",
     "many_first_syncs",

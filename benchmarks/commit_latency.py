@@ -18,7 +18,7 @@ from benchmarks.stopwatch import REST, Steps, Stopwatch
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
-from daemon.sync import advance, transaction
+from daemon.sync import advance, deletions, transaction
 from state.sql.store import SqlStateStore
 from tests.kit.handmade import Bench, HandmadeTable
 
@@ -33,9 +33,13 @@ STEPS: Steps = {
         (Target, ("find_table",)),
     ],
     "plan": [
-        (advance, ("fold_commits", "shape_of", "plan_sync", "complete_plan")),
+        (advance, ("fold_commits", "shape_of")),
+        (deletions, ("plan_sync", "complete_plan", "plan_vectors", "files_to_replace", "complete_vectors")),
         (transaction, ("view_of",)),
-        (SqlStateStore, ("open_table", "find_open_intents", "find_live_files", "find_delete_files", "find_served")),
+        (
+            SqlStateStore,
+            ("open_table", "find_open_intents", "find_live_files", "find_delete_files", "find_former", "find_served"),
+        ),
     ],
     "translate": [(Runner, ("write_delete_files",))],
     "prepare": [(transaction, ("prepare_snapshot",))],
@@ -58,11 +62,11 @@ class Result:
     steps: dict[str, float]
 
 
-def make_table(folder: Path) -> tuple[HandmadeTable, Bench]:
-    """A followed table of DATA_FILES files without deletions."""
+def make_table(folder: Path, **options: object) -> tuple[HandmadeTable, Bench]:
+    """A followed table of DATA_FILES files without deletions. `options` are the table's in the configuration."""
     table = HandmadeTable(folder / "lake")
     table.create()
-    bench = Bench(folder / "iceberg", table.location)
+    bench = Bench(folder / "iceberg", table.location, table_options=options)
     bench.first_sync_empty(table)
     paths = [table.write_file([(row, "a", f"value {row}") for row in range(ROWS)]) for _ in range(DATA_FILES)]
     table.commit([table.add(path) for path in paths])

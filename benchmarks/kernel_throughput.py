@@ -83,7 +83,8 @@ def data_file(index: int) -> str:
     )
 
 
-def kernel_runner(shape: Shape, folder: Path) -> Callable[[], None]:
+def stored_tasks(shape: Shape, folder: Path, *, dvs_per_file: int, suffix: str) -> list[DeleteFileTask]:
+    """Store the shape's DVs in one `.bin` file, and name the delete files for them."""
     content = bytearray(b"\1")
     changes = []
     for index, bitmap in enumerate(shape.bitmaps):
@@ -93,11 +94,16 @@ def kernel_runner(shape: Shape, folder: Path) -> Callable[[], None]:
         content += struct.pack(">i", len(blob)) + blob + struct.pack(">I", zlib.crc32(blob))
         changes.append(DvChange(data_file(index), 1 << 40, None, after))
     (folder / "dv.bin").write_bytes(content)
-    size = shape.dvs_per_file
-    tasks = [
-        DeleteFileTask(f"file://{folder}/kernel-{start:06d}.parquet", 0, tuple(changes[start : start + size]))
-        for start in range(0, len(changes), size)
+    return [
+        DeleteFileTask(f"file://{folder}/kernel-{start:06d}{suffix}", 0, tuple(changes[start : start + dvs_per_file]))
+        for start in range(0, len(changes), dvs_per_file)
     ]
+
+
+def kernel_runner(
+    shape: Shape, folder: Path, *, dvs_per_file: int | None = None, suffix: str = ".parquet"
+) -> Callable[[], None]:
+    tasks = stored_tasks(shape, folder, dvs_per_file=dvs_per_file or shape.dvs_per_file, suffix=suffix)
 
     def run() -> None:
         written = translate(tasks, table_location=f"file://{folder}", storage_properties={})

@@ -7,18 +7,28 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.manifest import ManifestContent
+from pyiceberg.table import StaticTable
+from pyspark.sql import SparkSession
 
+from daemon.delta.deletion_vector import frame_bytes
+from daemon.delta.position_set import DVPlace, as_bitmap, decode_positions, encode_positions
 from daemon.errors import Unsupported
-from daemon.iceberg.manifests import first_row_id
+from daemon.iceberg.manifests import content_span, first_row_id, referenced_data_file
+from daemon.iceberg.puffin import Blob, read_blobs
 from daemon.iceberg.references import live_entries
+from daemon.locations import normalize_location
 from daemon.maintenance.compaction import Compactor
+from daemon.storage import FileIOStorage, Span
 from daemon.verify.findings import Level, Scope
 from daemon.verify.verifier import Verifier
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.images import vectors_of
 from tests.kit.readers import READERS
+
+SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 
 
 class Pair:
@@ -239,3 +249,42 @@ def test_a_table_gets_deltas_row_ids_when_delta_tracks_them(tmp_path: Path, vers
     pair.delete({1: [1]})
     pair.check()
     pair.bench.close()
+
+
+def is_deleted(row: int) -> bool:
+    return 10 <= row <= 70000 or (row > 130000 and row % 2 == 0) or row in (80000, 80001)
+
+
+def test_vectors_that_spark_writes_are_ours_byte_for_byte(spark: SparkSession, tmp_path: Path) -> None:
+    """Iceberg's Java library writes deletion vectors: our codecs read them, and would write the same bytes."""
+    for key, value in {"": SPARK_CATALOG, ".type": "hadoop", ".warehouse": f"file://{tmp_path}"}.items():
+        spark.conf.set(f"spark.sql.catalog.v3{key}", value)
+    spark.sql(
+        "CREATE TABLE v3.db.t (id BIGINT, part STRING) USING iceberg PARTITIONED BY (part)"
+        " TBLPROPERTIES ('format-version' = '3', 'write.delete.mode' = 'merge-on-read')"
+    )
+    spark.range(0, 200_000, 1, 1).selectExpr("id", "if(id < 150000, 'x', 'y') AS part").writeTo("v3.db.t").append()
+    # A run, every second row, a few rows; in containers of all three kinds.
+    spark.sql("DELETE FROM v3.db.t WHERE id BETWEEN 10 AND 70000 OR id > 130000 AND id % 2 = 0 OR id IN (80000, 80001)")
+    metadata = max((tmp_path / "db" / "t" / "metadata").glob("v*.metadata.json"), key=lambda path: path.stat().st_mtime)
+    table = StaticTable.from_metadata(f"file://{metadata}")
+    snapshot, storage = table.current_snapshot(), FileIOStorage()
+    assert snapshot is not None
+    found = 0
+    for entry, _ in live_entries(table, snapshot, ManifestContent.DELETES):
+        file, span = entry.data_file, content_span(entry.data_file)
+        assert span is not None
+        path = normalize_location(file.file_path)
+        data_file = referenced_data_file(file) or ""
+        assert Blob(data_file, *span, file.record_count) in read_blobs(storage, path, file.file_size_in_bytes)
+        frame = storage.read(path, Span(*span))
+        positions = decode_positions(
+            memoryview(frame)[4:-4], cardinality=file.record_count, place=DVPlace(path, span[0])
+        )
+        bitmap = as_bitmap(positions)
+        assert bytes(frame_bytes(encode_positions(bitmap))) == frame
+        ids = pq.read_table(normalize_location(data_file).removeprefix("file://"))["id"].to_pylist()
+        deleted = [position for position, row in enumerate(ids) if is_deleted(row)]
+        assert list(bitmap) == deleted
+        found += len(deleted)
+    assert found == spark.sql("SELECT 200000 - count(*) AS n FROM v3.db.t").collect()[0].n > 100_000

@@ -20,7 +20,7 @@ from daemon.errors import TargetChanged
 from daemon.maintenance.expiry import Expiry
 from daemon.maintenance.maintainer import Maintainer
 from daemon.status.snapshots import choose_by_time, choose_by_version
-from daemon.sync import advance, transaction
+from daemon.sync import deletions, transaction
 from daemon.translate.plan import CommitPlan
 from tests.kit.follow import Followed, check_change
 from tests.kit.handmade import HandmadeTable
@@ -198,7 +198,7 @@ def test_a_delete_file_that_dangles_is_noticed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check behind each step names a delete file that outlives its data files."""
-    complete = advance.complete_plan
+    complete = deletions.complete_plan
 
     def complete_badly(*args: Any, **options: Any) -> CommitPlan:
         completed = complete(*args, **options)
@@ -208,7 +208,7 @@ def test_a_delete_file_that_dangles_is_noticed(
     table.step(create(), operation="append")
     table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="delete")
     served = {entry.referenced: path for path, entry in table.image.delete_files.items()}
-    monkeypatch.setattr(advance, "complete_plan", complete_badly)
+    monkeypatch.setattr(deletions, "complete_plan", complete_badly)
     monkeypatch.setattr(transaction, "check_account", lambda *_: None)  # which would refuse it before
     table.sql("OPTIMIZE {t}")
     table.bench.sync()
