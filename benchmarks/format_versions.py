@@ -77,9 +77,7 @@ def measure(folder: Path, *, touched: int, ends: list[int]) -> list[Result]:
     with TemporaryDirectory(dir=folder) as name:
         table, of_two = make_table(Path(name))
         of_three = Bench(Path(name) / "iceberg-3", table.location, table_options={"format_version": 3})
-        followers = {
-            version: Follower(bench, [], []) for version, bench in zip(VERSIONS, (of_two, of_three), strict=True)
-        }
+        followers = {2: Follower(of_two, [], []), 3: Follower(of_three, [], [])}
         for follower in followers.values():
             follower.bench.sync()
         paths = list(table.live)
