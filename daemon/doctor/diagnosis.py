@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
-from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructType
+from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructType, TimestamptzType
 
 from daemon.config.settings import TableSettings
 from daemon.delta.actions import Metadata
@@ -48,6 +48,8 @@ FEATURES_V3 = {
     "deletionVectors": "are copied into Puffin files",
     "rowTracking": "_row_id is Delta's row id",
 }
+# PyIceberg's setting `downcast-ns-timestamp-to-us-on-write`, which it also obeys when it reads.
+DOWNCAST = "PYICEBERG_DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE"
 ROW_IDS_UNMAPPED = "_row_id is Iceberg's own: with column mapping, Delta's row ids have no field id in the files"
 FOR_WRITERS = "concerns writers only"
 CHAR_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
@@ -217,6 +219,10 @@ def _readers(
         yield ReaderTrouble("Daft", "cannot read files without field ids, and these files have none")
     if settings.delete_granularity == "partition" and settings.format_version == 2:
         yield ReaderTrouble("Polars (native)", "refuses delete files that apply to several data files")
+    zoned = [field.name for field in schema.schema.fields if isinstance(field.field_type, TimestamptzType)]
+    if zoned and settings.format_version > 2:
+        text = f"{', '.join(zoned)}: in format version 3, INT96 timestamps need the environment variable "
+        yield ReaderTrouble("PyIceberg, Polars (with PyIceberg)", f"{text}{DOWNCAST}=true")
     if files.int96_columns:
         text = f"{', '.join(sorted(files.int96_columns))}: INT96 values before 1677 or after 2262 are wrong; "
         text += "dvsync follows such files (int96_overflow)" if settings.may_overflow else "dvsync refuses such files"
