@@ -6,7 +6,7 @@ STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint check test demo bench build docs lock clean
+.PHONY: help setup lint check test test-long demo bench build docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,8 +41,11 @@ check: lint ## the fast gate: lint, and unit, contract and fault tests; no JVM
 
 # In the order of the folders, the short unit tests are last, and both workers end together. xdist's own order puts
 # files with few tests last, and these are the long ones.
-test: lint setup ## lint, and every test, with Spark and all readers; a file is one worker's, each worker has a session
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 5
+test: lint setup ## lint, and the tests, with Spark and all readers; a file is one worker's, each worker has a session
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 5 -m "not long"
+
+test-long: setup ## more variants of long tests, which would not fit into the time of `make test`
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m long
 
 demo: setup ## a Delta table changed by Spark, followed into Iceberg, read by every engine
 	$(BIN)/dvsync demo

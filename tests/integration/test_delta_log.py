@@ -114,7 +114,12 @@ def bounds(bench: Served) -> list[tuple[str, int, dict[int, bytes], dict[int, by
     [
         ("", {}, CLASSIC),
         ("", {f"{DELTA}.checkpoint.partSize": "2"}, r"\d{20}\.checkpoint\.\d{10}\.\d{10}\.parquet"),
-        (V2, {TOP_LEVEL: "parquet", f"{DELTA}.checkpoint.partSize": "2"}, UUID_NAMED + r"\.parquet"),
+        pytest.param(
+            V2,
+            {TOP_LEVEL: "parquet", f"{DELTA}.checkpoint.partSize": "2"},
+            UUID_NAMED + r"\.parquet",
+            marks=pytest.mark.long,
+        ),
         (V2, {TOP_LEVEL: "json"}, UUID_NAMED + r"\.json"),
     ],
     ids=["classic", "multi-part", "v2-parquet", "v2-json"],
@@ -392,8 +397,15 @@ def test_missing_statistics(spark: SparkSession, service: Service, tmp_path: Pat
     first_sync.close()
 
 
-@pytest.mark.parametrize("statistics", ["", "NO STATISTICS"], ids=["statistics", "no-statistics"])
-@pytest.mark.parametrize("partitioned", [False, True], ids=["whole", "partitioned"])
+@pytest.mark.parametrize(
+    ("partitioned", "statistics"),
+    [
+        pytest.param(False, "", id="whole-statistics", marks=pytest.mark.long),
+        pytest.param(False, "NO STATISTICS", id="whole-no-statistics"),
+        pytest.param(True, "", id="partitioned-statistics"),
+        pytest.param(True, "NO STATISTICS", id="partitioned-no-statistics", marks=pytest.mark.long),
+    ],
+)
 def test_converted_table(
     spark: SparkSession, service: Service, tmp_path: Path, partitioned: bool, statistics: str
 ) -> None:

@@ -47,7 +47,11 @@ def rows(start: int, end: int, slices: int = 1) -> str:
 
 
 @pytest.mark.parametrize(
-    ("partitioned", "granularity"), [(False, "file"), (True, "partition")], ids=["whole-file", "partitioned-partition"]
+    ("partitioned", "granularity"),
+    [
+        pytest.param(False, "file", id="whole-file", marks=pytest.mark.long),
+        pytest.param(True, "partition", id="partitioned-partition"),
+    ],
 )
 def test_long_history(service: Service, tmp_path: Path, partitioned: bool, granularity: str) -> None:
     """Each version is one snapshot with Delta's rows in all readers, or none when it changes no rows."""

@@ -134,7 +134,7 @@ def snapshot_ids(table: Followed) -> list[int]:
 @pytest.mark.parametrize(
     ("partitioned", "granularity", "engine", "before", "after"),
     [
-        (False, "file", "spark", 10, 2),
+        pytest.param(False, "file", "spark", 10, 2, marks=pytest.mark.long),
         (True, "partition", "local", 10, 2),
     ],
     ids=["whole-file", "partitioned-partition"],

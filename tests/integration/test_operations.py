@@ -46,14 +46,20 @@ def rows(start: int, end: int, slices: int = 1) -> str:
     return ROWS.format(start=start, end=end, slices=slices)
 
 
+LAYOUTS = (
+    pytest.param(False, "file", id="whole-file", marks=pytest.mark.long),
+    pytest.param(True, "partition", id="partitioned-partition"),
+)
+# Column mapping.
+MODES = (pytest.param("none", marks=pytest.mark.long), "name")
+
+
 def overwrite(table: Followed, query: str, **options: str) -> None:
     """What `DataFrame.write` does with these options; the step that follows syncs it."""
     table.spark.sql(query).write.format("delta").mode("overwrite").options(**options).save(str(table.source))
 
 
-@pytest.mark.parametrize(
-    ("partitioned", "granularity"), [(False, "file"), (True, "partition")], ids=["whole-file", "partitioned-partition"]
-)
+@pytest.mark.parametrize(("partitioned", "granularity"), LAYOUTS)
 def test_operations_with_column_mapping(service: Service, tmp_path: Path, partitioned: bool, granularity: str) -> None:
     """UPDATE, MERGE, ZORDER BY, RESTORE, REORG, TRUNCATE and a replaced table, with column mapping by name."""
     table = Followed(service, tmp_path, granularity)
@@ -84,7 +90,7 @@ def test_operations_with_column_mapping(service: Service, tmp_path: Path, partit
     table.check_leftovers()
 
 
-@pytest.mark.parametrize("mode", ["none", "name"])
+@pytest.mark.parametrize("mode", MODES)
 def test_overwrites(service: Service, tmp_path: Path, mode: str) -> None:
     """INSERT OVERWRITE, replaceWhere and dynamic partition overwrite exchange just what Delta exchanges."""
     table = Followed(service, tmp_path, "partition")
@@ -109,9 +115,7 @@ def test_overwrites(service: Service, tmp_path: Path, mode: str) -> None:
     table.check_leftovers()
 
 
-@pytest.mark.parametrize(
-    ("partitioned", "granularity"), [(False, "file"), (True, "partition")], ids=["whole-file", "partitioned-partition"]
-)
+@pytest.mark.parametrize(("partitioned", "granularity"), LAYOUTS)
 def test_deletes_until_a_file_is_empty(service: Service, tmp_path: Path, partitioned: bool, granularity: str) -> None:
     """One file is deleted from until nothing is left of it; the files beside it stay as they are."""
     table = Followed(service, tmp_path, granularity)
@@ -181,7 +185,7 @@ def test_vacuum_before_the_sync(service: Service, tmp_path: Path) -> None:
     table.step("DELETE FROM {t} WHERE id % 7 = 3", operation="delete")
 
 
-@pytest.mark.parametrize("mode", ["none", "name"])
+@pytest.mark.parametrize("mode", MODES)
 def test_deletion_vectors_on_and_off(service: Service, tmp_path: Path, mode: str) -> None:
     """Deletion vectors are switched on and off midway, and their feature dropped (checkpointProtection joins then)."""
     table = Followed(service, tmp_path)
@@ -530,7 +534,7 @@ def test_protocol_features(service: Service, tmp_path: Path) -> None:
     second.close()
 
 
-@pytest.mark.parametrize("mode", ["none", "name"])
+@pytest.mark.parametrize("mode", MODES)
 def test_type_widening_of_a_partition_column(service: Service, tmp_path: Path, mode: str) -> None:
     """A partition column that is widened (type widening) shows old values and new ones."""
     table = Followed(service, tmp_path, "partition")
