@@ -237,6 +237,7 @@ def verify(world: World) -> tuple[int, dict[str, Any]]:
     return answer.returncode, proof
 
 
+@pytest.mark.long
 def test_verify_on_the_cluster(world: World, small: HandmadeTable):
     """It proves the table right, and names the row that a wrong delete file lets through."""
     code, proof = verify(world)
@@ -272,6 +273,7 @@ pipeline.close()
 """
 
 
+@pytest.mark.long
 def test_programs_of_users_on_the_cluster(world: World, small: HandmadeTable):
     """Executors get the scan's Java classes, and write deletion vectors that the next scan reads."""
     before = len(world.task_ends())

@@ -87,6 +87,7 @@ def own_service(spark: SparkSession, tmp_path: Path) -> Iterator[Service]:
     made.stop()
 
 
+@pytest.mark.long
 def test_a_session_that_idled_out(own_service: Service, tmp_path: Path, checkpointed: Path) -> None:
     """A session without work ends with its JVM; the next table that needs Spark gets a new one."""
     serve(own_service, tmp_path, checkpointed, 0).sync()
