@@ -75,10 +75,10 @@ def test_commits_alone(log: HandmadeLog) -> None:
         "partition_values": {"part": "x"},
         "size": 10,
         "stats": '{"numRecords":3}',
-        **dict.fromkeys(("dv_storage_type", "dv_path", "dv_offset", "dv_size", "dv_cardinality")),
+        **dict.fromkeys(("dv_storage_type", "dv_path", "dv_offset", "dv_size", "dv_cardinality", "base_row_id")),
     }
     assert rows["c"] == {
-        **{"path": "c", "partition_values": {"part": None}, "size": 10, "stats": None},
+        **{"path": "c", "partition_values": {"part": None}, "size": 10, "stats": None, "base_row_id": None},
         **{"dv_storage_type": "u", "dv_path": "dv", "dv_offset": 5, "dv_size": 40, "dv_cardinality": 6},
     }
 
