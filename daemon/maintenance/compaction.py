@@ -110,6 +110,9 @@ class Compactor:
             return done
         check_places(table.metadata.location, table.properties, context.location)
         shape = shape_of(table, context.settings)
+        # A sync upgrades the table, and refuses to take it back.
+        if table.metadata.format_version != shape.definition.format_version:
+            return done
         with_vectors = shape.definition.format_version > 2
         shared = shape.granularity == "partition" and not with_vectors
         partitions = live_delete_files(table) if shared else {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
-from daemon.translate.name_mapping import HIDDEN_ID_START
+from daemon.translate.name_mapping import HIDDEN_ID_START, ROW_ID
 
 Path = tuple[str, ...]
 
@@ -16,7 +16,7 @@ def with_hidden(mapping: NameMapping, hidden: Iterable[Path]) -> NameMapping:
     paths = sorted(hidden)
     if not paths:
         return mapping
-    used = [mapped.field_id or 0 for mapped in _flat_mapping(mapping.root)]
+    used = [mapped.field_id or 0 for mapped in _flat_mapping(mapping.root) if mapped.field_id != ROW_ID]
     next_id = max([HIDDEN_ID_START, *used]) + 1
     fields = list(mapping.root)
     for number, path in enumerate(paths):
