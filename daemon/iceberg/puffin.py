@@ -45,7 +45,6 @@ class BlobMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     offset: int
     length: int
     properties: dict[str, str] = {}
-    compression_codec: str | None = None
 
 
 class _Footer(msgspec.Struct, frozen=True):

@@ -172,7 +172,7 @@ class Target:
         if stamp:
             updates = (*updates, SetPropertiesUpdate(updates={**stamp, **self._signature}))
         removals, references = _removals(table, definition.misread.snapshot_ids, definition.misread.tags)
-        table = self._commit_metadata(table, (*updates, *removals), announce, references)
+        table = self._commit_metadata(table, (*updates, *removals), announce, references, definition.format_version)
         _log_expired(table, definition.misread)
         return table
 
@@ -183,14 +183,15 @@ class Target:
         snapshots at this very moment is lost: the specification has no requirement that a tag is absent.
         """
         removals, references = _removals(table, snapshot_ids, tags)
-        return self._commit_metadata(table, removals, announce, references)
+        return self._commit_metadata(table, removals, announce, references, table.metadata.format_version)
 
     def _commit_metadata(
         self,
         table: Table,
         updates: tuple[TableUpdate, ...],
         announce: Announce,
-        requirements: tuple[TableRequirement, ...] = (),
+        requirements: tuple[TableRequirement, ...],
+        format_version: int,
     ) -> Table:
         self._check_lease()
         try:
@@ -198,7 +199,7 @@ class Target:
         except CommitFailedException as error:
             raise self._conflict(error) from error
         except Exception as error:
-            raise self._unknown(error) from error
+            raise self._failed(error, format_version) from error
         self.update_hint(table)
         return table
 
@@ -261,16 +262,8 @@ class Target:
             if found is None or found.metadata.current_snapshot_id != prepared.snapshot_id:
                 raise self._conflict(error) from error
             table = found
-        except BadRequestError as error:
-            if definition.format_version == 2:
-                raise self._unknown(error) from error
-            raise Unsupported(
-                f"the catalog refused a commit of format version {definition.format_version}: {error}",
-                path=self.identifier,
-                hint="Set format_version: 2, or use a version of the catalog's server that supports this one.",
-            ) from error
         except Exception as error:
-            raise self._unknown(error) from error
+            raise self._failed(error, definition.format_version) from error
         self.update_hint(table)
         _log_expired(table, definition.misread)
         return table
@@ -304,7 +297,13 @@ class Target:
             hint="dvsync reads the table again and parks it if the other writer is not dvsync.",
         )
 
-    def _unknown(self, error: Exception) -> CommitOutcomeUnknown:
+    def _failed(self, error: Exception, format_version: int) -> SyncError:
+        if isinstance(error, BadRequestError) and format_version > 2:
+            return Unsupported(
+                f"the catalog refused a commit of format version {format_version}: {error}",
+                path=self.identifier,
+                hint="Set format_version: 2, or use a version of the catalog's server that supports this one.",
+            )
         return CommitOutcomeUnknown(
             f"the commit to {self.identifier} may or may not have landed: {type(error).__name__}: {error}",
             hint="dvsync first searches the table for its marker, then tries again.",

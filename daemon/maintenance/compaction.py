@@ -43,6 +43,9 @@ from state import DeleteFileRecord, FileKind, LiveFile, OrphanReason, TableRecor
 
 # The data files that one snapshot compacts; a few more if they share delete files.
 DATA_FILES_AT_ONCE = 1000
+# The data files whose deletion vectors share a new Puffin file. If a sync changes one of them meanwhile, the next round
+# tries again with all of them.
+DATA_FILES_PER_PUFFIN_FILE = 50
 # If a sync holds the lock for longer than this, compaction gives up, and the next round tries again.
 COMMIT_WAIT_S = 30.0
 # The operation in the summary of a snapshot that compacts delete files.
@@ -110,9 +113,8 @@ class Compactor:
             return done
         check_places(table.metadata.location, table.properties, context.location)
         shape = shape_of(table, context.settings)
-        # A sync upgrades the table, and refuses to take it back.
         if table.metadata.format_version != shape.definition.format_version:
-            return done
+            return done  # A sync upgrades the table.
         with_vectors = shape.definition.format_version > 2
         shared = shape.granularity == "partition" and not with_vectors
         partitions = live_delete_files(table) if shared else {}
@@ -120,18 +122,19 @@ class Compactor:
         failed: SyncError | None = None
         while seeds and not stop.is_set():
             crowds = _gather(context, record, seeds[:DATA_FILES_AT_ONCE], partitions, shape)
+            join = _sharing_puffin_files if with_vectors else list[Crowd]
             gathered = {file.path for crowd in crowds for file in crowd.data_files}
             seeds = [path for path in seeds[DATA_FILES_AT_ONCE:] if path not in gathered]
             worth = [crowd for crowd in crowds if crowd.is_worth_it and self._is_readable(crowd)]
             if dry_run:
-                done += _sum(worth)
+                done += _sum(join(worth))
                 continue
             # After a failure, split the part in halves until the unreadable crowd is alone.
             parts = [worth] if worth else []
             while parts and not stop.is_set():
                 part = parts.pop()
                 try:
-                    rewritten = _rewrite(context, record, part)
+                    rewritten = _rewrite(context, record, join(part))
                     if rewritten is None:
                         # A sync holds the lock: new delete files for the other parts would be wasted, too.
                         seeds, parts = [], []
@@ -206,12 +209,8 @@ def _gather(
         paths |= served
         delete_files = context.store.find_delete_files(record.id, sorted(paths))
     groups = _Groups()
-    with_vectors = shape.definition.format_version > 2
     for file in delete_files:
         place = {partitions[file.path][0]} if file.path in partitions else set()
-        if with_vectors:
-            # The vectors of all partitions share Puffin files.
-            place = {f"spec {file.spec_id}"}
         groups.join([*(mapping.data_file for mapping in file.mappings), *place])
     live = context.store.find_live_files(record.id, paths)
     members: dict[str, list[LiveFile]] = defaultdict(list)
@@ -221,7 +220,12 @@ def _gather(
     for file in delete_files:
         serving[groups.find(file.mappings[0].data_file)].append(file)
     return [
-        Crowd(tuple(data_files), tuple(serving[group]), tuple(_divided(data_files, shape)), with_vectors)
+        Crowd(
+            tuple(data_files),
+            tuple(serving[group]),
+            tuple(_divided(data_files, shape)),
+            is_outdated=shape.definition.format_version > 2,
+        )
         for group, data_files in members.items()
         if all(file.deletion_vector not in (None, UNKNOWN_DV) for file in data_files)
     ]
@@ -236,6 +240,26 @@ def _divided(data_files: Sequence[LiveFile], shape: Shape) -> Iterator[tuple[DvC
     size = DATA_FILES_PER_DELETE_FILE_MAX if shape.granularity == "partition" else 1
     for start in range(0, len(changes), size):
         yield tuple(changes[start : start + size])
+
+
+def _sharing_puffin_files(crowds: Sequence[Crowd]) -> list[Crowd]:
+    """Join crowds, so that their deletion vectors share Puffin files. A Puffin file has data files of one spec."""
+    joined: dict[int, list[list[Crowd]]] = defaultdict(lambda: [[]])
+    for crowd in crowds:
+        members = joined[crowd.delete_files[0].spec_id]
+        if sum(len(each.data_files) for each in members[-1]) >= DATA_FILES_PER_PUFFIN_FILE:
+            members.append([])
+        members[-1].append(crowd)
+    return [_joined(members) for of_spec in joined.values() for members in of_spec]
+
+
+def _joined(crowds: Sequence[Crowd]) -> Crowd:
+    return Crowd(
+        tuple(file for crowd in crowds for file in crowd.data_files),
+        tuple(file for crowd in crowds for file in crowd.delete_files),
+        tuple(map(tuple, chunks([change for crowd in crowds for part in crowd.changes for change in part]))),
+        is_outdated=True,
+    )
 
 
 class _Groups:
@@ -338,6 +362,8 @@ def _commit(context: TableContext, transaction: Transaction, written: Written) -
     snapshot, marker = table.current_snapshot(), shown_by(table)
     assert snapshot is not None and marker is not None, "what is recorded is ours"
     definition = shape_of(table, context.settings).definition
+    if table.metadata.format_version != definition.format_version:
+        return None  # Another process upgraded the table meanwhile.
     transaction.move_to(record, table, definition)
     delta = RowDelta(
         snapshot_id=transaction.id,

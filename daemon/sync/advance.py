@@ -17,10 +17,15 @@ from daemon.sync.context import TableContext
 from daemon.sync.deletions import Change, write_positions, write_vectors
 from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import Shape, check_references, remembering, shape_for, shape_of
-from daemon.translate.plan import (
-    account_change,
+from daemon.translate.definition import (
+    Shape,
+    check_references,
+    remembering,
+    row_id_column_of,
+    shape_for,
+    shape_of,
 )
+from daemon.translate.plan import account_change
 
 
 def advance(
@@ -93,7 +98,7 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
         return remembering(shape, shown.table, change.protocol, None) if change.protocol else shape
     shape = shape_for(change.metadata, shown.table, context.settings)
     shape = remembering(shape, shown.table, change.protocol, change.metadata)
-    if shape.table.has_row_ids and not shape_of(shown.table, context.settings).table.has_row_ids:
+    if shape.table.has_row_ids and not row_id_column_of(shown.table):
         raise ReplacementNeeded(
             "the Delta table tracks row ids from now on, and older data files have other row ids in Iceberg",
             version=change.to_version,

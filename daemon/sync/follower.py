@@ -48,7 +48,7 @@ from daemon.sync.proof import Checksums, check_state
 from daemon.sync.recovery import check_ours, check_source, commits_to_state, end_intents, load_shown, rebuild
 from daemon.sync.restore import restore_metadata
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import check_format_version, check_places, shape_of, tracks_rows
+from daemon.translate.definition import check_format_version, check_places, row_id_column_of, shape_of
 from state import TableRecord
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -198,7 +198,7 @@ class Follower:
         context, table = self._context, shown.table
         if table.metadata.format_version >= context.settings.format_version:
             return shown
-        if tracks_rows(table):
+        if row_id_column_of(table):
             raise ReplacementNeeded(
                 "the table gets Delta's row ids with the new format version",
                 path=table.metadata_location,

@@ -47,6 +47,8 @@ PLACES = ("write.data.path", "write.metadata.path")
 # Delta's protocol and features must fit together, but a commit may change only one of them: see `remembering`.
 DELTA_PROTOCOL = "dvsync.delta.protocol"
 DELTA_FEATURES = "dvsync.delta.features-used"
+# The column in which Delta's data files have row ids; empty while Delta's row ids cannot be shown.
+DELTA_ROW_IDS = "dvsync.delta.row-id-column"
 # Each version writes a metadata file. Without these properties, a million of them would pile up in a year.
 METADATA_PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
@@ -107,7 +109,7 @@ def shape_of(table: Table, settings: TableSettings) -> Shape:
         spec_id=table.metadata.default_spec_id,
         name_mapping=parse_mapping_from_json(table.properties[NAME_MAPPING]),
     )
-    return _shape(schema, settings, table.properties, table.properties.get(RETENTION_MS))
+    return _shape(schema, settings, table.properties, table.properties.get(RETENTION_MS), row_id_column_of(table))
 
 
 def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) -> Shape:
@@ -123,9 +125,9 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     """
     check_metadata(metadata)
     retention_ms = str(round(retention_s(metadata) * 1000))
-    row_ids = _row_id_column(metadata, settings)
+    row_ids = _row_id_column(metadata)
     if table is None:
-        return _shape(_tracking(translate_schema(metadata), row_ids), settings, {}, retention_ms)
+        return _shape(translate_schema(metadata), settings, {}, retention_ms, row_ids)
     mapping = _own_mapping(table)
     schema = translate_schema(
         metadata,
@@ -134,28 +136,28 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
         schemas=table.schemas(),
         specs=table.specs(),
     )
-    schema = _tracking(schema, row_ids)
-    shape = _shape(schema, settings, table.properties, retention_ms)
+    shape = _shape(schema, settings, table.properties, retention_ms, row_ids)
     # If somebody else changed the mapping, the schemas of our snapshots show which name belonged to which id.
     ours = {snapshot.schema_id for snapshot in table.metadata.snapshots if find_marker(snapshot) is not None}
     schemas = [each for schema_id, each in table.schemas().items() if schema_id in ours]
     before = [mapping] if mapping else [each.name_mapping for each in schemas]
-    lost = {field_id: name for each in before for field_id, name in find_lost(each, schema.name_mapping).items()}
+    lost = {field_id: name for each in before for field_id, name in find_lost(each, shape.table.name_mapping).items()}
     misread = _misread(table, lost)
     return replace(shape, definition=replace(shape.definition, misread=misread))
 
 
-def _tracking(schema: TableSchema, column: str | None) -> TableSchema:
-    return replace(schema, name_mapping=with_row_ids(schema.name_mapping, column)) if column else schema
-
-
-def _row_id_column(metadata: Metadata, settings: TableSettings) -> str | None:
-    """Return the column in which Delta's data files have row ids; None if the Iceberg table cannot show them.
+def _row_id_column(metadata: Metadata) -> str:
+    """Return the column in which Delta's data files have row ids; an empty text if Iceberg cannot show them.
 
     Under column mapping, files have field ids for all columns but this one, and readers then use no name mapping.
     """
-    tracks = metadata.configuration.get(ROW_TRACKING, "").lower() == "true" and settings.format_version > 2
-    return metadata.configuration.get(ROW_ID_COLUMN) if tracks and metadata.column_mapping_mode == "none" else None
+    tracks = metadata.configuration.get(ROW_TRACKING, "").lower() == "true"
+    return metadata.configuration.get(ROW_ID_COLUMN, "") if tracks and metadata.column_mapping_mode == "none" else ""
+
+
+def row_id_column_of(table: Table) -> str:
+    """Return the column of Delta's row ids when dvsync last committed; an empty text if there was none."""
+    return table.properties.get(DELTA_ROW_IDS, "")
 
 
 def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
@@ -218,11 +220,6 @@ def remembering(shape: Shape, table: Table | None, protocol: Protocol | None, me
     return replace(shape, definition=replace(shape.definition, properties={**shape.definition.properties, **kept}))
 
 
-def tracks_rows(table: Table) -> bool:
-    """Return whether Delta tracked the ids of the table's rows when dvsync last committed."""
-    return "rowTracking" in table.properties.get(DELTA_FEATURES, "").split(",")
-
-
 def _own_schema(table: Table) -> Schema:
     """Return the schema that dvsync left, even if another is current now; the current one if none is recorded."""
     own = table.properties.get(SCHEMA_ID)
@@ -262,9 +259,20 @@ def _counts_anew(metadata: Metadata, table: Table) -> bool:
 
 
 def _shape(
-    schema: TableSchema, settings: TableSettings, properties: Mapping[str, str], retention_ms: str | None
+    schema: TableSchema,
+    settings: TableSettings,
+    properties: Mapping[str, str],
+    retention_ms: str | None,
+    row_ids: str,
 ) -> Shape:
-    schema = replace(schema, time_zone=settings.partition_time_zone, may_overflow=settings.may_overflow)
+    has_row_ids = bool(row_ids) and settings.format_version > 2
+    schema = replace(
+        schema,
+        name_mapping=with_row_ids(schema.name_mapping, row_ids) if has_row_ids else schema.name_mapping,
+        time_zone=settings.partition_time_zone,
+        may_overflow=settings.may_overflow,
+        has_row_ids=has_row_ids,
+    )
     granularity = settings.delete_granularity or properties.get(DELETE_GRANULARITY, "file")
     defaults = {} if properties else METADATA_PROPERTIES
     definition = Definition(
@@ -279,6 +287,7 @@ def _shape(
             **_shape_properties(schema),
             **metrics_properties(schema),
             **({RETENTION_MS: retention_ms} if retention_ms else {}),
+            **({DELTA_ROW_IDS: row_ids} if row_ids or DELTA_ROW_IDS in properties else {}),
         },
     )
     return Shape(schema, definition, granularity)

@@ -42,7 +42,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.name_mapping import HIDDEN_ID_START, ROW_ID, find_renumbered, with_dropped
+from daemon.translate.name_mapping import HIDDEN_ID_START, find_renumbered, with_dropped
 
 PRIMITIVES: Mapping[str, PrimitiveType] = {
     "boolean": BooleanType(),
@@ -97,7 +97,8 @@ class TableSchema:
 
     `replaced` are columns whose type or id changed, so that they are new columns in Iceberg. If there are any, no older
     file may stay live. `time_zone` applies to timestamp partition values without one. If `may_overflow`, INT96
-    timestamps are accepted that some readers cannot show.
+    timestamps are accepted that some readers cannot show. If `has_row_ids`, the rows' ids are those of Delta's row
+    tracking.
     """
 
     schema: Schema
@@ -107,16 +108,12 @@ class TableSchema:
     replaced: tuple[str, ...] = ()
     time_zone: str = "UTC"
     may_overflow: bool = False
+    has_row_ids: bool = False
 
     @property
     def spec(self) -> PartitionSpec:
         """The spec for files that are added from now on."""
         return self.specs[self.spec_id]
-
-    @cached_property
-    def has_row_ids(self) -> bool:
-        """Whether the rows' ids are those of Delta's row tracking."""
-        return any(mapped.field_id == ROW_ID for mapped in self.name_mapping)
 
     @cached_property
     def leaves(self) -> Mapping[tuple[str, ...], NestedField]:

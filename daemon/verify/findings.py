@@ -45,6 +45,7 @@ class Fault(StrEnum):
     DELETED_COUNT = "wrong number of deleted rows"
     DELETE_FILE = "delete file without effect"
     DELETE_FILE_DAMAGED = "delete file damaged"
+    VECTOR_NOT_ALONE = "deletion vector not alone"
     ROWS_MISSING = "rows missing"
     ROWS_SURPLUS = "deleted rows shown"
     VALUES = "different values"

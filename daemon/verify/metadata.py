@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -111,6 +111,7 @@ class MetadataCheck:
     def _count_deleted(self, data_entries: Mapping[str, ManifestEntry], sample: Sample) -> Counter[str]:
         """Count by data file the positions of the delete files that apply to it. Iceberg spec, "Scan Planning"."""
         deleted: Counter[str] = Counter()
+        serving: dict[str, list[DataFile]] = defaultdict(list)
         for entry, _ in live_entries(self.table, self.snapshot, ManifestContent.DELETES):
             delete_file = entry.data_file
             single = referenced_data_file(delete_file)
@@ -130,6 +131,12 @@ class MetadataCheck:
                     self._found(Fault.DELETE_FILE, delete_file.file_path, f"{why}: {path}")
                 else:
                     deleted[path] += count
+                    serving[path].append(delete_file)
+        for path, files in serving.items():
+            # Iceberg spec, "Deletion Vectors": at most one a data file, and no position deletes beside it.
+            if len(files) > 1 and any(file.file_format is FileFormat.PUFFIN for file in files):
+                detail = f"its delete files are {', '.join(sorted(file.file_path for file in files))}"
+                self._found(Fault.VECTOR_NOT_ALONE, path, detail)
         return deleted
 
     def _served(self, delete_file: DataFile) -> dict[str, int]:

@@ -9,20 +9,27 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.manifest import ManifestContent
+from pyiceberg.manifest import ManifestContent, ManifestEntry
 from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
 from daemon.delta.deletion_vector import frame_bytes
 from daemon.delta.position_set import DVPlace, as_bitmap, decode_positions, encode_positions
-from daemon.errors import Unsupported
-from daemon.iceberg.manifests import content_span, first_row_id, referenced_data_file
+from daemon.errors import CorruptInput, Unsupported
+from daemon.iceberg.manifests import (
+    content_span,
+    first_row_id,
+    read_manifest_list,
+    referenced_data_file,
+    write_manifest,
+)
 from daemon.iceberg.puffin import Blob, read_blobs
-from daemon.iceberg.references import live_entries
+from daemon.iceberg.references import entries_of, live_entries
 from daemon.locations import normalize_location
-from daemon.maintenance.compaction import Compactor
+from daemon.maintenance.compaction import Compaction, Compactor
+from daemon.pipeline.runner import Runner
 from daemon.storage import FileIOStorage, Span
-from daemon.verify.findings import Level, Scope
+from daemon.verify.findings import Fault, Level, Scope
 from daemon.verify.verifier import Verifier
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.images import vectors_of
@@ -144,6 +151,83 @@ def test_compaction_replaces_puffin_files_that_are_mostly_dead(pair: Pair) -> No
     assert compactor.compact(Event()).snapshots == 0
 
 
+def test_an_unreadable_vector_keeps_no_other_from_compaction(pair: Pair) -> None:
+    """Vectors of several Puffin files share a new one, unless one of them cannot be read."""
+    pair.delete({0: [1], 2: [1, 2, 3]})
+    damaged = pair.table.dv_files[pair.table.live[pair.paths[0]]["deletionVector"]["pathOrInlineDv"]]
+    pair.delete({1: [1], 3: [1, 2, 3]})
+    pair.delete({2: [4], 3: [4]})
+    compactor = Compactor(pair.bench.context)
+    assert compactor.compact(Event(), dry_run=True) == Compaction(2, 2, 1)
+    contents = damaged.read_bytes()
+    damaged.write_bytes(contents[:-3])
+    with pytest.raises(CorruptInput):
+        compactor.compact(Event())
+    assert sorted(pair.puffins().values()) == [(["f0"], ["f2"]), (["f1"], []), (["f2", "f3"], [])]
+    assert compactor.compact(Event()) == Compaction(), "it is not tried again"
+    damaged.write_bytes(contents)
+    pair.check()
+
+
+def test_a_compaction_goes_back_to_no_older_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with new settings upgrades the table between writing and committing: nothing is committed."""
+    pair = Pair(tmp_path, maintenance={"delete_files_max": 1})
+    pair.bench.sync()
+    for position in range(3):
+        pair.delete({0: [position]})
+    old = pair.bench
+    inner = Runner.write_delete_files
+
+    def write(runner: Runner, tasks: Any, **options: Any) -> Any:
+        results = inner(runner, tasks, **options)
+        pair.bench = pair.open(format_version=3)
+        pair.bench.sync()
+        return results
+
+    monkeypatch.setattr(Runner, "write_delete_files", write)
+    assert Compactor(old.context).compact(Event()) == Compaction()
+    assert pair.bench is not old and pair.bench.iceberg().metadata.format_version == 3
+    old.close()
+    pair.bench.close()
+
+
+def test_verify_finds_a_second_delete_file(pair: Pair) -> None:
+    """Both readings are wrong somewhere: some readers apply one of them, some both."""
+    pair.delete({0: [1]})
+    first = delete_entries(pair.bench)
+    pair.delete({0: [2], 1: [1]})
+    iceberg = pair.bench.iceberg()
+    snapshot = iceberg.current_snapshot()
+    assert snapshot is not None
+    (manifest,) = [
+        each
+        for each in read_manifest_list(iceberg.io, snapshot.manifest_list)
+        if each.content is ManifestContent.DELETES and not entries_of(iceberg, each)
+    ]
+    Path(manifest.manifest_path.removeprefix("file://")).unlink()
+    write_manifest(
+        iceberg.io,
+        manifest.manifest_path,
+        ManifestContent.DELETES,
+        first,
+        spec=iceberg.spec(),
+        schema=iceberg.schema(),
+        snapshot_id=snapshot.snapshot_id,
+        format_version=3,
+    )
+    proof = Verifier(pair.bench.context).verify(Scope(Level.METADATA), Event())
+    assert proof and proof.findings.counts[Fault.VECTOR_NOT_ALONE] == 1
+    (found,) = [each for each in proof.findings.named if each.fault is Fault.VECTOR_NOT_ALONE]
+    assert found.path == f"{pair.table.location}/{pair.paths[0]}"
+
+
+def delete_entries(bench: Bench) -> list[ManifestEntry]:
+    iceberg = bench.iceberg()
+    snapshot = iceberg.current_snapshot()
+    assert snapshot is not None
+    return [entry for entry, _ in live_entries(iceberg, snapshot, ManifestContent.DELETES)]
+
+
 @pytest.mark.parametrize("granularity", ["file", "partition"])
 def test_a_table_is_upgraded_in_place(tmp_path: Path, granularity: str) -> None:
     """The metadata at once, each data file with its first vector, the rest by maintenance; older snapshots stay."""
@@ -249,6 +333,20 @@ def test_a_table_gets_deltas_row_ids_when_delta_tracks_them(tmp_path: Path, vers
     pair.delete({1: [1]})
     pair.check()
     pair.bench.close()
+
+
+def test_row_ids_after_a_pause_of_row_tracking(pair: Pair) -> None:
+    """Files of the pause have row ids that Delta gave to nobody, or to other rows: the table is written anew."""
+    track(pair, {path: 1000 + 100 * n for n, path in enumerate(pair.paths)})
+    off = {**TRACKED, "delta.enableRowTracking": "false"}
+    pair.table.commit([{"metaData": {**pair.table.metadata(), "configuration": off}}])
+    pair.paths.append(pair.table.write_file([(90, "a", "v")], name="f4"))
+    pair.table.commit([pair.table.add(pair.paths[4])])
+    pair.bench.sync()
+    assert (row_ids(pair.bench)["f4.parquet"] or 0) >= 1308
+    track(pair, {path: 5000 + 100 * n for n, path in enumerate(pair.paths)})
+    assert row_ids(pair.bench) == {f"f{n}.parquet": 5000 + 100 * n for n in range(5)}
+    pair.check()
 
 
 def is_deleted(row: int) -> bool:
