@@ -29,7 +29,10 @@ log: {format: json}
 limits: {tables_at_once: 4}
 defaults: {poll_interval: 300ms}
 maintenance: {interval: 3s, snapshots_max: 20, delete_files_max: 3, orphan_grace: 1m}
-tables: [{source: lake/*/, target: "lake.{name}", name: "{name}"}]
+tables:
+"""
+# Every second table has format version 3.
+TABLE = """- {{source: lake/*{digit}/, target: "lake.{{name}}", name: "{{name}}", format_version: {version}}}
 """
 TABLES, BUSY = 12, 6
 SETTLE_S = 600.0
@@ -44,7 +47,8 @@ class World:
         self.folder = folder
         self.random = random
         self.config = folder / "config.yaml"
-        self.config.write_text(CONFIG)
+        tables = [TABLE.format(digit=digit, version=2 + digit % 2) for digit in range(10)]
+        self.config.write_text(CONFIG + "".join(tables))
         self.clock_file = folder / "clock"
         self.clock_file.write_text("0")
         self.load = Load(folder / "lake", random, count=TABLES, busy=BUSY, interval_s=1.0)
@@ -165,6 +169,7 @@ class World:
             bench = Bench(self.folder, table.location, target=f"lake.{name}", name=name, catalog_uri=self.catalog_uri)
             with closing(bench):
                 iceberg = bench.iceberg()
+                assert iceberg.metadata.format_version == 2 + int(name[-1]) % 2, name
                 assert rows_of(iceberg.scan().to_arrow()) == table.live_rows(), name
                 assert duckdb_rows(iceberg) == table.live_rows(), name
                 versions = shown_versions(iceberg)

@@ -1,7 +1,7 @@
 """A long life of one table, from a seed: commits, VACUUM, syncs and maintenance, with failures and kills in between.
 
-Run as `python -m tests.kit.long_run FOLDER SEED CYCLES`; the last line is `end all well`. Each cycle is a process of
-its own, and some do not survive.
+Run as `python -m tests.kit.long_run FOLDER SEED CYCLES FORMAT_VERSION`; the last line is `end all well`. Each cycle is a
+process of its own, and some do not survive.
 """
 
 from __future__ import annotations
@@ -57,15 +57,17 @@ class World:
     folder: Path
     seed: str
     granularity: str
+    format_version: int
     history: History
     dead_since: dict[Path, int] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, folder: Path, seed: str) -> World:
+    def make(cls, folder: Path, seed: str, format_version: int) -> World:
         table = HandmadeTable(folder / "delta", partitioned=True)
         table.create()
         random = Random(seed)
-        world = cls(folder, seed, random.choice(("file", "partition")), History(table, random))
+        granularity = random.choice(("file", "partition"))
+        world = cls(folder, seed, granularity, format_version, History(table, random))
         for _ in range(3):
             world.history.play()
         world.save()
@@ -88,6 +90,7 @@ class World:
             delete_files_max=2,
             deleted_share=0.5,
             partition_delete_files_max=3,
+            dead_share=0.2,
             snapshots_max=6,
             orphan_grace=f"{GRACE_S} s",
             history=f"{3 * GRACE_S} s",
@@ -96,7 +99,11 @@ class World:
             self.folder / "dvsync",
             self.table.location,
             clock=LaterClock(cycle),
-            table_options={"delete_granularity": self.granularity, "maintenance": maintenance},
+            table_options={
+                "delete_granularity": self.granularity,
+                "format_version": self.format_version,
+                "maintenance": maintenance,
+            },
         )
 
     def change(self, random: Random, cycle: int) -> None:
@@ -226,10 +233,12 @@ def end(folder: Path, cycle: int) -> str:
 
 
 def main() -> None:
-    folder, seed, cycles = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    folder, seed, cycles, format_version = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     warnings.simplefilter("error")
     gc.freeze()
-    steps: list[tuple[str, Callable[[], object]]] = [("make", lambda: World.make(folder, seed) and "made")]
+    steps: list[tuple[str, Callable[[], object]]] = [
+        ("make", lambda: World.make(folder, seed, format_version) and "made")
+    ]
     for cycle in range(cycles):
         steps.append((f"cycle {cycle}", lambda cycle=cycle: live(folder, cycle)))  # type: ignore[misc]
         if cycle % CHECK_EVERY == CHECK_EVERY - 1:
