@@ -261,7 +261,9 @@ class Figures:
         return self.last / self.settled if self.last and self.settled else None
 
 
-def measure(folder: Path, *, commits: int, round_every: int, seed: int) -> tuple[list[Side], dict[int, Machine]]:
+def measure(
+    folder: Path, *, commits: int, round_every: int, seed: int, format_version: int
+) -> tuple[list[Side], dict[int, Machine]]:
     """Both sides after `commits` commits, and the machine at the end of each window."""
     machine: dict[int, Machine] = {}
     duckdb_connection().execute("SET enable_external_file_cache = false")
@@ -269,7 +271,10 @@ def measure(folder: Path, *, commits: int, round_every: int, seed: int) -> tuple
         table = HandmadeTable(Path(name) / "lake")
         table.create()
         clock = MovedClock()
-        benches = {side: Bench(Path(name) / side, table.location, clock=clock) for side in COLOURS}
+        options = {"format_version": format_version}
+        benches = {
+            side: Bench(Path(name) / side, table.location, clock=clock, table_options=options) for side in COLOURS
+        }
         sides = [
             Side(side, bench, Maintainer(bench.context) if side == "with maintenance" else None)
             for side, bench in benches.items()
@@ -356,13 +361,18 @@ def main() -> None:
     options.add_argument("--commits", type=int, default=2_000, help="a multiple of the window (%(default)s)")
     options.add_argument("--round-every", type=int, default=50, help="commits between two rounds (%(default)s)")
     options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--format-version", type=int, choices=(2, 3), default=2, help="of the Iceberg tables")
     options.add_argument("--plot", type=Path, help="a PNG to be written")
     arguments = options.parse_args()
     if arguments.commits < WINDOW or arguments.commits % WINDOW:
         options.error(f"--commits must be a multiple of {WINDOW}")
     before = conditions(arguments.folder)
     sides, machine = measure(
-        arguments.folder, commits=arguments.commits, round_every=arguments.round_every, seed=arguments.seed
+        arguments.folder,
+        commits=arguments.commits,
+        round_every=arguments.round_every,
+        seed=arguments.seed,
+        format_version=arguments.format_version,
     )
     windows = (WINDOW, -(-arguments.commits // (4 * WINDOW)) * WINDOW, arguments.commits)
     figures = figures_of(sides, windows)
