@@ -205,27 +205,48 @@ def status(
 @app.command()
 def doctor(
     context: typer.Context,
-    table: Annotated[str, typer.Argument(metavar="TABLE|PATH", help="A table of the configuration, or a path or URI.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLE|PLACE]...",
+            help="Tables of the configuration, or paths or URIs of Delta tables or of folders above them; with `*`, all"
+            " that match. Default: all tables of the configuration.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings and the summary as JSON.")] = False,
     config: ConfigPath = None,
 ) -> None:
-    """Say whether a Delta table can be followed; syncs nothing.
+    """Say whether Delta tables can be followed; syncs nothing.
 
-    Lists which of its features, columns and files are supported, which are not and why, and what readers must know.
+    Lists which features, columns and files are supported, which are not and why, and what readers must know. For
+    several tables, it prints what is refused, then a summary: the reasons, what first syncs read, and the readers.
     """
     import_arrow()
-    from daemon.cli.operations import examine_table  # noqa: PLC0415
+    from daemon.cli.operations import examine_tables, tables_to_examine  # noqa: PLC0415
     from daemon.cli.tables import with_found_tables  # noqa: PLC0415
-    from daemon.doctor.diagnosis import as_lines  # noqa: PLC0415
+    from daemon.doctor.diagnosis import Diagnosis, Verdict, as_lines  # noqa: PLC0415
+    from daemon.doctor.lake import lines_on, summarize, summary_lines  # noqa: PLC0415
 
+    examined: list[tuple[str, Diagnosis | SyncError]] = []
     with _reported_errors():
         settings, _ = with_found_tables(_load(context, config, optional=True, quiet=True))
-        diagnosis = examine_table(settings, table)
+        chosen = tables_to_examine(settings, tables or (), lambda line: typer.echo(line, err=True))
+        for table, found in examine_tables(settings, chosen):
+            examined.append((table.source, found))
+            if len(chosen) > 1:
+                lines = lines_on(table.source, found, Verdict.REFUSED)
+            elif isinstance(found, SyncError):
+                raise found
+            else:
+                lines = as_lines(found)
+            if not as_json:
+                _say("\n".join(lines))
+    lake = summarize(examined)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(diagnosis), indent=2))
-    else:
-        _say("\n".join(as_lines(diagnosis)))
-    raise typer.Exit(0 if diagnosis.is_followed else 1)
+        typer.echo(msgspec.json.format(msgspec.json.encode(lake), indent=2))
+    elif len(chosen) != 1:
+        _say("\n".join(summary_lines(lake)))
+    raise typer.Exit(0 if lake.is_followed else 1)
 
 
 @app.command()

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import yaml
 
 from daemon.cli.operations import examine_tables
@@ -20,7 +19,8 @@ from daemon.clock import SystemClock
 from daemon.config.load import load_settings
 from daemon.config.settings import Settings
 from daemon.config.share import ALL
-from daemon.doctor.diagnosis import Diagnosis, Verdict, as_lines
+from daemon.doctor.diagnosis import Diagnosis, Verdict
+from daemon.doctor.lake import lines_on
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.masking import hide
 from daemon.service.discovery import Found, discover
@@ -124,12 +124,9 @@ def _remark(item: Item, refused: Diagnosis) -> None:
 
 def _lines_on(source: str, examined: Diagnosis | SyncError, *, is_same: bool) -> Sequence[str]:
     """Return the notes and refusals of one table as lines. An error that `is_same` as the last one is not repeated."""
-    if isinstance(examined, Diagnosis):
-        findings = tuple(finding for finding in examined.findings if finding.verdict is not Verdict.FOLLOWED)
-        return as_lines(msgspec.structs.replace(examined, findings=findings, readers=()))
     if is_same:
         return [f"{source}: could not be examined, for the same reason"]
-    return [f"{source}: could not be examined: {examined.kind}: {examined}", f"  {examined.hint}"]
+    return lines_on(source, examined, Verdict.NOTE, Verdict.REFUSED)
 
 
 def _load(path: Path, items: Sequence[Item]) -> Settings:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from threading import Event
 from typing import TypeVar
 
 from pyiceberg.table import Table
 
+from daemon.cli.survey import survey
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.doctor.diagnosis import Diagnosis, diagnose
-from daemon.errors import ObjectMissing, SyncError, Unsupported
-from daemon.locations import normalize_location
+from daemon.errors import ConfigInvalid, SyncError, Unsupported
 from daemon.maintenance.maintainer import Maintainer
 from daemon.scheduling.cycle import CycleResult
 from daemon.service.assembly import open_parts
+from daemon.service.discovery import discover
 from daemon.service.lease import hold_lease
 from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
@@ -70,24 +72,32 @@ def sync_tables(
         parts.outbox.close(NOTICES_MAX_S)
 
 
-def examine_table(settings: Settings, name_or_path: str) -> Diagnosis:
-    """Diagnose one table: a configured table, by its name, or any Delta table, by its path or URI.
+def tables_to_examine(settings: Settings, wanted: Sequence[str], report: Callable[[str], None]) -> list[TableSettings]:
+    """Return the configured tables that `wanted` names, all by default, and the Delta tables in its other places.
 
-    Raises ObjectMissing when there is no table, or when a file that Delta needs is missing. Raises an error, too, when
-    the store or Spark is away.
+    Names may contain `*`. Places are paths or URIs of Delta tables, of folders above them, or patterns with `*`.
+    `report` gets a line for each folder that was skipped. Raises ConfigInvalid if a place has no table, or if there is
+    no table at all, and ObjectStoreAway.
     """
-    known = {table.name: table for table in settings.tables}
-    table = known.get(name_or_path) or TableSettings(
-        source=normalize_location(name_or_path), target="doctor.table"
-    ).model_copy(update=dict(settings.defaults))
-    storage = FileIOStorage(settings.file_properties(table.catalog))
-    if not DeltaLog(storage, table.source, SystemClock()).is_there():
-        hint = f"Give the path of a Delta table, or a configured name: {', '.join(known) or 'none is configured'}."
-        raise ObjectMissing("there is no Delta table", path=table.source, hint=hint)
-    ((_, examined),) = examine_tables(settings, [table])
-    if isinstance(examined, SyncError):
-        raise examined
-    return examined
+    if not wanted and settings.tables:
+        return list(settings.tables)
+    named = {name: [table for table in settings.tables if fnmatchcase(table.name, name)] for name in wanted}
+    tables = [table for found in named.values() for table in found]
+    places = [name for name, found in named.items() if not found]
+    if places:
+        try:
+            items = survey(settings, settings.defaults.catalog, places, report)
+        except ConfigInvalid as error:
+            known = ", ".join(table.name for table in settings.tables) or "none"
+            raise ConfigInvalid(error.message, hint=f"{error.hint} Configured tables: {known}.") from error
+        options = dict(settings.defaults)
+        placed = [TableSettings(source=item.source, target=item.target).model_copy(update=options) for item in items]
+        found = discover(settings.model_copy(update={"tables": tuple(placed)}), SystemClock(), {})
+        tables += [*found.tables, *found.others]
+    if not tables:
+        text = f"no Delta table matches {', '.join(wanted)}" if wanted else "no table is configured"
+        raise ConfigInvalid(text, hint="Name Delta tables, folders above them, or patterns such as 'lake/*/'.")
+    return list({table.source: table for table in tables}.values())
 
 
 def examine_tables(

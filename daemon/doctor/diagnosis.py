@@ -78,12 +78,18 @@ class ReaderTrouble(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """The findings on a table at a version. `version` is None if Delta itself cannot read the table."""
+    """The findings on a table at a version. `version` is None if Delta itself cannot read the table.
+
+    The counts are those of the data files that can be read: `rows` with deleted ones, and files with deletion vectors.
+    """
 
     source: str
     version: int | None
     findings: tuple[Finding, ...]
     readers: tuple[ReaderTrouble, ...] = ()
+    data_files: int = 0
+    rows: int = 0
+    deletion_vectors: int = 0
 
     @property
     def is_followed(self) -> bool:
@@ -116,7 +122,15 @@ def _diagnose(settings: TableSettings, state: TableState, properties: Mapping[st
     except (CorruptInput, Unsupported) as error:
         return Diagnosis(settings.source, state.version, (*findings, _refused("data files", error)))
     findings += _of_files(files, settings, refused)
-    return Diagnosis(settings.source, state.version, tuple(findings), tuple(_readers(state, schema, files, settings)))
+    return Diagnosis(
+        settings.source,
+        state.version,
+        tuple(findings),
+        tuple(_readers(state, schema, files, settings)),
+        files.files,
+        files.physical_rows,
+        files.files_with_deletions,
+    )
 
 
 def _refused(subject: str, error: SyncError) -> Finding:

@@ -102,7 +102,7 @@ class Told:
 
     @classmethod
     def of(cls, table: Followed) -> Told:
-        return cls(json.loads(doctor(str(table.source), "--json")[1]))
+        return cls(json.loads(doctor(str(table.source), "--json")[1])["tables"][0])
 
     @property
     def refused(self) -> set[str]:

@@ -1,7 +1,7 @@
 """A long life of one table, from a seed: commits, VACUUM, syncs and maintenance, with failures and kills in between.
 
-Run as `python -m tests.kit.long_run FOLDER SEED CYCLES FORMAT_VERSION`; the last line is `end all well`. Each cycle is a
-process of its own, and some do not survive.
+Run as `python -m tests.kit.long_run FOLDER SEED CYCLES FORMAT_VERSION`; the last line is `end all well`. Each cycle is
+a process of its own, and some do not survive.
 """
 
 from __future__ import annotations

@@ -1,0 +1,126 @@
+"""The summary of many diagnoses: why tables are refused, what their first syncs read, and which readers fail."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from daemon.doctor.diagnosis import Diagnosis, Finding, Verdict, as_lines
+from daemon.errors import SyncError
+
+# A summary names so many tables for each reason; JSON has them all.
+NAMED_MAX = 3
+# The column or columns that a message is about.
+COLUMN = re.compile(r"\bcolumn [^\s:,]+(, [^\s:,]+)*")
+
+
+class Unexamined(msgspec.Struct, frozen=True):
+    """A table that could not be examined, because a store, Spark or a file was away."""
+
+    source: str
+    kind: str
+    message: str
+    hint: str
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why tables are refused, what to do, and the sources of these tables. A table can have several reasons."""
+
+    text: str
+    hint: str
+    tables: tuple[str, ...]
+
+
+class FirstSyncs(msgspec.Struct, frozen=True):
+    """What the first syncs of the tables that can be followed read. `data_files` is the number of footers."""
+
+    tables: int = 0
+    data_files: int = 0
+    rows: int = 0
+    deletion_vectors: int = 0
+
+
+class LakeDiagnosis(msgspec.Struct, frozen=True):
+    """The diagnoses of tables, and their summary. `readers` maps a reader to the number of tables that trouble it."""
+
+    tables: tuple[Diagnosis, ...]
+    unexamined: tuple[Unexamined, ...]
+    reasons: tuple[Reason, ...]
+    first_syncs: FirstSyncs
+    readers: dict[str, int]
+
+    @property
+    def is_followed(self) -> bool:
+        return not self.reasons and not self.unexamined
+
+
+def summarize(examined: Sequence[tuple[str, Diagnosis | SyncError]]) -> LakeDiagnosis:
+    """Summarize the diagnosis, or the error, of each source."""
+    tables = tuple(each for _, each in examined if isinstance(each, Diagnosis))
+    followed = [table for table in tables if table.is_followed]
+    reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for table in tables:
+        for key in dict.fromkeys(_reasons(table.findings)):
+            reasons[key].append(table.source)
+    by_weight = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
+    readers = Counter(name for table in followed for name in {trouble.reader for trouble in table.readers})
+    return LakeDiagnosis(
+        tables,
+        tuple(
+            Unexamined(source, each.kind, str(each), each.hint)
+            for source, each in examined
+            if isinstance(each, SyncError)
+        ),
+        tuple(Reason(text, hint, tuple(sources)) for (text, hint), sources in by_weight),
+        FirstSyncs(
+            len(followed),
+            sum(table.data_files for table in followed),
+            sum(table.rows for table in followed),
+            sum(table.deletion_vectors for table in followed),
+        ),
+        dict(sorted(readers.items(), key=lambda item: (-item[1], item[0]))),
+    )
+
+
+def lines_on(source: str, examined: Diagnosis | SyncError, *verdicts: Verdict) -> Sequence[str]:
+    """Format what came of one table as text, with the findings of these verdicts."""
+    if isinstance(examined, SyncError):
+        return [f"{source}: could not be examined: {examined.kind}: {examined}", f"  {examined.hint}"]
+    findings = tuple(finding for finding in examined.findings if finding.verdict in verdicts)
+    return as_lines(msgspec.structs.replace(examined, findings=findings, readers=()))
+
+
+def _reasons(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    """Yield the refusals without what differs from table to table: names of columns, versions and paths."""
+    for finding in findings:
+        if finding.verdict is Verdict.REFUSED:
+            text = finding.text.partition(" [")[0]
+            yield COLUMN.sub("a column", text), finding.hint or ""
+
+
+def summary_lines(lake: LakeDiagnosis) -> Sequence[str]:
+    """Format the summary as text."""
+    count, syncs = len(lake.tables) + len(lake.unexamined), lake.first_syncs
+    lines = [f"{syncs.tables} of {count} tables can be followed."]
+    for reason in lake.reasons:
+        lines += [f"  {_counted(reason.tables)}: {reason.text}", f"    {reason.hint}"]
+    if lake.unexamined:
+        lines.append(f"  {_counted([table.source for table in lake.unexamined])}: could not be examined")
+    if syncs.tables:
+        lines.append(
+            f"First syncs read the footers of {syncs.data_files} data files ({syncs.rows} rows) and "
+            f"{syncs.deletion_vectors} deletion vectors."
+        )
+    if lake.readers:
+        troubles = ", ".join(f"{name} ({tables})" for name, tables in lake.readers.items())
+        lines.append(f"Readers with trouble, and the number of tables: {troubles}.")
+    return lines
+
+
+def _counted(sources: Sequence[str]) -> str:
+    named = ", ".join(source.rstrip("/").rpartition("/")[2] for source in sources[:NAMED_MAX])
+    more = ", …" if len(sources) > NAMED_MAX else ""
+    return f"{len(sources)} ({named}{more})"

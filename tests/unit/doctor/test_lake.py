@@ -1,0 +1,100 @@
+"""`dvsync doctor` on many tables: what each is refused for, and the summary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from daemon.cli.commands import app
+from tests.kit.handmade import COLUMNS, HandmadeTable
+
+CONFIG = """
+catalogs: {c: {type: sql, uri: "sqlite:///catalog.db", warehouse: w}}
+tables: [{source: "lake/*/", target: "lake.{name}", name: "{name}"}]
+"""
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four tables that can be followed, one of them with deletions, and three that cannot."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(4):
+        table = made(tmp_path, f"good{number}")
+        paths = [table.write_file([(row, "x", "v") for row in range(6)]) for _ in range(2)]
+        table.commit([table.add(path, deleted=[1] if number == 0 else []) for path in paths])
+    for name, column in {"odd": "v", "other": "w"}.items():
+        table = made(tmp_path, name)
+        table.commit([{"metaData": table.metadata((*COLUMNS, (column, "variant")))}])
+    table = made(tmp_path, "future")
+    features = ["deletionVectors", "timeTravel"]
+    table.commit([{"protocol": {**table.protocol(), "readerFeatures": features, "writerFeatures": features}}])
+    return tmp_path / "lake"
+
+
+def made(folder: Path, name: str) -> HandmadeTable:
+    table = HandmadeTable(folder / "lake" / name)
+    table.create()
+    return table
+
+
+def doctor(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["doctor", *arguments])
+    return result.exit_code, result.output
+
+
+def summary(*arguments: str) -> dict[str, Any]:
+    code, output = doctor(*arguments, "--json")
+    found: dict[str, Any] = json.loads(output)
+    assert code == (1 if found["reasons"] or found["unexamined"] else 0)
+    return found
+
+
+def names(sources: list[str]) -> set[str]:
+    return {source.rpartition("/")[2] for source in sources}
+
+
+@pytest.mark.parametrize("place", ["lake", "lake/*/", None])
+def test_a_lake(lake: Path, place: str | None) -> None:
+    """A folder, a pattern, and all tables of the configuration come to the same."""
+    if place is None:
+        Path("config.yaml").write_text(CONFIG)
+    found = summary(*([place] if place else []))
+    assert names([table["source"] for table in found["tables"]]) == {path.name for path in lake.iterdir()}
+    variant, feature = found["reasons"]
+    assert names(variant["tables"]) == {"odd", "other"} and variant["text"].startswith("a column has the type variant")
+    assert names(feature["tables"]) == {"future"} and "timeTravel is not supported" in feature["text"]
+    assert found["first_syncs"] == {"tables": 4, "data_files": 8, "rows": 48, "deletion_vectors": 2}
+    assert found["readers"]["Daft"] == 4
+
+
+def test_what_is_printed(lake: Path) -> None:
+    code, output = doctor("lake")
+    assert code == 1
+    lines = output.splitlines()
+    assert sum(line.endswith(": can be followed") for line in lines) == 4
+    assert sum("has the type variant" in line for line in lines) == 3, "for each table, and in the summary"
+    at = lines.index("4 of 7 tables can be followed.")
+    assert lines[at + 1].startswith("  2 (odd, other): a column has the type variant")
+    assert "First syncs read the footers of 8 data files (48 rows) and 2 deletion vectors." in lines[at:]
+
+
+def test_names_of_the_configuration(lake: Path) -> None:
+    Path("config.yaml").write_text(CONFIG)
+    assert len(summary("good*")["tables"]) == 4
+    assert len(summary("good1", "lake/good1", "odd")["tables"]) == 2, "each table once"
+    code, output = doctor("nothing*")
+    assert code == 2 and "nothing*" in output
+
+
+def test_a_table_that_cannot_be_examined_stops_no_other(lake: Path) -> None:
+    """A commit is being written."""
+    with (lake / "good1" / "_delta_log" / f"{2:020d}.json").open("w") as file:
+        file.write('{"commitInfo"')
+    found = summary("lake")
+    (error,) = found["unexamined"]
+    assert (names([error["source"]]), error["kind"]) == ({"good1"}, "CommitIncomplete")
+    assert found["first_syncs"]["tables"] == 3
