@@ -6,6 +6,7 @@ import base64
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
@@ -65,26 +66,11 @@ def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVP
     An absent `offset` is read as 1. The protocol says 0, but byte 0 is the file's version, so a read at 0 always
     fails. delta-kernel-rs (`deletion_vector.rs`) reads at 1, and we follow it.
     """
-    path = descriptor.path_or_inline_dv
     offset = FIRST_DV_OFFSET if descriptor.offset is None else descriptor.offset
-    match descriptor.storage_type:
-        case "u":
-            prefix, encoded = path[:-UUID_CHARACTERS], path[-UUID_CHARACTERS:]
-            uuid = _decode_z85(encoded, DVPlace(path, None))
-            if len(uuid) != 16:
-                raise DVPlace(path, None).corrupt(f"{len(uuid)} bytes are encoded in {encoded!r}, a UUID has 16")
-            folder = f"{table_location}/{prefix}" if prefix else table_location
-            place = DVPlace(f"{folder}/deletion_vector_{UUID(bytes=uuid)}.bin", offset)
-        case "p":
-            place = DVPlace(resolve_path(table_location, path), offset)
-        case "i":
-            place = DVPlace(descriptor.unique_id[:INLINE_PATH_CHARACTERS_MAX], None)
-        case unknown:
-            raise Unsupported(
-                f"a deletion vector of storage type '{unknown}'; 'u', 'p' and 'i' are known",
-                path=path,
-                hint="Wait for a dvsync that knows this storage type, or purge the deletion vectors with REORG.",
-            )
+    if descriptor.storage_type == "i":
+        place = DVPlace(descriptor.unique_id[:INLINE_PATH_CHARACTERS_MAX], None)
+    else:
+        place = DVPlace(_find_file(table_location, descriptor.storage_type, descriptor.path_or_inline_dv), offset)
     if descriptor.size_in_bytes < 0 or offset < 0:
         raise place.corrupt(f"the log says offset {offset} and size {descriptor.size_in_bytes}")
     if descriptor.size_in_bytes > DV_BYTES_MAX:
@@ -94,6 +80,27 @@ def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVP
             hint="Have Delta write the data file anew, for example with REORG TABLE … APPLY (PURGE).",
         )
     return place
+
+
+# A `.bin` file can hold thousands of DVs, whose descriptors all name it.
+@lru_cache(maxsize=256)
+def _find_file(table_location: str, storage_type: str, path: str) -> str:
+    match storage_type:
+        case "u":
+            prefix, encoded = path[:-UUID_CHARACTERS], path[-UUID_CHARACTERS:]
+            uuid = _decode_z85(encoded, DVPlace(path, None))
+            if len(uuid) != 16:
+                raise DVPlace(path, None).corrupt(f"{len(uuid)} bytes are encoded in {encoded!r}, a UUID has 16")
+            folder = f"{table_location}/{prefix}" if prefix else table_location
+            return f"{folder}/deletion_vector_{UUID(bytes=uuid)}.bin"
+        case "p":
+            return resolve_path(table_location, path)
+        case unknown:
+            raise Unsupported(
+                f"a deletion vector of storage type '{unknown}'; 'u', 'p' and 'i' are known",
+                path=path,
+                hint="Wait for a dvsync that knows this storage type, or purge the deletion vectors with REORG.",
+            )
 
 
 class Vector(NamedTuple):

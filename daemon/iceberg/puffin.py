@@ -108,7 +108,7 @@ class PuffinWriter:
         """Add a deletion vector: its length, magic, bitmap and CRC-32, the same bytes as in a `.bin` file of Delta."""
         self._blobs.append(Blob(data_file, self._size_bytes, len(frame), cardinality))
         try:
-            self._put(frame.tobytes())
+            self._put(frame)
         except OSError as error:
             raise self._away(error) from error
 
@@ -117,8 +117,8 @@ class PuffinWriter:
         """How many positions were written so far."""
         return sum(blob.cardinality for blob in self._blobs)
 
-    def _put(self, data: bytes) -> None:
-        self._stream.write(data)
+    def _put(self, data: bytes | memoryview) -> None:
+        self._stream.write(data)  # type: ignore[arg-type]  # PyArrow's streams and ours take any buffer
         self._size_bytes += len(data)
 
     def finish(self) -> PuffinFile:
