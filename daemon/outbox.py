@@ -5,13 +5,17 @@ Each sink of the configuration has a thread of its own, so that none of them hol
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from http.client import HTTPException
 from random import uniform
+from tempfile import TemporaryFile
 from threading import Condition, Thread
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
@@ -31,6 +35,8 @@ WAITING_MAX = 1000
 ATTEMPTS_MAX = 20
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 60.0
+# The log quotes the last line that a failed command wrote to standard error.
+STDERR_BYTES_MAX = 4096
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -231,20 +237,31 @@ class _NoRedirects(HTTPRedirectHandler):
 def _deliver(settings: NotifySettings | AfterSyncSettings, body: bytes) -> None:
     """Raises OSError, HTTPException, SubprocessError or ValueError unless the receiver took it."""
     if settings.command:
-        subprocess.run(
-            settings.command,
-            input=body,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=settings.timeout_s,
-            check=True,
-        )
+        _run(settings.command, body, settings.timeout_s)
         return
     assert settings.url is not None, "a sink has an address or a command"
     headers = {"content-type": "application/json", **settings.headers}
     request = Request(settings.url, data=body, headers=headers, method="POST")
     with build_opener(_NoRedirects).open(request, timeout=settings.timeout_s) as answer:
         answer.read(1)
+
+
+def _run(command: Sequence[str], body: bytes, timeout_s: float) -> None:
+    """Run a command until it ends; what it left in the background goes on. After the timeout, kill all of it."""
+    # Not a pipe: a program in the background would hold it open, and what is written there would be in memory.
+    with TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+        )
+        try:
+            process.communicate(body, timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise
+        if process.returncode:
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_BYTES_MAX))
+            raise subprocess.CalledProcessError(process.returncode, command, stderr=errors.read())
 
 
 def _reason(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
+from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
@@ -45,11 +46,11 @@ def _exchange(health: HealthSettings, request: Request) -> Answer:
         # Ignore the proxies of the environment: a proxy cannot reach this machine's loopback address.
         opener = build_opener(ProxyHandler({}), HTTPSHandler(context=_trust(health)))
         with opener.open(request, timeout=TIMEOUT_S) as response:
-            return Answer(True, response.read().decode())
+            return Answer(True, response.read().decode(errors="replace"))
     except HTTPError as error:
         with error:
-            return Answer(False, error.read().decode())
-    except OSError as error:
+            return Answer(False, error.read().decode(errors="replace"))
+    except (OSError, HTTPException) as error:
         return Answer(False, f"{request.full_url} does not answer: {getattr(error, 'reason', error)}")
 
 

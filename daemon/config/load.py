@@ -6,6 +6,7 @@ Each table gets the defaults, and relative paths begin at the file's folder. All
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -181,11 +182,15 @@ class _References:
 
     def sink(self, place: str, sink: Sink) -> Sink:
         url = self.text(f"{place}.url", sink.url) if sink.url else None
-        if url is not None and not url.startswith(("http://", "https://")):
-            self.faults.append(f"{place}.url: is not an http or https address")
+        headers = self.properties(f"{place}.headers", sink.headers)
+        # Checked here, because the error of the HTTP client would show the text in the log.
+        if url is not None and not WEBHOOK.fullmatch(url):
+            self.faults.append(f"{place}.url: is not an http or https address, with nothing but ASCII characters")
+        for name, value in headers.items():
+            if not HEADER.fullmatch(name) or not SENT_TEXT.fullmatch(value):
+                self.faults.append(f"{place}.headers.{name}: only printable ASCII characters can be sent")
         # Many services put a secret into the path of a webhook.
-        secret = url and Secret(url)
-        return sink.model_copy(update={"url": secret, "headers": self.properties(f"{place}.headers", sink.headers)})
+        return sink.model_copy(update={"url": url and Secret(url), "headers": headers})
 
     def text(self, place: str, value: str) -> str | None:
         if not isinstance(value, Reference):
@@ -270,6 +275,9 @@ CATALOG_TYPES = ("rest", "hive", "glue", "dynamodb", "sql", "in-memory", "bigque
 # Faults in these sections do not quote the value.
 SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "notify", "after_sync")
 
+WEBHOOK = re.compile(r"https?://[!-.0-~][!-~]*")
+HEADER = re.compile(r"[\w-]+", re.ASCII)
+SENT_TEXT = re.compile(r"[ -~]*")
 # A shorter token could be guessed.
 TOKEN_MIN = 16
 
@@ -299,6 +307,8 @@ def _property_faults(readable: _Readable) -> Iterator[str]:
 def _health_faults(health: HealthSettings) -> Iterator[str]:
     if health.token is not None and len(health.token) < TOKEN_MIN:
         yield f"health.token: is shorter than {TOKEN_MIN} characters; `openssl rand -hex 32` makes a good one"
+    if health.token is not None and not SENT_TEXT.fullmatch(health.token):
+        yield "health.token: only printable ASCII characters can be sent; `openssl rand -hex 32` makes a good one"
 
 
 def _catalog_faults(readable: _Readable) -> Iterator[str]:

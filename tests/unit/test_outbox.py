@@ -126,3 +126,27 @@ def test_a_command_reads_the_notice_and_its_failure_is_told(
     until(lambda: has_said("no such pager"), "the failure")
     until(lambda: has_said("No such file or directory"), "the other failure")
     box.close(5)
+
+
+def test_a_command_may_leave_a_program_in_the_background() -> None:
+    """It has taken the notice when it ends itself, even if the other still holds its standard error."""
+    box = outbox_of(NotifySettings(command=["sh", "-c", "sleep 5 & exit 0"], timeout="1s"))
+    box.put(notice(NoticeKind.PARKED))
+    until(lambda: box.counts()[0].sent, "the command", wait_s=5)
+    box.close(5)
+
+
+def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    program = f"sleep 60 & echo $! >> {tmp_path}/started; wait"
+    box = outbox_of(NotifySettings(command=["sh", "-c", program], timeout="0.3s"))
+    box.put(notice(NoticeKind.PARKED))
+
+    def started() -> list[int]:
+        file = tmp_path / "started"
+        return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    until(lambda: len(started()) > 1, "another attempt")
+    first = Path(f"/proc/{started()[0]}/stat")
+    # A process that nobody waits for is a zombie for a moment.
+    until(lambda: not first.exists() or ") Z " in first.read_text(), "the end of the first")
+    box.close(5)

@@ -166,6 +166,26 @@ def test_a_token_that_could_be_guessed_and_half_a_certificate_are_faults(load):
     assert "12345" not in faults_of(load, ONE_CATALOG + "health: {token: 12345}")[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("health: {token: abcdefghijklmnopé}", "health.token"),
+        ("notify: [{url: 'https://h/secret x'}]", "notify[0].url"),
+        ("notify: [{url: 'https://h/sécret'}]", "notify[0].url"),
+        ("notify: [{url: 'https://'}]", "notify[0].url"),
+        ("after_sync: [{url: 'ftp://h/secret'}]", "after_sync[0].url"),
+        (
+            'notify: [{url: "https://h/", headers: {authorization: "Bearer secret\\n"}}]',
+            "notify[0].headers.authorization",
+        ),
+    ],
+)
+def test_what_http_cannot_send_is_told_without_showing_it(load, text, place):
+    """At the first notice, the HTTP client would quote it in its error."""
+    (fault,) = faults_of(load, ONE_CATALOG + text)
+    assert fault.startswith(f"{place}: ") and "cret" not in fault
+
+
 @pytest.mark.parametrize("duration", ["10", "10.5", "soon", "''", "-5s", "0s", "2d", "null"])
 def test_a_duration_needs_a_unit_and_sane_bounds(load, duration):
     """A bare number is refused, since nobody can see its unit."""
