@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from daemon.errors import Unsupported
 from tests.integration.test_first_sync import spark_conf
 from tests.kit.follow import Followed
+from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.readers import READERS, read_delta
 from tests.kit.service import Service
 
@@ -213,6 +216,26 @@ def test_timestamp_encodings(spark: SparkSession, service: Service, tmp_path: Pa
                 f" TIMESTAMP_NTZ'{moment}'"
             )
     table.sync_and_check(kind)
+
+
+def test_nanoseconds_are_refused_as_by_delta(spark: SparkSession, tmp_path: Path) -> None:
+    """Delta's timestamps have microseconds, and Spark cannot read a file of another writer that has nanoseconds."""
+    table = HandmadeTable(tmp_path / "delta")
+    table.create()
+    table.commit([{"metaData": table.metadata((*COLUMNS, ("moment", "timestamp")))}])
+    path = table.write_file([(1, "x", "v")])
+    rows = pq.read_table(table.folder / path)
+    moments = pa.array([1_600_000_000_000_000_123], pa.timestamp("ns", "UTC"))
+    pq.write_table(rows.append_column("moment", moments), table.folder / path)
+    table.commit([table.add(path)])
+    with pytest.raises(Exception, match="moment"):
+        spark.read.format("delta").load(table.location).collect()
+    for version in (2, 3):
+        bench = Bench(tmp_path / f"v{version}", table.location, table_options={"format_version": version})
+        with pytest.raises(Unsupported, match="column moment of the file is stored as timestamp\\[ns") as refused:
+            bench.sync()
+        assert str(refused.value.path).endswith(path)
+        bench.close()
 
 
 def test_int96_beyond_its_range(spark: SparkSession, service: Service, tmp_path: Path) -> None:
