@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from http.client import HTTPException
 from random import uniform
 from tempfile import TemporaryFile
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import msgspec
@@ -87,43 +87,62 @@ class Outbox:
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._clock = clock
-        self._sinks: dict[str, _Sink] = {}
+        self._lock = Lock()
+        self._sinks: list[_Sink] = []
         self.change(settings)
 
     def change(self, settings: Settings) -> None:
-        """Use other settings. A sink that does not change keeps what waits; the others try theirs once more."""
-        wanted: dict[str, NotifySettings | AfterSyncSettings] = {
-            **{f"notify[{number}]": each for number, each in enumerate(settings.notify)},
-            **{f"after_sync[{number}]": each for number, each in enumerate(settings.after_sync)},
-        }
-        before = self._sinks
-        kept = {name: sink for name, sink in before.items() if wanted.get(name) == sink.settings}
-        self._sinks = {name: kept.get(name) or _Sink(name, each, self._clock) for name, each in wanted.items()}
-        for name in before.keys() - kept.keys():
-            before[name].close(0.0)
+        """Use other settings. A sink whose settings stay keeps what waits; one that goes tries once what it has not."""
+        wanted: list[tuple[str, NotifySettings | AfterSyncSettings]] = [
+            *((f"notify[{number}]", each) for number, each in enumerate(settings.notify)),
+            *((f"after_sync[{number}]", each) for number, each in enumerate(settings.after_sync)),
+        ]
+        with self._lock:
+            left, self._sinks = self._sinks, []
+            for name, each in wanted:
+                sink = next((sink for sink in left if sink.settings == each), None)
+                if sink:
+                    left.remove(sink)
+                    sink.name = name
+                self._sinks.append(sink or _Sink(name, each, self._clock))
+            for sink in left:
+                sink.begin_to_close()
 
     def put(self, notice: Notice) -> None:
         """Send the notice soon to each sink that wants it. Never waits."""
-        for sink in self._sinks.values():
-            if sink.wants(notice):
-                sink.put(notice)
+        with self._lock:
+            for sink in self._sinks:
+                if sink.wants(notice):
+                    sink.put(notice)
 
     def counts(self) -> list[SinkCounts]:
-        return [sink.counts() for sink in self._sinks.values()]
+        with self._lock:
+            return [sink.counts() for sink in self._sinks]
 
     def close(self, wait_s: float) -> None:
-        """Try once what was not tried yet, for at most about `wait_s`. What is left then is dropped."""
-        for sink in self._sinks.values():
-            sink.close(wait_s)
+        """Try once what was not tried yet, for at most `wait_s`. Then kill commands, and drop what is left."""
+        end_s = self._clock.monotonic_s() + wait_s
+        for sink in self._sinks:
+            sink.begin_to_close()
+        for sink in self._sinks:
+            sink.end(max(0.0, end_s - self._clock.monotonic_s()))
 
 
 @dataclass
 class _Line:
-    """The notices of one table that wait, the oldest first. The first one failed so often, and is due then."""
+    """The notices of one table that wait, the oldest first, and when the first one is due.
+
+    `attempts` are those of the first notice, `failures` those since the last success.
+    """
 
     notices: deque[Notice] = field(default_factory=deque)
+    attempts: int = 0
     failures: int = 0
     due_s: float = 0.0
+
+    def pop(self) -> None:
+        self.notices.popleft()
+        self.attempts, self.due_s = 0, 0.0
 
 
 class _Sink:
@@ -131,12 +150,13 @@ class _Sink:
 
     def __init__(self, name: str, settings: NotifySettings | AfterSyncSettings, clock: Clock) -> None:
         self.settings = settings
-        self._name = name
+        self.name = name
         self._clock = clock
         self._lines: dict[str, _Line] = {}
         self._changed = Condition()
         self._sent = self._dropped = 0
         self._is_closing = False
+        self._command: subprocess.Popen[bytes] | None = None
         # Started for the first notice: most commands have none.
         self._thread = Thread(target=self._work, name=name, daemon=True)
 
@@ -153,9 +173,10 @@ class _Sink:
                 self._thread.start()
             line = self._lines.setdefault(notice.table, _Line())
             if notice.event is NoticeKind.SYNCED:
-                # Whoever reads the newest metadata needs no older one.
+                # Whoever reads the newest metadata needs no older one. If it fails, too, it waits as the older one did.
                 line.notices.clear()
-            if self._waiting() >= WAITING_MAX:
+                line.attempts = 0
+            elif self._waiting() >= WAITING_MAX:
                 self._drop(notice, f"{WAITING_MAX} others wait")
                 return
             line.notices.append(notice)
@@ -163,15 +184,22 @@ class _Sink:
 
     def counts(self) -> SinkCounts:
         with self._changed:
-            return SinkCounts(self._name, self._sent, self._dropped, self._waiting())
+            return SinkCounts(self.name, self._sent, self._dropped, self._waiting())
 
-    def close(self, wait_s: float) -> None:
+    def begin_to_close(self) -> None:
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-            is_at_work = self._thread.is_alive()
-        if is_at_work:
-            self._thread.join(wait_s)
+
+    def end(self, wait_s: float) -> None:
+        if not self._thread.is_alive():
+            return
+        self._thread.join(wait_s)
+        if self._thread.is_alive():
+            with self._changed:
+                self._drop_all()
+                if self._command:
+                    os.killpg(self._command.pid, signal.SIGKILL)
 
     def _waiting(self) -> int:
         return sum(len(line.notices) for line in self._lines.values())
@@ -180,17 +208,21 @@ class _Sink:
         while line := self._next():
             notice = line.notices[0]
             try:
-                _deliver(self.settings, msgspec.json.encode(notice))
+                self._deliver(msgspec.json.encode(notice))
                 reason = None
             except (OSError, HTTPException, subprocess.SubprocessError, ValueError) as error:
                 reason = _reason(error)
             with self._changed:
-                self._sent += reason is None
+                is_first = bool(line.notices) and line.notices[0] is notice
                 if reason is not None:
-                    self._fail(line, notice, reason)
-                elif line.notices and line.notices[0] is notice:
-                    line.notices.popleft()
-                    line.failures, line.due_s = 0, 0.0
+                    self._fail(line, notice, reason, is_first=is_first)
+                    continue
+                self._sent += 1
+                line.failures, line.due_s = 0, 0.0
+                if is_first:
+                    line.pop()
+        with self._changed:
+            self._drop_all()
 
     def _next(self) -> _Line | None:
         """Wait for a line whose first notice is due. None at the end."""
@@ -198,33 +230,71 @@ class _Sink:
             while True:
                 lines = [line for line in self._lines.values() if line.notices]
                 if self._is_closing:
-                    lines = [line for line in lines if not line.failures]
+                    return next((line for line in lines if not line.attempts), None)
                 line = min(lines, key=lambda each: each.due_s, default=None)
-                if self._is_closing and line is None:
-                    return None
                 left_s = line.due_s - self._clock.monotonic_s() if line else None
                 if line and left_s is not None and left_s <= 0:
                     return line
                 self._changed.wait(left_s)
 
-    def _fail(self, line: _Line, notice: Notice, reason: str) -> None:
+    def _fail(self, line: _Line, notice: Notice, reason: str, *, is_first: bool) -> None:
         line.failures += 1
-        if line.failures >= ATTEMPTS_MAX and line.notices and line.notices[0] is notice:
-            line.notices.popleft()
-            line.failures, line.due_s = 0, 0.0
+        line.attempts += is_first
+        if line.attempts >= ATTEMPTS_MAX:
+            line.pop()
+            line.failures = 0
             self._drop(notice, f"{reason}, {ATTEMPTS_MAX} times")
             return
         delay_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** (line.failures - 1)) * uniform(0.8, 1.2)
         line.due_s = self._clock.monotonic_s() + delay_s
         if line.failures == 1:
-            _log.warning(events.NOTICE_FAILED, sink=self._name, table=notice.table, notice=notice.event, reason=reason)
+            _log.warning(events.NOTICE_FAILED, sink=self.name, table=notice.table, notice=notice.event, reason=reason)
 
     def _drop(self, notice: Notice, reason: str) -> None:
         self._dropped += 1
-        hint = f"Check the address or command of {self._name}; `dvsync status` tells what the notice would have told."
+        hint = f"Check the address or command of {self.name}; `dvsync status` tells what the notice would have told."
         _log.error(
-            events.NOTICE_DROPPED, sink=self._name, table=notice.table, notice=notice.event, reason=reason, hint=hint
+            events.NOTICE_DROPPED, sink=self.name, table=notice.table, notice=notice.event, reason=reason, hint=hint
         )
+
+    def _drop_all(self) -> None:
+        for line in self._lines.values():
+            for notice in line.notices:
+                # The next start calls hooks for all tables.
+                if notice.event is NoticeKind.SYNCED:
+                    self._dropped += 1
+                else:
+                    self._drop(notice, "the sink was removed, or dvsync ended")
+            line.notices.clear()
+
+    def _deliver(self, body: bytes) -> None:
+        """Raises OSError, HTTPException, SubprocessError or ValueError unless the receiver took it."""
+        if self.settings.command:
+            self._run(self.settings.command, body)
+        else:
+            _post(self.settings, body)
+
+    def _run(self, command: Sequence[str], body: bytes) -> None:
+        """Run a command until it ends; what it left in the background goes on. After the timeout, kill all of it."""
+        # Not a pipe: a program in the background would hold it open, and what is written there would be in memory.
+        with TemporaryFile() as errors:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+            )
+            with self._changed:
+                self._command = process
+            try:
+                process.communicate(body, self.settings.timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                raise
+            finally:
+                with self._changed:
+                    self._command = None
+            if process.returncode:
+                errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_BYTES_MAX))
+                raise subprocess.CalledProcessError(process.returncode, command, stderr=errors.read())
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -234,34 +304,12 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
-def _deliver(settings: NotifySettings | AfterSyncSettings, body: bytes) -> None:
-    """Raises OSError, HTTPException, SubprocessError or ValueError unless the receiver took it."""
-    if settings.command:
-        _run(settings.command, body, settings.timeout_s)
-        return
+def _post(settings: NotifySettings | AfterSyncSettings, body: bytes) -> None:
     assert settings.url is not None, "a sink has an address or a command"
     headers = {"content-type": "application/json", **settings.headers}
     request = Request(settings.url, data=body, headers=headers, method="POST")
     with build_opener(_NoRedirects).open(request, timeout=settings.timeout_s) as answer:
         answer.read(1)
-
-
-def _run(command: Sequence[str], body: bytes, timeout_s: float) -> None:
-    """Run a command until it ends; what it left in the background goes on. After the timeout, kill all of it."""
-    # Not a pipe: a program in the background would hold it open, and what is written there would be in memory.
-    with TemporaryFile() as errors:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
-        )
-        try:
-            process.communicate(body, timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            raise
-        if process.returncode:
-            errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_BYTES_MAX))
-            raise subprocess.CalledProcessError(process.returncode, command, stderr=errors.read())
 
 
 def _reason(error: Exception) -> str:

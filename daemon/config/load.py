@@ -185,7 +185,7 @@ class _References:
         headers = self.properties(f"{place}.headers", sink.headers)
         # Checked here, because the error of the HTTP client would show the text in the log.
         if url is not None and not WEBHOOK.fullmatch(url):
-            self.faults.append(f"{place}.url: is not an http or https address, with nothing but ASCII characters")
+            self.faults.append(f"{place}.url: is not an http or https address in ASCII, without user and password")
         for name, value in headers.items():
             if not HEADER.fullmatch(name) or not SENT_TEXT.fullmatch(value):
                 self.faults.append(f"{place}.headers.{name}: only printable ASCII characters can be sent")
@@ -275,7 +275,8 @@ CATALOG_TYPES = ("rest", "hive", "glue", "dynamodb", "sql", "in-memory", "bigque
 # Faults in these sections do not quote the value.
 SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "notify", "after_sync")
 
-WEBHOOK = re.compile(r"https?://[!-.0-~][!-~]*")
+# Without a user and password, which Python's HTTP client takes for a part of the host.
+WEBHOOK = re.compile(r"https?://[!-.0-?A-~]+(/[!-~]*)?")
 HEADER = re.compile(r"[\w-]+", re.ASCII)
 SENT_TEXT = re.compile(r"[ -~]*")
 # A shorter token could be guessed.

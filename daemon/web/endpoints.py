@@ -127,8 +127,8 @@ def _refuse(request: Request, token: str | None) -> Response | None:
     if token is None:
         hint = "Set health.token and send it as `Authorization: Bearer …`, or use the command line."
         return _problem(403, "the API only answers questions here: no token is configured", hint)
-    given = request.headers.get("authorization", "")
-    if hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), token.encode()):
         return None
     headers = {"www-authenticate": "Bearer"}
     return _problem(401, "the token is missing or wrong", "Send health.token as `Authorization: Bearer …`.", headers)

@@ -50,6 +50,8 @@ class WebServer:
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http=BoundedProtocol)
         config.timeout_graceful_shutdown = 1
         config.ssl_certfile, config.ssl_keyfile = settings.certificate, settings.key
+        # Without a password, OpenSSL asks for that of an encrypted key on the terminal.
+        config.ssl_keyfile_password = "none"
         config.load()
         self._server = uvicorn.Server(config)
         self._thread = Thread(target=self._server.run, args=([listener],), name="web", daemon=True)

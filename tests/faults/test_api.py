@@ -72,11 +72,17 @@ def running(world: World) -> Iterator[Daemon]:
 
 
 def ask(
-    running: Daemon, path: str, *, method: str = "POST", token: str | None = TOKEN, tls: ssl.SSLContext | None = None
+    running: Daemon,
+    path: str,
+    *,
+    method: str = "POST",
+    token: str | None = TOKEN,
+    scheme: str = "Bearer",
+    tls: ssl.SSLContext | None = None,
 ) -> tuple[int, Any]:
     request = Request(f"{running.url}{path}", method=method)
     if token is not None:
-        request.add_header("Authorization", f"Bearer {token}")
+        request.add_header("Authorization", f"{scheme} {token}")
     try:
         with urlopen(request, timeout=10, context=tls) as answer:
             return answer.status, json.load(answer)
@@ -116,6 +122,8 @@ def test_only_the_token_opens_the_verbs_and_nothing_shows_it(world: World, runni
     for wrong in (None, "", TOKEN[:-1], f"{TOKEN}x", "é"):
         status, answer = ask(running, path, token=wrong)
         assert (status, "token" in answer["error"]) == (401, True), wrong
+    assert ask(running, path, scheme="Basic")[0] == 401
+    assert ask(running, "/api/tables/lake.b/pause", scheme="bearer")[0] == 404, "the scheme has no case (RFC 9110)"
     assert ask(running, path, method="GET")[0] == 405
     assert ask(running, "/api/tables/lake.b/pause") == (404, {"error": "no such table"})
     assert ask(running, f"/api/tables/{NAME}/drop")[0] == 404

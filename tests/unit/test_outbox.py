@@ -150,3 +150,42 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path)
     # A process that nobody waits for is a zombie for a moment.
     until(lambda: not first.exists() or ") Z " in first.read_text(), "the end of the first")
     box.close(5)
+
+
+def test_the_newest_hook_is_tried_at_the_end_although_an_older_one_failed(
+    server: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "RETRY_FIRST_S", 60)
+    monkeypatch.setattr(outbox, "RETRY_MAX_S", 60)
+    server.refusals = [500]
+    box = outbox_of(after_sync=(AfterSyncSettings(url=f"{server.url}/hook"),))
+    box.put(notice(NoticeKind.SYNCED, version=1))
+    until(lambda: not server.refusals, "the first attempt")
+    box.put(notice(NoticeKind.SYNCED, version=2))
+    box.close(10)
+    assert [each["version"] for each in server.taken["/hook"]] == [2]
+
+
+def test_a_reload_that_moves_a_sink_keeps_what_waits(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "RETRY_FIRST_S", 60)
+    monkeypatch.setattr(outbox, "RETRY_MAX_S", 60)
+    server.refusals = [500]
+    old = NotifySettings(url=f"{server.url}/")
+    box = outbox_of(old)
+    box.put(notice(NoticeKind.PARKED))
+    until(lambda: not server.refusals, "the first attempt")
+    box.change(Settings(notify=(NotifySettings(url=f"{server.url}/new"), old)))
+    assert [(each.sink, each.waiting) for each in box.counts()] == [("notify[0]", 0), ("notify[1]", 1)]
+    box.close(5)
+
+
+def test_commands_do_not_outlive_the_outbox(tmp_path: Path) -> None:
+    """All sinks share the time that is left at the end."""
+    programs = [f"echo $$ > {tmp_path}/{number}; exec sleep 600" for number in range(3)]
+    box = outbox_of(*(NotifySettings(command=["sh", "-c", program], timeout="10m") for program in programs))
+    box.put(notice(NoticeKind.PARKED))
+    until(lambda: len([path for path in tmp_path.iterdir() if path.read_text()]) == 3, "the commands")
+    box.close(0.2)
+    running = [Path(f"/proc/{path.read_text().strip()}/stat") for path in tmp_path.iterdir()]
+    until(lambda: all(not path.exists() or ") Z " in path.read_text() for path in running), "their end")
+    assert [each.dropped for each in box.counts()] == [1, 1, 1]

@@ -173,6 +173,7 @@ def test_a_token_that_could_be_guessed_and_half_a_certificate_are_faults(load):
         ("notify: [{url: 'https://h/secret x'}]", "notify[0].url"),
         ("notify: [{url: 'https://h/sécret'}]", "notify[0].url"),
         ("notify: [{url: 'https://'}]", "notify[0].url"),
+        ("notify: [{url: 'https://user:secret@h/'}]", "notify[0].url"),
         ("after_sync: [{url: 'ftp://h/secret'}]", "after_sync[0].url"),
         (
             'notify: [{url: "https://h/", headers: {authorization: "Bearer secret\\n"}}]',
