@@ -61,7 +61,7 @@ PRIMITIVES: Mapping[str, PrimitiveType] = {
 
 # Types of Iceberg's format version 3 that not every reader knows. A test says when they do.
 REFUSED_TYPES = {
-    "variant": "PyIceberg cannot read or write",
+    "variant": "PyIceberg does not know",
     "void": "DuckDB cannot read as Iceberg's type unknown",
 }
 
