@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from daemon.cli.commands import app
-from daemon.cli.operations import examine_table
+from daemon.cli.operations import examine_tables
 from daemon.clock import SystemClock
 from daemon.config.load import load_settings
 from daemon.delta.actions import Metadata, Protocol
@@ -31,6 +31,7 @@ from daemon.delta.features import SWITCHES, check_features, used_features
 from daemon.delta.log import DeltaLog
 from daemon.delta.protocol import check_protocol
 from daemon.delta.uri import find_uri_fault
+from daemon.doctor.diagnosis import Diagnosis
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, SyncError
 from daemon.spark.failures import HINT_OF, KINDS
 from daemon.spark.table_state import read_table_state
@@ -219,11 +220,10 @@ def test_sync_and_doctor_say_the_same(spark: SparkSession, world: World, tmp_pat
     synced = CliRunner().invoke(app, ["sync", "--config", str(config)])
     assert synced.exit_code == 1
     settings = load_settings(config)
-    for name in broken:
-        error = world.errors[name]
+    for table, diagnosis in examine_tables(settings, settings.tables):
+        name, error = table.name, world.errors[table.name]
         assert f"{name}: {error['kind']}: {error['message']}" in synced.output, synced.output
-        diagnosis = examine_table(settings, name)
-        assert not diagnosis.is_followed
+        assert isinstance(diagnosis, Diagnosis) and not diagnosis.is_followed
         refused = [finding for finding in diagnosis.findings if finding.hint]
         told = error["message"].partition(" [")[0]
         assert any(" ".join(finding.text.split()).startswith(told) for finding in refused), (told, refused)
