@@ -24,6 +24,8 @@ class SyncError(Exception):
     characters_max: ClassVar[int] = TEXT_CHARACTERS_MAX
     # True: retrying cannot help until a person has acted, so the table is parked.
     parks: ClassVar[bool] = False
+    # True: a newer version of the Delta table may lack the cause, so the table is tried again once there is one.
+    may_end_by_version: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -110,6 +112,8 @@ class CommitConflict(Retryable):
 class ObjectMissing(Retryable):
     """A file that a Delta commit names is not there."""
 
+    may_end_by_version = True
+
 
 class CommitOutcomeUnknown(SyncError):
     """Our Iceberg commit may or may not have landed: the next cycle searches the table for our marker first."""
@@ -143,6 +147,7 @@ class CorruptInput(SyncError):
     """A length, checksum, cardinality or action of the Delta table is wrong: the table is parked."""
 
     parks = True
+    may_end_by_version = True
 
 
 class AccountMismatch(SyncError):
@@ -167,6 +172,7 @@ class Unsupported(SyncError):
     """dvsync does not support a Delta feature or an Iceberg format version: the table is parked."""
 
     parks = True
+    may_end_by_version = True
 
 
 class InternalError(SyncError):

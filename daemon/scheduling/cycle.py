@@ -6,6 +6,7 @@ table's error in the store, and through `observer.py` on the board.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -18,7 +19,7 @@ from daemon import log as events
 from daemon.clock import Clock
 from daemon.config.settings import TableSettings
 from daemon.errors import ProofFailed, SyncError, TargetHeld
-from daemon.scheduling.failures import Failures
+from daemon.scheduling.failures import Failure, Failures
 from daemon.scheduling.observer import Observer
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
@@ -35,6 +36,19 @@ class CycleResult:
     result: SyncResult | None = None
     error: TableError | None = None
     paused: bool = False
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A table that failed, and that a newer Delta version may mend. Times are on the monotonic clock.
+
+    `retry_at_s` is None for a parked table. Of the versions after `tried_version`, none has been tried yet; None if
+    no version is known. They are tried from `newer_at_s` on.
+    """
+
+    retry_at_s: float | None
+    tried_version: int | None
+    newer_at_s: float
 
 
 def is_held(record: TableRecord) -> bool:
@@ -75,6 +89,7 @@ class TableCycle:
         self._record = record
         self._is_unrecorded = False
         self._has_wish = False
+        self._wait: _Wait | None = None
         self._snapshots_unmaintained = 0
         # Handed over from another thread.
         self._outer_error: SyncError | None = None
@@ -152,7 +167,7 @@ class TableCycle:
 
     def take_up(self, record: TableRecord) -> None:
         """Apply what a person changed in `record`, the table's row as it is in the store now."""
-        self._outer_error = None
+        self._outer_error = self._wait = None
         was_stopped, self._record = is_held(self._record) or self._record.error is not None, record
         if was_stopped and not is_held(record):
             self.observer.restart_silence()
@@ -175,11 +190,14 @@ class TableCycle:
         """
         if self._has_wish:
             self._take_up_wish()
-        if is_held(self._record):
+        if self._has_newer_version():
+            return None
+        until_retry_s = self._until_retry_s()
+        if is_held(self._record) or until_retry_s > 0:
             if self._is_unrecorded and self._record.error is not None:
                 self._record_failure(self._record.error)
             self.observer.show_lag(self._record)
-            return CycleResult()
+            return CycleResult(delay_s=until_retry_s if 0 < until_retry_s < self.table.poll_interval_s else None)
         outer_error, self._outer_error = self._outer_error, None
         if outer_error:
             return self._failed(outer_error, self._clock.now_ms())
@@ -191,6 +209,27 @@ class TableCycle:
             self._in_step()
             return CycleResult()
         return None
+
+    def _has_newer_version(self) -> bool:
+        """Return whether a table that failed has a newer Delta version to try: its whole state is compared then."""
+        wait = self._wait
+        if wait is None or self._record.paused or self._clock.monotonic_s() < wait.newer_at_s:
+            return False
+        try:
+            newest = self._follower.find_newest(wait.tried_version)
+        except Exception as error:
+            _log.debug(events.SOURCE_UNSEEN, table=self.name, reason=str(error))
+            return False
+        self._wait = dataclasses.replace(wait, tried_version=newest)
+        if newest is None or wait.tried_version is None or newest <= wait.tried_version:
+            return False
+        _log.info(events.TABLE_TRIED, table=self.name, version=newest)
+        self._follower.compare(f"version {newest} may lack what was refused before")
+        return True
+
+    def _until_retry_s(self) -> float:
+        retry_at_s = self._wait.retry_at_s if self._wait else None
+        return 0.0 if retry_at_s is None else retry_at_s - self._clock.monotonic_s()
 
     def wait_for_slot(self) -> None:
         """There is news, but too many other tables sync: show how far behind this one is."""
@@ -232,6 +271,7 @@ class TableCycle:
         self.observer.show_in_step(self._record, more=False)
 
     def _recover(self) -> None:
+        self._wait = None
         if not self._failures.end():
             return
         self._record = replace(self._record, error=None)
@@ -247,7 +287,22 @@ class TableCycle:
         self._record = replace(self._record, error=failure.error)
         self.observer.report_failure(self._record, failure, started_ms)
         self.observer.show_lag(self._record)
-        return CycleResult(delay_s=failure.delay_s, error=failure.error)
+        if failure.may_end_by_version:
+            self._wait = self._wait_after(failure)
+            delay_s = min(failure.delay_s, self.table.poll_interval_s)
+        else:
+            self._wait, delay_s = None, failure.delay_s
+        return CycleResult(delay_s=None if failure.error.parked else delay_s, error=failure.error)
+
+    def _wait_after(self, failure: Failure) -> _Wait:
+        before, now_s, error = self._wait, self._clock.monotonic_s(), failure.error
+        versions = (error.version, self._record.synced_version, before.tried_version if before else None)
+        # The first newer version is tried at once; after that, a table that changes often must not be tried each time.
+        return _Wait(
+            retry_at_s=None if error.parked else now_s + failure.delay_s,
+            tried_version=max((version for version in versions if version is not None), default=None),
+            newer_at_s=now_s + failure.delay_s if before else now_s,
+        )
 
     def _record_failure(self, error: TableError) -> None:
         try:

@@ -26,10 +26,15 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Failure:
-    """One more error. `delay_s` is None for a parked table. `is_news` is False for a repetition of the same error."""
+    """One more error. A table that is not parked is tried again after `delay_s`.
+
+    With `may_end_by_version`, it is also tried again when the Delta table has a newer version. `is_news` is False for a
+    repetition of the same error.
+    """
 
     error: TableError
-    delay_s: float | None
+    delay_s: float
+    may_end_by_version: bool
     is_news: bool
 
 
@@ -84,7 +89,7 @@ class Failures:
             known = known.located(version=synced_version)
         last, self._last = self._last, described(known, now_ms=self._clock.now_ms(), last=self._last)
         error = self._last
-        delay_s = None if error.parked else self._backoff_s(error.consecutive)
+        delay_s = self._backoff_s(error.consecutive)
         if isinstance(known, TargetHeld):
             delay_s = max(self._first_s, HELD_RETRY_S)
         is_news = last is None or (last.kind, last.message) != (error.kind, error.message)
@@ -99,10 +104,10 @@ class Failures:
                 version=error.version,
                 hint=error.hint,
                 consecutive_errors=error.consecutive,
-                backoff_s=None if delay_s is None else round(delay_s, 1),
+                backoff_s=None if error.parked else round(delay_s, 1),
                 exc_info=raised if is_bug else None,
             )
-        return Failure(error, delay_s, is_news)
+        return Failure(error, delay_s, known.may_end_by_version, is_news)
 
     def end(self) -> bool:
         """The table works again: log that and forget the error. False when there was none."""

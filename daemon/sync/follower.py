@@ -80,6 +80,8 @@ class Follower:
         self._others_version = -1
         # The table id in the other dvsync's marker, after a check that it is our source.
         self._others_table_id: str | None = None
+        # Why the next sync does not read the log's commits.
+        self._compare_reason: str | None = None
         # Since when Delta's newest version has been older than Iceberg's.
         self._older_since_s: float | None = None
         self._checksums = Checksums(context.log)
@@ -107,6 +109,17 @@ class Follower:
                 return True
             self._newest_commit_due_s = now_s + NEWEST_COMMIT_INTERVAL_S
         return False
+
+    def find_newest(self, known: int | None) -> int | None:
+        """Find Delta's newest version, beginning at version `known`. One request if there is no newer one.
+
+        Raises ObjectStoreAway.
+        """
+        return self._context.log.find_newest(known)
+
+    def compare(self, reason: str) -> None:
+        """Let the next sync compare Delta's newest state with Iceberg, instead of reading the commits in between."""
+        self._in_doubt, self._compare_reason = True, reason
 
     def doubt(self) -> None:
         """Let `has_news` return True until the next sync: a person wants the table written anew."""
@@ -173,8 +186,9 @@ class Follower:
         rebuilt = shown.record.snapshot_id != record.snapshot_id
         outcome = SyncOutcome.REBUILT if rebuilt else SyncOutcome.UNCHANGED
         result = SyncResult(outcome, None, shown.record.synced_version)
-        if shown.record.must_compare:
-            shown, step = self._compare(shown, "the state store is in doubt")
+        reason, self._compare_reason = self._compare_reason, None
+        if shown.record.must_compare or reason:
+            shown, step = self._compare(shown, reason or "the state store is in doubt")
             result = result.then(step)
         else:
             try:

@@ -21,6 +21,7 @@ from daemon.errors import (
     CommitOutcomeUnknown,
     ConfigInvalid,
     CorruptInput,
+    ObjectMissing,
     ObjectStoreAway,
     ResyncNeeded,
     SyncError,
@@ -94,6 +95,7 @@ class FakeFollower:
         self.entered = Event()
         self.polls = 0
         self.syncs = 0
+        self.comparisons = 0
         self.in_doubt = False
         self.others_waited = False
         self.meanwhile: Callable[[], None] = lambda: None
@@ -111,6 +113,10 @@ class FakeFollower:
 
     def doubt(self) -> None:
         self.in_doubt = True
+
+    def compare(self, reason: str) -> None:
+        self.in_doubt = True
+        self.comparisons += 1
 
     def find_newest(self, known: int | None) -> int | None:
         return self.newest
@@ -350,6 +356,43 @@ def test_what_a_person_must_mend_parks_the_table(bench, kind):
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.poll()
     assert (bench.status.state, bench.status.error) == ("synced", None)
+
+
+@pytest.mark.parametrize("kind", [Unsupported, CorruptInput, ObjectMissing])
+def test_a_newer_version_is_tried_at_once_and_then_ever_less_often(bench, kind):
+    """By comparing states, since the commits in between are still refused. It must not be tried each time."""
+    bench.poll()
+    bench.follower.newest, bench.follower.fails = 1, kind("cannot", hint="Mend it.", version=1)
+    assert bench.poll(after_s=1).error.kind == kind.__name__
+    tried_after_s, start_s = [], bench.clock.time_s
+    for _ in range(40):
+        bench.follower.newest += 1
+        before = bench.follower.comparisons
+        bench.poll(after_s=1)
+        if bench.follower.comparisons > before:
+            tried_after_s.append(bench.clock.time_s - start_s)
+    first, second, third, *_ = tried_after_s
+    assert first == 1
+    assert second - first > 5
+    assert third - second > second - first
+
+    bench.follower.fails = None
+    while bench.status.state != "synced":
+        bench.poll(after_s=1)
+        assert bench.clock.time_s - start_s < 150
+    assert bench.store.list_tables()[0].error is None
+
+
+def test_a_paused_table_tries_no_newer_version(bench):
+    bench.poll()
+    bench.follower.newest, bench.follower.fails = 1, Unsupported("cannot", hint="Mend it.", version=1)
+    bench.poll(after_s=1)
+    bench.store.record_paused(1, True)
+    bench.cycle.take_up(bench.store.list_tables()[0])
+    bench.follower.newest = 2
+    for _ in range(5):
+        bench.poll(after_s=100)
+    assert bench.follower.comparisons == 0
 
 
 def test_a_resume_begins_the_time_without_a_look_anew(bench):
