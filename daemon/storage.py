@@ -371,7 +371,9 @@ def _store_errors(path: str) -> Iterator[None]:
 
 def _missing(path: str) -> ObjectMissing:
     return ObjectMissing(
-        "the file is not there", path=path, hint="If VACUUM or a person removed it, restore it. dvsync tries again."
+        "the file is not there",
+        path=path,
+        hint="Restore it, or take it out of the Delta table with RESTORE or an overwrite: dvsync goes on by itself.",
     )
 
 

@@ -42,6 +42,10 @@ class LeaseStore(Protocol):
         """Return the number of the share whose tables this database remembers: the first that was ever claimed."""
         ...
 
+    def check_writable(self) -> None:
+        """Raise StateUnavailable if the database cannot be written. Writes nothing."""
+        ...
+
     def read_lease(self) -> Lease: ...
 
     def take_lease(self, seen: Lease, holder: str, *, has_lock: bool) -> bool:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from daemon.maintenance.expiry import Expiry
     from daemon.maintenance.maintainer import Maintainer
     from daemon.status.deletions import FileDetail, TableDeletions
+    from daemon.status.table_status import TableStatus
     from state import StateStore
 
 DEFAULT_CONFIG = Path("config.yaml")
 # Set in a command's context when a pattern could not be listed, so that "all tables" were not all.
 PATTERN_FAILED = "dvsync.pattern_failed"
 PROBE = "healthcheck"
+WATCH_INTERVAL_S = 2.0
 
 app = typer.Typer(
     name="dvsync",
@@ -58,8 +60,16 @@ ConfigPath = Annotated[
 ]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name in the configuration.")]
 TableNames = Annotated[
-    list[str] | None, typer.Argument(metavar="[TABLE]...", help="Names of tables; all of them when left out.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[TABLE]...", help="Names of tables, in which `*` stands for any part; all tables when left out."
+    ),
 ]
+ChosenTables = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="TABLE...", help="Names of tables, in which `*` stands for any part."),
+]
+AllTables = Annotated[bool, typer.Option("--all", help="All tables.")]
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 T = TypeVar("T")
@@ -182,24 +192,88 @@ def sync(
 @app.command()
 def status(
     context: typer.Context,
+    tables: TableNames = None,
+    *,
+    states: Annotated[
+        list[str] | None, typer.Option("--state", help="Only tables in this state; may be repeated.", metavar="STATE")
+    ] = None,
+    wide: Annotated[bool, typer.Option("--wide", help="Also show files, deleted rows and orphans.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list that /api/tables answers.")] = False,
     config: ConfigPath = None,
 ) -> None:
-    """Show how far each table is."""
-    from daemon.cli.console import print_statuses  # noqa: PLC0415
+    """Show how far each table is. Asks the running daemon, or else reads the state database."""
+    from daemon.cli.console import print_statuses, replacing  # noqa: PLC0415
+    from daemon.cli.tables import select_names  # noqa: PLC0415
+    from daemon.status.table_status import SyncState  # noqa: PLC0415
+
+    unknown = sorted({*(states or ())} - {*SyncState})
+    if unknown:
+        raise typer.BadParameter(f"{unknown[0]} is none of {', '.join(SyncState)}", param_hint="--state")
+    if watch and as_json:
+        raise typer.BadParameter("it does not go with --json", param_hint="--watch")
+
+    def look() -> tuple[list[str], list[TableStatus]]:
+        with _reported_errors():
+            lines, found = _find_statuses(context, config)
+            if tables:
+                names = {*select_names(tables, [status.name for status in found])}
+                found = [status for status in found if status.name in names]
+            return lines, [status for status in found if not states or status.state in states]
+
+    console = Console()
+    if watch:
+        with suppress(KeyboardInterrupt):
+            while True:
+                with replacing(console):
+                    lines, found = look()
+                    print_statuses(console, found, lines, wide=wide)
+                time.sleep(WATCH_INTERVAL_S)
+        raise typer.Exit
+    lines, found = look()
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        print_statuses(console, found, lines, wide=wide)
+    raise typer.Exit(1 if PATTERN_FAILED in context.meta or any(status.error for status in found) else 0)
+
+
+def _find_statuses(context: typer.Context, config: Path | None) -> tuple[list[str], list[TableStatus]]:
+    """Return lines about the daemon, and every table as the daemon shows it, or else by the state database."""
+    from daemon.cli.report import ask_for_tables  # noqa: PLC0415
     from daemon.cli.tables import read_statuses  # noqa: PLC0415
 
-    with _reported_errors():
-        settings = _load_with_found(context, config)
-        statuses = read_statuses(settings)
+    settings = _load(context, config, quiet=True)
+    report = ask_for_tables(settings)
+    if report.statuses is not None:
+        return report.lines, report.statuses
+    settings = _load_with_found(context, config)
+    lines = [*report.lines, "what follows is from the state database"]
     if settings.share.count > 1:
         others = sum(not settings.share.owns(table.target) for table in settings.tables)
-        typer.echo(f"share {settings.share}; tables of other shares: {others}", err=True)
+        lines.append(f"share {settings.share}; tables of other shares: {others}")
+    return lines, read_statuses(settings)
+
+
+@app.command()
+def history(
+    context: typer.Context,
+    table: TableName,
+    *,
+    limit: Annotated[int, typer.Option("--limit", help="List at most this many, the newest first.", min=1)] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the syncs as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """List the last syncs and errors of a table."""
+    from daemon.cli.console import run_lines  # noqa: PLC0415
+    from daemon.cli.tables import read_runs  # noqa: PLC0415
+
+    with _reported_errors():
+        runs = read_runs(_load(context, config, quiet=True), table, limit)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(statuses), indent=2))
+        typer.echo(msgspec.json.format(msgspec.json.encode(runs), indent=2))
     else:
-        print_statuses(Console(), statuses)
-    raise typer.Exit(1 if PATTERN_FAILED in context.meta or any(status.error for status in statuses) else 0)
+        _say("\n".join(run_lines(runs)))
 
 
 @app.command()
@@ -446,52 +520,85 @@ def inspect(
 
 
 @app.command()
-def resume(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Continue a parked or paused table. A running daemon sees it within seconds."""
+def resume(
+    context: typer.Context, tables: ChosenTables = None, every: AllTables = False, config: ConfigPath = None
+) -> None:
+    """Continue parked or paused tables. A running daemon sees it within seconds."""
     from daemon.sync.verbs import resume  # noqa: PLC0415
 
-    cleared = _ask(context, config, table, resume)
-    typer.echo(f"{table}: resumed" if cleared else f"{table}: was neither parked nor paused; nothing to do")
+    nothing = "was neither parked nor paused; nothing to do"
+    _ask(context, config, _chosen(tables, every), resume, lambda cleared: "resumed" if cleared else nothing)
 
 
 @app.command()
-def pause(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Stop syncing a table until `dvsync resume`. A running daemon sees it within seconds."""
+def pause(
+    context: typer.Context, tables: ChosenTables = None, every: AllTables = False, config: ConfigPath = None
+) -> None:
+    """Stop syncing tables until `dvsync resume`. A running daemon sees it within seconds."""
     from daemon.sync.verbs import pause  # noqa: PLC0415
 
-    _ask(context, config, table, pause)
-    typer.echo(f"{table}: paused")
+    _ask(context, config, _chosen(tables, every), pause, lambda _: "paused")
 
 
 @app.command()
-def resync(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Rewrite a table from Delta's whole state. A running daemon begins within seconds."""
+def resync(
+    context: typer.Context, tables: ChosenTables = None, every: AllTables = False, config: ConfigPath = None
+) -> None:
+    """Rewrite tables from Delta's whole state. A running daemon begins within seconds."""
     from daemon.sync.verbs import want_resync  # noqa: PLC0415
 
-    _ask(context, config, table, want_resync)
-    typer.echo(f"{table}: is written anew by its next sync")
+    _ask(context, config, _chosen(tables, every), want_resync, lambda _: "is written anew by its next sync")
 
 
-def _ask(context: typer.Context, config: Path | None, table: str, verb: Callable[[StateStore, TableSettings], T]) -> T:
-    """Let `verb` write to the state store what is asked of the table."""
+def _chosen(tables: list[str] | None, every: bool) -> list[str]:
+    """The names that a command was given; none for all tables."""
+    if bool(tables) == every:
+        raise typer.BadParameter("name tables, or all with --all" if every is False else "name tables or use --all")
+    return tables or []
+
+
+def _ask(
+    context: typer.Context,
+    config: Path | None,
+    tables: list[str],
+    verb: Callable[[StateStore, TableSettings], T],
+    say: Callable[[T], str],
+) -> None:
+    """Let `verb` write to the state store what is asked of each of the tables, and print what it did."""
     from daemon.cli.tables import find_tables  # noqa: PLC0415
     from daemon.sync.memory import open_store  # noqa: PLC0415
 
     with _reported_errors():
         settings = _load_with_found(context, config)
-        (chosen,) = find_tables(settings, [table])
+        chosen = find_tables(settings, tables)
         with open_store(settings) as store:
-            return verb(store, chosen)
+            for table in chosen:
+                _say(f"{table.name}: {say(verb(store, table))}")
+    raise typer.Exit(1 if not tables and PATTERN_FAILED in context.meta else 0)
 
 
 @app.command()
-def forget(context: typer.Context, table: TableName, config: ConfigPath = None) -> None:
-    """Remove a table that is gone from the state database. Its files and its Iceberg table stay."""
-    from daemon.cli.tables import forget_table  # noqa: PLC0415
+def forget(
+    context: typer.Context,
+    tables: ChosenTables = None,
+    every: Annotated[bool, typer.Option("--all", help="All tables that are gone.")] = False,
+    drop: Annotated[
+        bool,
+        typer.Option(
+            "--drop",
+            help="Also drop the Iceberg tables from their catalogs, and remove the files that dvsync wrote for them.",
+        ),
+    ] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Remove tables that are gone from the state database. Delta's files stay in any case."""
+    import_arrow()
+    from daemon.cli.operations import forget_tables  # noqa: PLC0415
 
     with _reported_errors():
-        forget_table(_load_with_found(context, config), table)
-    typer.echo(f"{table}: forgotten")
+        settings = _load_with_found(context, config)
+        for line in forget_tables(settings, _chosen(tables, every), drop=drop):
+            _say(line)
 
 
 @app.command()
@@ -631,10 +738,17 @@ def keys() -> None:
 
 
 @config_app.command()
-def check(context: typer.Context, config: ConfigPath = None) -> None:
-    """List every fault in the configuration, or print a summary of it."""
+def check(
+    context: typer.Context,
+    connect: Annotated[
+        bool,
+        typer.Option("--connect", help="Also try the state database, catalogs, Delta tables, patterns and Spark."),
+    ] = False,
+    config: ConfigPath = None,
+) -> None:
+    """List every fault in the configuration, or print a summary of it. Exit code 1 if --connect finds a fault."""
     with _reported_errors():
-        settings = _load(context, config)
+        settings = _load(context, config, quiet=True)
     typer.echo(f"{_path(context, config)}: all well")
     typer.echo(f"state: {settings.redacted()['state']['url']}")
     typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
@@ -645,6 +759,19 @@ def check(context: typer.Context, config: ConfigPath = None) -> None:
         # The targets of a pattern's tables are known once they are found.
         belongs = settings.share.count > 1 and not table.is_pattern
         typer.echo(scrub(f"{line}, share {settings.share.owner_of(table.target)}" if belongs else line))
+    if not connect:
+        return
+    import_arrow()
+    from daemon.cli.connections import try_connections  # noqa: PLC0415
+
+    failed = False
+    with _reported_errors():
+        for attempt in try_connections(settings):
+            failed = failed or attempt.error is not None
+            _say(f"{attempt.what}: {attempt.found if attempt.error is None else attempt.error}")
+            if attempt.error is not None:
+                _say(f"  {attempt.error.hint}")
+    raise typer.Exit(1 if failed else 0)
 
 
 def _path(context: typer.Context, config: Path | None) -> Path:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -23,6 +26,7 @@ from daemon.status.table_status import (
     TableStatus,
     count_states,
     differing_text,
+    iso_time,
     span,
 )
 from daemon.texts import printable
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from daemon.maintenance.expiry import Expiry
     from daemon.scheduling.cycle import CycleResult
     from daemon.verify.findings import Proof
+    from state import SyncRun
 
 _COLOURS = {
     SyncState.SYNCED: "green",
@@ -51,23 +56,45 @@ COLUMNS: dict[str, Literal["left", "right"]] = {
     "state": "left",
     "version": "right",
     "lag": "right",
-    "files": "right",
-    "deleted": "right",
-    "orphans": "right",
+    "synced": "right",
 }
+WIDE_COLUMNS: dict[str, Literal["left", "right"]] = {"files": "right", "deleted": "right", "orphans": "right"}
 # The space between two columns, and the smallest width of the name column. A narrower terminal gets plain lines.
 GAP, NAME_MIN = 2, 16
 
 
-def print_statuses(console: Console, statuses: Sequence[TableStatus]) -> None:
-    """Print a count of tables by state, then the tables, the worst first. Off a terminal, print one line for each."""
+@contextmanager
+def replacing(console: Console) -> Iterator[None]:
+    """What is printed in the block replaces what the terminal showed, all at once."""
+    with console.capture() as captured:
+        yield
+    console.clear()
+    console.out(captured.get(), end="", highlight=False)
+
+
+def print_statuses(
+    console: Console, statuses: Sequence[TableStatus], lines: Sequence[str] = (), *, wide: bool = False
+) -> None:
+    """Print `lines` about the daemon, a count of tables by state, and the tables, the worst first.
+
+    Off a terminal, print one line for each table, and the `lines` on standard error.
+    """
     if not console.is_terminal:
+        for line in lines:
+            print(printable(line), file=sys.stderr)
         _print_lines(console, statuses)
         return
+    for line in lines:
+        console.print(printable(line), style="dim", markup=False, highlight=False)
     console.print(count_states(statuses), style="bold", markup=False, highlight=False)
     # Within one state, the table that is furthest behind comes first.
     worst_first = sorted(statuses, key=lambda each: (WORST_FIRST.index(each.state), -(each.lag_seconds or 0)))
-    rows = [[Text(heading, style="bold") for heading in COLUMNS], *map(_cells, worst_first)]
+    columns = COLUMNS | WIDE_COLUMNS if wide else COLUMNS
+    now = datetime.now(UTC)
+    rows = [
+        [Text(heading, style="bold") for heading in columns],
+        *(_cells(status, now)[: len(columns)] for status in worst_first),
+    ]
     names, *others = (max(cell.cell_len for cell in column) for column in zip(*rows, strict=True))
     left = console.width - sum(others) - GAP * len(others)
     if left < min(names, NAME_MIN):
@@ -75,7 +102,7 @@ def print_statuses(console: Console, statuses: Sequence[TableStatus]) -> None:
         return
     widths = [min(names, left), *others]
     for cells, status in zip(rows, (None, *worst_first), strict=True):
-        console.print(_row(cells, widths))
+        console.print(_row(cells, widths, columns.values()))
         if status and status.error:
             for line in (f"{status.error.kind}: {status.error.message}", status.error.hint):
                 console.print(Padding(Text(printable(line)), (0, 0, 0, GAP)))
@@ -88,23 +115,25 @@ def _print_lines(console: Console, statuses: Sequence[TableStatus]) -> None:
         console.print(printable(_status_line(status)), soft_wrap=True, markup=False, highlight=False)
 
 
-def _cells(status: TableStatus) -> list[Text]:
-    """Return one cell for each of COLUMNS."""
+def _cells(status: TableStatus, now: datetime) -> list[Text]:
+    """Return one cell for each of COLUMNS and WIDE_COLUMNS."""
+    synced_at = status.last_synced_at and datetime.fromisoformat(status.last_synced_at)
     return [
         Text(printable(status.name)),
         Text(status.state.value, style=_COLOURS[status.state]),
         Text(_or_dash(status.synced_version)),
         Text(_lag(status, span)),
+        Text(f"{span(max(0.0, (now - synced_at).total_seconds()))} ago" if synced_at else "-"),
         Text(_or_dash(status.live_data_files)),
         Text(_or_dash(status.deleted_positions)),
         Text(_or_dash(status.orphans_waiting)),
     ]
 
 
-def _row(cells: Sequence[Text], widths: Sequence[int]) -> Table:
+def _row(cells: Sequence[Text], widths: Sequence[int], alignments: Iterable[Literal["left", "right"]]) -> Table:
     """Lay out one row as a grid of its own, so that an error can follow it. A name that is too long is wrapped."""
     row = Table.grid(padding=(0, GAP, 0, 0))
-    for width, justify in zip(widths, COLUMNS.values(), strict=True):
+    for width, justify in zip(widths, alignments, strict=True):
         row.add_column(width=width, justify=justify, overflow="fold")
     row.add_row(*cells)
     return row
@@ -113,7 +142,8 @@ def _row(cells: Sequence[Text], widths: Sequence[int]) -> Table:
 def _status_line(status: TableStatus) -> str:
     line = (
         f"{status.name} {status.state} synced={_or_dash(status.synced_version)}"
-        f" source={_or_dash(status.source_version)} lag={_lag(status, '{:.0f} s'.format)} orphans={_orphans(status)}"
+        f" source={_or_dash(status.source_version)} lag={_lag(status, '{:.0f} s'.format)}"
+        f" at={status.last_synced_at or '-'} orphans={_orphans(status)}"
     )
     if status.proof and not status.proof.is_right:
         line += f" {_differs(status.name, status.proof)}"
@@ -141,6 +171,23 @@ def _lag(status: TableStatus, seconds: Callable[[float], str]) -> str:
     if status.lag_versions <= 0:
         return "0"
     return f"{status.lag_versions} ({seconds(status.lag_seconds)})" if status.lag_seconds else f"{status.lag_versions}"
+
+
+def run_lines(runs: Sequence[SyncRun]) -> list[str]:
+    """Describe a table's last syncs and errors."""
+    lines = []
+    for run in runs:
+        took = f"{run.duration_ms / 1000:.2f} s"
+        line = f"{iso_time(run.started_at_ms)}  {run.outcome}, version {_or_dash(run.to_version)}, {took}"
+        if run.message is not None:
+            line += f": {run.message}"
+        else:
+            line += (
+                f": data files +{run.data_files_added} -{run.data_files_removed},"
+                f" delete files +{run.delete_files_added}, positions +{run.positions_added}"
+            )
+        lines.append(line)
+    return lines or ["no sync yet"]
 
 
 def verdict_line(name: str, verdict: CycleResult) -> str:

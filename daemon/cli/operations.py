@@ -9,22 +9,27 @@ from threading import Event
 from typing import TypeVar
 
 from pyiceberg.table import Table
+from rich.filesize import decimal
 
+from daemon.cli.report import ask_for_tables
 from daemon.cli.survey import survey
+from daemon.cli.tables import select_gone
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.doctor.diagnosis import Diagnosis, diagnose
 from daemon.errors import ConfigInvalid, SyncError, Unsupported
+from daemon.maintenance.cleanup import drop_table
 from daemon.maintenance.maintainer import Maintainer
 from daemon.scheduling.cycle import CycleResult
-from daemon.service.assembly import open_parts
+from daemon.service.assembly import Parts, open_parts
 from daemon.service.discovery import discover
 from daemon.service.lease import hold_lease
 from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
+from daemon.status.table_status import SyncState
 from daemon.status.watch import Watch
 from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, as_sync_errors
@@ -32,6 +37,7 @@ from daemon.sync.memory import keep_rows
 from daemon.verify.findings import Proof, Sample, Scope
 from daemon.verify.passes import add_part, is_outweighed
 from daemon.verify.verifier import Verifier
+from state import TableRecord
 
 T = TypeVar("T")
 
@@ -166,6 +172,43 @@ def opened_table(settings: Settings, table: TableSettings) -> Iterator[tuple[Tab
     with open_parts(settings) as parts, as_sync_errors(table.name):
         context = parts.context(table)
         yield context, context.load_table()
+
+
+def forget_tables(settings: Settings, wanted: Sequence[str], *, drop: bool) -> Iterator[str]:
+    """Remove tables that are gone from the state database, all or those `wanted`, and yield a line for each.
+
+    With `drop`, first drop their Iceberg tables and remove the files that dvsync wrote for them. Raises ConfigInvalid,
+    CatalogAway, ObjectStoreAway, StateStoreAway.
+    """
+    with open_parts(settings) as parts:
+        records = select_gone(settings, parts.store, wanted)
+        shown = {status.name: status.state for status in ask_for_tables(settings).statuses or ()}
+        followed = [record.name for record in records if shown.get(record.name) not in (None, SyncState.GONE)]
+        if followed:
+            hint = "Let it read the configuration again (SIGHUP), or wait half a minute if a folder has just vanished."
+            raise ConfigInvalid(
+                "\n".join(f"{name}: the running daemon still follows it" for name in followed), hint=hint
+            )
+        for record in records:
+            dropped = _drop(parts, record) if drop else ""
+            parts.store.forget_table(record.id)
+            yield f"{record.name}: {dropped}forgotten"
+
+
+def _drop(parts: Parts, record: TableRecord) -> str:
+    for catalog in parts.settings.catalogs:
+        table = TableSettings(source=record.source, target=record.target, name=record.name, catalog=catalog)
+        done = drop_table(parts.context(table))
+        if done is None:
+            continue
+        left = "".join(f"left {number}: {reason}; " for reason, number in done.left.items())
+        left += "".join(f"{failed}; " for failed in done.failed)
+        size = decimal(done.removed_bytes)
+        return f"{record.target} dropped from {catalog}; {len(done.removed)} files removed, {size}; {left}"
+    raise ConfigInvalid(
+        f"{record.name}: no configured catalog has its Iceberg table {record.target} as dvsync left it",
+        hint=f"Drop it by hand if it is still there, then run `dvsync forget {record.name}` without --drop.",
+    )
 
 
 def maintain_tables(

@@ -1,4 +1,4 @@
-"""Asks a running daemon: for its health (`dvsync healthcheck`), and to sync a table (`dvsync sync --wait`)."""
+"""Asks a running daemon: for its health (`dvsync healthcheck`), its tables, or to sync a table."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Answer:
     text: str
 
 
-def ask(health: HealthSettings, probe: str) -> Answer:
-    """Ask the daemon's `/livez` or `/readyz`. If the daemon does not answer, the result says so; nothing is raised."""
-    return _exchange(health, Request(f"{_url(health)}/{probe}"))
+def ask(health: HealthSettings, path: str) -> Answer:
+    """GET `path` of the daemon. If the daemon does not answer, the result says so; nothing is raised."""
+    return _exchange(health, Request(f"{url_of(health)}/{path}"))
 
 
 def ask_to_sync(health: HealthSettings, table: str) -> Answer:
     """Ask the daemon to poll a table now, with `health.token`."""
-    request = Request(f"{_url(health)}/api/tables/{quote(table)}/sync", method="POST")
+    request = Request(f"{url_of(health)}/api/tables/{quote(table)}/sync", method="POST")
     request.add_header("authorization", f"Bearer {health.token}")
     return _exchange(health, request)
 
 
-def _url(health: HealthSettings) -> str:
+def url_of(health: HealthSettings) -> str:
     host, scheme = ANY.get(health.host, health.host), "https" if health.certificate else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{health.port}"
 

@@ -1,8 +1,10 @@
-"""Commands on the configured tables: select them, read their status, forget them. Imports no PyIceberg."""
+"""Commands on the configured tables: select them, and read their status and history. Imports no PyIceberg."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 
 import structlog
 
@@ -10,30 +12,28 @@ from daemon import log as events
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
-from daemon.errors import ConfigInvalid, ObjectStoreAway, SyncError
+from daemon.errors import ConfigInvalid, ObjectStoreAway, SyncError, Unsupported
 from daemon.service.discovery import discover, owners_among
 from daemon.status.table_status import Observation, TableStatus, gone_status, table_status
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import find_record, open_store
+from state import SyncRun, TableRecord, TableStore
+
+# An unknown name without a similar one is answered with all names if there are at most so many.
+LISTED_MAX = 10
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
-def find_tables(settings: Settings, names: Sequence[str]) -> list[TableSettings]:
-    """Return the tables with these names, or all tables of our share if `names` is empty.
+def find_tables(settings: Settings, wanted: Sequence[str]) -> list[TableSettings]:
+    """Return the tables with these names, or all tables of our share if `wanted` is empty.
 
-    Raises ConfigInvalid for unknown names, and for tables of other shares.
+    A `*` stands for any part of the names of our share's tables. Raises ConfigInvalid for unknown names, and for tables
+    of other shares.
     """
-    known = {table.name: table for table in settings.tables}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise ConfigInvalid(
-            "\n".join(f"{name}: no such table" for name in unknown),
-            hint=f"The configuration names {', '.join(known) or 'no tables'}.",
-        )
-    share = settings.share
-    if not names:
-        return [table for table in settings.tables if share.owns(table.target)]
+    known, share = {table.name: table for table in settings.tables}, settings.share
+    own = [name for name, table in known.items() if share.owns(table.target)]
+    names = select_names(wanted, own, known) if wanted else own
     others = {name: owner for name in names if (owner := share.owner_of(known[name].target)) != share}
     if others:
         raise ConfigInvalid(
@@ -46,11 +46,43 @@ def find_tables(settings: Settings, names: Sequence[str]) -> list[TableSettings]
     return [known[name] for name in names]
 
 
+def select_names(wanted: Sequence[str], listed: Collection[str], known: Collection[str] = ()) -> list[str]:
+    """Return the `wanted` names, each once; those with `*` become all names that match among the `listed` ones.
+
+    Raises ConfigInvalid for a name that is neither `listed` nor `known`, and for a pattern that matches nothing.
+    """
+    selected: dict[str, None] = {}
+    unknown = []
+    for name in wanted:
+        if name in known or name in listed:
+            selected[name] = None
+            continue
+        matching = [each for each in listed if "*" in name and fnmatchcase(each, name)]
+        selected |= dict.fromkeys(matching)
+        if not matching:
+            unknown.append(name)
+    if unknown:
+        raise _no_such_table(unknown, {*listed, *known})
+    return list(selected)
+
+
+def _no_such_table(unknown: Sequence[str], known: Collection[str]) -> ConfigInvalid:
+    names = sorted(known)
+    close = [near for name in unknown for near in get_close_matches(name, names)]
+    if close:
+        hint = f"Did you mean {' or '.join(dict.fromkeys(close))}? `dvsync status` lists all tables."
+    elif len(names) <= LISTED_MAX:
+        hint = f"The tables are {', '.join(names)}." if names else "There are no tables."
+    else:
+        hint = f"`dvsync status` lists the {len(names)} tables."
+    return ConfigInvalid("\n".join(f"{name}: no such table" for name in unknown), hint=hint)
+
+
 def with_found_tables(settings: Settings) -> tuple[Settings, list[SyncError]]:
     """Return the settings with the tables of all shares that the patterns match now, and an error for each failed one.
 
     If a pattern's folders cannot be listed, its tables come from the state database. A folder that cannot be followed
-    is logged. Raises StateStoreAway.
+    is an error of the kind Unsupported. Raises StateStoreAway.
     """
     patterns = {table.source for table in settings.tables if table.is_pattern}
     if not patterns:
@@ -64,14 +96,15 @@ def with_found_tables(settings: Settings) -> tuple[Settings, list[SyncError]]:
         if about in patterns:
             troubles.append(ObjectStoreAway(reason, hint=hint))
         else:
-            _log.warning(events.PATTERN_REFUSED, source=about, reason=reason)
+            folder_hint = "Rename the folder, give it an entry of its own, or exclude it from the pattern."
+            troubles.append(Unsupported(f"{about} is not followed: {reason}", hint=folder_hint))
     return settings.model_copy(update={"tables": (*found.tables, *found.others)}), troubles
 
 
 def read_statuses(settings: Settings) -> list[TableStatus]:
     """Return each table's status from the state store and its Delta log. Works beside a running daemon.
 
-    If a Delta log cannot be read, the fields that come from it are null. Raises ConfigInvalid, StateStoreAway.
+    If a Delta log cannot be read, the fields that come from it are null. Raises StateStoreAway.
     """
     clock = SystemClock()
     with open_store(settings) as store:
@@ -87,25 +120,42 @@ def read_statuses(settings: Settings) -> list[TableStatus]:
                 behind_since_ms = None if synced is None else log.find_written_ms(synced + 1)
                 seen = Observation(seen.record, seen.counts, source_version, behind_since_ms)
             except SyncError as error:
-                _log.warning(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
+                _log.debug(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
             statuses.append(table_status(table, seen, clock.now_ms()))
-        followed = {table.name for table in settings.tables}
-        gone = (record for record in records if record.name not in followed and settings.share.owns(record.target))
+        gone = find_gone(settings, store)
         statuses += (gone_status(record, store.count(record.id), clock.now_ms()) for record in gone)
         return statuses
 
 
-def forget_table(settings: Settings, name: str) -> None:
-    """Remove a table that is gone from the state database. No file is touched.
+def find_gone(settings: Settings, store: TableStore) -> list[TableRecord]:
+    """Return the tables of our share in the state database that no entry or pattern leads to.
 
-    Raises StateStoreAway, and ConfigInvalid for a table that is still followed or unknown.
+    Raises StateUnavailable.
     """
-    if any(table.name == name for table in settings.tables):
-        find_tables(settings, [name])  # Raises if another share follows it.
-        hint = "First remove it from the configuration, or move its folder so that no pattern matches it."
-        raise ConfigInvalid(f"{name}: the table is still followed", hint=hint)
+    followed = {table.name for table in settings.tables}
+    return [
+        record for record in store.list_tables() if record.name not in followed and settings.share.owns(record.target)
+    ]
+
+
+def select_gone(settings: Settings, store: TableStore, wanted: Sequence[str]) -> list[TableRecord]:
+    """Return the tables that are gone, all or those `wanted`.
+
+    Raises ConfigInvalid for a table that is still followed or unknown, and StateUnavailable.
+    """
+    gone = {record.name: record for record in find_gone(settings, store)}
+    followed = [name for name in wanted if any(table.name == name for table in settings.tables)]
+    if followed:
+        find_tables(settings, followed)  # Raises if another share follows it.
+        hint = "First remove it from the configuration, exclude it from its pattern, or move its folder."
+        raise ConfigInvalid("\n".join(f"{name}: the table is still followed" for name in followed), hint=hint)
+    return [gone[name] for name in (select_names(wanted, gone) if wanted else gone)]
+
+
+def read_runs(settings: Settings, name: str, runs_max: int) -> list[SyncRun]:
+    """Return a table's last syncs, the newest first. Raises ConfigInvalid for an unknown table, StateStoreAway."""
     with open_store(settings) as store:
-        record = next((record for record in store.list_tables() if record.name == name), None)
-        if record is None:
-            raise ConfigInvalid(f"{name}: no such table", hint="`dvsync status` lists the tables that are gone.")
-        store.forget_table(record.id)
+        records = {record.name: record for record in store.list_tables()}
+        if name not in records:
+            raise _no_such_table([name], records)
+        return store.list_runs(records[name].id, runs_max=runs_max)

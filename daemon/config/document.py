@@ -43,9 +43,14 @@ def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[st
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         # PyYAML quotes the text at the fault. It may be a secret that was written without quotes, so cut it off.
-        problem = (error.problem or error.context or "").partition("'")[0].strip()
-        advice = "Put text that begins with one of *&!%@` in quotes. " + hint
-        raise ConfigInvalid(f"{where}{problem}", path=str(path), hint=advice) from None
+        problem = error.problem or error.context or ""
+        if problem.startswith("expected "):
+            problem, advice = problem.partition(", but ")[0], "Check the brackets, quotes and indentation up to there. "
+            if error.context and error.context_mark:
+                problem += f", {error.context} that begins in line {error.context_mark.line + 1}"
+        else:
+            problem, advice = problem.partition("'")[0].strip(), "Put text that begins with one of *&!%@` in quotes. "
+        raise ConfigInvalid(f"{where}{problem}", path=str(path), hint=advice + hint) from None
     except (ValueError, RecursionError) as error:
         is_value = isinstance(error, ValueError)
         reason = "the file contains an invalid date or number" if is_value else "the file is nested too deeply"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -145,7 +145,8 @@ def _fault_line(fault: ErrorDetails) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
     match fault["type"]:
         case "extra_forbidden":
-            return f"{place}: unknown key"
+            near = get_close_matches(str(fault["loc"][-1]), _keys_beside(fault["loc"]), n=1)
+            return f"{place}: unknown key" + (f", did you mean {near[0]}?" if near else "")
         case "missing":
             return f"{place}: is missing"
         case "value_error":
@@ -159,6 +160,17 @@ def _fault_line(fault: ErrorDetails) -> str:
                 f", not {fault['input']!r}" if not is_secret and isinstance(fault["input"], str | int | float) else ""
             )
             return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]}{found}"
+
+
+def _keys_beside(place: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that may stand where `place` does."""
+    model: Any = Settings
+    for part in place[:-1]:
+        if isinstance(part, str):
+            fields = {field.alias or name: field for name, field in model.model_fields.items()}
+            model = fields[part].annotation
+            model = next((each for each in get_args(model) if isinstance(each, type)), model)
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _unknown_variables() -> Iterator[str]:

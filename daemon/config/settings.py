@@ -43,6 +43,7 @@ from daemon.config.value_types import (
     Duration,
     Location,
     Properties,
+    folder_names,
     identifier,
     or_reference,
     time_zone_name,
@@ -394,6 +395,13 @@ class TableSettings(_TableOptions):
             " ones. The other keys can then use {name} and {parent}: the table's folder and the folder above it."
         ),
     )
+    exclude: tuple[Annotated[str, AfterValidator(folder_names)], ...] = Field(
+        (),
+        description=(
+            "With a pattern: folders that it leaves out. Each is a folder's name, or the last folders of a path; `*`"
+            " stands for any part of a name, such as `tmp_*` or `archive/*`."
+        ),
+    )
     target: Annotated[str, AfterValidator(identifier)] = Field(
         description="The Iceberg table: namespace and name, joined by a dot."
     )
@@ -426,6 +434,8 @@ class TableSettings(_TableOptions):
                     raise ValueError(f"the {field} of a pattern must contain {{name}}, or its tables would share it")
         elif "{name}" in self.target or "{parent}" in self.target:
             raise ValueError("{name} and {parent} need a source that contains `*`")
+        elif self.exclude:
+            raise ValueError("exclude needs a source that contains `*`")
         return self
 
     def for_found(self, source: str) -> Self:
@@ -447,7 +457,7 @@ class TableSettings(_TableOptions):
             for field in ("target", "name", "location", "delete_files_location")
             if (text := getattr(self, field)) is not None
         }
-        return self.model_copy(update={"source": source, **filled})
+        return self.model_copy(update={"source": source, "exclude": (), **filled})
 
 
 class HealthSettings(_Frozen):
@@ -459,6 +469,13 @@ class HealthSettings(_Frozen):
         ge=1,
         le=30 * DAY_S,
         description="/readyz fails when a table is behind for longer than this.",
+    )
+    ready_when: Literal["tables", "daemon"] = Field(
+        "tables",
+        description=(
+            "What /readyz and the page's headline judge: the daemon and every table, or the daemon alone (its lease,"
+            " state database and configuration), so that a parked table does not hold up a rollout."
+        ),
     )
     token: Annotated[str, WrapValidator(or_reference)] | None = Field(
         None,

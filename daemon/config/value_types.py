@@ -43,6 +43,12 @@ def identifier(value: str) -> str:
     raise ValueError(f"{value!r} is not an Iceberg identifier: join namespace and name by a dot, such as sales.orders")
 
 
+def folder_names(value: str) -> str:
+    if re.fullmatch(r"[^/]+(/[^/]+)*", value):
+        return value
+    raise ValueError(f"{value!r} is not a folder's name, or the names of the last folders of a path, such as eu/tmp_*")
+
+
 def time_zone_name(value: str) -> str:
     if value in available_timezones():
         return value

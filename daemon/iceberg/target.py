@@ -131,6 +131,13 @@ class Target:
         except Exception as error:
             raise self._catalog_away(error) from error
 
+    def drop(self) -> None:
+        """Drop the table from the catalog, which keeps its files. Raises CatalogAway."""
+        try:
+            self._open_catalog().drop_table(self.identifier)
+        except Exception as error:
+            raise self._catalog_away(error) from error
+
     def stage(self, definition: Definition) -> Table:
         """Stage a table that the first commit will create. Its namespace is created now if it is missing."""
         try:

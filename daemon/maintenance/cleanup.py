@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence, Set
@@ -24,6 +25,7 @@ from pyiceberg.table.locations import load_location_provider
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext.commits import writes_metadata_files
 from daemon.iceberg.references import referenced_files
+from daemon.iceberg.version_hint import NAME as HINT_NAME
 from daemon.locations import canonical, parts_below, real
 from daemon.storage import FileIOStorage, FileMeta
 from daemon.sync.context import TableContext
@@ -120,6 +122,29 @@ def clean_up(
             return done
         _remove(context, own.storage, record.id, due[start : start + BATCH], done)
     store.forget_before(record.id, survey.at_ms - round(settings.history_s * 1000))
+    return done
+
+
+def drop_table(context: TableContext) -> Cleanup | None:
+    """Drop the Iceberg table from its catalog, then remove the files that dvsync wrote for it, without grace.
+
+    Returns None if the catalog has no such table with the snapshot that was recorded last. Raises SyncError; if the
+    store fails, files are left that nothing knows any more.
+    """
+    record = context.find_record()
+    table = _find_own_table(context, record) if record else None
+    if record is None or table is None:
+        return None
+    own, there = _OwnPlaces(context, table), (FileStatus.PENDING, FileStatus.LIVE, FileStatus.ORPHANED)
+    files = {file.path: file for file in context.store.list_written(record.id, there)}
+    done, listed = Cleanup(), own.scan()
+    if own.find_other_table(listed) is None:
+        files = {file.path: file for file in own.written_among(listed)} | files
+    judged = [(file, _why_left(file, in_use=(), own=own, due_ms=sys.maxsize)) for file in files.values()]
+    done.left += Counter(reason for _, reason in judged if reason)
+    context.target.drop()
+    _remove(context, own.storage, record.id, [file for file, reason in judged if reason is None], done)
+    own.storage.delete(f"{table.metadata.location.rstrip('/')}/metadata/{HINT_NAME}")
     return done
 
 

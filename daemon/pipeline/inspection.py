@@ -169,7 +169,7 @@ def read_footer(storage: FileIOStorage, path: str, size: int, *, said_by: str = 
         raise CorruptInput(
             f"the file has {meta.size} bytes, but {said_by} says {size}",
             path=path,
-            hint="Restore the file, or remove it from Delta's log (FSCK REPAIR, or a delete that covers it).",
+            hint="Restore the file, or take it out of the Delta table with DELETE, RESTORE or an overwrite.",
         )
     footer_bytes = int.from_bytes(tail[-FOOTER_END_BYTES:][:4], "little") + FOOTER_END_BYTES
     if len(tail) < footer_bytes <= meta.size and tail.endswith(MAGIC):

@@ -86,7 +86,13 @@ class Parts:
 
     def board(self) -> Board:
         """An empty one."""
-        return Board(self.clock, lag_budget_s=self.settings.health.lag_budget_s, share=self.settings.share)
+        health = self.settings.health
+        return Board(
+            self.clock,
+            lag_budget_s=health.lag_budget_s,
+            share=self.settings.share,
+            judges_tables=health.ready_when == "tables",
+        )
 
     def lease_keeper(self) -> LeaseKeeper:
         state = self.settings.state

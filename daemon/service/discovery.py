@@ -64,7 +64,7 @@ def discover(
             kept = {source for source in followed_here if _is_below(source, unlisted)}
             kept |= fitting if keep_vanished else set()
             fitting = kept | _tables_among(folders - kept, storage, clock, followed, found.troubles)
-        for source in sorted(fitting - sources):
+        for source in sorted(source for source in fitting - sources if not _is_excluded(source, pattern)):
             sources.add(source)
             try:
                 table = _table_of(settings, pattern, source, names, owners)
@@ -125,8 +125,12 @@ def _table_of(
 
 def find_pattern(settings: Settings, source: str) -> str | None:
     """The pattern that would find a table at `source`."""
-    patterns = (table.source for table in settings.tables if table.is_pattern)
-    return next((pattern for pattern in patterns if _fits(source, pattern)), None)
+    patterns = (table for table in settings.tables if table.is_pattern and _fits(source, table.source))
+    return next((table.source for table in patterns if not _is_excluded(source, table)), None)
+
+
+def _is_excluded(source: str, pattern: TableSettings) -> bool:
+    return any(_fits("/".join(source.split("/")[-1 - folders.count("/") :]), folders) for folders in pattern.exclude)
 
 
 def _fits(source: str, pattern: str) -> bool:

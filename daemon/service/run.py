@@ -18,7 +18,7 @@ from daemon.log import configure_logging
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import open_parts
 from daemon.service.fleet import WISHES_JOB, Fleet
-from daemon.service.lease import UNWRITABLE, LeaseKeeper
+from daemon.service.lease import UNWRITABLE, LeaseKeeper, describe_process
 from daemon.service.signals import RELOAD, STOP_GRACE_S, StopSignals
 from daemon.service.systemd import Notifier
 from daemon.spark.hadoop import with_stores
@@ -79,6 +79,8 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             count_notices=parts.outbox.counts,
             ask=fleet.ask,
             token=settings.health.token,
+            process=describe_process(),
+            state=settings.state.place,
         )
         web = WebServer.start(settings.health, app)
         opened.callback(web.stop)

@@ -54,6 +54,10 @@ class Topic(Enum):
     GONE = auto()
 
 
+# The topics of the daemon itself.
+OWN_TOPICS = (Topic.LEASE, Topic.STATE, Topic.CONFIGURATION)
+
+
 class Unready(msgspec.Struct, frozen=True):
     """A reason why `/readyz` says no. `table` is null when the reason concerns the whole daemon."""
 
@@ -64,10 +68,12 @@ class Unready(msgspec.Struct, frozen=True):
 class Board:
     """The latest observation of each table, and the scheduler's heartbeat. Safe to use from any thread."""
 
-    def __init__(self, clock: Clock, *, lag_budget_s: float, share: Share = ALL) -> None:
+    def __init__(self, clock: Clock, *, lag_budget_s: float, share: Share = ALL, judges_tables: bool = True) -> None:
+        """Without `judges_tables`, only what concerns the daemon itself makes it unready."""
         self._tables: dict[str, TableSettings] = {}
         self._clock = clock
         self._lag_budget_s = lag_budget_s
+        self._judges_tables = judges_tables
         self._lock = Lock()
         self._seen: dict[str, Observation] = {}
         self.activity = Activity()
@@ -203,7 +209,10 @@ class Board:
     def find_unready(self) -> list[Unready]:
         """All reasons for not being ready. A paused table, and one whose source is not there yet, are no reasons."""
         with self._lock:
-            troubles = [unready for reasons in self._troubles.values() for unready in reasons]
+            topics = Topic if self._judges_tables else OWN_TOPICS
+            troubles = [unready for topic in topics for unready in self._troubles.get(topic, ())]
+        if not self._judges_tables:
+            return troubles
         # A share may have no table when there are few.
         if not self._tables and not troubles and not self._others:
             return [Unready(None, "no tables are configured")]

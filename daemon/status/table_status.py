@@ -170,7 +170,7 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
         lag_seconds=lag_seconds,
         snapshot_id=record.snapshot_id if record else None,
         metadata_location=record.metadata_location if record else None,
-        last_synced_at=_iso(record.last_synced_at_ms) if record and record.last_synced_at_ms is not None else None,
+        last_synced_at=iso_time(record.last_synced_at_ms) if record and record.last_synced_at_ms is not None else None,
         error=_error_status(error) if error else None,
         proof=_proof_status(record.proof) if record and record.proof else None,
         live_data_files=counts.live_data_files if counts else None,
@@ -194,7 +194,7 @@ def _error_status(error: TableError) -> ErrorStatus:
         message=error.message,
         hint=error.hint,
         version=error.version,
-        since=_iso(error.since_ms),
+        since=iso_time(error.since_ms),
         consecutive=error.consecutive,
     )
 
@@ -203,13 +203,13 @@ def _proof_status(proof: ProofRecord) -> ProofStatus:
     return ProofStatus(
         is_right=not proof.differences.counts,
         level=proof.level,
-        at=_iso(proof.at_ms),
+        at=iso_time(proof.at_ms),
         version=proof.version,
         snapshot_id=proof.snapshot_id,
         files_total=proof.files_total,
         files=proof.files,
         coverage=proof.covered / SHARES,
-        complete_at=None if proof.complete_at_ms is None else _iso(proof.complete_at_ms),
+        complete_at=None if proof.complete_at_ms is None else iso_time(proof.complete_at_ms),
         differences=proof.differences.counts,
         first_differences=proof.differences.first,
     )
@@ -231,7 +231,8 @@ def _state(seen: Observation, lag_versions: int | None) -> SyncState:
     return SyncState.BEHIND if lag_versions > 0 else SyncState.SYNCED
 
 
-def _iso(epoch_ms: int) -> str:
+def iso_time(epoch_ms: int) -> str:
+    """A time for people and machines: ISO 8601, UTC, to a millisecond."""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -24,6 +24,16 @@ class Readiness(msgspec.Struct, frozen=True):
     reasons: list[Unready]
 
 
+class DaemonInfo(msgspec.Struct, frozen=True):
+    """The process that answers. `state` is where its state database is; it stands by while another has the lease."""
+
+    version: str
+    process: str
+    state: str
+    share: str
+    stands_by: bool
+
+
 class TableDetail(msgspec.Struct, frozen=True):
     """One table with its last syncs, the newest first, its last day, the oldest first, and its worst files now."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.metadata import version
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -19,7 +20,7 @@ from daemon.errors import SyncError
 from daemon.outbox import SinkCounts
 from daemon.status.board import Board
 from daemon.sync.verbs import Verb
-from daemon.web.answers import Accepted, Liveness, Problem, Readiness, TableDetail
+from daemon.web.answers import Accepted, DaemonInfo, Liveness, Problem, Readiness, TableDetail
 from daemon.web.metrics import make_metrics
 from daemon.web.openapi import make_document
 from daemon.web.page import render_missing, render_table, render_tables
@@ -42,10 +43,13 @@ def make_app(
     count_notices: Callable[[], Sequence[SinkCounts]] = lambda: [],
     ask: Callable[[str, Verb], str] = lambda _name, _verb: "",
     token: str | None = None,
+    process: str = "",
+    state: str = "",
 ) -> Starlette:
     """`/livez`, `/readyz`, the API below `/api`, `/metrics`, and the page for people.
 
-    `ask` does what a POST wants and returns what happens now; without a `token`, nobody may POST.
+    `ask` does what a POST wants and returns what happens now; without a `token`, nobody may POST. `process` and `state`
+    describe this process and its state database.
     """
     read_metrics, document = make_metrics(board, is_spark_up, count_notices), make_document()
 
@@ -57,6 +61,10 @@ def make_app(
     async def readyz(_: Request) -> Response:
         reasons = board.find_unready()
         return _json(Readiness(not reasons, str(board.share), reasons), ok=not reasons)
+
+    async def daemon(_: Request) -> Response:
+        share, stands_by = str(board.share), board.is_standing_by
+        return _json(DaemonInfo(version("dvsync"), process, state, share, stands_by), ok=True)
 
     async def tables(_: Request) -> Response:
         return _json(board.statuses(), ok=True)
@@ -110,6 +118,7 @@ def make_app(
         routes=[
             Route("/livez", livez),
             Route("/readyz", readyz),
+            Route("/api/daemon", daemon),
             Route("/api/tables", tables),
             Route("/api/tables/{name}", table),
             *(Route(f"/api/tables/{{name}}/{each}", partial(verb, wanted=each), methods=["POST"]) for each in Verb),

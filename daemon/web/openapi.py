@@ -10,7 +10,7 @@ import msgspec
 
 from daemon.status.table_status import TableStatus
 from daemon.sync.verbs import Verb
-from daemon.web.answers import Accepted, Liveness, Problem, Readiness, TableDetail
+from daemon.web.answers import Accepted, DaemonInfo, Liveness, Problem, Readiness, TableDetail
 
 NAME = {
     "name": "name",
@@ -36,9 +36,9 @@ REFUSALS = {
 
 def make_document() -> dict[str, Any]:
     """Return the document of OpenAPI 3.1."""
-    types = [Liveness, Readiness, list[TableStatus], TableDetail, Accepted, Problem]
+    types = [Liveness, Readiness, DaemonInfo, list[TableStatus], TableDetail, Accepted, Problem]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    alive, ready, tables, detail, accepted, problem = schemas
+    alive, ready, daemon, tables, detail, accepted, problem = schemas
     table_paths: dict[str, Any] = {
         f"/api/tables/{{name}}/{verb}": {
             "post": {
@@ -62,6 +62,7 @@ def make_document() -> dict[str, Any]:
             "/readyz": _get(
                 "Whether all tables are in step.", {"200": ("They are.", ready), "503": ("See `reasons`.", ready)}
             ),
+            "/api/daemon": _get("The process that answers.", {"200": ("Its version and state database.", daemon)}),
             "/api/tables": _get("All tables.", {"200": ("The configuration's order.", tables)}),
             "/api/tables/{name}": _get(
                 "One table.", {"200": ("With its last syncs.", detail), "404": ("No such table.", problem)}, [NAME]

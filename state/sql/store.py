@@ -124,6 +124,10 @@ class SqlStateStore:
         assert known is not None, "it was just claimed, by this process or another one"
         return known
 
+    def check_writable(self) -> None:
+        with self._database.write():
+            pass
+
     def read_lease(self) -> Lease:
         with self._database.read() as connection:
             return sql_lease.read_lease(connection)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -9,8 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from pyiceberg.catalog import load_catalog
 
-from tests.kit.daemons import command, daemon, until
+from tests.kit.daemons import Daemon, command, daemon, until
 from tests.kit.handmade import HandmadeTable
 
 HEAD = """
@@ -31,6 +34,11 @@ def make_table(folder: Path) -> HandmadeTable:
 
 def append(table: HandmadeTable) -> int:
     return table.commit([table.add(table.write_file([(table.version, "x", "v")]))])
+
+
+def port_of(running: Daemon) -> dict[str, str]:
+    """The environment of a command that asks this daemon: its port is known only now."""
+    return {**os.environ, "DVSYNC_HEALTH__PORT": running.url.rpartition(":")[2]}
 
 
 @pytest.fixture
@@ -152,6 +160,11 @@ def test_a_table_whose_folder_vanished_is_in_sight_until_it_is_forgotten(tmp_pat
         assert "gone" in running.fetch("/tables/lake.orders")
         listed = command(config, "status")
         assert (listed.returncode, listed.stdout.split()[:2]) == (1, ["lake.orders", "gone"])
+        asked = command(config, "status", environment=port_of(running))
+        assert asked.stderr.startswith(f"daemon: process {running.process.pid} ")
+        assert asked.stdout == listed.stdout
+        as_json = command(config, "status", "--json", environment=port_of(running))
+        assert json.loads(as_json.stdout) == list(running.tables().values())
 
         shutil.move(tmp_path / "orders", tmp_path / "lake" / "orders")
         running.synced_to("lake.orders", append(table))
@@ -164,6 +177,59 @@ def test_a_table_whose_folder_vanished_is_in_sight_until_it_is_forgotten(tmp_pat
         assert command(config, "forget", "lake.orders").returncode == 0
         until(lambda: running.tables() == {})
         assert "lake.orders" not in running.reasons()
+
+
+def test_a_table_that_is_excluded_can_be_dropped(tmp_path, config):
+    """It is gone, which keeps nobody from ready; `forget --drop` removes what dvsync wrote, and nothing of Delta's."""
+    orders, voidy = (make_table(tmp_path / "lake" / name) for name in ("orders", "voidy"))
+    path = voidy.write_file([(row, "x", "v") for row in range(9)])
+    voidy.commit([voidy.add(path)])
+    pattern = f"{HEAD}- {{source: lake/*/, target: 'lake.{{name}}', version_hint: true%s}}\n"
+    config.write_text(pattern % "")
+    written = tmp_path / "warehouse" / "lake" / "voidy"
+    with daemon(config) as running:
+        running.synced_to("lake.orders", append(orders))
+        running.synced_to("lake.voidy", voidy.commit(voidy.delete({path: [1, 2]})))
+        deltas = {each: each.read_bytes() for each in (tmp_path / "lake").rglob("*") if each.is_file()}
+        config.write_text(pattern % ", exclude: [void*]")
+        refused = command(config, "forget", "lake.voidy", environment=port_of(running))
+        assert (refused.returncode, "the running daemon still follows it" in refused.stderr) == (2, True)
+        running.signal(signal.SIGHUP)
+        until(lambda: running.tables()["lake.voidy"]["state"] == "gone")
+        assert running.reasons() == ""
+        kinds = {each.name.rpartition(".")[2] for each in written.rglob("*") if each.is_file()}
+        assert kinds == {"parquet", "avro", "json", "text"}
+
+        dropped = command(config, "forget", "lake.v*", "--drop", environment=port_of(running))
+        assert (dropped.returncode, dropped.stderr) == (0, "")
+        assert dropped.stdout.startswith("lake.voidy: lake.voidy dropped from local; ")
+        until(lambda: list(running.tables()) == ["lake.orders"])
+        running.synced_to("lake.orders", append(orders))
+    assert [each for each in written.rglob("*") if each.is_file()] == []
+    assert (
+        deltas.items() <= {each: each.read_bytes() for each in (tmp_path / "lake").rglob("*") if each.is_file()}.items()
+    )
+    catalog = load_catalog("local", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db")
+    assert catalog.list_tables("lake") == [("lake", "orders")]
+    again = command(config, "forget", "lake.voidy", "--drop")
+    assert (again.returncode, "lake.voidy: no such table" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("ready_when", ["tables", "daemon"])
+def test_what_keeps_it_from_ready_is_a_setting(tmp_path, config, ready_when):
+    """A parked table, or only what is wrong with the daemon itself."""
+    table = make_table(tmp_path / "a")
+    table.commit([{"protocol": table.protocol(["unheardOf"])}])
+    head = HEAD.replace("port: 0", f"port: 0, ready_when: {ready_when}")
+    config.write_text(f"{head}- {{source: a, target: lake.a}}\n")
+    with daemon(config) as running:
+        until(lambda: running.tables().get("lake.a", {}).get("state") == "parked")
+        status, answer = running.get("/readyz")
+        assert (status, answer["ready"]) == ((200, True) if ready_when == "daemon" else (503, False))
+        config.write_text("nonsense")
+        running.signal(signal.SIGHUP)
+        until(lambda: "the changed configuration is refused" in running.reasons())
+        assert running.get("/readyz")[0] == 503
 
 
 def test_a_pattern_that_cannot_be_listed_stops_no_other_table(tmp_path, config):

@@ -189,6 +189,9 @@ class MemoryStateStore:
             self._share = self._share or number
             return self._share
 
+    def check_writable(self) -> None:
+        """Memory is."""
+
     def read_lease(self) -> Lease:
         return self._lease
 

@@ -197,10 +197,20 @@ def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
     assert followed.store.list_tables()[0].resync_wanted
     for command in ("pause", "resync"):
         assert dvsync(command, "nobody").exit_code == 2
+        assert dvsync(command, "t", "--all").exit_code == 2
     dvsync("pause", "t")
     for command in ("compact", "expire"):
         result = dvsync(command)
         assert (result.exit_code, "it is paused" in result.output) == (1, True)
+
+
+def test_one_command_for_several_tables(dvsync):
+    """By names, by a pattern, and all of them; none is touched if one name is wrong."""
+    assert dvsync("pause", "db.a", "db.b", config=TWO_TABLES).output == "db.a: paused\ndb.b: paused\n"
+    assert dvsync("resume", "*.b").output == "db.b: resumed\n"
+    assert dvsync("resume", "db.b", "db.c").exit_code == 2
+    assert dvsync("resume", "--all").output == ("db.a: resumed\ndb.b: was neither parked nor paused; nothing to do\n")
+    assert dvsync("resync", "db.*", "db.a").output.count("is written anew") == 2
 
 
 def test_a_changed_configuration_forgets_nothing_by_a_pause(dvsync, followed: Bench):
@@ -300,11 +310,11 @@ def test_sync_status_and_resume_of_tables_that_cannot_sync(dvsync, tmp_path):
 
 
 def test_unknown_tables_are_told_all_at_once(dvsync):
-    """With the names that there are; exit code 2."""
-    result = dvsync("sync", "db.a", "db.x", "db.y", config=TWO_TABLES)
+    """With the names that are like them, or all that there are; exit code 2."""
+    result = dvsync("sync", "db.a", "db.x", "orders", config=TWO_TABLES)
     assert result.exit_code == 2
-    assert "db.x: no such table\ndb.y: no such table\n" in result.stderr
-    assert "db.a, db.b" in result.stderr
+    assert "db.x: no such table\norders: no such table\nDid you mean db.b or db.a?" in result.stderr
+    assert "The tables are db.a, db.b." in dvsync("sync", "orders").stderr
 
 
 def test_a_state_database_that_cannot_be_opened_is_exit_code_1(dvsync, tmp_path):
@@ -369,22 +379,27 @@ def on_terminal(folder: Path, columns: int, *arguments: str) -> str:
     return output.decode().replace("\r\n", "\n")
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_status_on_a_terminal(four_states: Path, columns: int):
+@pytest.mark.parametrize(("columns", "wide"), [(80, False), (80, True), (120, True)])
+def test_status_on_a_terminal(four_states: Path, columns: int, wide: bool):
     """A summary, then the worst table first, its error under it; nothing is cut, and states have their colours."""
-    output = on_terminal(four_states, columns, "status")
+    output = on_terminal(four_states, columns, "status", *(["--wide"] if wide else []))
     lines = [line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", output).splitlines()]
+    summary = next(number for number, line in enumerate(lines) if line.startswith("4 tables"))
+    assert lines[0].startswith("no daemon")
+    assert lines[summary - 1] == "what follows is from the state database"
+    lines = lines[summary:]
     assert lines[0] == "4 tables: 1 parked, 1 retrying, 1 waiting, 1 synced"
     assert max(map(len, lines)) <= columns
     assert "…" not in output and "..." not in output
-    assert lines[1].split() == ["table", "state", "version", "lag", "files", "deleted", "orphans"]
+    more = ["files", "deleted", "orphans"] if wide else []
+    assert lines[1].split() == ["table", "state", "version", "lag", "synced", *more]
     state = lines[1].index("state")
     rows = [line for line in lines[2:] if line[state - 1 :].startswith((" parked", " retrying", " waiting", " synced"))]
-    assert [row[state:].split() for row in rows] == [
-        ["parked", "-", "-", "0", "0", "0"],
-        ["retrying", "-", "-", "0", "0", "0"],
-        ["waiting", "-", "-", "-", "-", "-"],
-        ["synced", "6", "0", "1", "5", "0"],
+    assert [re.sub(r"\d+ s ago", "now", row[state:]).split() for row in rows] == [
+        ["parked", "-", "-", "-", *(["0", "0", "0"] if wide else [])],
+        ["retrying", "-", "-", "-", *(["0", "0", "0"] if wide else [])],
+        ["waiting", "-", "-", "-", *(["-", "-", "-"] if wide else [])],
+        ["synced", "6", "0", "now", *(["1", "5", "0"] if wide else [])],
     ]
     of_bad, of_long = (lines.index(row) for row in rows[:2])
     bad, long = lines[of_bad + 1 : of_long], lines[of_long : lines.index(rows[2])]
@@ -400,19 +415,53 @@ def test_status_on_a_terminal(four_states: Path, columns: int):
 
 def test_status_on_a_narrow_terminal(four_states: Path):
     """Where the columns have no room, the tables have lines."""
-    lines = on_terminal(four_states, 40, "status").splitlines()
-    assert "lake.bad parked synced=- source=- lag=- orphans=0 error=CorruptInput: " in lines[2]
+    output = on_terminal(four_states, 40, "status")
+    assert "lake.bad parked synced=- source=- lag=- at=- orphans=0 error=CorruptInput: " in output
 
 
 def test_status_elsewhere(four_states: Path, dvsync):
     """Each table is one line, in the order of the configuration."""
-    error = f"orphans=0 error=CorruptInput: line 1 is not JSON [file {PATH}] ({HINT})"
-    assert dvsync("status").output.splitlines() == [
-        "t synced synced=6 source=6 lag=0 orphans=0",
-        "lake.later waiting synced=- source=- lag=- orphans=-",
+    error = f"at=- orphans=0 error=CorruptInput: line 1 is not JSON [file {PATH}] ({HINT})"
+    result = dvsync("status")
+    assert re.sub(r"at=20\S+Z", "at=now", result.stdout).splitlines() == [
+        "t synced synced=6 source=6 lag=0 at=now orphans=0",
+        "lake.later waiting synced=- source=- lag=- at=- orphans=-",
         f"{LONG} retrying synced=- source=- lag=- {error}",
         f"lake.bad parked synced=- source=- lag=- {error}",
     ]
+    assert result.stderr.startswith("no daemon")
+
+
+def test_status_of_some_tables(four_states: Path, dvsync):
+    """By name, by a pattern, and by state; what is not there is an error."""
+
+    def shown(*arguments: str) -> list[str]:
+        return [line.split()[0] for line in dvsync("status", *arguments).stdout.splitlines()]
+
+    assert shown("t") == ["t"]
+    assert shown("lake.*") == ["lake.later", "lake.bad"]
+    assert shown("--state", "synced", "--state", "parked") == ["t", "lake.bad"]
+    assert shown("lake.*", "--state", "parked") == ["lake.bad"]
+    assert dvsync("status", "t").exit_code == 0
+    assert dvsync("status", "lake.bda").exit_code == 2
+    assert "Did you mean lake.bad or " in dvsync("status", "lake.bda").stderr
+    assert dvsync("status", "--state", "well").exit_code == 2
+
+
+def test_history(tmp_path: Path, dvsync):
+    """A table's last syncs, the newest first, and its errors."""
+    table = HandmadeTable(tmp_path / "data" / "a")
+    table.create()
+    for value in ("x", "y"):
+        table.commit([table.add(table.write_file([(1, value, "v")]))])
+        assert dvsync("sync", "db.a", config=TWO_TABLES).exit_code == 0
+    newest, first = dvsync("history", "db.a").stdout.splitlines()
+    assert "advanced, version 2" in newest and "data files +1 -0" in newest
+    assert "advanced, version 1" in first
+    (run,) = json.loads(dvsync("history", "db.a", "--limit", "1", "--json").stdout)
+    assert (run["outcome"], run["to_version"]) == ("advanced", 2)
+    result = dvsync("history", "x")
+    assert (result.exit_code, "x: no such table" in result.stderr) == (2, True)
 
 
 # --- what a command imports ---

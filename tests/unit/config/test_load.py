@@ -156,6 +156,22 @@ tables:
     ]
 
 
+def test_a_misspelt_key_is_told_with_the_nearest_one(load):
+    """In sections, tables and lists, at every depth; a key that is like no other is just unknown."""
+    text = ONE_CATALOG + (
+        "maintainance: {}\nhealth: {prot: 1}\nnotify: [{ulr: x}]\n"
+        "tables: [{source: x, target: a.b, poll_intervall: 1s, verify: {levle: rows}, zzz: 1}]\n"
+    )
+    assert sorted(fault for fault in faults_of(load, text) if "unknown key" in fault) == [
+        "health.prot: unknown key, did you mean port?",
+        "maintainance: unknown key, did you mean maintenance?",
+        "notify[0].ulr: unknown key, did you mean url?",
+        "tables[0].poll_intervall: unknown key, did you mean poll_interval?",
+        "tables[0].verify.levle: unknown key, did you mean level?",
+        "tables[0].zzz: unknown key",
+    ]
+
+
 def test_a_token_that_could_be_guessed_and_half_a_certificate_are_faults(load):
     assert faults_of(load, ONE_CATALOG + "health: {token: short}") == [
         "health.token: is shorter than 16 characters; `openssl rand -hex 32` makes a good one"
@@ -199,7 +215,10 @@ def test_a_duration_needs_a_unit_and_sane_bounds(load, duration):
     [
         ("", "empty"),
         ("- a\n- b\n", "must be a mapping"),
-        ("a: [1, 2\nb: 3\n", "line 2, column 2"),
+        (
+            "a: [1, 2\nb: 3\n",
+            "line 2, column 2: expected ',' or ']', while parsing a flow sequence that begins in line 1",
+        ),
         ("a: !!python/object/apply:os.system ['true']\n", "line 1, column 4"),
         ("a: \x00", "the file is not UTF-8 text"),
     ],

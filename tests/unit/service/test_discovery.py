@@ -86,6 +86,20 @@ def test_a_table_that_is_listed_by_itself_is_not_found_again(tmp_path):
     assert named(result) == {"sales.orders": "orders", "lake.items": "items"}
 
 
+def test_a_pattern_leaves_out_what_it_excludes(tmp_path):
+    """By the folder's name or by the last folders of its path; `*` fits parts of names, other wildcards are plain."""
+    make_tables(tmp_path / "lake", "eu/orders", "eu/tmp_1", "us/orders", "us/voidy", "us/[x]")
+
+    def left(*excluded: str) -> set[str]:
+        pattern = f'- {{source: "lake/*/*", target: "{{parent}}.{{name}}", exclude: {list(excluded)}}}\n'
+        return set(named(found(tmp_path, pattern)))
+
+    assert left("tmp_*", "voidy") == {"eu.orders", "us.orders", "us.[x]"}
+    assert left("us/*") == {"eu.orders", "eu.tmp_1"}
+    assert left("eu/orders", "[x]", "lake/us/voidy") == {"eu.tmp_1", "us.orders"}
+    assert len(left("orde", "us")) == 5
+
+
 def test_what_cannot_be_followed_is_told_and_the_rest_goes_on(tmp_path):
     """A name that is no identifier, a target that is taken, a folder that is not there: each with its reason."""
     make_tables(tmp_path / "lake", "orders", "v1.2")
@@ -118,13 +132,15 @@ def test_a_place_that_vacuum_cleans_is_refused_when_its_table_is_found(tmp_path)
         ('{source: lake/*, target: "lake.{name}", name: all}', "the name of a pattern must contain {name}"),
         ('{source: lake/*, target: "lake.{name}", location: out}', "the location of a pattern must contain {name}"),
         ('{source: lake/orders, target: "lake.{name}"}', "need a source that contains `*`"),
+        ("{source: lake/orders, target: lake.orders, exclude: [x]}", "exclude needs a source that contains `*`"),
+        ('{source: lake/*, target: "lake.{name}", exclude: [/x]}', "is not a folder's name"),
     ],
 )
 def test_a_pattern_and_its_names_go_together(tmp_path, table, fault):
     """Told with its place, as every fault of the configuration."""
     with pytest.raises(ConfigInvalid) as raised:
         found(tmp_path, f"- {table}\n")
-    assert str(raised.value).startswith("tables[0]: ")
+    assert str(raised.value).startswith("tables[0]")
     assert fault in str(raised.value)
 
 

@@ -1,0 +1,89 @@
+"""`dvsync config check --connect`: tries everything that a configuration leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from daemon.cli.tables import with_found_tables
+from daemon.config.settings import Settings, TableSettings
+from daemon.delta.log import DeltaLog
+from daemon.errors import CatalogAway, SyncError
+from daemon.service.assembly import Parts, open_parts
+from daemon.spark.installed import check_jars, check_pipeline
+from daemon.storage import FileIOStorage
+from daemon.sync.memory import as_sync_error
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What was tried, and what was `found`, or the `error`."""
+
+    what: str
+    found: str = ""
+    error: SyncError | None = None
+
+
+def try_connections(settings: Settings) -> Iterator[Attempt]:
+    """Try the state database, each catalog, each Delta table, each pattern, and Spark, in this order.
+
+    The state database is created if it is missing; nothing else is written. Raises StateStoreAway if it cannot be read.
+    """
+    with open_parts(settings) as parts:
+        yield _attempt("state database", partial(_try_state, parts))
+        for name in settings.catalogs:
+            yield _attempt(f"catalog {name}", partial(_try_catalog, parts, name))
+        for table in settings.tables:
+            if not table.is_pattern:
+                yield _attempt(f"table {table.name}", partial(_try_source, parts, table))
+        yield from _try_patterns(settings)
+        if settings.pipeline.engine != "local":
+            yield _attempt("Spark", partial(_try_spark, parts))
+
+
+def _attempt(what: str, work: Callable[[], str]) -> Attempt:
+    try:
+        return Attempt(what, work())
+    except Exception as error:
+        return Attempt(what, error=as_sync_error(error))
+
+
+def _try_state(parts: Parts) -> str:
+    parts.store.check_writable()
+    lease = parts.store.read_lease()
+    return f"can be written; {'in use by ' + lease.holder if lease.holder else 'no process uses it'}"
+
+
+def _try_catalog(parts: Parts, name: str) -> str:
+    try:
+        namespaces = parts.catalogs.open(name).list_namespaces()
+    except SyncError:
+        raise
+    except Exception as error:
+        hint = "Check the catalog's address, credentials and health."
+        raise CatalogAway(f"it does not answer: {error}", hint=hint) from error
+    return f"answers; {len(namespaces)} namespaces"
+
+
+def _try_source(parts: Parts, table: TableSettings) -> str:
+    storage = FileIOStorage(parts.settings.file_properties(table.catalog))
+    is_there = DeltaLog(storage, table.source, parts.clock).is_there()
+    return f"{table.source} {'is a Delta table' if is_there else 'is not there yet; dvsync waits for it'}"
+
+
+def _try_patterns(settings: Settings) -> Iterator[Attempt]:
+    listed = [table for table in settings.tables if not table.is_pattern]
+    if len(listed) == len(settings.tables):
+        return
+    found, troubles = with_found_tables(settings)
+    yield Attempt("patterns", f"{len(found.tables) - len(listed)} tables found")
+    for trouble in troubles:
+        yield Attempt("patterns", error=trouble)
+
+
+def _try_spark(parts: Parts) -> str:
+    check_pipeline(parts.settings.spark)
+    check_jars(parts.settings.spark)
+    with parts.spark.session() as session:
+        return f"starts; version {session.version}, master {session.sparkContext.master}"
