@@ -19,6 +19,7 @@ from state.records import (
     OrphanReason,
     Outcome,
     ProofRecord,
+    Sample,
     SyncRun,
     TableCounts,
     TableError,
@@ -109,6 +110,14 @@ class TableStore(Protocol):
         ...
 
     def record_run(self, run: SyncRun) -> None: ...
+
+    def record_samples(self, samples: Mapping[int, Sample], *, forget_before_ms: int) -> None:
+        """Store a sample of each table, by table id, and forget older ones. Tables that are gone are left out."""
+        ...
+
+    def list_samples(self, table_id: int) -> list[Sample]:
+        """The oldest first."""
+        ...
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         """List the newest runs, the newest first."""

@@ -20,7 +20,6 @@ from rich.text import Text
 
 from daemon.errors import SyncError
 from daemon.status.table_status import (
-    WORST_FIRST,
     ProofStatus,
     SyncState,
     TableStatus,
@@ -28,6 +27,7 @@ from daemon.status.table_status import (
     differing_text,
     iso_time,
     span,
+    worst_first,
 )
 from daemon.texts import printable
 from daemon.verify.findings import hint_for
@@ -87,21 +87,20 @@ def print_statuses(
     for line in lines:
         console.print(printable(line), style="dim", markup=False, highlight=False)
     console.print(count_states(statuses), style="bold", markup=False, highlight=False)
-    # Within one state, the table that is furthest behind comes first.
-    worst_first = sorted(statuses, key=lambda each: (WORST_FIRST.index(each.state), -(each.lag_seconds or 0)))
+    ordered = sorted(statuses, key=worst_first)
     columns = COLUMNS | WIDE_COLUMNS if wide else COLUMNS
     now = datetime.now(UTC)
     rows = [
         [Text(heading, style="bold") for heading in columns],
-        *(_cells(status, now)[: len(columns)] for status in worst_first),
+        *(_cells(status, now)[: len(columns)] for status in ordered),
     ]
     names, *others = (max(cell.cell_len for cell in column) for column in zip(*rows, strict=True))
     left = console.width - sum(others) - GAP * len(others)
     if left < min(names, NAME_MIN):
-        _print_lines(console, worst_first)
+        _print_lines(console, ordered)
         return
     widths = [min(names, left), *others]
-    for cells, status in zip(rows, (None, *worst_first), strict=True):
+    for cells, status in zip(rows, (None, *ordered), strict=True):
         console.print(_row(cells, widths, columns.values()))
         if status and status.error:
             for line in (f"{status.error.kind}: {status.error.message}", status.error.hint):
@@ -178,7 +177,8 @@ def run_lines(runs: Sequence[SyncRun]) -> list[str]:
     lines = []
     for run in runs:
         took = f"{run.duration_ms / 1000:.2f} s"
-        line = f"{iso_time(run.started_at_ms)}  {run.outcome}, version {_or_dash(run.to_version)}, {took}"
+        what = f"{run.outcome} ({run.operation})" if run.operation else run.outcome
+        line = f"{iso_time(run.started_at_ms)}  {what}, version {_or_dash(run.to_version)}, {took}"
         if run.message is not None:
             line += f": {run.message}"
         else:

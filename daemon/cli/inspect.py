@@ -54,7 +54,8 @@ def table_lines(found: TableDeletions, *, now_ms: int) -> Iterator[str]:
     yield f"\nOrphans that wait for cleanup: {sum(each.files for each in found.orphans):,}"
     for orphan in found.orphans:
         age = span(max(0, now_ms - orphan.oldest_since_ms) / 1000)
-        yield f"  {orphan.kind}: {orphan.files:,}, {decimal(orphan.size_bytes)}, the oldest for {age}"
+        size = "of unknown size" if orphan.size_bytes is None else decimal(orphan.size_bytes)
+        yield f"  {orphan.kind}: {orphan.files:,}, {size}, the oldest for {age}"
     if found.orphaned:
         hours = [each.files for each in found.orphaned]
         yield f"  by the hour, up to {max(hours):,} files: {strip_line([files / max(hours) for files in hours])}"

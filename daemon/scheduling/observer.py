@@ -32,7 +32,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class Observer:
-    """Observes one table for its cycle. It never changes what the cycle does, and only `load_runs` raises."""
+    """Observes one table for its cycle. It never changes what the cycle does, and only `load_past` raises."""
 
     def __init__(self, name: str, log: DeltaLog, *, store: TableStore, board: Board, clock: Clock) -> None:
         self._name = name
@@ -45,9 +45,12 @@ class Observer:
         self._count_after_s = clock.monotonic_s()
         self._lag_after_s = clock.monotonic_s()
 
-    def load_runs(self, table_id: int) -> None:
-        """Show the syncs of earlier processes. Raises StateUnavailable."""
-        self._board.timeline(self._name).add_runs(reversed(self._store.list_runs(table_id, runs_max=RUNS_MAX)))
+    def load_past(self, table_id: int) -> None:
+        """Show the syncs and the day of earlier processes. Raises StateUnavailable."""
+        timeline = self._board.timeline(self._name)
+        timeline.add_runs(reversed(self._store.list_runs(table_id, runs_max=RUNS_MAX)))
+        for sample in self._store.list_samples(table_id):
+            timeline.add_sample(sample)
 
     def recount(self) -> None:
         """The table's files have changed: count them anew when the table is in step next. From any thread."""
@@ -179,6 +182,7 @@ def _run_of(table_id: int, result: SyncResult, started_ms: int, duration_ms: int
         data_files_removed=result.data_files_removed,
         delete_files_added=result.delete_files_added,
         positions_added=result.positions_added,
+        operation=result.operation,
     )
 
 

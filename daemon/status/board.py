@@ -25,7 +25,8 @@ from daemon.status.table_status import (
     differing_text,
     table_status,
 )
-from daemon.status.timeline import SAMPLE_INTERVAL_S, Sample, Timeline
+from daemon.status.timeline import SAMPLE_INTERVAL_S, Timeline
+from state import Sample
 
 
 class MaintenanceCounts(msgspec.Struct, frozen=True):
@@ -164,6 +165,16 @@ class Board:
                 )
                 self.timeline(status.name).add_sample(sample)
 
+    def newest_samples(self) -> dict[str, Sample]:
+        """The last sample of each table that has one, by name."""
+        with self._lock:
+            days = {name: timeline.outline() for name, timeline in self._timelines.items()}
+        return {name: day[-1] for name, day in days.items() if day}
+
+    def now_ms(self) -> int:
+        """The time by which lags are measured."""
+        return self._clock.now_ms()
+
     def silent_s(self) -> float:
         """Seconds since the scheduler's last beat."""
         return self._clock.monotonic_s() - self._beaten_at_s
@@ -245,6 +256,7 @@ class Board:
             return None
         late = f"behind for {status.lag_seconds or 0:.0f} s, more than the budget of {self._lag_budget_s:.0f} s"
         if status.error:
-            failing = f"retrying since {status.error.since}: {status.error.kind}: {status.error.message}"
+            since = status.error.since[:19].replace("T", " ")
+            failing = f"retrying since {since} UTC: {status.error.kind}: {status.error.message}"
             return f"{late}; {failing}" if is_late else failing
         return late if is_late else f"its source could not be looked at for {unseen_s:.0f} s"

@@ -75,12 +75,15 @@ class ProofStatus(msgspec.Struct, frozen=True):
 class TableStatus(msgspec.Struct, frozen=True):
     """One table. Versions are Delta's; times are ISO 8601, UTC; what is not known is null.
 
+    `catalog` is a name of the configuration; null for a table that is gone.
+
     `lag_versions` counts the Delta versions not shown yet. `lag_seconds` is the age of the oldest of them.
     """
 
     name: str
     source: str
     target: str
+    catalog: str | None
     state: SyncState
     synced_version: int | None
     source_version: int | None
@@ -108,7 +111,7 @@ class AccountCounts(msgspec.Struct, frozen=True):
 
 
 class WrittenStatus(msgspec.Struct, frozen=True):
-    """The files that dvsync wrote, of one kind and status. `size_bytes` is the sum of the known sizes.
+    """The files that dvsync wrote, of one kind and status. `size_bytes` is the sum of the known sizes, null if none is.
 
     `oldest_seconds` is how long the oldest has had this status.
     """
@@ -116,7 +119,7 @@ class WrittenStatus(msgspec.Struct, frozen=True):
     kind: str
     status: str
     files: int
-    size_bytes: int
+    size_bytes: int | None
     oldest_seconds: float
 
 
@@ -163,6 +166,7 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
         name=table.name,
         source=scrub(table.source),
         target=table.target,
+        catalog=table.catalog if isinstance(table, TableSettings) else None,
         state=_state(seen, lag_versions),
         synced_version=synced,
         source_version=seen.source_version,
@@ -178,7 +182,7 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
         live_delete_files=counts.live_delete_files if counts else None,
         deleted_positions=counts.deleted_positions if counts else None,
         orphans_waiting=sum(each.files for each in counts.orphans) if counts else None,
-        orphan_bytes=sum(each.size_bytes for each in counts.orphans) if counts else None,
+        orphan_bytes=sum(each.size_bytes or 0 for each in counts.orphans) if counts else None,
         written_files=[_written_status(each, now_ms) for each in counts.written] if counts else None,
     )
 
@@ -234,6 +238,11 @@ def _state(seen: Observation, lag_versions: int | None) -> SyncState:
 def iso_time(epoch_ms: int) -> str:
     """A time for people and machines: ISO 8601, UTC, to a millisecond."""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def worst_first(status: TableStatus) -> tuple[int, float]:
+    """A key to sort by: the worst state first, and within one state the table that is furthest behind."""
+    return WORST_FIRST.index(status.state), -(status.lag_seconds or 0)
 
 
 def count_states(statuses: Sequence[TableStatus]) -> str:

@@ -9,7 +9,7 @@ from threading import Lock
 import msgspec
 from msgspec.structs import replace
 
-from state import SyncRun
+from state import Sample, SyncRun
 
 RUNS_MAX = 50
 SAMPLE_INTERVAL_S = 60.0
@@ -17,16 +17,6 @@ SAMPLES_MAX = round(86_400 / SAMPLE_INTERVAL_S)
 # A coarser day for the page with all tables, which draws a small line for each of hundreds of tables.
 OUTLINE_INTERVAL_MS = 1_800_000
 OUTLINE_MAX = 86_400_000 // OUTLINE_INTERVAL_MS
-
-
-class Sample(msgspec.Struct, frozen=True):
-    """A table's numbers at one time, epoch milliseconds, UTC; unknown ones are null."""
-
-    at_ms: int
-    lag_seconds: float | None
-    deleted_positions: int | None
-    delete_files: int | None = None
-    orphans: int | None = None
 
 
 class FileDeletions(msgspec.Struct, frozen=True):

@@ -19,11 +19,21 @@ from starlette.routing import Route
 from daemon.errors import SyncError
 from daemon.outbox import SinkCounts
 from daemon.status.board import Board
+from daemon.status.table_status import iso_time
 from daemon.sync.verbs import Verb
-from daemon.web.answers import Accepted, DaemonInfo, Liveness, Problem, Readiness, TableDetail
+from daemon.web.answers import (
+    Accepted,
+    DaemonInfo,
+    Liveness,
+    Problem,
+    Readiness,
+    TableDetail,
+    day_point,
+    run_status,
+)
 from daemon.web.metrics import make_metrics
 from daemon.web.openapi import make_document
-from daemon.web.page import render_missing, render_table, render_tables
+from daemon.web.page import Selection, render_missing, render_table, render_tables
 from state import StateUnavailable
 
 # Three of the scheduler's heartbeats.
@@ -32,7 +42,7 @@ SILENT_MAX_S = 15.0
 # The page loads nothing. Its empty icon keeps browsers from asking for one.
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 
 
@@ -62,9 +72,12 @@ def make_app(
         reasons = board.find_unready()
         return _json(Readiness(not reasons, str(board.share), reasons), ok=not reasons)
 
+    def describe() -> DaemonInfo:
+        at, release = iso_time(board.now_ms()), version("dvsync")
+        return DaemonInfo(at, release, process, state, str(board.share), board.is_standing_by)
+
     async def daemon(_: Request) -> Response:
-        share, stands_by = str(board.share), board.is_standing_by
-        return _json(DaemonInfo(version("dvsync"), process, state, share, stands_by), ok=True)
+        return _json(describe(), ok=True)
 
     async def tables(_: Request) -> Response:
         return _json(board.statuses(), ok=True)
@@ -100,16 +113,19 @@ def make_app(
         assert isinstance(error, HTTPException)
         return _problem(error.status_code, error.detail.lower(), headers=error.headers)
 
-    async def page(_: Request) -> Response:
-        statuses = board.statuses()
-        days = {status.name: board.timeline(status.name).outline() for status in statuses}
-        return _html(render_tables(statuses, board.find_unready(), days, board.share))
+    async def page(request: Request) -> Response:
+        selection = Selection.of(request.query_params)
+        statuses, unready = board.statuses(), board.find_unready()
+        return _html(
+            render_tables(statuses, unready, lambda name: board.timeline(name).outline(), selection, describe())
+        )
 
     async def table_page(request: Request) -> Response:
         detail = _find_table(board, request)
         if detail is None:
-            return _html(render_missing(request.path_params["name"], _why_missing(board, request)), status_code=404)
-        return _html(render_table(detail.status, detail.runs, detail.day, detail.worst_files))
+            missing = render_missing(request.path_params["name"], _why_missing(board, request), describe())
+            return _html(missing, status_code=404)
+        return _html(render_table(detail, describe()))
 
     async def metrics(_: Request) -> Response:
         return Response(read_metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -149,7 +165,8 @@ def _find_table(board: Board, request: Request) -> TableDetail | None:
     if status is None:
         return None
     timeline = board.timeline(name)
-    return TableDetail(status, timeline.runs(), timeline.samples(), timeline.worst_files())
+    runs, day = map(run_status, timeline.runs()), map(day_point, timeline.samples())
+    return TableDetail(status, [*runs], [*day], timeline.worst_files())
 
 
 def _why_missing(board: Board, request: Request) -> str:

@@ -6,6 +6,7 @@ The verbs in `store.py` put the steps in order. Lists may be of any length.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -240,7 +241,7 @@ def count_written(connection: Connection, table_id: int) -> tuple[WrittenCount, 
             _kind_of(rows),
             rows.c.status,
             func.count(),
-            func.coalesce(func.sum(rows.c.size_bytes), 0),
+            func.sum(rows.c.size_bytes),
             func.min(rows.c.since_ms),
         )
         .where(rows.c.table_id == table_id)
@@ -249,9 +250,9 @@ def count_written(connection: Connection, table_id: int) -> tuple[WrittenCount, 
     ]
     return tuple(
         # Some databases add integers up to a decimal.
-        WrittenCount(FileKind(kind), status, files, int(size_bytes), since_ms)
+        WrittenCount(FileKind(kind), status, files, None if size_bytes is None else int(size_bytes), since_ms)
         for statement in counted
-        for kind, status, files, size_bytes, since_ms in sorted(connection.execute(statement))
+        for kind, status, files, size_bytes, since_ms in sorted(connection.execute(statement), key=itemgetter(0, 1))
     )
 
 

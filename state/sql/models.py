@@ -15,6 +15,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Enum,
+    Float,
     ForeignKey,
     Index,
     Integer,
@@ -216,5 +217,19 @@ SYNC_RUNS = Table(
     Column("delete_files_added", BigInteger, nullable=False),
     Column("positions_added", BigInteger, nullable=False),
     Column("message", Text),
+    Column("operation", Text),
     Index(None, "table_id", "started_at_ms"),
+)
+
+# The numbers of each table over the last day.
+SAMPLES = Table(
+    "samples",
+    METADATA,
+    Column("table_id", ForeignKey("tables.id", ondelete="CASCADE"), primary_key=True),
+    Column("at_ms", BigInteger, primary_key=True),
+    Column("lag_seconds", Float),
+    Column("deleted_positions", BigInteger),
+    Column("delete_files", BigInteger),
+    Column("orphans", BigInteger),
+    sqlite_with_rowid=False,
 )

@@ -24,6 +24,7 @@ from state.records import (
     OrphanReason,
     Outcome,
     ProofRecord,
+    Sample,
     SyncRun,
     TableCounts,
     TableError,
@@ -40,6 +41,7 @@ from state.sql.models import (
     DELETE_FILES,
     DV_MAPPINGS,
     INTENTS,
+    SAMPLES,
     SYNC_RUNS,
     TABLES,
     IntentStatus,
@@ -526,6 +528,20 @@ class SqlStateStore:
         with self._database.read() as connection:
             _check_table(connection, table_id)
             return sorted(connection.scalars(mostly_dead))
+
+    def record_samples(self, samples: Mapping[int, Sample], *, forget_before_ms: int) -> None:
+        with self._database.write() as connection:
+            connection.execute(delete(SAMPLES).where(SAMPLES.c.at_ms < forget_before_ms))
+            known = {*connection.scalars(select(TABLES.c.id))}
+            rows = [{"table_id": table_id, **asdict(each)} for table_id, each in samples.items() if table_id in known]
+            if rows:
+                connection.execute(insert(SAMPLES), rows)
+
+    def list_samples(self, table_id: int) -> list[Sample]:
+        of_table = select(*SAMPLES.c[Sample.__struct_fields__]).where(SAMPLES.c.table_id == table_id)
+        with self._database.read() as connection:
+            _check_table(connection, table_id)
+            return [Sample(*row) for row in connection.execute(of_table.order_by(SAMPLES.c.at_ms))]
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         newest = (

@@ -45,6 +45,7 @@ from state.records import (
     Outcome,
     PartitionCount,
     ProofRecord,
+    Sample,
     ServingFile,
     SyncRun,
     TableError,
@@ -177,6 +178,7 @@ def observe(store: StateStore, table_id: int, paths: list[str]) -> dict[str, Any
         "mostly dead": store.find_mostly_dead(table_id, dead_share=0.4),
         "deletions": store.find_deletions(table_id, rows_max=100),
         "runs": store.list_runs(table_id, runs_max=100),
+        "samples": store.list_samples(table_id),
     }
 
 
@@ -332,6 +334,7 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.list_for_cleanup(UNKNOWN, due_ms=1, now_ms=2),
     lambda store: store.find_crowded(UNKNOWN, delete_files_max=1, deleted_share=0.5),
     lambda store: store.list_runs(UNKNOWN, runs_max=1),
+    lambda store: store.list_samples(UNKNOWN),
 ]
 
 
@@ -904,12 +907,25 @@ def test_failure_and_resume(store: StateStore, table_id: int) -> None:
 
 def test_runs_newest_first(store: StateStore, table_id: int) -> None:
     """Runs come back whole, the newest first, of equal times the last recorded, and no more than asked for."""
-    runs = [SyncRun(table_id, at, 5, "advanced", 1, 2, 2**62, at, 2, 3, 4, "note") for at in (10, 30, 20)]
+    runs = [SyncRun(table_id, at, 5, "advanced", 1, 2, 2**62, at, 2, 3, 4, "note", "MERGE") for at in (10, 30, 20)]
     runs.append(SyncRun(table_id, 30, 1, "unchanged"))
     for run in runs:
         store.record_run(run)
     assert store.list_runs(table_id, runs_max=3) == [runs[3], runs[1], runs[2]]
     assert store.list_runs(table_id, runs_max=9)[-1] == runs[0]
+
+
+def test_a_day_of_samples(store: StateStore, table_id: int) -> None:
+    """The samples of each table, the oldest first; what is too old goes, and a table that is gone keeps none."""
+    other = store.open_table("other", "s3://delta/other", "sales.other").id
+    first, second = Sample(10, 1.5, 7, 2, 1), Sample(20, None, None)
+    store.record_samples({table_id: first, other: first, UNKNOWN: first}, forget_before_ms=0)
+    store.record_samples({table_id: second}, forget_before_ms=0)
+    assert (store.list_samples(table_id), store.list_samples(other)) == ([first, second], [first])
+    store.record_samples({}, forget_before_ms=11)
+    assert (store.list_samples(table_id), store.list_samples(other)) == ([second], [])
+    store.forget_table(table_id)
+    assert store.list_samples(store.open_table("orders", "s3://delta/orders", "sales.orders").id) == []
 
 
 # --- the life of written files ---
@@ -1212,15 +1228,15 @@ def test_count_groups_written_files(store: StateStore, table_id: int) -> None:
     store.record_sizes(table_id, {"orphaned": 10, "o2": 2**40})
     counts = store.count(table_id)
     lost_list = WrittenCount(FileKind.MANIFEST_LIST, FileStatus.ORPHANED, 3, 2**40 + 10, 4)
-    lost_delete_file = WrittenCount(FileKind.DELETE_FILE, FileStatus.ORPHANED, 1, 0, 8)
+    lost_delete_file = WrittenCount(FileKind.DELETE_FILE, FileStatus.ORPHANED, 1, None, 8)
     assert counts.written == (
         WrittenCount(FileKind.DELETE_FILE, FileStatus.LIVE, 1, 900, 2),
         lost_delete_file,
-        WrittenCount(FileKind.MANIFEST, FileStatus.LIVE, 2, 0, 2),
-        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.DELETED, 1, 0, 5),
-        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.LIVE, 1, 0, 2),
+        WrittenCount(FileKind.MANIFEST, FileStatus.LIVE, 2, None, 2),
+        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.DELETED, 1, None, 5),
+        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.LIVE, 1, None, 2),
         lost_list,
-        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.PENDING, 1, 0, 3),
+        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.PENDING, 1, None, 3),
     )
     assert counts.orphans == (lost_delete_file, lost_list)
     assert counts.live_delete_files == 1

@@ -10,10 +10,11 @@ import pytest
 from websockets.sync.client import ClientConnection
 
 from daemon.config.settings import HealthSettings
+from daemon.status.reading import read_lines
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
 from tests.kit.chromium import Page, chromium
-from tests.kit.shop import TABLES, make_board
+from tests.kit.shop import PICTURES, TABLES, draw, make_board, make_large_board
 
 # Shown as text, or the page is open to whoever can name a file.
 MARKUP = " <img src=//127.0.0.1:1/x onerror=alert(1)><script>alert(2)</script>"
@@ -92,10 +93,57 @@ def test_without_scripts_it_tells_how_far_each_table_is_and_what_is_wrong(page: 
     assert page.ask("document.querySelectorAll('img, script').length") == 0
 
 
+def test_three_hundred_tables_are_searched_and_sorted_by_a_form(page: Page):
+    """The worst come first, a few reasons stand above them, and the form's address keeps the choice over a refresh."""
+    web = WebServer.start(HealthSettings(port=0), make_app(make_large_board()))
+    try:
+        page.resize(1200, 900)
+        page.visit(web.url)
+        names = "[...document.querySelectorAll('td.name a')].map((each) => each.textContent)"
+        states = "[...document.querySelectorAll('td.state')].map((each) => each.textContent)"
+        top = "document.querySelector('tbody').getBoundingClientRect().top"
+        listed = page.ask(states)
+        assert (len(listed), listed[:12], listed[-1]) == (300, ["parked"] * 6 + ["retrying"] * 5 + ["behind"], "synced")
+        assert page.ask(top) < 400, "the reasons push the tables off the screen"
+        assert "15 reasons in tables" in page.text()
+
+        page.ask("document.querySelector('[name=q]').value = 'CRM.'")
+        page.ask("document.querySelector('[value=parked]').checked = true")
+        page.ask("document.querySelector('[value=retrying]').checked = true")
+        page.ask("document.querySelector('[name=order]').value = 'name'")
+        page.wait_for_load(lambda: page.ask("document.querySelector('form button').click()"))
+        assert page.ask("location.search") == "?q=CRM.&state=retrying&state=parked&order=name"
+        found = page.ask(names)
+        assert 0 < len(found) < 20
+        assert found == sorted(found) and all(name.startswith("crm.") for name in found)
+        assert {*page.ask(states)} <= {"parked", "retrying"}
+        assert page.ask("document.querySelector('[name=q]').value") == "CRM."
+        assert f"{len(found)} of 300 tables" in page.text()
+
+        page.visit(f"{web.url}/?q=<script>&state=nonsense&order=nonsense")
+        assert page.ask("document.querySelectorAll('script, td').length") == 0
+        assert "No table fits" in page.text()
+    finally:
+        web.stop()
+
+
+def test_a_tables_page_says_how_to_read_it(page: Page):
+    """The metadata file, and lines that `dvsync show` prints as well, to be copied; the operation of each sync."""
+    web = WebServer.start(HealthSettings(port=0), make_app(make_large_board(3)))
+    try:
+        page.visit(f"{web.url}/tables/crm.events_001")
+        location = "s3://lake/iceberg/crm/events_001/metadata/00041-5f.metadata.json"
+        copied = page.ask("[...document.querySelectorAll('pre')].map((each) => each.textContent)")
+        assert copied == [*read_lines("main", "crm.events_001", location).values()]
+        assert location in page.text()
+    finally:
+        web.stop()
+
+
 def test_a_link_leads_to_the_tables_page_and_back(page: Page, address: str):
     """Its charts are drawn, its syncs and files are listed; the second link leads back."""
     page.visit(address)
-    page.wait_for_load(lambda: page.ask("document.querySelector('tbody a').click()"))
+    page.wait_for_load(lambda: page.ask("document.querySelector('a[href$=\"sales.orders\"]').click()"))
     assert page.ask("location.pathname") == "/tables/sales.orders"
     drawn = page.ask("[...document.querySelectorAll('polyline')].map((line) => line.getBoundingClientRect().toJSON())")
     assert len(drawn) == 4
@@ -152,10 +200,11 @@ def test_it_comes_again_by_itself(page: Page, address: str):
     assert (scheduled["reason"], scheduled["delay"]) == ("metaTagRefresh", 10)
 
 
-def test_a_screenshot_is_no_blank_page(page: Page, address: str, tmp_path: Path):
-    """The browser paints it: more than one colour, and as wide as the window."""
-    page.resize(600, 400)
-    page.visit(address)
-    shot = page.screenshot()
-    assert int.from_bytes(shot[16:20], "big") == 600
-    assert len(shot) > 20_000
+def test_the_pictures_of_the_documents(tmp_path: Path):
+    """The browser paints them: as wide as the window at twice the resolution, no blank page, and not large."""
+    draw(tmp_path)
+    for name, _, width, height in PICTURES:
+        shot = (tmp_path / name).read_bytes()
+        assert int.from_bytes(shot[16:20], "big") == 2 * width
+        assert height is None or int.from_bytes(shot[20:24], "big") == 2 * height
+        assert 20_000 < len(shot) < 300_000

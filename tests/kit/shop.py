@@ -1,4 +1,4 @@
-"""A board as a busy daemon has it after a day; `python -m tests.kit.shop FILE` draws the status page of it."""
+"""Boards as busy daemons have them after a day; `python -m tests.kit.shop docs` draws the status pages of them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from PIL import Image
 from daemon.config.settings import HealthSettings, TableSettings
 from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
-from daemon.status.timeline import FileDeletions, Sample
+from daemon.status.timeline import FileDeletions
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
-from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from state import FileKind, FileStatus, Sample, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 from tests.kit.boards import board_of
 
 NOW_MS = 1_796_040_000_000
@@ -155,20 +155,67 @@ def _live_a_day(board: Board, number: int, name: str, version: int, age_s: int) 
     )
 
 
-def draw(file: Path) -> None:
-    """The first page, 1200 pixels wide at twice the resolution, as a PNG of few colours."""
+def make_large_board(tables: int = 300) -> Board:
+    """So many tables of a lake, after a day. One in 50 is parked, one in 60 retrying, one in 75 behind."""
+    settings = [
+        TableSettings(
+            source=f"s3://lake/{area}/{what}_{number:03}", target=f"{area}.{what}_{number:03}", catalog="main"
+        )
+        for number in range(tables)
+        for area in [("sales", "crm", "web", "ops", "hr")[number % 5]]
+        for what in [("orders", "events", "items")[number % 3]]
+    ]
+    board = board_of(settings, StoppedClock(), lag_budget_s=300)
+    for number, each in enumerate(settings):
+        version = 100 + 37 * number
+        age_s = 1800 if number % 50 == 7 else 400 if number % 60 == 11 or number % 75 == 13 else 0
+        error = PARKED if number % 50 == 7 else AWAY if number % 60 == 11 else None
+        record = TableRecord(
+            number,
+            each.name,
+            each.source,
+            each.target,
+            synced_version=version,
+            snapshot_id=7_302_118_845_990_112_000 + version,
+            metadata_location=f"s3://lake/iceberg/{each.name.replace('.', '/')}/metadata/00041-5f.metadata.json",
+            last_synced_at_ms=NOW_MS - 1000 * (age_s + number % 90),
+            error=error,
+        )
+        seen = Observation(
+            record=record,
+            counts=_counts(100 + number, 1000 * number, 17 * number, number % 40, number % 9),
+            source_version=version + (2 if age_s else 0),
+            behind_since_ms=NOW_MS - 1000 * age_s if age_s else None,
+            polled_at_s=0.0,
+        )
+        board.show(each.name, seen)
+        _live_a_day(board, number, each.name, version, age_s)
+    return board
+
+
+# The file, the board, and the window's width and height in pixels; None is as high as the page.
+PICTURES = (
+    ("status-page.png", make_board, 1200, None),
+    ("status-page-300.png", make_large_board, 1200, 1100),
+    ("status-page-300-narrow.png", make_large_board, 400, 1100),
+)
+
+
+def draw(folder: Path) -> None:
+    """Draw each of PICTURES at twice the resolution, as a PNG of few colours."""
     from tests.kit.chromium import Page, chromium  # noqa: PLC0415 - `make_board` needs no browser
 
-    web = WebServer.start(HealthSettings(port=0), make_app(make_board()))
-    try:
-        with TemporaryDirectory() as profile, chromium(Path(profile)) as socket:
-            page = Page.open(socket)
-            page.resize(1200, 200, scale=2)
-            page.visit(web.url)
-            image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    finally:
-        web.stop()
-    image.quantize(96, dither=Image.Dither.NONE).save(file, optimize=True)
+    with TemporaryDirectory() as profile, chromium(Path(profile)) as socket:
+        for name, make, width, height in PICTURES:
+            web = WebServer.start(HealthSettings(port=0), make_app(make()))
+            try:
+                page = Page.open(socket)
+                page.resize(width, height or 200, scale=2)
+                page.visit(web.url)
+                image = Image.open(io.BytesIO(page.screenshot(whole=height is None))).convert("RGB")
+            finally:
+                web.stop()
+            image.quantize(96, dither=Image.Dither.NONE).save(folder / name, optimize=True)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ from daemon.config.settings import HealthSettings, TableSettings
 from daemon.config.share import Share
 from daemon.errors import ConfigInvalid
 from daemon.status.table_status import AccountCounts, Observation
-from daemon.status.timeline import FileDeletions, Sample
+from daemon.status.timeline import FileDeletions
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, make_app
 from daemon.web.server import CONNECTIONS_MAX, WebServer
-from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from state import FileKind, FileStatus, Sample, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 from tests.kit.boards import board_of
 
 NOW_MS = 1_700_000_000_000
@@ -107,6 +107,7 @@ def test_tables_are_the_list_of_status_json(server):
                 "name": "orders",
                 "source": "file:///data/orders",
                 "target": "db.orders",
+                "catalog": "",
                 "state": "synced",
                 "synced_version": 7,
                 "source_version": 7,
@@ -333,7 +334,7 @@ def test_a_tables_page_draws_its_day_and_lists_its_files(server):
         server.clock.time_s += 60
     text = page_of(server, "/tables/orders")[1]
     assert text.count("<polyline") == 4
-    for told in ("6 to 7", "1,234 ms", "+4,567", "delete-file", "700 B", "manifest", "orphaned", "4.0 min"):
+    for told in ("6 to 7", "1.2 s", "+4,567", "delete-file", "700 B", "manifest", "orphaned", "4.0 min"):
         assert told in text, told
 
 
