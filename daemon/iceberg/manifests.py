@@ -36,6 +36,7 @@ from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from daemon.durable import make_folder_of, place_to_write, put_in_place
+from daemon.iceberg.pyiceberg_ext.file_io import forget_written
 from daemon.iceberg.pyiceberg_ext.records import (
     RECORD_VERSION,
     BlockAvroOutput,
@@ -43,6 +44,7 @@ from daemon.iceberg.pyiceberg_ext.records import (
     ResolvedAvroFile,
     manifest_record,
     unreadable,
+    values_of,
 )
 
 # Removing one file rewrites its whole manifest, so the manifest's size bounds the cost of a small commit.
@@ -52,6 +54,11 @@ AVRO_CODEC = "gzip"
 # before, and a large table has a thousand.
 _ENCODED: LRUCache[tuple[object, ...], bytes] = LRUCache(4096)
 _ENCODED_LOCK = Lock()
+# Long lists by their paths, whose files never change: the next commit to a large table reads the list that this one
+# wrote. Bounded by their records together, of 1.5 kB each.
+_LISTS: LRUCache[str, Sequence[ManifestFile]] = LRUCache(5000, getsizeof=len)
+_LISTS_LOCK = Lock()
+LONG_LIST_MIN = 100
 # Iceberg spec, "Data File Fields", 143: optional in v2, but missing in PyIceberg's v2 schema.
 REFERENCED_DATA_FILE = NestedField(
     field_id=143, name="referenced_data_file", field_type=StringType(), required=False, doc="Data file of all deletes"
@@ -62,7 +69,7 @@ REFERENCED_DATA_FILE = NestedField(
 _FIRST_ROW_ID, _REFERENCED_DATA_FILE, _CONTENT_OFFSET, _CONTENT_SIZE = 16, 17, 18, 19
 _MANIFEST_FIRST_ROW_ID = 15
 _LISTED_FIELDS = MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION].fields
-_PLAIN_PLACES = [place for place, field in enumerate(_LISTED_FIELDS) if field.name != "partitions"]
+_PARTITIONS = next(place for place, field in enumerate(_LISTED_FIELDS) if field.name == "partitions")
 
 
 def referenced_data_file(data_file: DataFile) -> str | None:
@@ -229,8 +236,26 @@ def _inherit_row_ids(entries: Iterable[ManifestEntry], next_row_id: int | None) 
 
 
 def read_manifest_list(io: FileIO, path: str) -> list[ManifestFile]:
-    """Read all records of a manifest list. Raises TargetUnreadable."""
-    return ResolvedAvroFile[ManifestFile](io.new_input(path), _list_reader).records()
+    """Read all records of a manifest list, which must not be changed. Raises TargetUnreadable."""
+    with _LISTS_LOCK:
+        known = _LISTS.get(path)
+    if known is None:
+        known = ResolvedAvroFile[ManifestFile](io.new_input(path), _list_reader).records()
+        _keep_list(path, known)
+    return list(known)
+
+
+def forget_metadata() -> None:
+    """Forget what this process remembers of manifests and manifest lists: the next reads show what readers find."""
+    with _LISTS_LOCK:
+        _LISTS.clear()
+    forget_written()
+
+
+def _keep_list(path: str, manifests: Sequence[ManifestFile]) -> None:
+    with _LISTS_LOCK:
+        if LONG_LIST_MIN <= len(manifests) <= _LISTS.maxsize:
+            _LISTS[path] = manifests
 
 
 @lru_cache(maxsize=256)
@@ -298,17 +323,15 @@ def write_manifest_list(
         metadata=metadata,
     ) as writer:
         writer.write_encoded([_encoded(writer, manifest, format_version) for manifest in listed])
+    _keep_list(path, listed)
     return next_row_id
 
 
 def _encoded(writer: BlockAvroOutput[ManifestFile], manifest: ManifestFile, format_version: int) -> bytes:
-    partitions = manifest.partitions
-    summaries = (
-        None
-        if partitions is None
-        else tuple((each.contains_null, each.contains_nan, each.lower_bound, each.upper_bound) for each in partitions)
-    )
-    key = (format_version, summaries, *(manifest[place] for place in _PLAIN_PLACES))
+    values = values_of(manifest)
+    partitions = values[_PARTITIONS]
+    summaries = None if partitions is None else tuple(tuple(values_of(each)) for each in partitions)
+    key = (format_version, summaries, *values[:_PARTITIONS], *values[_PARTITIONS + 1 :])
     with _ENCODED_LOCK:
         found: bytes | None = _ENCODED.get(key)
     if found is None:

@@ -11,6 +11,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, ObjectMissing, TargetChanged, Unsupported
+from daemon.iceberg.manifests import forget_metadata
 from daemon.iceberg.marker import Marker, find_marker, shown_by
 from daemon.spark.answers import collect
 from daemon.spark.bitmaps import aggregate_positions
@@ -46,6 +47,7 @@ class Verifier:
         of both stores and of Spark.
         """
         context = self.context
+        forget_metadata()
         table = context.load_table()
         snapshot, marker = _find_shown(table, scope.at)
         runner = context.runner

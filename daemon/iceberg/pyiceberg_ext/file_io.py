@@ -27,6 +27,12 @@ _written_manifests: LRUCache[str, bytes] = LRUCache(WRITTEN_BYTES_MAX, getsizeof
 _written_lock = Lock()
 
 
+def forget_written() -> None:
+    """Let the next reads ask the store."""
+    with _written_lock:
+        _written_manifests.clear()
+
+
 class S3FileIO(PyArrowFileIO):
     """Reads and writes files on S3 by obstore. PyArrowFileIO, which is used for the others, asks for a file before it
     reads or writes it, and uploads a small one with three requests.

@@ -119,6 +119,12 @@ class _BlockEncoder(BinaryEncoder):
 RECORD_VERSION: Final = 3
 
 
+def values_of(record: Record) -> list[Any]:
+    """Return the values of a record's fields, faster than one by one."""
+    values: list[Any] = record._data
+    return values
+
+
 def data_file_record(partition: Sequence[Any], **fields: Any) -> DataFile:
     """Make a `data_file` of Iceberg spec, "Data File Fields", by field names. Missing fields are null."""
     return DataFile.from_args(_table_format_version=RECORD_VERSION, partition=Record(*partition), **fields)

@@ -40,7 +40,9 @@ from pyiceberg.types import (
 
 from daemon.errors import TargetUnreadable
 from daemon.iceberg.manifests import (
+    LONG_LIST_MIN,
     MANIFEST_ENTRIES_MAX,
+    forget_metadata,
     read_entries,
     read_manifest_list,
     referenced_data_file,
@@ -405,6 +407,27 @@ def test_records_of_a_list_that_differ_in_one_field_stay_apart(tmp_path: Path, f
         found = read_manifest_list(IO, path)
         for record, wanted in zip(found, fields, strict=True):
             assert record == manifest_record(**wanted)
+
+
+def test_a_long_list_is_remembered_until_a_verification(tmp_path: Path) -> None:
+    """As it was written, with the numbers that it gave; what is on the disk counts again afterwards."""
+    path, made = f"file://{tmp_path}/list.avro", write(tmp_path / "a.avro", ManifestContent.DATA, added(data_file("a")))
+    many = [made] * LONG_LIST_MIN
+
+    def write_list() -> None:
+        write_manifest_list(IO, path, many, snapshot_id=SNAPSHOT, parent_snapshot_id=None, sequence_number=4)
+
+    write_list()
+    remembered = read_manifest_list(IO, path)
+    forget_metadata()
+    assert read_manifest_list(IO, path) == remembered
+    assert {manifest.sequence_number for manifest in remembered} == {4}
+    write_list()
+    Path(path.removeprefix("file://")).write_bytes(b"damaged")
+    assert read_manifest_list(IO, path) == remembered
+    forget_metadata()
+    with pytest.raises(TargetUnreadable):
+        read_manifest_list(IO, path)
 
 
 def test_a_manifest_of_many_entries(tmp_path: Path) -> None:
