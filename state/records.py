@@ -176,7 +176,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class SyncRun(msgspec.Struct, frozen=True):
-    """The row of one sync. `outcome` is `advanced`, `unchanged`, `rebuilt` or the error's kind."""
+    """The row of one sync. `outcome` is `advanced`, `unchanged`, `rebuilt` or the error's kind.
+
+    `operation` is Delta's for the newest version of the sync, such as MERGE; None if it is not known.
+    """
 
     table_id: int
     started_at_ms: int
@@ -190,6 +193,17 @@ class SyncRun(msgspec.Struct, frozen=True):
     delete_files_added: int = 0
     positions_added: int = 0
     message: str | None = None
+    operation: str | None = None
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """A table's numbers at one time, for the charts of its day; unknown ones are None."""
+
+    at_ms: int
+    lag_seconds: float | None
+    deleted_positions: int | None
+    delete_files: int | None = None
+    orphans: int | None = None
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -286,12 +300,15 @@ class TableRecord(msgspec.Struct, frozen=True):
 
 
 class WrittenCount(msgspec.Struct, frozen=True):
-    """The files of one kind and status: how many, their known bytes, and since when the oldest has the status."""
+    """The files of one kind and status: how many, and since when the oldest has the status.
+
+    `size_bytes` is the sum of the known sizes, None if none is known.
+    """
 
     kind: FileKind
     status: FileStatus
     files: int
-    size_bytes: int
+    size_bytes: int | None
     oldest_since_ms: int
 
 

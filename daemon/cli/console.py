@@ -20,14 +20,15 @@ from rich.text import Text
 
 from daemon.errors import SyncError
 from daemon.status.table_status import (
-    WORST_FIRST,
     ProofStatus,
     SyncState,
     TableStatus,
     count_states,
     differing_text,
     iso_time,
+    size_text,
     span,
+    worst_first,
 )
 from daemon.texts import printable
 from daemon.verify.findings import hint_for
@@ -87,21 +88,20 @@ def print_statuses(
     for line in lines:
         console.print(printable(line), style="dim", markup=False, highlight=False)
     console.print(count_states(statuses), style="bold", markup=False, highlight=False)
-    # Within one state, the table that is furthest behind comes first.
-    worst_first = sorted(statuses, key=lambda each: (WORST_FIRST.index(each.state), -(each.lag_seconds or 0)))
+    ordered = worst_first(statuses)
     columns = COLUMNS | WIDE_COLUMNS if wide else COLUMNS
     now = datetime.now(UTC)
     rows = [
         [Text(heading, style="bold") for heading in columns],
-        *(_cells(status, now)[: len(columns)] for status in worst_first),
+        *(_cells(status, now)[: len(columns)] for status in ordered),
     ]
     names, *others = (max(cell.cell_len for cell in column) for column in zip(*rows, strict=True))
     left = console.width - sum(others) - GAP * len(others)
     if left < min(names, NAME_MIN):
-        _print_lines(console, worst_first)
+        _print_lines(console, ordered)
         return
     widths = [min(names, left), *others]
-    for cells, status in zip(rows, (None, *worst_first), strict=True):
+    for cells, status in zip(rows, (None, *ordered), strict=True):
         console.print(_row(cells, widths, columns.values()))
         if status and status.error:
             for line in (f"{status.error.kind}: {status.error.message}", status.error.hint):
@@ -123,7 +123,7 @@ def _cells(status: TableStatus, now: datetime) -> list[Text]:
         Text(status.state.value, style=_COLOURS[status.state]),
         Text(_or_dash(status.synced_version)),
         Text(_lag(status, span)),
-        Text(f"{span(max(0.0, (now - synced_at).total_seconds()))} ago" if synced_at else "-"),
+        Text(f"{span(max(0, round((now - synced_at).total_seconds())))} ago" if synced_at else "-"),
         Text(_or_dash(status.live_data_files)),
         Text(_or_dash(status.deleted_positions)),
         Text(_or_dash(status.orphans_waiting)),
@@ -161,7 +161,7 @@ def _or_dash(value: int | None) -> str:
 def _orphans(status: TableStatus) -> str:
     if not status.orphans_waiting:
         return _or_dash(status.orphans_waiting)
-    return f"{status.orphans_waiting} ({decimal(status.orphan_bytes or 0)})"
+    return f"{status.orphans_waiting} ({size_text(status.orphan_bytes)})"
 
 
 def _lag(status: TableStatus, seconds: Callable[[float], str]) -> str:
@@ -177,8 +177,9 @@ def run_lines(runs: Sequence[SyncRun]) -> list[str]:
     """Describe a table's last syncs and errors."""
     lines = []
     for run in runs:
-        took = f"{run.duration_ms / 1000:.2f} s"
-        line = f"{iso_time(run.started_at_ms)}  {run.outcome}, version {_or_dash(run.to_version)}, {took}"
+        operation = f" ({run.operation})" if run.operation else ""
+        took = span(run.duration_ms / 1000)
+        line = f"{iso_time(run.started_at_ms)}  {run.outcome}, version {_or_dash(run.to_version)}{operation}, {took}"
         if run.message is not None:
             line += f": {run.message}"
         else:

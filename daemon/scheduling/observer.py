@@ -12,7 +12,7 @@ from daemon.errors import AccountMismatch
 from daemon.scheduling.failures import Failure
 from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
-from daemon.status.timeline import RUNS_MAX
+from daemon.status.timeline import DAY_MS, RUNS_MAX
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state import StateUnavailable, SyncRun, TableError, TableRecord, TableStore
 
@@ -32,7 +32,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class Observer:
-    """Observes one table for its cycle. It never changes what the cycle does, and only `load_runs` raises."""
+    """Observes one table for its cycle. It never changes what the cycle does, and only `load_past` raises."""
 
     def __init__(self, name: str, log: DeltaLog, *, store: TableStore, board: Board, clock: Clock) -> None:
         self._name = name
@@ -45,9 +45,17 @@ class Observer:
         self._count_after_s = clock.monotonic_s()
         self._lag_after_s = clock.monotonic_s()
 
-    def load_runs(self, table_id: int) -> None:
-        """Show the syncs of earlier processes. Raises StateUnavailable."""
-        self._board.timeline(self._name).add_runs(reversed(self._store.list_runs(table_id, runs_max=RUNS_MAX)))
+    def load_past(self, record: TableRecord) -> None:
+        """Show what earlier processes knew: the last syncs, the last day, and the version that failed.
+
+        Raises StateUnavailable.
+        """
+        timeline = self._board.timeline(self._name)
+        timeline.add_runs(reversed(self._store.list_runs(record.id, runs_max=RUNS_MAX)))
+        timeline.restore(self._store.list_samples(record.id, after_ms=self._clock.now_ms() - DAY_MS))
+        failed = record.error.version if record.error else None
+        if failed is not None and (record.synced_version is None or failed > record.synced_version):
+            self._seen = replace(self._seen, source_version=failed)
 
     def recount(self) -> None:
         """The table's files have changed: count them anew when the table is in step next. From any thread."""
@@ -179,6 +187,7 @@ def _run_of(table_id: int, result: SyncResult, started_ms: int, duration_ms: int
         data_files_removed=result.data_files_removed,
         delete_files_added=result.delete_files_added,
         positions_added=result.positions_added,
+        operation=result.operation,
     )
 
 

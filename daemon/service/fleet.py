@@ -210,7 +210,7 @@ class Fleet:
 
     def _add(self, definition: _Definition) -> None:
         parts, board, table = self._parts, self._board, definition.table
-        board.add(table)
+        board.add(table, s3_endpoint=definition.properties.get("s3.endpoint"))
         try:
             context = parts.context(table, LogProgress(parts.clock), board)
             cycle = parts.cycle(context, board)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.marker import FROM_VERSION, OPERATION, find_marker, shown_by
-from daemon.locations import canonical
+from daemon.status.reading import read_lines
 from daemon.sync.first_sync import RESTORED
 from daemon.sync.recovery import RESYNCHRONISED
 
@@ -109,7 +108,7 @@ def show_table(name: str, table: Table) -> ShownTable:
         format_version=table.metadata.format_version,
         version=current.last_version if current else None,
         snapshot=current,
-        read=read_lines(table),
+        read=read_lines_of(table),
     )
 
 
@@ -128,7 +127,7 @@ def choose_by_version(table: Table, version: int) -> Choice:
     if showing:
         line = next((each for each in showing if each.snapshot.snapshot_id in tagged), showing[0])
         chosen = _shown(table, line.snapshot, line)
-        return Choice(version, chosen, read_lines(table, chosen.snapshot_id))
+        return Choice(version, chosen, read_lines_of(table, chosen.snapshot_id))
     if not lines or version > lines[0].last_version:
         newest = f"the table shows version {lines[0].last_version}" if lines else "dvsync has shown no version"
         return Choice(
@@ -184,53 +183,15 @@ def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
     return choose_by_version(table, version)
 
 
-def read_lines(table: Table, snapshot_id: int | None = None) -> dict[str, str]:
-    """Return a line for each reader that reads the snapshot, or the current one.
-
-    The catalog's name is the one in dvsync's configuration; the reader's own configuration may use another. There is a
-    line for ClickHouse if its table functions can name the metadata file: on local files and S3.
-    """
-    catalog, name = table.catalog.name, ".".join(table.name())
-    identifier = ".".join(_quoted(part, "`") for part in (catalog, *table.name()))
-    for_trino = ".".join(_quoted(part, '"') for part in (catalog, *table.name()))
-    location = table.metadata_location
-
-    def at(words: str) -> str:
-        return "" if snapshot_id is None else words.format(snapshot_id)
-
-    lines = {
-        "Spark": f"SELECT * FROM {identifier}{at(' VERSION AS OF {}')}",
-        "PyIceberg": f"load_catalog({catalog!r}).load_table({name!r}).scan({at('snapshot_id={}')}).to_arrow()",
-        "DuckDB": f"SELECT * FROM iceberg_scan({_sql_text(location)}{at(', snapshot_from_id => {}')})",
-        "Polars": f"polars.scan_iceberg({location!r}{at(', snapshot_id={}')}).collect()",
-        "Trino": f"SELECT * FROM {for_trino}{at(' FOR VERSION AS OF {}')}",
-    }
-    if function := _clickhouse_function(table):
-        lines["ClickHouse"] = f"SELECT * FROM {function}{at(' SETTINGS iceberg_snapshot_id = {}')}"
-    return lines
-
-
-def _clickhouse_function(table: Table) -> str | None:
-    """Return the call of ClickHouse's table function that reads the current metadata file; credentials are its own."""
-    folder = f"{table.metadata.location.rstrip('/')}/"
-    scheme, _, place = canonical(folder).partition("://")
-    function = {"file": "icebergLocal", "s3": "icebergS3"}.get(scheme)
-    if function is None or not table.metadata_location.startswith(folder):
-        return None
-    endpoint = table.io.properties.get("s3.endpoint")
-    if scheme == "s3":
-        place = f"{endpoint.rstrip('/')}/{place}" if endpoint else f"s3://{place}"
-    metadata_file = _sql_text(table.metadata_location.removeprefix(folder))
-    return f"{function}({_sql_text(place)}, SETTINGS iceberg_metadata_file_path = {metadata_file})"
-
-
-def _sql_text(text: str) -> str:
-    doubled = text.replace("'", "''")
-    return f"'{doubled}'"
-
-
-def _quoted(part: str, mark: str) -> str:
-    return part if re.fullmatch(r"[A-Za-z_]\w*", part) else f"{mark}{part.replace(mark, 2 * mark)}{mark}"
+def read_lines_of(table: Table, snapshot_id: int | None = None) -> dict[str, str]:
+    """Return a line for each reader that reads the snapshot of this table, or the current one."""
+    return read_lines(
+        table.catalog.name,
+        table.name(),
+        table.metadata_location,
+        s3_endpoint=table.io.properties.get("s3.endpoint"),
+        snapshot_id=snapshot_id,
+    )
 
 
 def _lines(table: Table) -> list[_Line]:

@@ -8,9 +8,9 @@ import msgspec
 
 from daemon.status.board import Unready
 from daemon.status.table_status import TableStatus
-from daemon.status.timeline import FileDeletions, Sample
+from daemon.status.timeline import FileDeletions
 from daemon.sync.verbs import Verb
-from state import SyncRun
+from state import Sample, SyncRun
 
 
 class Liveness(msgspec.Struct, frozen=True):

@@ -11,9 +11,9 @@ from rich.filesize import decimal
 from daemon.config.share import Share
 from daemon.status.board import Unready
 from daemon.status.table_status import SyncState, TableStatus, count_states, differences_text, span
-from daemon.status.timeline import FileDeletions, Sample
+from daemon.status.timeline import FileDeletions
 from daemon.verify.findings import hint_for
-from state import SyncRun
+from state import Sample, SyncRun
 
 # The class of each state in the style sheet.
 STYLES = {

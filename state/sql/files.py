@@ -240,7 +240,7 @@ def count_written(connection: Connection, table_id: int) -> tuple[WrittenCount, 
             _kind_of(rows),
             rows.c.status,
             func.count(),
-            func.coalesce(func.sum(rows.c.size_bytes), 0),
+            func.sum(rows.c.size_bytes),
             func.min(rows.c.since_ms),
         )
         .where(rows.c.table_id == table_id)
@@ -249,7 +249,7 @@ def count_written(connection: Connection, table_id: int) -> tuple[WrittenCount, 
     ]
     return tuple(
         # Some databases add integers up to a decimal.
-        WrittenCount(FileKind(kind), status, files, int(size_bytes), since_ms)
+        WrittenCount(FileKind(kind), status, files, None if size_bytes is None else int(size_bytes), since_ms)
         for statement in counted
         for kind, status, files, size_bytes, since_ms in sorted(connection.execute(statement))
     )

@@ -14,6 +14,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Double,
     Enum,
     ForeignKey,
     Index,
@@ -216,5 +217,19 @@ SYNC_RUNS = Table(
     Column("delete_files_added", BigInteger, nullable=False),
     Column("positions_added", BigInteger, nullable=False),
     Column("message", Text),
+    Column("operation", Text),
     Index(None, "table_id", "started_at_ms"),
+)
+
+# The last day of each table, with a sample for some minutes.
+SAMPLES = Table(
+    "samples",
+    METADATA,
+    Column("table_id", ForeignKey("tables.id", ondelete="CASCADE"), primary_key=True),
+    Column("at_ms", BigInteger, primary_key=True, autoincrement=False),
+    Column("lag_seconds", Double),
+    Column("deleted_positions", BigInteger),
+    Column("delete_files", BigInteger),
+    Column("orphans", BigInteger),
+    sqlite_with_rowid=False,
 )

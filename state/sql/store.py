@@ -24,6 +24,7 @@ from state.records import (
     OrphanReason,
     Outcome,
     ProofRecord,
+    Sample,
     SyncRun,
     TableCounts,
     TableError,
@@ -40,6 +41,7 @@ from state.sql.models import (
     DELETE_FILES,
     DV_MAPPINGS,
     INTENTS,
+    SAMPLES,
     SYNC_RUNS,
     TABLES,
     IntentStatus,
@@ -65,6 +67,11 @@ _OPEN_INTENTS = (
     select(INTENTS)
     .where(INTENTS.c.table_id == bindparam("table_id"), INTENTS.c.status == IntentStatus.OPEN)
     .order_by(INTENTS.c.created_at_ms, INTENTS.c.id)
+)
+_SAMPLES = (
+    select(*SAMPLES.c[Sample.__struct_fields__])
+    .where(SAMPLES.c.table_id == bindparam("table_id"), SAMPLES.c.at_ms > bindparam("after_ms"))
+    .order_by(SAMPLES.c.at_ms)
 )
 _LIVE_FILES_BY_PATH = select_live_files().where(DATA_FILES.c.path.in_(bindparam("paths", expanding=True)))
 _SERVING = (
@@ -526,6 +533,23 @@ class SqlStateStore:
         with self._database.read() as connection:
             _check_table(connection, table_id)
             return sorted(connection.scalars(mostly_dead))
+
+    def record_samples(self, samples: Mapping[int, Sample], *, before_ms: int) -> None:
+        if not samples:
+            return
+        newest_ms = min(sample.at_ms for sample in samples.values())
+        with self._database.write() as connection:
+            connection.execute(delete(SAMPLES).where((SAMPLES.c.at_ms < before_ms) | (SAMPLES.c.at_ms >= newest_ms)))
+            known = set(connection.scalars(select(TABLES.c.id)))
+            rows = [{"table_id": each, **asdict(sample)} for each, sample in samples.items() if each in known]
+            if rows:
+                connection.execute(insert(SAMPLES), rows)
+
+    def list_samples(self, table_id: int, *, after_ms: int) -> list[Sample]:
+        with self._database.read() as connection:
+            _check_table(connection, table_id)
+            found = connection.execute(_SAMPLES, {"table_id": table_id, "after_ms": after_ms})
+            return [Sample(*row) for row in found]
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         newest = (

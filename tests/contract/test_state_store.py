@@ -45,6 +45,7 @@ from state.records import (
     Outcome,
     PartitionCount,
     ProofRecord,
+    Sample,
     ServingFile,
     SyncRun,
     TableError,
@@ -332,6 +333,7 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.list_for_cleanup(UNKNOWN, due_ms=1, now_ms=2),
     lambda store: store.find_crowded(UNKNOWN, delete_files_max=1, deleted_share=0.5),
     lambda store: store.list_runs(UNKNOWN, runs_max=1),
+    lambda store: store.list_samples(UNKNOWN, after_ms=1),
 ]
 
 
@@ -904,12 +906,29 @@ def test_failure_and_resume(store: StateStore, table_id: int) -> None:
 
 def test_runs_newest_first(store: StateStore, table_id: int) -> None:
     """Runs come back whole, the newest first, of equal times the last recorded, and no more than asked for."""
-    runs = [SyncRun(table_id, at, 5, "advanced", 1, 2, 2**62, at, 2, 3, 4, "note") for at in (10, 30, 20)]
+    runs = [SyncRun(table_id, at, 5, "advanced", 1, 2, 2**62, at, 2, 3, 4, "note", "MERGE") for at in (10, 30, 20)]
     runs.append(SyncRun(table_id, 30, 1, "unchanged"))
     for run in runs:
         store.record_run(run)
     assert store.list_runs(table_id, runs_max=3) == [runs[3], runs[1], runs[2]]
     assert store.list_runs(table_id, runs_max=9)[-1] == runs[0]
+
+
+def test_the_day_is_kept_and_bounded(store: StateStore, table_id: int) -> None:
+    """One sample a table comes back whole, the oldest first; older ones go, and those of a clock that was ahead."""
+    other = store.open_table("other", "s3://delta/other", "sales.other").id
+    for at_ms in (10, 20, 30):
+        samples = {table_id: Sample(at_ms, 0.25, 2**40, at_ms, None), other: Sample(at_ms + 1, None, None)}
+        store.record_samples({**samples, UNKNOWN: Sample(at_ms, 1.0, 1)}, before_ms=0)
+    assert store.list_samples(table_id, after_ms=10) == [Sample(at, 0.25, 2**40, at, None) for at in (20, 30)]
+    assert store.list_samples(other, after_ms=0) == [Sample(at, None, None) for at in (11, 21, 31)]
+    store.record_samples({}, before_ms=100)
+    store.record_samples({table_id: Sample(25, 1.5, 7)}, before_ms=20)
+    assert [sample.at_ms for sample in store.list_samples(table_id, after_ms=0)] == [20, 25]
+    assert [sample.at_ms for sample in store.list_samples(other, after_ms=0)] == [21]
+    store.forget_table(other)
+    with pytest.raises(LookupError):
+        store.list_samples(other, after_ms=0)
 
 
 # --- the life of written files ---
@@ -1204,7 +1223,7 @@ def test_forgotten_path_is_new(store: StateStore, table_id: int) -> None:
 
 
 def test_count_groups_written_files(store: StateStore, table_id: int) -> None:
-    """Written files are counted by kind and status, with the bytes that are known and the oldest time."""
+    """Written files are counted by kind and status, with the bytes that are known, if any, and the oldest time."""
     assert store.count(table_id).written == ()
     write_files(store, table_id)
     store.record_orphans(table_id, FileKind.MANIFEST_LIST, ["o2", "o3"], OrphanReason.FOUND, at_ms=9)
@@ -1212,15 +1231,15 @@ def test_count_groups_written_files(store: StateStore, table_id: int) -> None:
     store.record_sizes(table_id, {"orphaned": 10, "o2": 2**40})
     counts = store.count(table_id)
     lost_list = WrittenCount(FileKind.MANIFEST_LIST, FileStatus.ORPHANED, 3, 2**40 + 10, 4)
-    lost_delete_file = WrittenCount(FileKind.DELETE_FILE, FileStatus.ORPHANED, 1, 0, 8)
+    lost_delete_file = WrittenCount(FileKind.DELETE_FILE, FileStatus.ORPHANED, 1, None, 8)
     assert counts.written == (
         WrittenCount(FileKind.DELETE_FILE, FileStatus.LIVE, 1, 900, 2),
         lost_delete_file,
-        WrittenCount(FileKind.MANIFEST, FileStatus.LIVE, 2, 0, 2),
-        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.DELETED, 1, 0, 5),
-        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.LIVE, 1, 0, 2),
+        WrittenCount(FileKind.MANIFEST, FileStatus.LIVE, 2, None, 2),
+        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.DELETED, 1, None, 5),
+        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.LIVE, 1, None, 2),
         lost_list,
-        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.PENDING, 1, 0, 3),
+        WrittenCount(FileKind.MANIFEST_LIST, FileStatus.PENDING, 1, None, 3),
     )
     assert counts.orphans == (lost_delete_file, lost_list)
     assert counts.live_delete_files == 1

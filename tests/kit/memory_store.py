@@ -29,6 +29,7 @@ from state.records import (
     Outcome,
     PartitionCount,
     ProofRecord,
+    Sample,
     ServingFile,
     SyncRun,
     TableCounts,
@@ -56,6 +57,7 @@ class _Table:
     written: dict[tuple[bool, str], WrittenFile] = field(default_factory=dict)
     intents: dict[tuple[bool, str], int] = field(default_factory=dict)
     runs: list[SyncRun] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
 
     def find_written(self, kind: FileKind, path: str) -> WrittenFile | None:
         return self.written.get((kind is FileKind.DELETE_FILE, path))
@@ -161,7 +163,7 @@ class _Table:
                 kind,
                 status,
                 len(files),
-                sum(file.size_bytes or 0 for file in files),
+                sum(sizes) if (sizes := [file.size_bytes for file in files if file.size_bytes is not None]) else None,
                 min(file.since_ms for file in files),
             )
             for (kind, status), files in sorted(
@@ -593,6 +595,20 @@ class MemoryStateStore:
                     and _deleted(table.data_files[path]) >= deleted_share * table.data_files[path].record_count
                 )
             )
+
+    def record_samples(self, samples: Mapping[int, Sample], *, before_ms: int) -> None:
+        with self._lock:
+            newest_ms = min((sample.at_ms for sample in samples.values()), default=None)
+            if newest_ms is None:
+                return
+            for table in self._tables.values():
+                table.samples = [sample for sample in table.samples if before_ms <= sample.at_ms < newest_ms]
+            for table_id in samples.keys() & self._tables.keys():
+                self._tables[table_id].samples.append(samples[table_id])
+
+    def list_samples(self, table_id: int, *, after_ms: int) -> list[Sample]:
+        with self._lock:
+            return [sample for sample in self._tables[table_id].samples if sample.at_ms > after_ms]
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         with self._lock:
