@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from daemon.status.board import Unready
-from daemon.status.table_status import TableStatus
+from daemon.status.table_status import RunStatus, TableStatus
 from daemon.status.timeline import FileDeletions
 from daemon.sync.verbs import Verb
-from state import Sample, SyncRun
 
 
 class Liveness(msgspec.Struct, frozen=True):
@@ -25,21 +24,40 @@ class Readiness(msgspec.Struct, frozen=True):
 
 
 class DaemonInfo(msgspec.Struct, frozen=True):
-    """The process that answers. `state` is where its state database is; it stands by while another has the lease."""
+    """The process that answers. `state` is where its state database is; it stands by while another has the lease.
+
+    `started_at` is ISO 8601, UTC.
+    """
 
     version: str
     process: str
+    host: str
+    started_at: str
     state: str
     share: str
     stands_by: bool
 
 
+class DayPoint(msgspec.Struct, frozen=True):
+    """A table's numbers at one time, ISO 8601, UTC; unknown ones are null."""
+
+    at: str
+    lag_seconds: float | None
+    deleted_positions: int | None
+    delete_files: int | None
+    orphans: int | None
+
+
 class TableDetail(msgspec.Struct, frozen=True):
-    """One table with its last syncs, the newest first, its last day, the oldest first, and its worst files now."""
+    """One table with its last syncs, the newest first, its last day, the oldest first, and its worst files now.
+
+    `read` has a line for each reader that reads the Iceberg table, as `dvsync show`; it is empty before the first sync.
+    """
 
     status: TableStatus
-    runs: list[SyncRun]
-    day: list[Sample]
+    read: dict[str, str]
+    runs: list[RunStatus]
+    day: list[DayPoint]
     worst_files: Sequence[FileDeletions]
 
 

@@ -20,11 +20,11 @@ from daemon.config.settings import HealthSettings, TableSettings
 from daemon.config.share import Share
 from daemon.errors import ConfigInvalid
 from daemon.status.table_status import AccountCounts, Observation
-from daemon.status.timeline import FileDeletions, Sample
+from daemon.status.timeline import FileDeletions
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, make_app
 from daemon.web.server import CONNECTIONS_MAX, WebServer
-from state import FileKind, FileStatus, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from state import FileKind, FileStatus, Sample, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 from tests.kit.boards import board_of
 
 NOW_MS = 1_700_000_000_000
