@@ -158,11 +158,11 @@ class Board:
             return dict(self._maintained)
 
     def beat(self) -> None:
-        """Note that the scheduler is alive. Once a minute, add a sample to each table's timeline."""
+        """Note that the scheduler is alive. Once there are tables, add a sample to each timeline once a minute."""
         self._beaten_at_s = now_s = self._clock.monotonic_s()
-        if now_s - self._sampled_at_s >= SAMPLE_INTERVAL_S:
+        if now_s - self._sampled_at_s >= SAMPLE_INTERVAL_S and (statuses := self.statuses()):
             self._sampled_at_s = now_s
-            for status in self.statuses():
+            for status in statuses:
                 sample = Sample(
                     self._clock.now_ms(),
                     status.lag_seconds,

@@ -101,8 +101,8 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
     def screenshot(self) -> bytes:
-        """The whole page as PNG."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"])
+        """What the window shows, as PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
 
 @contextmanager
