@@ -236,7 +236,7 @@ def test_tables_that_are_not_ready_leave_the_list_on_the_screen(page: Page):
 def test_screenshots(page: Page, shops: str, tmp_path: Path, name: str):
     """What a wide and a narrow screen show of 300 tables: no blank page, nothing cut off at the side.
 
-    With SCREENSHOTS=docs, these are the pictures of the documentation.
+    With SCREENSHOTS=docs, they become the pictures of the documentation.
     """
     width, height = SCREENS[name]
     page.resize(width, height, scale=1.5, mobile=width < 500)
@@ -245,5 +245,5 @@ def test_screenshots(page: Page, shops: str, tmp_path: Path, name: str):
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     assert image.size == (width * 1.5, height * 1.5)
     file = Path(os.environ.get("SCREENSHOTS", tmp_path)) / name
-    image.quantize(48, dither=Image.Dither.NONE).save(file, optimize=True)
+    image.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
     assert 20_000 < file.stat().st_size < 200_000
