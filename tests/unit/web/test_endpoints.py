@@ -529,6 +529,17 @@ def test_three_hundred_tables_are_quick_and_short(many):
         failing.web.stop()
 
 
+def test_a_chart_has_a_gap_where_no_daemon_ran(server):
+    """Points of an earlier process are ten minutes apart, and joined; a night without one is not drawn over."""
+    minutes = [*range(-1200, -900, 10), *range(-60, 0)]
+    server.board.timeline("orders").restore(Sample(NOW_MS + minute * 60_000, 5.0, 1, 2, 3) for minute in minutes)
+    text = page_of(server, "/tables/orders")[1]
+    assert (text.count("<polyline"), text.count("<polygon")) == (8, 8)
+    assert [len(points.split()) for points in re.findall('<polyline points="([^"]*)"', text)][:2] == [30, 60]
+    # In the list, whose points are half an hour apart, too.
+    assert page_of(server, "/")[1].count("<polyline") == 2
+
+
 def test_the_foot_says_which_process_since_when_and_as_of_when(server):
     server.clock.time_s = 65
     text = page_of(server, "/")[1]
