@@ -2,7 +2,8 @@
 
 The session has done nothing before the first sync (`cold`). Then the same Delta table is synced once more into another
 Iceberg table (`warm`), as when the daemon takes up several tables: the JVM has compiled its code by then. With
-`--again`, that Iceberg table is then read back into an empty state database (`rebuild`), and written anew (`resync`).
+`--again`, that Iceberg table is then read back into an empty state database (`rebuild`), and written anew (`resync`),
+each in a new process, as after a start of dvsync.
 
 The data files are hard links of a few small ones: ten columns with statistics, partitioned by a date-like text, some of
 them with deletion vectors. The log is JSON commits of 5,000 adds each, or with `--checkpoint` a classic checkpoint that
@@ -15,8 +16,10 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -49,6 +52,16 @@ STEPS: Steps = {
         (SqlStateStore, ("open_table", "find_open_intents", "record_intent", "record_pending", "record_rebuilt"))
     ],
 }
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The Delta table, and what must be shown of it."""
+
+    location: str
+    data_files: int
+    with_dv: int
+    live_rows: int
 
 
 @dataclass(frozen=True)
@@ -99,19 +112,31 @@ def measure(folder: Path, *, data_files: int, with_dv: int, checkpoint: bool, ag
         start_s = time.perf_counter()
         with pipeline.session():
             session_s = time.perf_counter() - start_s
-            results = [measure_sync(Path(name) / kind, table, with_dv, kind) for kind in ("cold", "warm")]
-            if again:
-                for file in (Path(name) / "warm").glob("state.db*"):
-                    file.unlink()
-                results += [measure_sync(Path(name) / "warm", table, with_dv, kind) for kind in ("rebuild", "resync")]
+            expected = Expected(table.delta.location, data_files, with_dv, table.live_rows(data_files))
+            results = [measure_sync(Path(name) / kind, expected, kind) for kind in ("cold", "warm")]
         pipeline.close()
+        if again:
+            for file in (Path(name) / "warm").glob("state.db*"):
+                file.unlink()
+            for kind in ("rebuild", "resync"):
+                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+                    results.append(process.submit(measure_alone, Path(name) / "warm", expected, kind).result())
     return [replace(r, checkpoint=checkpoint, make_table_s=make_table_s, session_s=session_s) for r in results]
 
 
-def measure_sync(folder: Path, table: LargeTable, with_dv: int, kind: str) -> Result:
+def measure_alone(folder: Path, expected: Expected, kind: str) -> Result:
+    """One sync with a session of its own."""
+    pipeline = SparkPipeline(SparkSettings())
+    with pipeline.session():
+        result = measure_sync(folder, expected, kind)
+    pipeline.close()
+    return result
+
+
+def measure_sync(folder: Path, expected: Expected, kind: str) -> Result:
     """One sync in the session that is up already."""
     stopwatch, memory = Stopwatch(), Memory()
-    bench = Bench(folder, table.delta.location, pipeline=PipelineSettings())
+    bench = Bench(folder, expected.location, pipeline=PipelineSettings())
     before = psutil.Process().memory_info().rss
     with memory.watched(), stopwatch.wrapped(STEPS):
         stopwatch.restart()
@@ -119,14 +144,14 @@ def measure_sync(folder: Path, table: LargeTable, with_dv: int, kind: str) -> Re
         result = bench.follower.sync(full=kind == "resync")
         sync_s, sync_cpu_s = time.perf_counter() - start_s, cpu_s() - start_cpu_s
         steps = stopwatch.read()
-    expected = (0, 0) if kind == "rebuild" else (len(table.paths), with_dv)
-    assert (result.data_files_added, result.delete_files_added) == expected
-    assert shown_rows(bench.iceberg()) == table.live_rows(len(table.paths))
+    added = (0, 0) if kind == "rebuild" else (expected.data_files, expected.with_dv)
+    assert (result.data_files_added, result.delete_files_added) == added
+    assert shown_rows(bench.iceberg()) == expected.live_rows
     bench.close()
     return Result(
         kind,
-        len(table.paths),
-        with_dv,
+        expected.data_files,
+        expected.with_dv,
         sync_s,
         sync_cpu_s,
         python_before_mb=before / 1e6,

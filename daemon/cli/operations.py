@@ -72,6 +72,8 @@ def sync_tables(
             more = True
             while more and not stop.is_set():
                 done = cycle.sync(stop, full=full)
+                if done.error and cycle.has_newer_version():
+                    done = cycle.sync(stop)
                 watch.look(board.statuses(), parts.store.list_tables())
                 yield table, done
                 more = done.result is not None and done.result.more

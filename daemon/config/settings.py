@@ -90,7 +90,7 @@ class SparkSettings(_Frozen):
         min_length=1,
         description=(
             "Spark master: local[N], spark://…, k8s://… or yarn. For clusters, see"
-            " [operations](operations.md#on-a-cluster)."
+            " [operations](scaling.md#on-a-cluster)."
         ),
     )
     conf: Properties = Field(default_factory=dict, description="Any Spark settings; dvsync passes them on unchanged.")
@@ -231,7 +231,7 @@ class VerifySettings(_Frozen):
         "metadata",
         description=(
             "How deep the daemon compares each Iceberg table with its Delta table; see [Is it"
-            " right](operations.md#is-it-right). The levels after `metadata` need Spark and its Iceberg jar."
+            " right](verification.md). The levels after `metadata` need Spark and its Iceberg jar."
         ),
     )
     period_s: Annotated[float, Duration] = Field(
@@ -480,7 +480,7 @@ class HealthSettings(_Frozen):
     token: Annotated[str, WrapValidator(or_reference)] | None = Field(
         None,
         description=(
-            "Whoever sends this text as a bearer token may POST to the [API](operations.md#the-api): sync, pause,"
+            "Whoever sends this text as a bearer token may POST to the [API](monitoring.md#the-api): sync, pause,"
             " resume or resync a table. At least 16 characters. Unset: nobody may."
         ),
     )
@@ -601,7 +601,7 @@ class Settings(BaseSettings):
         description=(
             "The share of the tables that this daemon follows: `1/2` is the first of two shares. Unset: all tables."
             " Each share needs a daemon and a state database of its own; see [More than one"
-            " daemon](operations.md#more-than-one-daemon)."
+            " daemon](scaling.md#more-than-one-daemon)."
         ),
     )
     spark: SparkSettings = SparkSettings()

@@ -50,7 +50,7 @@ class DVPlace(NamedTuple):
     offset: int | None
 
     def corrupt(self, message: str) -> CorruptInput:
-        hint = "The deletion vector is damaged: restore its file from a copy, or restore the Delta table."
+        hint = "The deletion vector is damaged: restore its file from a copy, or RESTORE the Delta table."
         return CorruptInput(message, path=self.path, offset=self.offset, hint=hint)
 
 

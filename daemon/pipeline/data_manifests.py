@@ -113,7 +113,7 @@ def _check_unique(adds: Sequence[AddFile]) -> None:
         raise CorruptInput(
             f"the Delta table has {count} adds for the one path {path}",
             path=path,
-            hint="Rewrite the file in Delta, for example by an UPDATE of its rows. Then `dvsync resume` the table.",
+            hint="Rewrite the file in Delta, for example by an UPDATE of its rows.",
         )
 
 

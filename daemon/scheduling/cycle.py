@@ -190,7 +190,7 @@ class TableCycle:
         """
         if self._has_wish:
             self._take_up_wish()
-        if self._has_newer_version():
+        if self.has_newer_version():
             return None
         until_retry_s = self._until_retry_s()
         if is_held(self._record) or until_retry_s > 0:
@@ -210,7 +210,7 @@ class TableCycle:
             return CycleResult()
         return None
 
-    def _has_newer_version(self) -> bool:
+    def has_newer_version(self) -> bool:
         """Return whether a table that failed has a newer Delta version to try: its whole state is compared then."""
         wait = self._wait
         if wait is None or self._record.paused or self._clock.monotonic_s() < wait.newer_at_s:

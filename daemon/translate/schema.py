@@ -248,7 +248,7 @@ def _check_names(struct: dict[str, Any]) -> None:
         raise Unsupported(
             f"Iceberg reserves the name of column {', '.join(reserved)}: Spark cannot read a table with such a column",
             hint="Rename it in Delta: ALTER TABLE … RENAME COLUMN, with delta.columnMapping.mode = 'name', or CREATE "
-            "OR REPLACE TABLE … AS SELECT if the table has arrays or maps. Then run `dvsync resync` for the table.",
+            "OR REPLACE TABLE … AS SELECT if the table has arrays or maps.",
         )
 
 
@@ -450,7 +450,7 @@ class _Translation:
                 raise Unsupported(
                     f"column {'.'.join(path)} is an array or map, and column mapping gives no id to its contents",
                     hint="Drop it, or rewrite the files with such ids (REORG TABLE … APPLY (UPGRADE UNIFORM "
-                    "(ICEBERG_COMPAT_VERSION = 2))), then run `dvsync resync` for the table. Tables without column "
+                    "(ICEBERG_COMPAT_VERSION = 2))). Tables without column "
                     "mapping may have arrays and maps.",
                 )
             return self._mapped_id(nested.id)

@@ -1,4 +1,4 @@
-"""What stands in the log of a daemon that does all of its work: no library says more in it than operations.md tells."""
+"""What stands in the log of a daemon that does all of its work: no library says more than docs/monitoring.md tells."""
 
 from __future__ import annotations
 

@@ -13,6 +13,9 @@ from daemon.status.activity import AMOUNTS
 from daemon.web.metrics import GAUGES, MAINTENANCE, WRITTEN
 
 ROOT = Path(__file__).parents[2]
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+# A link to a place of this repository: the file, which may be this one, and the heading, which may be missing.
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)")
 
 
 def test_the_tests_that_are_named_exist() -> None:
@@ -40,9 +43,27 @@ def test_the_versions_of_tested_readers_are_the_installed_ones() -> None:
     assert [reader for reader in (*readers, f"Iceberg {ICEBERG_JAR.rpartition(':')[2]}") if reader not in told] == []
 
 
+def test_links_lead_somewhere() -> None:
+    """Each relative link to a file, and to a heading in it."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")]
+    headings = {
+        page: {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in HEADING.findall(page.read_text())}
+        for page in pages
+    }
+    links = [(page, *link) for page in pages for link in LINK.findall(page.read_text())]
+    assert len(links) > 80
+    broken = [
+        (page.name, path, anchor)
+        for page, path, anchor in links
+        for target in [(page.parent / path).resolve() if path else page]
+        if not target.exists() or (anchor and anchor not in headings.get(target, ()))
+    ]
+    assert broken == []
+
+
 def test_every_error_kind_and_metric_is_explained() -> None:
-    """docs/operations.md has a line for each, each log event and each remark of a library."""
-    told = (ROOT / "docs" / "operations.md").read_text()
+    """The operator's pages have a line for each, each log event and each remark of a library."""
+    told = "".join((ROOT / "docs" / page).read_text() for page in ("operations.md", "monitoring.md"))
     kinds = [name for name, value in vars(errors).items() if isinstance(value, type) and value.__subclasses__() == []]
     assert [
         kind for kind in kinds if issubclass(getattr(errors, kind), errors.SyncError) and f"`{kind}`" not in told
