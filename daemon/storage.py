@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import urlparse
 
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
-from daemon.lean_arrow import import_arrow
+from daemon.lean_imports import import_arrow
 from daemon.locations import canonical
 from daemon.object_store import ObjectInfo, S3Object, find_s3_object
 

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
 
 from daemon.config.redaction import SECRET_KEY
 from daemon.config.settings import LogSettings, Settings, TableSettings
 from daemon.config.value_types import ENV_PREFIX, duration_s
 from daemon.errors import ConfigInvalid, StateInUse, SyncError
-from daemon.lean_arrow import import_arrow
+from daemon.lean_imports import import_arrow
 from daemon.log import configure_logging
 from daemon.masking import hide, scrub
 from daemon.texts import printable
@@ -153,6 +152,8 @@ def sync(
     if min_version is not None and not wait:
         raise typer.BadParameter("it goes with --wait", param_hint="--min-version")
     import_arrow()
+    from rich.console import Console  # noqa: PLC0415
+
     from daemon.cli.console import SyncProgress, verdict_line  # noqa: PLC0415
     from daemon.cli.operations import sync_tables  # noqa: PLC0415
     from daemon.cli.tables import find_tables  # noqa: PLC0415
@@ -203,6 +204,8 @@ def status(
     config: ConfigPath = None,
 ) -> None:
     """Show how far each table is. Asks the running daemon, or else reads the state database."""
+    from rich.console import Console  # noqa: PLC0415
+
     from daemon.cli.console import print_statuses, replacing  # noqa: PLC0415
     from daemon.cli.tables import select_names  # noqa: PLC0415
     from daemon.status.table_status import SyncState  # noqa: PLC0415
@@ -351,6 +354,8 @@ def verify(
     there.
     """
     import_arrow()
+    from rich.console import Console  # noqa: PLC0415
+
     from daemon.cli.console import SyncProgress, proof_lines  # noqa: PLC0415
     from daemon.cli.operations import verify_tables  # noqa: PLC0415
     from daemon.cli.tables import find_tables  # noqa: PLC0415

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
+from threading import Lock
 from typing import cast
 
+from cachetools import LRUCache
 from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.io import FileIO
@@ -46,6 +48,10 @@ from daemon.iceberg.pyiceberg_ext.records import (
 # Removing one file rewrites its whole manifest, so the manifest's size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000
 AVRO_CODEC = "gzip"
+# Records of manifest lists as they are written, by their fields: nearly all of a list's records are those of the list
+# before, and a large table has a thousand.
+_ENCODED: LRUCache[tuple[object, ...], bytes] = LRUCache(4096)
+_ENCODED_LOCK = Lock()
 # Iceberg spec, "Data File Fields", 143: optional in v2, but missing in PyIceberg's v2 schema.
 REFERENCED_DATA_FILE = NestedField(
     field_id=143, name="referenced_data_file", field_type=StringType(), required=False, doc="Data file of all deletes"
@@ -55,6 +61,8 @@ REFERENCED_DATA_FILE = NestedField(
 # The places of fields that PyIceberg's records of version 3 have, but no names for.
 _FIRST_ROW_ID, _REFERENCED_DATA_FILE, _CONTENT_OFFSET, _CONTENT_SIZE = 16, 17, 18, 19
 _MANIFEST_FIRST_ROW_ID = 15
+_LISTED_FIELDS = MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION].fields
+_PLAIN_PLACES = [place for place, field in enumerate(_LISTED_FIELDS) if field.name != "partitions"]
 
 
 def referenced_data_file(data_file: DataFile) -> str | None:
@@ -147,7 +155,7 @@ def write_manifest(
         schema_name="manifest_entry",
         metadata=metadata,
     ) as writer:
-        writer.write_block(list(entries))
+        writer.write_encoded([writer.encode(entry) for entry in entries])
     size_bytes = len(output)
     put_in_place(place, path)
     counts = {status: 0 for status in ManifestEntryStatus}
@@ -289,8 +297,25 @@ def write_manifest_list(
         schema_name="manifest_file",
         metadata=metadata,
     ) as writer:
-        writer.write_block(listed)
+        writer.write_encoded([_encoded(writer, manifest, format_version) for manifest in listed])
     return next_row_id
+
+
+def _encoded(writer: BlockAvroOutput[ManifestFile], manifest: ManifestFile, format_version: int) -> bytes:
+    partitions = manifest.partitions
+    summaries = (
+        None
+        if partitions is None
+        else tuple((each.contains_null, each.contains_nan, each.lower_bound, each.upper_bound) for each in partitions)
+    )
+    key = (format_version, summaries, *(manifest[place] for place in _PLAIN_PLACES))
+    with _ENCODED_LOCK:
+        found: bytes | None = _ENCODED.get(key)
+    if found is None:
+        found = writer.encode(manifest)
+        with _ENCODED_LOCK:
+            _ENCODED[key] = found
+    return found
 
 
 def _sequenced(manifest: ManifestFile, sequence_number: int) -> ManifestFile:
@@ -302,8 +327,5 @@ def _sequenced(manifest: ManifestFile, sequence_number: int) -> ManifestFile:
 
 
 def _with_fields(manifest: ManifestFile, **changed: int) -> ManifestFile:
-    fields = {
-        field.name: manifest[position]
-        for position, field in enumerate(MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION].fields)
-    }
+    fields = {field.name: manifest[position] for position, field in enumerate(_LISTED_FIELDS)}
     return manifest_record(**fields | changed)

@@ -59,6 +59,8 @@ class Scheduler:
 
     def __init__(self, clock: Clock, *, tables_at_once: int) -> None:
         self._cycles: dict[str, TableCycle] = {}
+        # Set when the table leaves or the daemon stops: for the jobs beside its polls.
+        self._leaving: dict[str, Event] = {}
         self._clock = clock
         self._slots = Slots(tables_at_once)
         self._stopping = Event()
@@ -112,6 +114,7 @@ class Scheduler:
         now, poll_interval_s = datetime.now(UTC), cycle.table.poll_interval_s
         with self._lock:
             self._cycles[cycle.name] = cycle
+            self._leaving[cycle.name] = Event()
         self._timer.add_job(
             self._poll,
             _Interval(poll_interval_s),
@@ -130,10 +133,11 @@ class Scheduler:
             )
 
     def remove(self, name: str) -> None:
-        """Begin nothing more of the table; its running jobs end by themselves."""
+        """Begin nothing more of the table. Its running jobs end by themselves; those beside its polls are told to."""
         job_ids = (name, _job_id(name, _MAINTENANCE), _job_id(name, _VERIFICATION))
         with self._lock:
             del self._cycles[name]
+            self._leaving.pop(name).set()
             for job_id in job_ids:
                 self._wanted.pop(job_id, None)
         for job_id in job_ids:
@@ -142,9 +146,12 @@ class Scheduler:
         self._call(self._slots.leave(name))
 
     def is_busy(self, name: str) -> bool:
-        """Whether a job of the table is running, also after the table was removed."""
+        """Whether a job of the table is running that may change it, also after the table was removed.
+
+        A verification only reads, and Spark may need hours for one.
+        """
         with self._lock:
-            return self._running[name] > 0
+            return self._running[name] > 0 or self._running[_job_id(name, _MAINTENANCE)] > 0
 
     def resize(self, tables_at_once: int) -> None:
         for waiting in self._slots.resize(tables_at_once):
@@ -157,6 +164,8 @@ class Scheduler:
         """
         with self._lock:
             self._stopping.set()
+            for leaving in self._leaving.values():
+                leaving.set()
         self._timer.shutdown(wait=False)
         self._rescheduler.shutdown(wait=False)
         return self._all_done.wait(grace_s)
@@ -209,12 +218,15 @@ class Scheduler:
 
     def _run_beside(self, job: MaintenanceJob | VerifyJob, job_id: str) -> None:
         """Run a job of a table beside its polls."""
-        with self._at_work(job.name) as may_work:
-            # The table may have been set up anew while this job waited in the queue.
-            if may_work and self._cycles.get(job.name) is job.cycle:
-                with self._lock:
+        with self._at_work(job_id) as may_work:
+            with self._lock:
+                # The table may have been set up anew while this job waited in the queue.
+                is_current = self._cycles.get(job.name) is job.cycle
+                leaving = self._leaving.get(job.name)
+                if is_current:
                     self._wanted.pop(job_id, None)
-                job.run(self._stopping)
+            if may_work and is_current and leaving:
+                job.run(leaving)
 
     @contextmanager
     def _at_work(self, name: str) -> Iterator[bool]:

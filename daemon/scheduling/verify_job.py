@@ -43,7 +43,7 @@ class VerifyJob:
         self._random = random
 
     def run(self, stop: Event) -> None:
-        """Compare the next part, if one is due and the table is in order."""
+        """Compare the next part, if one is due and the table is in order. Nothing is recorded once `stop` is set."""
         if self.settings.level == "off" or not self.cycle.is_followed:
             return
         with events.bind_cycle(self.name, f"{self._random.getrandbits(32):08x}"):
@@ -52,7 +52,7 @@ class VerifyJob:
                     self._verify_next(stop)
             except Exception as error:
                 if stop.is_set():
-                    return  # The daemon ends, and with it Spark.
+                    return  # The daemon ends, and with it Spark; or the table has other settings now.
                 warn_of(events.VERIFY_FAILED, error)
 
     def _verify_next(self, stop: Event) -> None:
@@ -67,7 +67,7 @@ class VerifyJob:
         part = next_part(last, settings, files, now_ms=now_ms)
         verifier = Verifier(context)
         proof = verifier.verify(Scope(Level(settings.level), part), stop)
-        if proof is None or (not proof.is_right and verifier.is_outdated(proof)):
+        if proof is None or stop.is_set() or (not proof.is_right and verifier.is_outdated(proof)):
             return
         ended = add_part(last, proof, part, at_ms=now_ms)
         self._report(proof, ended)

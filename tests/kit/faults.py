@@ -59,7 +59,7 @@ TARGETS: dict[str, tuple[list[tuple[Any, str]], Callable[[str], Exception], bool
         [
             (PyArrowFile, "create"),
             (PyArrowFile, "open"),
-            (BlockAvroOutput, "write_block"),
+            (BlockAvroOutput, "write_encoded"),
             (BlockAvroOutput, "__exit__"),
         ],
         _full,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
@@ -72,13 +72,20 @@ class PreciseAvroFile(ResolvedAvroFile[D]):
 class BlockAvroOutput(AvroOutputFile[D]):
     """Writes an Avro file of one block, several times faster: PyIceberg 0.12 writes each byte of a number by a call."""
 
-    def write_block(self, objects: list[D]) -> None:
+    def __enter__(self) -> Self:
+        super().__enter__()
+        return self
+
+    def encode(self, record: D) -> bytes:
         block = _BlockEncoder()
-        for each in objects:
-            self.writer.write(block, each)
-        codec = self.compression_codec()
-        content, size = codec.compress(bytes(block.content)) if codec else (bytes(block.content), len(block.content))
-        self.encoder.write_int(len(objects))
+        self.writer.write(block, record)
+        return bytes(block.content)
+
+    def write_encoded(self, records: Sequence[bytes]) -> None:
+        """Write records that `encode` made."""
+        data, codec = b"".join(records), self.compression_codec()
+        content, size = codec.compress(data) if codec else (data, len(data))
+        self.encoder.write_int(len(records))
         self.encoder.write_int(size)
         self.encoder.write(content)
         self.encoder.write(self.sync_bytes)

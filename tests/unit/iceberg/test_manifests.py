@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.manifest import (
+    DataFileContent,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    PartitionFieldSummary,
+)
 from pyiceberg.manifest import read_manifest_list as read_manifest_list_by_pyiceberg
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -41,7 +48,7 @@ from daemon.iceberg.manifests import (
     write_manifest,
     write_manifest_list,
 )
-from daemon.iceberg.pyiceberg_ext.records import data_file_record, entry_record
+from daemon.iceberg.pyiceberg_ext.records import data_file_record, entry_record, manifest_record
 from tests.kit.made import BY_PART, SCHEMA, UNPARTITIONED, data_file, delete_file, read_avro
 
 IO = PyArrowFileIO()
@@ -351,6 +358,53 @@ def test_a_manifest_list_as_pyiceberg_reads_it(tmp_path: Path) -> None:
         header = reader.header.meta
     names = ("snapshot-id", "parent-snapshot-id", "sequence-number", "format-version")
     assert [header[name] for name in names] == [str(SNAPSHOT), "8", "4", "2"]
+
+
+@pytest.mark.parametrize("format_version", [2, 3])
+def test_records_of_a_list_that_differ_in_one_field_stay_apart(tmp_path: Path, format_version: int) -> None:
+    """Encoded records are remembered by their fields: each comes back with its own, also when written again."""
+    first = {
+        "manifest_path": "a.avro",
+        "manifest_length": 7,
+        "partition_spec_id": 0,
+        "content": ManifestContent.DATA,
+        "sequence_number": 1,
+        "min_sequence_number": 1,
+        "added_snapshot_id": 8,
+        "added_files_count": 1,
+        "existing_files_count": 1,
+        "deleted_files_count": 1,
+        "added_rows_count": 1,
+        "existing_rows_count": 1,
+        "deleted_rows_count": 1,
+        "partitions": None,
+        "first_row_id": 0 if format_version == 3 else None,
+    }
+    changed = {
+        **{name: value + 1 for name, value in first.items() if type(value) is int},
+        "manifest_path": "b.avro",
+        "content": ManifestContent.DELETES,
+    }
+    summaries = [
+        [PartitionFieldSummary(*fields)]
+        for fields in ((False, None, None, None), (True, None, None, None), (False, None, b"1", b"2"))
+    ]
+    fields = [first, *({**first, name: value} for name, value in changed.items())]
+    fields += [{**first, "partitions": partitions} for partitions in ([], *summaries)]
+    path = f"file://{tmp_path}/list.avro"
+    for _ in range(2):
+        write_manifest_list(
+            IO,
+            path,
+            [manifest_record(**each) for each in fields],
+            snapshot_id=SNAPSHOT,
+            parent_snapshot_id=None,
+            sequence_number=4,
+            format_version=format_version,
+        )
+        found = read_manifest_list(IO, path)
+        for record, wanted in zip(found, fields, strict=True):
+            assert record == manifest_record(**wanted)
 
 
 def test_a_manifest_of_many_entries(tmp_path: Path) -> None:

@@ -817,6 +817,31 @@ def test_stop_gives_up_on_a_cycle_that_hangs():
 # --- maintenance ---
 
 
+def test_a_table_leaves_without_waiting_for_its_verification() -> None:
+    """What changes it is told to stop and is waited for; a verification, which only reads, is told to stop."""
+    with Running("a", "b") as running:
+        maintainer, scheduler = running.maintainers["a"], running.scheduler
+        assert maintainer.entered.wait(WAIT_S)
+        assert scheduler.is_busy("a")
+        scheduler.remove("a")
+        until(lambda: not scheduler.is_busy("a"))
+
+        entered, ended = Event(), Event()
+
+        def verify(stop: Event) -> None:
+            entered.set()
+            assert stop.wait(WAIT_S)
+            ended.set()
+
+        job = SimpleNamespace(name="b", cycle=running.fleet._cycles["b"], run=verify)
+        threading.Thread(target=scheduler._run_beside, args=(job, "b/verification")).start()
+        assert entered.wait(WAIT_S)
+        until(lambda: not scheduler.is_busy("b"))
+        assert not ended.is_set()
+        scheduler.remove("b")
+        assert ended.wait(WAIT_S)
+
+
 class FakeMaintainer:
     """Counts its rounds; raises `fails` when set, and stops in `gate` when given one."""
 
