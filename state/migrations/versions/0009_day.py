@@ -15,7 +15,7 @@ def upgrade() -> None:
         "samples",
         sa.Column("table_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("at_ms", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("lag_seconds", sa.Double()),
+        sa.Column("lag_seconds", sa.Float()),
         sa.Column("deleted_positions", sa.BigInteger()),
         sa.Column("delete_files", sa.BigInteger()),
         sa.Column("orphans", sa.BigInteger()),
