@@ -178,7 +178,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class SyncRun(msgspec.Struct, frozen=True):
     """The row of one sync. `outcome` is `advanced`, `unchanged`, `rebuilt` or the error's kind.
 
-    `operation` is Delta's, of the newest version that the sync showed.
+    `operation` is Delta's for the newest version of the sync, such as MERGE; None if it is not known.
     """
 
     table_id: int
@@ -197,7 +197,7 @@ class SyncRun(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A table's numbers at one time, epoch milliseconds, UTC; unknown ones are None."""
+    """A table's numbers at one time, for the charts of its day; unknown ones are None."""
 
     at_ms: int
     lag_seconds: float | None
@@ -300,9 +300,9 @@ class TableRecord(msgspec.Struct, frozen=True):
 
 
 class WrittenCount(msgspec.Struct, frozen=True):
-    """The files of one kind and status: how many, their bytes, and since when the oldest has the status.
+    """The files of one kind and status: how many, and since when the oldest has the status.
 
-    `size_bytes` is the sum of the sizes that are known; None if none is.
+    `size_bytes` is the sum of the known sizes, None if none is known.
     """
 
     kind: FileKind

@@ -111,16 +111,20 @@ class TableStore(Protocol):
 
     def record_run(self, run: SyncRun) -> None: ...
 
-    def record_samples(self, samples: Mapping[int, Sample], *, forget_before_ms: int) -> None:
-        """Store a sample of each table, by table id, and forget older ones. Tables that are gone are left out."""
-        ...
-
-    def list_samples(self, table_id: int) -> list[Sample]:
-        """The oldest first."""
-        ...
-
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         """List the newest runs, the newest first."""
+        ...
+
+    def record_samples(self, samples: Mapping[int, Sample], *, before_ms: int) -> None:
+        """Store a sample for each table, by id; a table that is not known is passed over.
+
+        Samples of any table from before `before_ms` are forgotten, and those that are not older than the new ones: they
+        are from a clock that was ahead.
+        """
+        ...
+
+    def list_samples(self, table_id: int, *, after_ms: int) -> list[Sample]:
+        """List the samples after `after_ms`, the oldest first."""
         ...
 
     def count(self, table_id: int) -> TableCounts: ...

@@ -270,11 +270,12 @@ def history(
     """List the last syncs and errors of a table."""
     from daemon.cli.console import run_lines  # noqa: PLC0415
     from daemon.cli.tables import read_runs  # noqa: PLC0415
+    from daemon.status.table_status import run_status  # noqa: PLC0415
 
     with _reported_errors():
         runs = read_runs(_load(context, config, quiet=True), table, limit)
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(runs), indent=2))
+        typer.echo(msgspec.json.format(msgspec.json.encode([run_status(run) for run in runs]), indent=2))
     else:
         _say("\n".join(run_lines(runs)))
 

@@ -26,6 +26,7 @@ from daemon.status.table_status import (
     count_states,
     differing_text,
     iso_time,
+    size_text,
     span,
     worst_first,
 )
@@ -87,7 +88,7 @@ def print_statuses(
     for line in lines:
         console.print(printable(line), style="dim", markup=False, highlight=False)
     console.print(count_states(statuses), style="bold", markup=False, highlight=False)
-    ordered = sorted(statuses, key=worst_first)
+    ordered = worst_first(statuses)
     columns = COLUMNS | WIDE_COLUMNS if wide else COLUMNS
     now = datetime.now(UTC)
     rows = [
@@ -122,7 +123,7 @@ def _cells(status: TableStatus, now: datetime) -> list[Text]:
         Text(status.state.value, style=_COLOURS[status.state]),
         Text(_or_dash(status.synced_version)),
         Text(_lag(status, span)),
-        Text(f"{span(max(0.0, (now - synced_at).total_seconds()))} ago" if synced_at else "-"),
+        Text(f"{span(max(0, round((now - synced_at).total_seconds())))} ago" if synced_at else "-"),
         Text(_or_dash(status.live_data_files)),
         Text(_or_dash(status.deleted_positions)),
         Text(_or_dash(status.orphans_waiting)),
@@ -160,7 +161,7 @@ def _or_dash(value: int | None) -> str:
 def _orphans(status: TableStatus) -> str:
     if not status.orphans_waiting:
         return _or_dash(status.orphans_waiting)
-    return f"{status.orphans_waiting} ({decimal(status.orphan_bytes or 0)})"
+    return f"{status.orphans_waiting} ({size_text(status.orphan_bytes)})"
 
 
 def _lag(status: TableStatus, seconds: Callable[[float], str]) -> str:
@@ -176,9 +177,9 @@ def run_lines(runs: Sequence[SyncRun]) -> list[str]:
     """Describe a table's last syncs and errors."""
     lines = []
     for run in runs:
-        took = f"{run.duration_ms / 1000:.2f} s"
-        what = f"{run.outcome} ({run.operation})" if run.operation else run.outcome
-        line = f"{iso_time(run.started_at_ms)}  {what}, version {_or_dash(run.to_version)}, {took}"
+        operation = f" ({run.operation})" if run.operation else ""
+        took = span(run.duration_ms / 1000)
+        line = f"{iso_time(run.started_at_ms)}  {run.outcome}, version {_or_dash(run.to_version)}{operation}, {took}"
         if run.message is not None:
             line += f": {run.message}"
         else:

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 
 from daemon.cli.snapshots import list_lines
 from daemon.status.deletions import FileDetail, TableDeletions
-from daemon.status.table_status import span
+from daemon.status.table_status import size_text, span
 from daemon.status.timeline import FileDeletions
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -54,8 +54,7 @@ def table_lines(found: TableDeletions, *, now_ms: int) -> Iterator[str]:
     yield f"\nOrphans that wait for cleanup: {sum(each.files for each in found.orphans):,}"
     for orphan in found.orphans:
         age = span(max(0, now_ms - orphan.oldest_since_ms) / 1000)
-        size = "of unknown size" if orphan.size_bytes is None else decimal(orphan.size_bytes)
-        yield f"  {orphan.kind}: {orphan.files:,}, {size}, the oldest for {age}"
+        yield f"  {orphan.kind}: {orphan.files:,}, {size_text(orphan.size_bytes)}, the oldest for {age}"
     if found.orphaned:
         hours = [each.files for each in found.orphaned]
         yield f"  by the hour, up to {max(hours):,} files: {strip_line([files / max(hours) for files in hours])}"

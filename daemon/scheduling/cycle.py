@@ -78,7 +78,7 @@ class TableCycle:
         self._clock = clock
         self._random = random
         record = store.open_table(table.name, table.source, table.target)
-        observer.load_past(record.id)
+        observer.load_past(record)
         self._failures = Failures(
             table.name, poll_interval_s=table.poll_interval_s, last=record.error, clock=clock, random=random
         )

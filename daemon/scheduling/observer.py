@@ -12,7 +12,7 @@ from daemon.errors import AccountMismatch
 from daemon.scheduling.failures import Failure
 from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
-from daemon.status.timeline import RUNS_MAX
+from daemon.status.timeline import DAY_MS, RUNS_MAX
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state import StateUnavailable, SyncRun, TableError, TableRecord, TableStore
 
@@ -45,12 +45,17 @@ class Observer:
         self._count_after_s = clock.monotonic_s()
         self._lag_after_s = clock.monotonic_s()
 
-    def load_past(self, table_id: int) -> None:
-        """Show the syncs and the day of earlier processes. Raises StateUnavailable."""
+    def load_past(self, record: TableRecord) -> None:
+        """Show what earlier processes knew: the last syncs, the last day, and the version that failed.
+
+        Raises StateUnavailable.
+        """
         timeline = self._board.timeline(self._name)
-        timeline.add_runs(reversed(self._store.list_runs(table_id, runs_max=RUNS_MAX)))
-        for sample in self._store.list_samples(table_id):
-            timeline.add_sample(sample)
+        timeline.add_runs(reversed(self._store.list_runs(record.id, runs_max=RUNS_MAX)))
+        timeline.restore(self._store.list_samples(record.id, after_ms=self._clock.now_ms() - DAY_MS))
+        failed = record.error.version if record.error else None
+        if failed is not None and (record.synced_version is None or failed > record.synced_version):
+            self._seen = replace(self._seen, source_version=failed)
 
     def recount(self) -> None:
         """The table's files have changed: count them anew when the table is in step next. From any thread."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 from random import Random
 from typing import NamedTuple
 
 import structlog
-from msgspec.structs import replace
 
 from daemon import log as events
 from daemon.config.settings import LimitsSettings, Settings, TableSettings
@@ -28,13 +26,11 @@ from daemon.status.table_status import gone_status
 from daemon.status.watch import Watch
 from daemon.sync.memory import keep_rows
 from daemon.sync.verbs import Verb, pause, resume, want_resync
-from state import StateUnavailable, TableRecord
+from state import StateUnavailable
 
 WISHES_JOB = "/wishes"
 # How often the folders of source patterns are listed.
 DISCOVERY_INTERVAL_S = 30.0
-# How often the state database gets a sample of every table, for the charts after a restart: one transaction for all.
-DAY_INTERVAL_S, DAY_MS = 600.0, 86_400_000
 # A table's page shows so many data files with the most deletions.
 WORST_FILES_MAX = 5
 
@@ -71,7 +67,6 @@ class Fleet:
         # Handed over from another thread.
         self._changed: deque[Settings] = deque(maxlen=1)
         self._watch: Watch | None = None
-        self._day_due_s = parts.clock.monotonic_s() + DAY_INTERVAL_S
 
     def change(self, settings: Settings) -> None:
         """Follow other settings from the next `update` on. `run.py` decides which keys can change."""
@@ -124,19 +119,8 @@ class Fleet:
                     cycle.expect_wish()
             if self._watch:
                 self._watch.look(self._board.statuses(), records)
-            self._keep_day(records)
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
-
-    def _keep_day(self, records: Sequence[TableRecord]) -> None:
-        clock = self._parts.clock
-        if clock.monotonic_s() < self._day_due_s:
-            return
-        self._day_due_s = clock.monotonic_s() + DAY_INTERVAL_S
-        samples, now_ms = self._board.newest_samples(), clock.now_ms()
-        # A sample has its own time, so that one is never stored twice.
-        new = {each.id: replace(samples[each.name], at_ms=now_ms) for each in records if each.name in samples}
-        self._parts.store.record_samples(new, forget_before_ms=now_ms - DAY_MS)
 
     def ask(self, name: str, verb: Verb) -> str:
         """Do what a person asks of a table through the API, as the commands do. Returns what happens now.
@@ -226,7 +210,7 @@ class Fleet:
 
     def _add(self, definition: _Definition) -> None:
         parts, board, table = self._parts, self._board, definition.table
-        board.add(table)
+        board.add(table, s3_endpoint=definition.properties.get("s3.endpoint"))
         try:
             context = parts.context(table, LogProgress(parts.clock), board)
             cycle = parts.cycle(context, board)

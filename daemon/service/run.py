@@ -16,7 +16,7 @@ from daemon.config.settings import Settings, SparkSettings
 from daemon.errors import InternalError, PipelineAway, StateStoreAway
 from daemon.log import configure_logging
 from daemon.scheduling.scheduler import Scheduler
-from daemon.service.assembly import open_parts
+from daemon.service.assembly import Parts, open_parts
 from daemon.service.fleet import WISHES_JOB, Fleet
 from daemon.service.lease import UNWRITABLE, LeaseKeeper, describe_process
 from daemon.service.signals import RELOAD, STOP_GRACE_S, StopSignals
@@ -26,6 +26,7 @@ from daemon.spark.installed import check_jars, check_pipeline
 from daemon.spark.jars import with_readers
 from daemon.spark.session import SparkPipeline
 from daemon.status.board import Board, Topic, Unready
+from daemon.status.timeline import DAY_MS
 from daemon.sync.memory import as_sync_error
 from daemon.web.endpoints import make_app
 from daemon.web.server import WebServer
@@ -40,6 +41,8 @@ BEAT_INTERVAL_S = 5.0
 WISHES_INTERVAL_S = 2.0
 TABLES_INTERVAL_S = 2.0
 TABLES_JOB = "/tables"
+# How often the tables' day is stored, in one transaction: a killed process loses so much of it.
+DAY_INTERVAL_S = 600.0
 # How often Spark is checked for being idle.
 IDLE_INTERVAL_S = 30.0
 # How long a thread that returns from SQLite or a file waits for a busy thread. With Python's default of 5 ms that was
@@ -100,10 +103,14 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             unready = Unready(None, f"the state database cannot be written: {reason}")
             board.set_unready(Topic.STATE, [unready] if reason else [])
 
-        scheduler.every("/beat", BEAT_INTERVAL_S, beat)
-        scheduler.every(WISHES_JOB, WISHES_INTERVAL_S, fleet.read_wishes)
-        scheduler.every(TABLES_JOB, TABLES_INTERVAL_S, fleet.update)
-        scheduler.every("/idle", IDLE_INTERVAL_S, partial(_stop_if_idle, parts.spark))
+        for job_id, interval_s, work in (
+            ("/beat", BEAT_INTERVAL_S, beat),
+            (WISHES_JOB, WISHES_INTERVAL_S, fleet.read_wishes),
+            (TABLES_JOB, TABLES_INTERVAL_S, fleet.update),
+            ("/day", DAY_INTERVAL_S, partial(_record_day, parts, board)),
+            ("/idle", IDLE_INTERVAL_S, partial(_stop_if_idle, parts.spark)),
+        ):
+            scheduler.every(job_id, interval_s, work)
         _warn_without_pipeline(settings.spark)
         notifier.ready()
         _log.info(events.DAEMON_STARTED, version=version, health=web.url, pid=os.getpid(), share=str(settings.share))
@@ -118,6 +125,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         if is_at_work:
             keeper.keep(on_lost, on_unrenewed)
             opened.callback(keeper.give_back)
+            opened.callback(_record_day, parts, board)
             scheduler.start()
             while (received := signals.wait()) == RELOAD:
                 reload()
@@ -183,6 +191,14 @@ def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fl
     write = _log.warning if kept else _log.info
     write(events.CONFIG_RELOADED, need_a_restart=kept)
     return read
+
+
+def _record_day(parts: Parts, board: Board) -> None:
+    """Store what the page's charts got since the last time, so that the next process shows it, too."""
+    try:
+        parts.store.record_samples(board.take_samples(), before_ms=parts.clock.now_ms() - DAY_MS)
+    except StateUnavailable as error:
+        _log.warning(events.STATE_UNRECORDED, reason=str(error))
 
 
 def _stop_if_idle(spark: SparkPipeline) -> None:

@@ -14,16 +14,19 @@ import msgspec
 from daemon.clock import Clock
 from daemon.config.settings import TableSettings
 from daemon.config.share import ALL, Share
+from daemon.masking import scrub
 from daemon.status.activity import Activity
+from daemon.status.reading import read_lines
 from daemon.status.table_status import (
-    WORST_FIRST,
     AccountCounts,
     Observation,
     SyncState,
     TableStatus,
     count_states,
     differing_text,
+    span,
     table_status,
+    worst_first,
 )
 from daemon.status.timeline import SAMPLE_INTERVAL_S, Timeline
 from state import Sample
@@ -80,24 +83,28 @@ class Board:
         self.activity = Activity()
         self._maintained: dict[str, MaintenanceCounts] = {}
         self._timelines: dict[str, Timeline] = {}
+        self._s3_endpoints: dict[str, str | None] = {}
         self._troubles: dict[Topic, list[Unready]] = {}
         self._gone: list[TableStatus] = []
         self.share = share
         self._others: dict[str, Share] = {}
         self._sampled_at_s = clock.monotonic_s() - SAMPLE_INTERVAL_S
         self._beaten_at_s = clock.monotonic_s()
+        self.started_at_ms = clock.now_ms()
 
-    def add(self, table: TableSettings) -> None:
+    def add(self, table: TableSettings, *, s3_endpoint: str | None = None) -> None:
+        """Show a table. `s3_endpoint` is where its files are, if that is not Amazon's own S3."""
         self.activity.expect(table.name)
         with self._lock:
             self._tables[table.name] = table
+            self._s3_endpoints[table.name] = s3_endpoint
             self._seen[table.name] = Observation()
             self._maintained[table.name] = MaintenanceCounts()
             self._timelines[table.name] = Timeline()
 
     def remove(self, name: str) -> None:
         with self._lock:
-            for places in (self._tables, self._seen, self._maintained, self._timelines):
+            for places in (self._tables, self._s3_endpoints, self._seen, self._maintained, self._timelines):
                 del places[name]
         self.activity.forget(name)
 
@@ -151,11 +158,11 @@ class Board:
             return dict(self._maintained)
 
     def beat(self) -> None:
-        """Note that the scheduler is alive. Once a minute, add a sample to each table's timeline."""
+        """Note that the scheduler is alive. Once there are tables, add a sample to each timeline once a minute."""
         self._beaten_at_s = now_s = self._clock.monotonic_s()
-        if now_s - self._sampled_at_s >= SAMPLE_INTERVAL_S:
+        if now_s - self._sampled_at_s >= SAMPLE_INTERVAL_S and (statuses := self.statuses()):
             self._sampled_at_s = now_s
-            for status in self.statuses():
+            for status in statuses:
                 sample = Sample(
                     self._clock.now_ms(),
                     status.lag_seconds,
@@ -165,14 +172,26 @@ class Board:
                 )
                 self.timeline(status.name).add_sample(sample)
 
-    def newest_samples(self) -> dict[str, Sample]:
-        """The last sample of each table that has one, by name."""
+    def take_samples(self) -> dict[int, Sample]:
+        """What was sampled since the last call, for the state store: one sample for each table, by its id there."""
         with self._lock:
-            days = {name: timeline.outline() for name, timeline in self._timelines.items()}
-        return {name: day[-1] for name, day in days.items() if day}
+            known = {seen.record.id: self._timelines[name] for name, seen in self._seen.items() if seen.record}
+        taken = ((table_id, timeline.take_unrecorded()) for table_id, timeline in known.items())
+        return {table_id: sample for table_id, sample in taken if sample}
+
+    def read_lines(self, name: str) -> dict[str, str]:
+        """A line for each reader that reads the Iceberg table; empty before the first sync, and once it is gone."""
+        with self._lock:
+            table, s3_endpoint = self._tables.get(name), self._s3_endpoints.get(name)
+            record = self._seen[name].record if table else None
+        if table is None or record is None or record.metadata_location is None:
+            return {}
+        target = table.target.split(".")
+        lines = read_lines(table.catalog, target, record.metadata_location, s3_endpoint=s3_endpoint)
+        return {reader: scrub(line) for reader, line in lines.items()}
 
     def now_ms(self) -> int:
-        """The time by which lags are measured."""
+        """The time of what it shows."""
         return self._clock.now_ms()
 
     def silent_s(self) -> float:
@@ -204,7 +223,7 @@ class Board:
                 return "; ".join(
                     [line, *(unready.reason for reasons in self._troubles.values() for unready in reasons)]
                 )
-        worst = min(statuses, key=lambda status: WORST_FIRST.index(status.state))
+        worst = worst_first(statuses)[0]
         return f"{line}; {worst.name}: {worst.error.kind}: {worst.error.message}" if worst.error else line
 
     @property
@@ -246,17 +265,23 @@ class Board:
             return None
         if status.state is SyncState.PARKED:
             return f"parked: {status.error.kind if status.error else 'unknown'}"
+        failing = None
+        if status.error:
+            failing = f"retrying since {status.error.since}: {status.error.kind}: {status.error.message}"
         if seen.polled_at_s is None:
-            return f"not synced yet: {status.error.kind}" if status.error else "not looked at yet"
+            return failing if status.state is SyncState.RETRYING else _untried(status)
         # While the source does not answer, the lag is unknown.
         unseen_s = now_s - seen.polled_at_s
         is_unseen = not seen.syncing and unseen_s > table.poll_interval_s + self._lag_budget_s
-        is_late = status.lag_seconds is not None and status.lag_seconds > self._lag_budget_s
-        if not is_late and not is_unseen:
-            return None
-        late = f"behind for {status.lag_seconds or 0:.0f} s, more than the budget of {self._lag_budget_s:.0f} s"
-        if status.error:
-            since = status.error.since[:19].replace("T", " ")
-            failing = f"retrying since {since} UTC: {status.error.kind}: {status.error.message}"
-            return f"{late}; {failing}" if is_late else failing
-        return late if is_late else f"its source could not be looked at for {unseen_s:.0f} s"
+        if status.lag_seconds is not None and status.lag_seconds > self._lag_budget_s:
+            late = f"behind for {span(status.lag_seconds)}, more than the budget of {span(self._lag_budget_s)}"
+            return f"{late}; {failing}" if failing else late
+        return (failing or f"its source could not be looked at for {span(unseen_s)}") if is_unseen else None
+
+
+def _untried(status: TableStatus) -> str:
+    """Why a table that this process has neither synced nor failed yet is not ready."""
+    begun = "its first sync since the start is running" if status.state is SyncState.SYNCING else "not looked at yet"
+    if status.error is None:
+        return begun
+    return f"{begun}; the last error was {status.error.kind}, since {status.error.since}"

@@ -1,50 +1,60 @@
-"""A line for each reader that reads an Iceberg table."""
+"""How to read an Iceberg table in each engine: the lines of `dvsync show`, `dvsync snapshots`, the API and the page.
+
+They are made without loading the table, because the daemon answers from memory.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from daemon.locations import canonical
 
 
-def read_lines(catalog: str, target: str, metadata_location: str, snapshot_id: int | None = None) -> dict[str, str]:
-    """Return a line for each reader, of the snapshot or of the current one.
+def read_lines(
+    catalog: str,
+    target: Sequence[str],
+    metadata_location: str,
+    *,
+    s3_endpoint: str | None = None,
+    snapshot_id: int | None = None,
+) -> dict[str, str]:
+    """Return a line for each reader that reads the snapshot, or the current one.
 
-    `catalog` is the name in dvsync's configuration; the reader's own configuration may use another.
+    The catalog's name is the one in dvsync's configuration; the reader's own configuration may use another. There is a
+    line for ClickHouse if its table functions can name the metadata file: on local files and S3.
     """
-    parts = (catalog, *target.split("."))
-    identifier = ".".join(_quoted(part, "`") for part in parts)
-    for_trino = ".".join(_quoted(part, '"') for part in parts)
+    name = ".".join(target)
+    identifier = ".".join(_quoted(part, "`") for part in (catalog, *target))
+    for_trino = ".".join(_quoted(part, '"') for part in (catalog, *target))
 
     def at(words: str) -> str:
         return "" if snapshot_id is None else words.format(snapshot_id)
 
-    return {
+    lines = {
         "Spark": f"SELECT * FROM {identifier}{at(' VERSION AS OF {}')}",
-        "PyIceberg": f"load_catalog({catalog!r}).load_table({target!r}).scan({at('snapshot_id={}')}).to_arrow()",
+        "PyIceberg": f"load_catalog({catalog!r}).load_table({name!r}).scan({at('snapshot_id={}')}).to_arrow()",
         "DuckDB": f"SELECT * FROM iceberg_scan({_sql_text(metadata_location)}{at(', snapshot_from_id => {}')})",
         "Polars": f"polars.scan_iceberg({metadata_location!r}{at(', snapshot_id={}')}).collect()",
         "Trino": f"SELECT * FROM {for_trino}{at(' FOR VERSION AS OF {}')}",
     }
+    if function := _clickhouse_function(metadata_location, s3_endpoint):
+        lines["ClickHouse"] = f"SELECT * FROM {function}{at(' SETTINGS iceberg_snapshot_id = {}')}"
+    return lines
 
 
-def clickhouse_line(
-    location: str, metadata_location: str, endpoint: str | None, snapshot_id: int | None = None
-) -> str | None:
-    """Return the line for ClickHouse, whose credentials are its own.
-
-    None if its table functions cannot name the metadata file: they can on local files and on S3 at `endpoint`.
-    """
-    folder = f"{location.rstrip('/')}/"
-    scheme, _, place = canonical(folder).partition("://")
+def _clickhouse_function(metadata_location: str, s3_endpoint: str | None) -> str | None:
+    """Return the call of ClickHouse's table function that reads the metadata file; credentials are its own."""
+    # Iceberg spec, "File System Tables": metadata files are in the folder `metadata` of the table's location.
+    location, found, file = metadata_location.rpartition("/metadata/")
+    scheme, _, place = canonical(f"{location}/").partition("://")
     function = {"file": "icebergLocal", "s3": "icebergS3"}.get(scheme)
-    if function is None or not metadata_location.startswith(folder):
+    if function is None or not found:
         return None
     if scheme == "s3":
-        place = f"{endpoint.rstrip('/')}/{place}" if endpoint else f"s3://{place}"
-    metadata_file = _sql_text(metadata_location.removeprefix(folder))
-    call = f"{function}({_sql_text(place)}, SETTINGS iceberg_metadata_file_path = {metadata_file})"
-    return f"SELECT * FROM {call}" + ("" if snapshot_id is None else f" SETTINGS iceberg_snapshot_id = {snapshot_id}")
+        place = f"{s3_endpoint.rstrip('/')}/{place}" if s3_endpoint else f"s3://{place}"
+    metadata_file = _sql_text(f"metadata/{file}")
+    return f"{function}({_sql_text(place)}, SETTINGS iceberg_metadata_file_path = {metadata_file})"
 
 
 def _sql_text(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import msgspec
@@ -15,8 +15,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.marker import FROM_VERSION, OPERATION, find_marker, shown_by
-from daemon.status.reading import clickhouse_line, read_lines
-from daemon.status.table_status import iso_time
+from daemon.status.reading import read_lines
 from daemon.sync.first_sync import RESTORED
 from daemon.sync.recovery import RESYNCHRONISED
 
@@ -109,7 +108,7 @@ def show_table(name: str, table: Table) -> ShownTable:
         format_version=table.metadata.format_version,
         version=current.last_version if current else None,
         snapshot=current,
-        read=_read_lines(table),
+        read=read_lines_of(table),
     )
 
 
@@ -128,7 +127,7 @@ def choose_by_version(table: Table, version: int) -> Choice:
     if showing:
         line = next((each for each in showing if each.snapshot.snapshot_id in tagged), showing[0])
         chosen = _shown(table, line.snapshot, line)
-        return Choice(version, chosen, _read_lines(table, chosen.snapshot_id))
+        return Choice(version, chosen, read_lines_of(table, chosen.snapshot_id))
     if not lines or version > lines[0].last_version:
         newest = f"the table shows version {lines[0].last_version}" if lines else "dvsync has shown no version"
         return Choice(
@@ -163,12 +162,10 @@ def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
     lines = _current_log(_lines(table))
     number = next((number for number, line in enumerate(lines) if line.timestamp_ms <= at_ms), None)
     if number is None:
-        oldest = (
-            f": the oldest shows version {lines[-1].version} of {iso_time(lines[-1].timestamp_ms)}" if lines else ""
-        )
+        oldest = f": the oldest shows version {lines[-1].version} of {_iso(lines[-1].timestamp_ms)}" if lines else ""
         return Choice(
             None,
-            reason=f"no snapshot shows the table at {iso_time(at_ms)}{oldest}",
+            reason=f"no snapshot shows the table at {_iso(at_ms)}{oldest}",
             hint="Earlier versions have expired, or were never shown. Read them from the Delta table.",
         )
     line = lines[number]
@@ -179,19 +176,22 @@ def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
     if version > line.last_version and log.commit_time_ms(version, GONE_MS) == GONE_MS:
         return Choice(
             None,
-            reason=f"it is not known which of the versions {line.version} to {version} was the newest at"
-            f" {iso_time(at_ms)}: Delta's log no longer has their commit files",
+            reason=f"it is not known which of the versions {line.version} to {version} was the newest at {_iso(at_ms)}:"
+            " Delta's log no longer has their commit files",
             hint=f"Ask for one of them with --version. Snapshot {line.snapshot.snapshot_id} shows {line.version}.",
         )
     return choose_by_version(table, version)
 
 
-def _read_lines(table: Table, snapshot_id: int | None = None) -> dict[str, str]:
-    """Return a line for each reader that reads the snapshot, or the current one."""
-    lines = read_lines(table.catalog.name, ".".join(table.name()), table.metadata_location, snapshot_id)
-    endpoint = table.io.properties.get("s3.endpoint")
-    clickhouse = clickhouse_line(table.metadata.location, table.metadata_location, endpoint, snapshot_id)
-    return lines | ({"ClickHouse": clickhouse} if clickhouse else {})
+def read_lines_of(table: Table, snapshot_id: int | None = None) -> dict[str, str]:
+    """Return a line for each reader that reads the snapshot of this table, or the current one."""
+    return read_lines(
+        table.catalog.name,
+        table.name(),
+        table.metadata_location,
+        s3_endpoint=table.io.properties.get("s3.endpoint"),
+        snapshot_id=snapshot_id,
+    )
 
 
 def _lines(table: Table) -> list[_Line]:
@@ -229,7 +229,7 @@ def _shown(table: Table, snapshot: Snapshot, line: _Line | None) -> ShownSnapsho
     summary = snapshot.summary
     shown = ShownSnapshot(
         snapshot_id=snapshot.snapshot_id,
-        committed_at=iso_time(snapshot.timestamp_ms),
+        committed_at=_iso(snapshot.timestamp_ms),
         operation=summary.operation.value if summary else "",
         is_current=snapshot.snapshot_id == table.metadata.current_snapshot_id,
         references=tuple(
@@ -247,8 +247,12 @@ def _shown(table: Table, snapshot: Snapshot, line: _Line | None) -> ShownSnapsho
         version=line.version,
         from_version=line.from_version,
         last_version=line.last_version,
-        delta_timestamp=iso_time(line.timestamp_ms),
+        delta_timestamp=_iso(line.timestamp_ms),
         delta_operation=summary[OPERATION] if summary else None,
         delete_files=int(str(summary["total-delete-files"] or 0)) if summary else None,
         deleted_positions=int(str(summary["total-position-deletes"] or 0)) if summary else None,
     )
+
+
+def _iso(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -12,10 +12,11 @@ from enum import StrEnum
 
 import msgspec
 from msgspec.structs import replace
+from rich.filesize import decimal
 
 from daemon.config.settings import TableSettings
 from daemon.masking import scrub
-from state import SHARES, Difference, ProofRecord, TableCounts, TableError, TableRecord, WrittenCount
+from state import SHARES, Difference, ProofRecord, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 
 
 class SyncState(StrEnum):
@@ -75,15 +76,14 @@ class ProofStatus(msgspec.Struct, frozen=True):
 class TableStatus(msgspec.Struct, frozen=True):
     """One table. Versions are Delta's; times are ISO 8601, UTC; what is not known is null.
 
-    `catalog` is a name of the configuration; null for a table that is gone.
-
     `lag_versions` counts the Delta versions not shown yet. `lag_seconds` is the age of the oldest of them.
+    `orphan_bytes` is the sum of the known sizes. `catalog` is null for a table that is gone.
     """
 
     name: str
     source: str
-    target: str
     catalog: str | None
+    target: str
     state: SyncState
     synced_version: int | None
     source_version: int | None
@@ -110,10 +110,28 @@ class AccountCounts(msgspec.Struct, frozen=True):
     mismatches: int = 0
 
 
-class WrittenStatus(msgspec.Struct, frozen=True):
-    """The files that dvsync wrote, of one kind and status. `size_bytes` is the sum of the known sizes, null if none is.
+class RunStatus(msgspec.Struct, frozen=True):
+    """One sync, or one error; see `SyncRun`. `started_at` is ISO 8601, UTC."""
 
-    `oldest_seconds` is how long the oldest has had this status.
+    started_at: str
+    duration_seconds: float
+    outcome: str
+    operation: str | None
+    from_version: int | None
+    to_version: int | None
+    snapshot_id: int | None
+    data_files_added: int
+    data_files_removed: int
+    delete_files_added: int
+    positions_added: int
+    message: str | None
+
+
+class WrittenStatus(msgspec.Struct, frozen=True):
+    """The files that dvsync wrote, of one kind and status.
+
+    `size_bytes` is the sum of the known sizes, null if none is known. `oldest_seconds` is how long the oldest has had
+    this status.
     """
 
     kind: str
@@ -165,8 +183,8 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
     return TableStatus(
         name=table.name,
         source=scrub(table.source),
-        target=table.target,
         catalog=table.catalog if isinstance(table, TableSettings) else None,
+        target=table.target,
         state=_state(seen, lag_versions),
         synced_version=synced,
         source_version=seen.source_version,
@@ -182,9 +200,15 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
         live_delete_files=counts.live_delete_files if counts else None,
         deleted_positions=counts.deleted_positions if counts else None,
         orphans_waiting=sum(each.files for each in counts.orphans) if counts else None,
-        orphan_bytes=sum(each.size_bytes or 0 for each in counts.orphans) if counts else None,
+        orphan_bytes=_known_bytes(counts.orphans) if counts else None,
         written_files=[_written_status(each, now_ms) for each in counts.written] if counts else None,
     )
+
+
+def _known_bytes(counts: Sequence[WrittenCount]) -> int | None:
+    """The sum of the known sizes; None if there are files and no size is known."""
+    known = [count.size_bytes for count in counts if count.size_bytes is not None]
+    return sum(known) if known or not counts else None
 
 
 def _written_status(count: WrittenCount, now_ms: int) -> WrittenStatus:
@@ -219,6 +243,23 @@ def _proof_status(proof: ProofRecord) -> ProofStatus:
     )
 
 
+def run_status(run: SyncRun) -> RunStatus:
+    return RunStatus(
+        started_at=iso_time(run.started_at_ms),
+        duration_seconds=run.duration_ms / 1000,
+        outcome=run.outcome,
+        operation=run.operation,
+        from_version=run.from_version,
+        to_version=run.to_version,
+        snapshot_id=run.snapshot_id,
+        data_files_added=run.data_files_added,
+        data_files_removed=run.data_files_removed,
+        delete_files_added=run.delete_files_added,
+        positions_added=run.positions_added,
+        message=run.message,
+    )
+
+
 def _state(seen: Observation, lag_versions: int | None) -> SyncState:
     record = seen.record
     if record and record.paused:
@@ -240,9 +281,16 @@ def iso_time(epoch_ms: int) -> str:
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def worst_first(status: TableStatus) -> tuple[int, float]:
-    """A key to sort by: the worst state first, and within one state the table that is furthest behind."""
-    return WORST_FIRST.index(status.state), -(status.lag_seconds or 0)
+def worst_first(statuses: Sequence[TableStatus]) -> list[TableStatus]:
+    """What shows wrong rows comes first, then the worst states; within one, what is furthest behind."""
+    return sorted(
+        statuses,
+        key=lambda each: (
+            each.proof is None or each.proof.is_right,
+            WORST_FIRST.index(each.state),
+            -(each.lag_seconds or 0),
+        ),
+    )
 
 
 def count_states(statuses: Sequence[TableStatus]) -> str:
@@ -255,11 +303,23 @@ def count_states(statuses: Sequence[TableStatus]) -> str:
 
 
 def span(seconds: float) -> str:
-    """A duration for people: in days, hours or minutes, to a tenth, or in whole seconds."""
-    for length_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= length_s:
-            return f"{seconds / length_s:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    """A duration for people: `40 ms`, `1.2 s`, `12 s`, `1 min 5 s`, `2 h`, `3 d 4 h`."""
+    if 0 < seconds < 0.9995:
+        return f"{max(1, round(seconds * 1000))} ms"
+    if seconds < 9.95:
+        return f"{round(seconds, 1):g} s"
+    left = round(seconds)
+    parts = []
+    for length_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        parts.append((left // length_s, unit))
+        left %= length_s
+    first = next(place for place, (number, _) in enumerate(parts) if number)
+    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+
+
+def size_text(size_bytes: int | None) -> str:
+    """A size for people, in powers of ten."""
+    return "unknown size" if size_bytes is None else decimal(size_bytes)
 
 
 def differences_text(differences: Mapping[str, int]) -> str:

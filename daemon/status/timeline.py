@@ -1,4 +1,7 @@
-"""A table's last syncs, last day and worst files, in memory: what the status page and `/api/tables/{name}` show."""
+"""A table's last syncs, last day and worst files, in memory: what the status page and `/api/tables/{name}` show.
+
+Of the day, the state store keeps a coarser one for the next process.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from state import Sample, SyncRun
 
 RUNS_MAX = 50
 SAMPLE_INTERVAL_S = 60.0
-SAMPLES_MAX = round(86_400 / SAMPLE_INTERVAL_S)
+DAY_MS = 86_400_000
+SAMPLES_MAX = round(DAY_MS / 1000 / SAMPLE_INTERVAL_S)
 # A coarser day for the page with all tables, which draws a small line for each of hundreds of tables.
 OUTLINE_INTERVAL_MS = 1_800_000
-OUTLINE_MAX = 86_400_000 // OUTLINE_INTERVAL_MS
+OUTLINE_MAX = DAY_MS // OUTLINE_INTERVAL_MS + 1
 
 
 class FileDeletions(msgspec.Struct, frozen=True):
@@ -40,6 +44,7 @@ class Timeline:
         self._runs: deque[SyncRun] = deque(maxlen=RUNS_MAX)
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self._outline: deque[Sample] = deque(maxlen=OUTLINE_MAX)
+        self._unrecorded: Sample | None = None
         self._worst_files: Sequence[FileDeletions] = ()
 
     def add_runs(self, runs: Iterable[SyncRun]) -> None:
@@ -47,14 +52,36 @@ class Timeline:
         with self._lock:
             self._runs.extend(runs)
 
+    def restore(self, samples: Iterable[Sample]) -> None:
+        """Show what an earlier process sampled, the oldest first. To be called before the first `add_sample`."""
+        with self._lock:
+            for sample in samples:
+                self._add(sample)
+
     def add_sample(self, sample: Sample) -> None:
         with self._lock:
-            self._samples.append(sample)
-            last = self._outline[-1] if self._outline else None
-            if last is not None and last.at_ms // OUTLINE_INTERVAL_MS == sample.at_ms // OUTLINE_INTERVAL_MS:
-                self._outline.pop()
-                sample = replace(sample, lag_seconds=_worse(last.lag_seconds, sample.lag_seconds))
-            self._outline.append(sample)
+            self._add(sample)
+            self._unrecorded = _merge(self._unrecorded, sample)
+
+    def take_unrecorded(self) -> Sample | None:
+        """One sample for all that were added since the last call: the last of them, with their longest lag."""
+        with self._lock:
+            taken, self._unrecorded = self._unrecorded, None
+            return taken
+
+    def _add(self, sample: Sample) -> None:
+        last = self._outline[-1] if self._outline else None
+        if last is not None and last.at_ms // OUTLINE_INTERVAL_MS == sample.at_ms // OUTLINE_INTERVAL_MS:
+            self._outline.pop()
+        else:
+            last = None
+        for kept, newest in ((self._samples, sample), (self._outline, _merge(last, sample))):
+            while kept and kept[0].at_ms <= sample.at_ms - DAY_MS:
+                kept.popleft()
+            # From a clock that was ahead.
+            while kept and kept[-1].at_ms >= sample.at_ms:
+                kept.pop()
+            kept.append(newest)
 
     def runs(self) -> list[SyncRun]:
         """The newest first."""
@@ -82,6 +109,7 @@ class Timeline:
             return list(self._samples)
 
 
-def _worse(one: float | None, other: float | None) -> float | None:
-    """The longer lag; an unknown one is ignored."""
-    return max((lag for lag in (one, other) if lag is not None), default=None)
+def _merge(earlier: Sample | None, later: Sample) -> Sample:
+    """The later sample, with the longer lag of the two; an unknown lag is ignored."""
+    lags = [each.lag_seconds for each in (earlier, later) if each and each.lag_seconds is not None]
+    return replace(later, lag_seconds=max(lags, default=None))

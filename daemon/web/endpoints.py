@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -19,22 +20,14 @@ from starlette.routing import Route
 from daemon.errors import SyncError
 from daemon.outbox import SinkCounts
 from daemon.status.board import Board
-from daemon.status.table_status import iso_time
+from daemon.status.table_status import iso_time, run_status
 from daemon.sync.verbs import Verb
-from daemon.web.answers import (
-    Accepted,
-    DaemonInfo,
-    Liveness,
-    Problem,
-    Readiness,
-    TableDetail,
-    day_point,
-    run_status,
-)
+from daemon.web.answers import Accepted, DaemonInfo, DayPoint, Liveness, Problem, Readiness, TableDetail
+from daemon.web.listing import Query, list_tables
 from daemon.web.metrics import make_metrics
 from daemon.web.openapi import make_document
-from daemon.web.page import Selection, render_missing, render_table, render_tables
-from state import StateUnavailable
+from daemon.web.page import render_missing, render_table, render_tables
+from state import Sample, StateUnavailable
 
 # Three of the scheduler's heartbeats.
 SILENT_MAX_S = 15.0
@@ -55,12 +48,14 @@ def make_app(
     token: str | None = None,
     process: str = "",
     state: str = "",
+    host: str | None = None,
 ) -> Starlette:
     """`/livez`, `/readyz`, the API below `/api`, `/metrics`, and the page for people.
 
     `ask` does what a POST wants and returns what happens now; without a `token`, nobody may POST. `process` and `state`
-    describe this process and its state database.
+    describe this process and its state database; `host` is this machine's name by default.
     """
+    host = host or socket.gethostname()
     read_metrics, document = make_metrics(board, is_spark_up, count_notices), make_document()
 
     async def livez(_: Request) -> Response:
@@ -73,8 +68,15 @@ def make_app(
         return _json(Readiness(not reasons, str(board.share), reasons), ok=not reasons)
 
     def describe() -> DaemonInfo:
-        at, release = iso_time(board.now_ms()), version("dvsync")
-        return DaemonInfo(at, release, process, state, str(board.share), board.is_standing_by)
+        return DaemonInfo(
+            version=version("dvsync"),
+            process=process,
+            host=host,
+            started_at=iso_time(board.started_at_ms),
+            state=state,
+            share=str(board.share),
+            stands_by=board.is_standing_by,
+        )
 
     async def daemon(_: Request) -> Response:
         return _json(describe(), ok=True)
@@ -83,9 +85,13 @@ def make_app(
         return _json(board.statuses(), ok=True)
 
     async def table(request: Request) -> Response:
-        detail = _find_table(board, request)
-        if detail is None:
-            return _problem(404, _why_missing(board, request))
+        name = request.path_params["name"]
+        status = board.find_status(name)
+        if status is None:
+            return _problem(404, _why_missing(board, name))
+        timeline = board.timeline(name)
+        runs = [run_status(run) for run in timeline.runs()]
+        detail = TableDetail(status, board.read_lines(name), runs, _points(timeline.samples()), timeline.worst_files())
         return _json(detail, ok=True)
 
     async def verb(request: Request, wanted: Verb) -> Response:
@@ -96,7 +102,7 @@ def make_app(
         if board.is_standing_by:
             return _problem(409, "this daemon stands by", "Ask the daemon that holds the lease: /readyz names it.")
         if board.find_status(name) is None:
-            return _problem(404, _why_missing(board, request))
+            return _problem(404, _why_missing(board, name))
         try:
             # Not here: the state database may be slow, and this thread answers the probes.
             text = await run_in_threadpool(ask, name, wanted)
@@ -114,18 +120,21 @@ def make_app(
         return _problem(error.status_code, error.detail.lower(), headers=error.headers)
 
     async def page(request: Request) -> Response:
-        selection = Selection.of(request.query_params)
         statuses, unready = board.statuses(), board.find_unready()
-        return _html(
-            render_tables(statuses, unready, lambda name: board.timeline(name).outline(), selection, describe())
-        )
+        not_ready = {each.table for each in unready if each.table is not None}
+        listing = list_tables(statuses, not_ready, Query.parse(request.query_params))
+        days = {status.name: board.timeline(status.name).outline() for status in listing.rows}
+        return _html(render_tables(listing, statuses, unready, days, daemon=describe(), now_ms=board.now_ms()))
 
     async def table_page(request: Request) -> Response:
-        detail = _find_table(board, request)
-        if detail is None:
-            missing = render_missing(request.path_params["name"], _why_missing(board, request), describe())
+        name, query = request.path_params["name"], Query.parse({"refresh": request.query_params.get("refresh", "")})
+        status = board.find_status(name)
+        if status is None:
+            reason = _why_missing(board, name)
+            missing = render_missing(name, reason, query=query, daemon=describe(), now_ms=board.now_ms())
             return _html(missing, status_code=404)
-        return _html(render_table(detail, describe()))
+        timeline, read = board.timeline(name), board.read_lines(name)
+        return _html(render_table(status, timeline, read, query=query, daemon=describe(), now_ms=board.now_ms()))
 
     async def metrics(_: Request) -> Response:
         return Response(read_metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -159,18 +168,15 @@ def _refuse(request: Request, token: str | None) -> Response | None:
     return _problem(401, "the token is missing or wrong", "Send health.token as `Authorization: Bearer …`.", headers)
 
 
-def _find_table(board: Board, request: Request) -> TableDetail | None:
-    name = request.path_params["name"]
-    status = board.find_status(name)
-    if status is None:
-        return None
-    timeline = board.timeline(name)
-    runs, day = map(run_status, timeline.runs()), map(day_point, timeline.samples())
-    return TableDetail(status, [*runs], [*day], timeline.worst_files())
+def _points(day: Sequence[Sample]) -> list[DayPoint]:
+    return [
+        DayPoint(iso_time(each.at_ms), each.lag_seconds, each.deleted_positions, each.delete_files, each.orphans)
+        for each in day
+    ]
 
 
-def _why_missing(board: Board, request: Request) -> str:
-    owner = board.find_owner(request.path_params["name"])
+def _why_missing(board: Board, name: str) -> str:
+    owner = board.find_owner(name)
     return "no such table" if owner is None else f"the table belongs to share {owner}, and this daemon is {board.share}"
 
 

@@ -51,7 +51,7 @@ GAUGES: dict[str, tuple[str, Callable[[TableStatus], Value]]] = {
     ),
     "dvsync_orphans_waiting": ("Files that dvsync wrote and nothing references.", lambda table: table.orphans_waiting),
 }
-WRITTEN: dict[str, tuple[str, Callable[[WrittenStatus], float | None]]] = {
+WRITTEN: dict[str, tuple[str, Callable[[WrittenStatus], Value]]] = {
     "dvsync_written_files": ("Files that dvsync wrote, by kind and status.", lambda each: each.files),
     "dvsync_written_bytes": ("Their bytes, as far as known.", lambda each: each.size_bytes),
     "dvsync_written_oldest_seconds": ("How long the oldest has its status.", lambda each: each.oldest_seconds),

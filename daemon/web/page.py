@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Self
+from datetime import UTC, datetime
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from rich.filesize import decimal
-from starlette.datastructures import QueryParams
 
 from daemon.status.board import Unready
-from daemon.status.reading import read_lines
 from daemon.status.table_status import (
+    WORST_FIRST,
     SyncState,
     TableStatus,
     count_states,
     differences_text,
-    iso_time,
+    run_status,
+    size_text,
     span,
-    worst_first,
 )
+from daemon.status.timeline import OUTLINE_INTERVAL_MS, Timeline
 from daemon.verify.findings import hint_for
-from daemon.web.answers import DaemonInfo, DayPoint, TableDetail
+from daemon.web.answers import DaemonInfo
+from daemon.web.listing import NOT_READY, TITLES, Listing, Query
 from state import Sample
 
 # The class of each state in the style sheet.
@@ -37,67 +37,44 @@ STYLES = {
     SyncState.PAUSED: "held",
     SyncState.GONE: "late",
 }
-WIDTH, HEIGHT = 600, 120
-# The orders in which the tables can be listed, by the word in the address.
-ORDERS: Mapping[str, tuple[str, Callable[[TableStatus], object]]] = {
-    "worst": ("the worst first", worst_first),
-    "name": ("by name", lambda status: status.name),
-    "lag": ("the furthest behind first", lambda status: -(status.lag_seconds or 0)),
-    "synced": ("the longest without a sync first", lambda status: status.last_synced_at or ""),
-    "deleted": ("the most deleted rows first", lambda status: -(status.deleted_positions or 0)),
-}
+# The page with all tables shows so many reasons that are no table's, and the beginning of each error. /readyz and the
+# table's own page have all.
+REASONS_MAX, ERROR_MAX = 5, 400
+# Whole numbers of these units are short to write and fine enough to draw.
+WIDTH, HEIGHT = 1440, 240
+SPARK_WIDTH, SPARK_HEIGHT = 96, 24
+# The state store has a sample for ten minutes, so a longer time without one is a time without a daemon.
+GAP_MS, SPARK_GAP_MS = 1_500_000, 2 * OUTLINE_INTERVAL_MS + 60_000
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Which tables the page lists, by its address: those whose name or source has `text`, in the states, ordered."""
+class Chart:
+    """A line with gaps where no daemon ran: the points of each piece, and the area under it, as SVG has them."""
 
-    text: str = ""
-    states: frozenset[str] = frozenset()
-    order: str = "worst"
-
-    @classmethod
-    def of(cls, parameters: QueryParams) -> Self:
-        """What is unknown in the address is passed over."""
-        order = parameters.get("order", "worst")
-        states = {*parameters.getlist("state")} & {*SyncState}
-        return cls(parameters.get("q", "").strip(), frozenset(states), order if order in ORDERS else "worst")
-
-    def apply(self, statuses: Sequence[TableStatus]) -> list[TableStatus]:
-        text = self.text.casefold()
-        found = (
-            status
-            for status in statuses
-            if (not self.states or status.state in self.states)
-            and (text in status.name.casefold() or text in status.source.casefold())
-        )
-        _, key = ORDERS[self.order]
-        return sorted(found, key=key)  # type: ignore[arg-type]  # Each key has one type for all tables.
-
-
-def _bytes(value: int | None) -> str:
-    return "?" if value is None else decimal(value).replace("bytes", "B")
+    lines: Sequence[str]
+    areas: Sequence[str]
+    top: str
+    now: str
+    from_ms: int
+    to_ms: int
+    width: int
+    height: int
 
 
 def _span(seconds: float | None) -> str:
     return "?" if seconds is None else span(seconds)
 
 
-def _time(iso: str | None) -> str:
-    """A time of the API in the one form of the page, to a second; UTC."""
-    return "never" if iso is None else f"{iso[:10]} {iso[11:19]}"
+def _time(at: int | str) -> str:
+    """The page's one format of times; `at` is in epoch milliseconds or ISO 8601."""
+    moment = datetime.fromisoformat(at) if isinstance(at, str) else datetime.fromtimestamp(at / 1000, UTC)
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _ago(iso: str | None, now: str) -> str:
-    if iso is None:
-        return "never"
-    return f"{span(max(0.0, (datetime.fromisoformat(now) - datetime.fromisoformat(iso)).total_seconds()))} ago"
-
-
-def _duration(milliseconds: int) -> str:
-    if milliseconds < 1000:
-        return f"{milliseconds} ms"
-    return f"{milliseconds / 1000:.1f} s" if milliseconds < 60_000 else span(milliseconds / 1000)
+def _ago(at: str, now_ms: int) -> str:
+    """How long ago that is, in whole minutes after the first."""
+    seconds = max(0, round(now_ms / 1000 - datetime.fromisoformat(at).timestamp()))
+    return f"{span(seconds if seconds < 60 else seconds // 60 * 60)} ago"
 
 
 def _place(location: str) -> str:
@@ -109,6 +86,14 @@ def _count(value: int | None) -> str:
     return "?" if value is None else f"{value:,}"
 
 
+def _versions(status: TableStatus) -> str:
+    """The version that Iceberg shows, and Delta's newest, as far as they are known."""
+    if status.source_version is None:
+        return "none yet" if status.synced_version is None else _count(status.synced_version)
+    synced = "none" if status.synced_version is None else _count(status.synced_version)
+    return f"{synced} of {_count(status.source_version)}"
+
+
 _templates = Environment(
     loader=PackageLoader("daemon.web"),
     autoescape=True,
@@ -117,13 +102,13 @@ _templates = Environment(
     lstrip_blocks=True,
 )
 _templates.filters.update(
-    bytes=_bytes,
+    size=size_text,
     span=_span,
     time=_time,
     ago=_ago,
-    duration=_duration,
     count=_count,
     place=_place,
+    versions=_versions,
     style=STYLES.__getitem__,
     differences=lambda proof: differences_text(proof.differences),
     remedy=lambda proof, table: hint_for(table, proof.differences),
@@ -131,81 +116,112 @@ _templates.filters.update(
 
 
 def render_tables(
+    listing: Listing,
     statuses: Sequence[TableStatus],
     unready: Sequence[Unready],
-    outline_of: Callable[[str], Sequence[Sample]],
-    selection: Selection,
+    days: Mapping[str, Sequence[Sample]],
+    *,
     daemon: DaemonInfo,
+    now_ms: int,
 ) -> str:
-    """The tables of the selection with state, lag, error and hint, and their lag over the day by `outline_of`."""
-    chosen = selection.apply(statuses)
+    """The tables of the listing with state, lag, error and hint, and their lag over the day in `days`.
+
+    `statuses` are all tables, which the headline counts.
+    """
+    names = {status.name for status in statuses}
+    reasons = {each.table: each.reason for each in unready if each.table in names}
+    states = Counter(status.state for status in statuses)
     return _templates.get_template("tables.html").render(
-        rows=[(status, _chart([*map(_lag_point, outline_of(status.name))], _span)) for status in chosen],
-        total=len(statuses),
-        unready=unready,
+        rows=[(each, _chart(days[each.name], _lag, _span, outline=True)) for each in listing.rows],
+        listing=listing,
+        orders=TITLES,
+        choices=[
+            (f"all ({len(statuses)})", ""),
+            (f"not ready ({len(reasons)})", NOT_READY),
+            *((f"{state} ({states[state]})", state) for state in WORST_FIRST),
+        ],
+        is_ready=not unready,
+        not_ready=Query(state=NOT_READY, stays=listing.query.stays).encode(),
+        reasons=reasons,
+        troubles=[each for each in unready if each.table not in names],
+        troubles_max=REASONS_MAX,
+        error_max=ERROR_MAX,
         summary=count_states(statuses),
-        selection=selection,
-        states=[state for state in SyncState if any(status.state is state for status in statuses)],
-        orders={word: name for word, (name, _) in ORDERS.items()},
-        daemon=daemon,
+        **_frame(listing.query, daemon, now_ms),
     )
 
 
-def render_table(detail: TableDetail, daemon: DaemonInfo) -> str:
-    """One table: how to read it, charts of its day, its worst data files, its last syncs, its files by kind."""
-    status, day = detail.status, detail.day
+def render_table(
+    status: TableStatus,
+    timeline: Timeline,
+    read: Mapping[str, str],
+    *,
+    query: Query,
+    daemon: DaemonInfo,
+    now_ms: int,
+) -> str:
+    """One table: the lines to `read` it, charts of its day, its worst data files, its last syncs, and its files."""
+    day = timeline.samples()
     charts = {
-        "Behind": _chart(_points(day, lambda point: point.lag_seconds), _span),
-        "Deleted rows": _chart(_points(day, lambda point: point.deleted_positions), _whole),
-        "Delete files": _chart(_points(day, lambda point: point.delete_files), _whole),
-        "Orphans that wait for cleanup": _chart(_points(day, lambda point: point.orphans), _whole),
+        "Behind": _chart(day, _lag, _span),
+        "Deleted rows": _chart(day, lambda sample: sample.deleted_positions, _whole),
+        "Delete files": _chart(day, lambda sample: sample.delete_files, _whole),
+        "Orphans that wait for cleanup": _chart(day, lambda sample: sample.orphans, _whole),
     }
-    read = {}
-    if status.catalog and status.metadata_location:
-        read = read_lines(status.catalog, status.target, status.metadata_location)
-    return _templates.get_template("table.html").render(
+    page = _templates.get_template("table.html")
+    return page.render(
         status=status,
-        runs=detail.runs,
+        runs=[run_status(run) for run in timeline.runs()],
         charts=charts,
-        worst_files=detail.worst_files,
+        worst_files=timeline.worst_files(),
         read=read,
-        daemon=daemon,
+        error_max=None,
+        **_frame(query, daemon, now_ms),
     )
 
 
-def render_missing(name: str, reason: str, daemon: DaemonInfo) -> str:
-    return _templates.get_template("missing.html").render(name=name, reason=reason, daemon=daemon)
+def render_missing(name: str, reason: str, *, query: Query, daemon: DaemonInfo, now_ms: int) -> str:
+    frame = _frame(query, daemon, now_ms)
+    return _templates.get_template("missing.html").render(name=name, reason=reason, **frame)
+
+
+def _frame(query: Query, daemon: DaemonInfo, now_ms: int) -> dict[str, object]:
+    """What is around every page."""
+    return {"stays": query.stays, "other_query": query.turned().encode(), "daemon": daemon, "now_ms": now_ms}
 
 
 def _whole(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _lag_point(sample: Sample) -> tuple[int, float | None]:
-    return sample.at_ms, sample.lag_seconds
+def _lag(sample: Sample) -> float | None:
+    return sample.lag_seconds
 
 
-def _points(day: Sequence[DayPoint], read: Callable[[DayPoint], float | None]) -> list[tuple[int, float | None]]:
-    return [(round(datetime.fromisoformat(point.at).timestamp() * 1000), read(point)) for point in day]
-
-
-def _chart(points: Sequence[tuple[int, float | None]], label: Callable[[float], str]) -> dict[str, object] | None:
-    """A line over the points, of a time and a value that may be unknown; None if fewer than two are known."""
-    known = [(at_ms, value) for at_ms, value in points if value is not None]
-    if len(known) < 2:
+def _chart(
+    day: Sequence[Sample],
+    read: Callable[[Sample], float | None],
+    label: Callable[[float], str],
+    *,
+    outline: bool = False,
+) -> Chart | None:
+    """A line over the samples in which the value is known; None when there are fewer than two."""
+    points = [(sample.at_ms, value) for sample in day if (value := read(sample)) is not None]
+    if len(points) < 2:
         return None
-    first_ms, last_ms = known[0][0], known[-1][0]
-    top = max(value for _, value in known) or 1.0
-    line = " ".join(
-        f"{(at_ms - first_ms) / max(1, last_ms - first_ms) * WIDTH:.1f},{HEIGHT - value / top * HEIGHT:.1f}"
-        for at_ms, value in known
-    )
-    return {
-        "line": line,
-        "top": label(max(value for _, value in known)),
-        "now": label(known[-1][1]),
-        "from": _time(iso_time(first_ms)),
-        "to": _time(iso_time(last_ms)),
-        "width": WIDTH,
-        "height": HEIGHT,
-    }
+    width, height, gap_ms = (SPARK_WIDTH, SPARK_HEIGHT, SPARK_GAP_MS) if outline else (WIDTH, HEIGHT, GAP_MS)
+    first_ms, last_ms = points[0][0], points[-1][0]
+    highest = max(value for _, value in points)
+    scale_x, scale_y = width / max(1, last_ms - first_ms), height / (highest or 1.0)
+    pieces: list[list[tuple[int, int]]] = []
+    before_ms = None
+    for at_ms, value in points:
+        if before_ms is None or at_ms - before_ms > gap_ms:
+            pieces.append([])
+        pieces[-1].append((round((at_ms - first_ms) * scale_x), round(height - value * scale_y)))
+        before_ms = at_ms
+    lines = [" ".join(f"{x},{y}" for x, y in piece) for piece in pieces]
+    areas = [
+        f"{piece[0][0]},{height} {line} {piece[-1][0]},{height}" for piece, line in zip(pieces, lines, strict=True)
+    ]
+    return Chart(lines, areas, label(highest), label(points[-1][1]), first_ms, last_ms, width, height)

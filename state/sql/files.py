@@ -6,7 +6,6 @@ The verbs in `store.py` put the steps in order. Lists may be of any length.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -252,7 +251,7 @@ def count_written(connection: Connection, table_id: int) -> tuple[WrittenCount, 
         # Some databases add integers up to a decimal.
         WrittenCount(FileKind(kind), status, files, None if size_bytes is None else int(size_bytes), since_ms)
         for statement in counted
-        for kind, status, files, size_bytes, since_ms in sorted(connection.execute(statement), key=itemgetter(0, 1))
+        for kind, status, files, size_bytes, since_ms in sorted(connection.execute(statement))
     )
 
 

@@ -221,12 +221,12 @@ SYNC_RUNS = Table(
     Index(None, "table_id", "started_at_ms"),
 )
 
-# The numbers of each table over the last day.
+# The last day of each table, with a sample for some minutes.
 SAMPLES = Table(
     "samples",
     METADATA,
     Column("table_id", ForeignKey("tables.id", ondelete="CASCADE"), primary_key=True),
-    Column("at_ms", BigInteger, primary_key=True),
+    Column("at_ms", BigInteger, primary_key=True, autoincrement=False),
     Column("lag_seconds", Float),
     Column("deleted_positions", BigInteger),
     Column("delete_files", BigInteger),

@@ -68,6 +68,11 @@ _OPEN_INTENTS = (
     .where(INTENTS.c.table_id == bindparam("table_id"), INTENTS.c.status == IntentStatus.OPEN)
     .order_by(INTENTS.c.created_at_ms, INTENTS.c.id)
 )
+_SAMPLES = (
+    select(*SAMPLES.c[Sample.__struct_fields__])
+    .where(SAMPLES.c.table_id == bindparam("table_id"), SAMPLES.c.at_ms > bindparam("after_ms"))
+    .order_by(SAMPLES.c.at_ms)
+)
 _LIVE_FILES_BY_PATH = select_live_files().where(DATA_FILES.c.path.in_(bindparam("paths", expanding=True)))
 _SERVING = (
     select(DV_MAPPINGS.c.delete_file_id)
@@ -529,19 +534,22 @@ class SqlStateStore:
             _check_table(connection, table_id)
             return sorted(connection.scalars(mostly_dead))
 
-    def record_samples(self, samples: Mapping[int, Sample], *, forget_before_ms: int) -> None:
+    def record_samples(self, samples: Mapping[int, Sample], *, before_ms: int) -> None:
+        if not samples:
+            return
+        newest_ms = min(sample.at_ms for sample in samples.values())
         with self._database.write() as connection:
-            connection.execute(delete(SAMPLES).where(SAMPLES.c.at_ms < forget_before_ms))
-            known = {*connection.scalars(select(TABLES.c.id))}
-            rows = [{"table_id": table_id, **asdict(each)} for table_id, each in samples.items() if table_id in known]
+            connection.execute(delete(SAMPLES).where((SAMPLES.c.at_ms < before_ms) | (SAMPLES.c.at_ms >= newest_ms)))
+            known = set(connection.scalars(select(TABLES.c.id)))
+            rows = [{"table_id": each, **asdict(sample)} for each, sample in samples.items() if each in known]
             if rows:
                 connection.execute(insert(SAMPLES), rows)
 
-    def list_samples(self, table_id: int) -> list[Sample]:
-        of_table = select(*SAMPLES.c[Sample.__struct_fields__]).where(SAMPLES.c.table_id == table_id)
+    def list_samples(self, table_id: int, *, after_ms: int) -> list[Sample]:
         with self._database.read() as connection:
             _check_table(connection, table_id)
-            return [Sample(*row) for row in connection.execute(of_table.order_by(SAMPLES.c.at_ms))]
+            found = connection.execute(_SAMPLES, {"table_id": table_id, "after_ms": after_ms})
+            return [Sample(*row) for row in found]
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         newest = (

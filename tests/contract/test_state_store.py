@@ -178,7 +178,6 @@ def observe(store: StateStore, table_id: int, paths: list[str]) -> dict[str, Any
         "mostly dead": store.find_mostly_dead(table_id, dead_share=0.4),
         "deletions": store.find_deletions(table_id, rows_max=100),
         "runs": store.list_runs(table_id, runs_max=100),
-        "samples": store.list_samples(table_id),
     }
 
 
@@ -334,7 +333,7 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.list_for_cleanup(UNKNOWN, due_ms=1, now_ms=2),
     lambda store: store.find_crowded(UNKNOWN, delete_files_max=1, deleted_share=0.5),
     lambda store: store.list_runs(UNKNOWN, runs_max=1),
-    lambda store: store.list_samples(UNKNOWN),
+    lambda store: store.list_samples(UNKNOWN, after_ms=1),
 ]
 
 
@@ -915,17 +914,21 @@ def test_runs_newest_first(store: StateStore, table_id: int) -> None:
     assert store.list_runs(table_id, runs_max=9)[-1] == runs[0]
 
 
-def test_a_day_of_samples(store: StateStore, table_id: int) -> None:
-    """The samples of each table, the oldest first; what is too old goes, and a table that is gone keeps none."""
+def test_the_day_is_kept_and_bounded(store: StateStore, table_id: int) -> None:
+    """One sample a table comes back whole, the oldest first; older ones go, and those of a clock that was ahead."""
     other = store.open_table("other", "s3://delta/other", "sales.other").id
-    first, second = Sample(10, 1.5, 7, 2, 1), Sample(20, None, None)
-    store.record_samples({table_id: first, other: first, UNKNOWN: first}, forget_before_ms=0)
-    store.record_samples({table_id: second}, forget_before_ms=0)
-    assert (store.list_samples(table_id), store.list_samples(other)) == ([first, second], [first])
-    store.record_samples({}, forget_before_ms=11)
-    assert (store.list_samples(table_id), store.list_samples(other)) == ([second], [])
-    store.forget_table(table_id)
-    assert store.list_samples(store.open_table("orders", "s3://delta/orders", "sales.orders").id) == []
+    for at_ms in (10, 20, 30):
+        samples = {table_id: Sample(at_ms, 0.25, 2**40, at_ms, None), other: Sample(at_ms + 1, None, None)}
+        store.record_samples({**samples, UNKNOWN: Sample(at_ms, 1.0, 1)}, before_ms=0)
+    assert store.list_samples(table_id, after_ms=10) == [Sample(at, 0.25, 2**40, at, None) for at in (20, 30)]
+    assert store.list_samples(other, after_ms=0) == [Sample(at, None, None) for at in (11, 21, 31)]
+    store.record_samples({}, before_ms=100)
+    store.record_samples({table_id: Sample(25, 1.5, 7)}, before_ms=20)
+    assert [sample.at_ms for sample in store.list_samples(table_id, after_ms=0)] == [20, 25]
+    assert [sample.at_ms for sample in store.list_samples(other, after_ms=0)] == [21]
+    store.forget_table(other)
+    with pytest.raises(LookupError):
+        store.list_samples(other, after_ms=0)
 
 
 # --- the life of written files ---
@@ -1220,7 +1223,7 @@ def test_forgotten_path_is_new(store: StateStore, table_id: int) -> None:
 
 
 def test_count_groups_written_files(store: StateStore, table_id: int) -> None:
-    """Written files are counted by kind and status, with the bytes that are known and the oldest time."""
+    """Written files are counted by kind and status, with the bytes that are known, if any, and the oldest time."""
     assert store.count(table_id).written == ()
     write_files(store, table_id)
     store.record_orphans(table_id, FileKind.MANIFEST_LIST, ["o2", "o3"], OrphanReason.FOUND, at_ms=9)

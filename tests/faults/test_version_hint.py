@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from daemon.config.settings import MaintenanceSettings
 from daemon.iceberg.target import Target
 from daemon.maintenance.maintainer import Maintainer
-from daemon.status.snapshots import show_table
+from daemon.status.snapshots import read_lines_of
 from state import LeaseLost
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.readers import Row, ask_clickhouse, duckdb_connection, read_duckdb
@@ -188,5 +188,5 @@ def test_on_s3_it_is_one_request(
     assert rows_by("DuckDB", iceberg.metadata.location) == table.live_rows()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", store.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", store.secret)
-    assert sorted(map(tuple, ask_clickhouse(show_table("t", iceberg).read["ClickHouse"]))) == table.live_rows()
+    assert sorted(map(tuple, ask_clickhouse(read_lines_of(iceberg)["ClickHouse"]))) == table.live_rows()
     bench.close()

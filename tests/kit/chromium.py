@@ -100,9 +100,9 @@ class Page:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
-    def screenshot(self, *, whole: bool = True) -> bytes:
-        """The whole page as PNG, or what the window shows of it."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
+    def screenshot(self) -> bytes:
+        """What the window shows, as PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
 
 @contextmanager

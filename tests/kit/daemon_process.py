@@ -17,7 +17,7 @@ from apscheduler.schedulers import base
 from daemon.cli.commands import main
 from daemon.clock import SystemClock
 from daemon.scheduling import scheduler
-from daemon.service import fleet
+from daemon.service import fleet, run
 from tests.kit.faults import TARGETS, Faults
 
 FAULT_SHARE = 0.2
@@ -42,8 +42,9 @@ def jump_with(clock_file: Path) -> None:
 
 
 if __name__ == "__main__":
-    # A test has no thirty seconds for a new folder to be seen.
+    # A test has no thirty seconds for a new folder to be seen, and no five for the first point of a chart.
     fleet.DISCOVERY_INTERVAL_S = 0.5
+    run.BEAT_INTERVAL_S = 0.5
     if seed := os.environ.get("FAULTS"):
         faults = Faults(pytest.MonkeyPatch(), Random(seed), probability=FAULT_SHARE, kinds=list(TARGETS))
         with faults.on():

@@ -596,15 +596,19 @@ class MemoryStateStore:
                 )
             )
 
-    def record_samples(self, samples: Mapping[int, Sample], *, forget_before_ms: int) -> None:
+    def record_samples(self, samples: Mapping[int, Sample], *, before_ms: int) -> None:
         with self._lock:
-            for table_id, table in self._tables.items():
-                new = [samples[table_id]] if table_id in samples else []
-                table.samples = [each for each in table.samples if each.at_ms >= forget_before_ms] + new
+            newest_ms = min((sample.at_ms for sample in samples.values()), default=None)
+            if newest_ms is None:
+                return
+            for table in self._tables.values():
+                table.samples = [sample for sample in table.samples if before_ms <= sample.at_ms < newest_ms]
+            for table_id in samples.keys() & self._tables.keys():
+                self._tables[table_id].samples.append(samples[table_id])
 
-    def list_samples(self, table_id: int) -> list[Sample]:
+    def list_samples(self, table_id: int, *, after_ms: int) -> list[Sample]:
         with self._lock:
-            return sorted(self._tables[table_id].samples, key=lambda each: each.at_ms)
+            return [sample for sample in self._tables[table_id].samples if sample.at_ms > after_ms]
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         with self._lock:

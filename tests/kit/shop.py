@@ -1,22 +1,15 @@
-"""Boards as busy daemons have them after a day; `python -m tests.kit.shop docs` draws the status pages of them."""
+"""A board as a busy daemon has it after a day, of invented tables."""
 
 from __future__ import annotations
 
-import io
-import sys
 from math import sin
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from msgspec.structs import replace
-from PIL import Image
 
-from daemon.config.settings import HealthSettings, TableSettings
+from daemon.config.settings import TableSettings
 from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.status.timeline import FileDeletions
-from daemon.web.endpoints import make_app
-from daemon.web.server import WebServer
 from state import FileKind, FileStatus, Sample, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 from tests.kit.boards import board_of
 
@@ -52,6 +45,18 @@ AWAY = TableError(
 )
 
 
+REFUSED = TableError(
+    "Unsupported",
+    "the Delta table needs the reader feature catalogManaged",
+    "dvsync does not read it.",
+    version=None,
+    since_ms=NOW_MS - 90 * 60_000,
+    consecutive=1,
+    parked=False,
+)
+SHOP_TABLES = ("orders", "order_lines", "payments", "customers", "products", "stock", "returns", "clicks", "invoices")
+
+
 class StoppedClock:
     def now_ms(self) -> int:
         return NOW_MS
@@ -71,10 +76,13 @@ def _counts(data_files: int, rows: int, deleted: int, delete_files: int, orphans
     )
 
 
-def make_board(*, said: str = "") -> Board:
-    """Seven tables: in step, syncing, parked, retrying, behind, not there yet, paused; errors end with `said`."""
+def make_board(*, said: str = "", tables: int = len(TABLES)) -> Board:
+    """Seven tables: in step, syncing, parked, retrying, behind, not there yet, paused; errors end with `said`.
+
+    With more `tables`, the others are in step, but for a few whose first sync runs.
+    """
     settings = [
-        TableSettings(source=source, target=f"lake.t{number}", name=name)
+        TableSettings(source=source, target=f"lake.t{number}", name=name, catalog="local")
         for number, (name, source) in enumerate(TABLES)
     ]
     board = board_of(settings, StoppedClock(), lag_budget_s=300)
@@ -100,6 +108,9 @@ def make_board(*, said: str = "") -> Board:
             each.target,
             synced_version=version,
             snapshot_id=None if version is None else 7_302_118_845_990_112_000 + version,
+            metadata_location=f"s3://warehouse/lake/t{number}/metadata/{version:05}-6a1f.metadata.json"
+            if version
+            else None,
             last_synced_at_ms=None if version is None else NOW_MS - 1000 * ((age_s or 0) + 4),
             error=error and replace(error, message=error.message + said),
             paused=each.name.startswith("hr."),
@@ -116,7 +127,30 @@ def make_board(*, said: str = "") -> Board:
         board.show(each.name, seen)
         if version is not None:
             _live_a_day(board, number, each.name, version, age_s or 0)
+    for number in range(len(TABLES), tables):
+        _add_shop(board, number)
     return board
+
+
+def _add_shop(board: Board, number: int) -> None:
+    """One table of a shop: in step, or in its first sync since the start, as each hundredth."""
+    kind, shop = SHOP_TABLES[number % len(SHOP_TABLES)], number // len(SHOP_TABLES)
+    name, version, syncs = f"shop_{shop:02}.{kind}", 90 + number * 37 % 4000, number % 100 == 0
+    table = TableSettings(source=f"s3://lake/shop_{shop:02}/{kind}", target=name, name=name, catalog="local")
+    board.add(table)
+    record = TableRecord(
+        number,
+        name,
+        table.source,
+        table.target,
+        synced_version=version,
+        last_synced_at_ms=NOW_MS - 1000 * (number * 53 % 3600 + 3),
+        error=replace(REFUSED, version=version + 1) if syncs else None,
+    )
+    counts = _counts(40 + number % 300, 90_000 * number, 311 * number, number % 80, number % 30)
+    newest = None if syncs else version
+    board.show(name, Observation(record, counts, newest, syncing=syncs, polled_at_s=None if syncs else 0.0))
+    _live_a_day(board, number, name, version, 0)
 
 
 def _live_a_day(board: Board, number: int, name: str, version: int, age_s: int) -> None:
@@ -150,73 +184,7 @@ def _live_a_day(board: Board, number: int, name: str, version: int, age_s: int) 
             data_files_removed=back % 3,
             delete_files_added=back % 7,
             positions_added=back * 331 % 4_000,
+            operation=("WRITE", "MERGE", "DELETE", "OPTIMIZE")[back % 4],
         )
         for back in range(30)
     )
-
-
-def make_large_board(tables: int = 300) -> Board:
-    """So many tables of a lake, after a day. One in 50 is parked, one in 60 retrying, one in 75 behind."""
-    settings = [
-        TableSettings(
-            source=f"s3://lake/{area}/{what}_{number:03}", target=f"{area}.{what}_{number:03}", catalog="main"
-        )
-        for number in range(tables)
-        for area in [("sales", "crm", "web", "ops", "hr")[number % 5]]
-        for what in [("orders", "events", "items")[number % 3]]
-    ]
-    board = board_of(settings, StoppedClock(), lag_budget_s=300)
-    for number, each in enumerate(settings):
-        version = 100 + 37 * number
-        age_s = 1800 if number % 50 == 7 else 400 if number % 60 == 11 or number % 75 == 13 else 0
-        error = PARKED if number % 50 == 7 else AWAY if number % 60 == 11 else None
-        record = TableRecord(
-            number,
-            each.name,
-            each.source,
-            each.target,
-            synced_version=version,
-            snapshot_id=7_302_118_845_990_112_000 + version,
-            metadata_location=f"s3://lake/iceberg/{each.name.replace('.', '/')}/metadata/00041-5f.metadata.json",
-            last_synced_at_ms=NOW_MS - 1000 * (age_s + number % 90),
-            error=error,
-        )
-        seen = Observation(
-            record=record,
-            counts=_counts(100 + number, 1000 * number, 17 * number, number % 40, number % 9),
-            source_version=version + (2 if age_s else 0),
-            behind_since_ms=NOW_MS - 1000 * age_s if age_s else None,
-            polled_at_s=0.0,
-        )
-        board.show(each.name, seen)
-        _live_a_day(board, number, each.name, version, age_s)
-    return board
-
-
-# The file, the board, and the window's width and height in pixels; None is as high as the page.
-PICTURES = (
-    ("status-page.png", make_board, 1200, None),
-    ("status-page-300.png", make_large_board, 1200, 1100),
-    ("status-page-300-narrow.png", make_large_board, 400, 1100),
-)
-
-
-def draw(folder: Path) -> None:
-    """Draw each of PICTURES at twice the resolution, as a PNG of few colours."""
-    from tests.kit.chromium import Page, chromium  # noqa: PLC0415 - `make_board` needs no browser
-
-    with TemporaryDirectory() as profile, chromium(Path(profile)) as socket:
-        for name, make, width, height in PICTURES:
-            web = WebServer.start(HealthSettings(port=0), make_app(make()))
-            try:
-                page = Page.open(socket)
-                page.resize(width, height or 200, scale=2)
-                page.visit(web.url)
-                image = Image.open(io.BytesIO(page.screenshot(whole=height is None))).convert("RGB")
-            finally:
-                web.stop()
-            image.quantize(96, dither=Image.Dither.NONE).save(folder / name, optimize=True)
-
-
-if __name__ == "__main__":
-    draw(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The operation of a sync, and the numbers of each table over the last day."""
+"""The last day of each table, and the Delta operation of each sync."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def upgrade() -> None:
     op.create_table(
         "samples",
         sa.Column("table_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
-        sa.Column("at_ms", sa.BigInteger(), nullable=False),
+        sa.Column("at_ms", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("lag_seconds", sa.Float()),
         sa.Column("deleted_positions", sa.BigInteger()),
         sa.Column("delete_files", sa.BigInteger()),

@@ -460,6 +460,8 @@ def test_history(tmp_path: Path, dvsync):
     assert "advanced, version 1" in first
     (run,) = json.loads(dvsync("history", "db.a", "--limit", "1", "--json").stdout)
     assert (run["outcome"], run["to_version"]) == ("advanced", 2)
+    assert f"({run['operation']})" in newest and run["started_at"] in newest
+    assert "table_id" not in run
     result = dvsync("history", "x")
     assert (result.exit_code, "x: no such table" in result.stderr) == (2, True)
 

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -19,12 +20,24 @@ from prometheus_client.parser import text_string_to_metric_families
 from daemon.config.settings import HealthSettings, TableSettings
 from daemon.config.share import Share
 from daemon.errors import ConfigInvalid
+from daemon.status.board import Topic, Unready
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.status.timeline import FileDeletions
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, make_app
 from daemon.web.server import CONNECTIONS_MAX, WebServer
-from state import FileKind, FileStatus, Sample, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from state import (
+    Differences,
+    FileKind,
+    FileStatus,
+    ProofRecord,
+    Sample,
+    SyncRun,
+    TableCounts,
+    TableError,
+    TableRecord,
+    WrittenCount,
+)
 from tests.kit.boards import board_of
 
 NOW_MS = 1_700_000_000_000
@@ -42,7 +55,7 @@ class FakeClock:
 
 
 def table(name: str) -> TableSettings:
-    return TableSettings(source=f"file:///data/{name}", target=f"db.{name}", name=name)
+    return TableSettings(source=f"file:///data/{name}", target=f"db.{name}", name=name, catalog="local")
 
 
 RECORD = TableRecord(
@@ -106,8 +119,8 @@ def test_tables_are_the_list_of_status_json(server):
             {
                 "name": "orders",
                 "source": "file:///data/orders",
+                "catalog": "local",
                 "target": "db.orders",
-                "catalog": "",
                 "state": "synced",
                 "synced_version": 7,
                 "source_version": 7,
@@ -184,7 +197,7 @@ def test_a_table_beyond_its_lag_budget_is_not_ready(server):
     assert reasons(server) == []
     server.clock.time_s = 61
     server.board.show("orders", replace(behind, polled_at_s=61.0))
-    assert reasons(server) == ["behind for 61 s, more than the budget of 60 s"]
+    assert reasons(server) == ["behind for 1 min 1 s, more than the budget of 1 min"]
     body = server.ask("/api/tables")[1][0]
     assert (body["state"], body["lag_versions"], body["lag_seconds"]) == ("behind", 2, 61.0)
 
@@ -211,7 +224,7 @@ def test_a_table_whose_source_does_not_answer_is_not_ready_in_the_end(server):
     server.clock.time_s = 60 + 10
     assert reasons(server) == []
     server.clock.time_s = 60 + 11
-    assert reasons(server) == ["its source could not be looked at for 71 s"]
+    assert reasons(server) == ["its source could not be looked at for 1 min 11 s"]
 
 
 def test_a_paused_table_and_a_missing_source_are_no_reason(server):
@@ -288,6 +301,12 @@ def test_one_table_has_its_last_syncs_and_its_day(server):
     assert {(sample["delete_files"], sample["orphans"]) for sample in body["day"]} == {
         (body["status"]["live_delete_files"], body["status"]["orphans_waiting"])
     }
+    assert (body["runs"][0]["started_at"], body["runs"][0]["duration_seconds"]) == ("2023-11-14T22:13:20.059Z", 0.04)
+    assert body["day"][0]["at"] == "2023-11-14T22:13:20.000Z"
+    assert not [
+        key for part in (*body["runs"], *body["day"]) for key in part if key == "table_id" or key.endswith("_ms")
+    ]
+    assert body["read"]["DuckDB"] == "SELECT * FROM iceberg_scan('file:///wh/m.json')"
     assert server.ask("/api/tables/nobody") == (404, {"error": "no such table"})
 
 
@@ -327,15 +346,208 @@ def test_a_tables_page_draws_its_day_and_lists_its_files(server):
     server.board.show("orders", IN_STEP)
     assert "Nothing to draw yet" in page_of(server, "/tables/orders")[1]
     server.board.timeline("orders").add_runs(
-        [SyncRun(1, NOW_MS, 1234, "advanced", 6, 7, data_files_added=2, delete_files_added=3, positions_added=4567)]
+        [
+            SyncRun(
+                1,
+                NOW_MS,
+                80_625,
+                "advanced",
+                6,
+                7,
+                data_files_added=2,
+                delete_files_added=3,
+                positions_added=4567,
+                operation="MERGE",
+            )
+        ]
     )
     for _ in range(3):
         server.board.beat()
         server.clock.time_s += 60
     text = page_of(server, "/tables/orders")[1]
     assert text.count("<polyline") == 4
-    for told in ("6 to 7", "1.2 s", "+4,567", "delete-file", "700 B", "manifest", "orphaned", "4.0 min"):
+    for told in (
+        "6 to 7",
+        "1 min 21 s",
+        "MERGE",
+        "+4,567",
+        "delete-file",
+        "700 bytes",
+        "manifest",
+        "orphaned",
+        "4 min",
+    ):
         assert told in text, told
+
+
+def test_a_size_that_is_not_known_is_null_and_no_zero(server):
+    """In the API, on the page, and in the metrics, which leave it out."""
+    unknown = WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 4, None, NOW_MS)
+    server.board.show("orders", replace(IN_STEP, counts=replace(COUNTS, written=(unknown,))))
+    body = server.ask("/api/tables")[1][0]
+    assert (body["orphans_waiting"], body["orphan_bytes"], body["written_files"][0]["size_bytes"]) == (4, None, None)
+    assert "unknown size" in page_of(server, "/tables/orders")[1]
+    samples = read_metrics(server)
+    assert samples["dvsync_written_files", "manifest", "orphaned", "orders"] == 4
+    assert ("dvsync_written_bytes", "manifest", "orphaned", "orders") not in samples
+
+
+def test_the_page_has_one_format_of_times(server):
+    """Also the times of errors and verifications; ISO 8601 is for machines."""
+    proof = ProofRecord("rows", NOW_MS, 7, 123, 3, 3, 10_000, NOW_MS, Differences(), Differences({"missing rows": 2}))
+    server.board.show("orders", replace(IN_STEP, record=replace(RECORD, error=ERROR, proof=proof)))
+    for path in ("/", "/tables/orders"):
+        text = re.sub(r'datetime="[^"]*"', "", page_of(server, path)[1])
+        assert "2023-11-14 22:13:20 UTC" in text
+        assert not re.search(r"\d{4}-\d\d-\d\dT", text)
+
+
+def test_a_sync_after_a_restart_shows_the_last_error_as_the_last(server):
+    """State, reason, headline and row say the same: it syncs, and the error is of then."""
+    tried = replace(RECORD, error=replace(ERROR, parked=False))
+    server.board.show("orders", Observation(tried, source_version=8, syncing=True))
+    since = "2023-11-14T22:13:20.000Z"
+    begun = "its first sync since the start is running"
+    assert reasons(server) == [f"{begun}; the last error was CorruptInput, since {since}"]
+    text = page_of(server, "/")[1]
+    assert "1 table: 1 syncing" in text and "7 of 8" in text
+    assert re.search(r'class="notice held">last error, before this sync: <b>CorruptInput', text)
+    assert "2 times since 2023-11-14 22:13:20 UTC" in text
+    # Once the try has failed, the error is one of now.
+    server.board.show("orders", Observation(tried, source_version=8))
+    assert reasons(server) == [f"retrying since {since}: CorruptInput: bad CRC"]
+    assert "last error" not in page_of(server, "/")[1]
+
+
+# --- many tables ---
+
+
+def show_many(server: Server, numbers: range) -> None:
+    """Tables in step, each tenth behind, and table 77 parked; with a full day of samples."""
+    for number in numbers:
+        name = f"shop.t{number:03}"
+        server.board.add(table(name))
+        record = replace(RECORD, id=number, name=name, last_synced_at_ms=NOW_MS - number * 1000)
+        if number == 77:
+            record = replace(record, error=ERROR)
+        behind_since_ms = NOW_MS - number * 100 if number % 10 == 0 else None
+        seen = replace(IN_STEP, record=record, source_version=8 if number % 10 == 0 else 7)
+        server.board.show(name, replace(seen, behind_since_ms=behind_since_ms))
+        for minute in range(24 * 60):
+            sample = Sample(NOW_MS - (1440 - minute) * 60_000, minute * number % 977 / 7, 10)
+            server.board.timeline(name).add_sample(sample)
+
+
+def listed(server: Server, query: str = "") -> list[str]:
+    return re.findall(r'<td class="name"><a href="/tables/([^"]*)"', page_of(server, f"/{query}")[1])
+
+
+@pytest.fixture(scope="module")
+def many() -> Iterator[Server]:
+    server = Server()
+    show_many(server, range(300))
+    yield server
+    server.web.stop()
+
+
+def test_the_worst_tables_come_first(many):
+    """Parked, then those behind, the longest first; a hundred tables a page, and all of them on the three."""
+    first = listed(many)
+    assert first[:3] == ["shop.t077", "shop.t290", "shop.t280"]
+    pages = [first, listed(many, "?page=2"), listed(many, "?page=3")]
+    assert [len(page) for page in pages] == [100, 100, 100]
+    assert len({name for page in pages for name in page}) == 300
+
+
+def test_the_list_is_filtered_searched_and_sorted_by_the_address(many):
+    """State, name whatever the case, readiness and order; all at once, and links to other pages keep them."""
+    assert listed(many, "?state=parked") == ["shop.t077"]
+    assert listed(many, "?state=not-ready") == ["shop.t077"]
+    assert listed(many, "?q=T07&sort=name") == [f"shop.t07{number}" for number in range(10)]
+    assert listed(many, "?q=%2Fdata%2Fshop.t123") == ["shop.t123"]
+    assert listed(many, "?sort=last-synced")[:2] == ["shop.t299", "shop.t298"]
+    assert listed(many, "?state=behind&sort=behind&q=t2")[:2] == ["shop.t290", "shop.t280"]
+    text = page_of(many, "/?q=shop&sort=name&state=synced&page=2")[1]
+    assert '<a href="?q=shop&amp;state=synced&amp;sort=name&amp;page=3">' in text
+    assert '<option value="name" selected>' in text and 'value="shop"' in text
+    assert page_of(many, "/?q=nothing-like-it")[1].count("No table is like this.") == 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["?state=odd", "?sort=", "?page=x", "?page=-1", "?page=%C2%B2", "?page=0&colour=red", "?refresh=never", "?q=+"],
+)
+def test_what_the_address_says_wrongly_is_ignored(many, query):
+    assert listed(many, query) == listed(many)
+
+
+def test_a_page_that_is_not_there_is_the_last_one(many):
+    assert listed(many, "?page=999999") == listed(many, "?page=3")
+    assert len(listed(many, f"?page={'9' * 5000}")) == 100
+
+
+def test_what_is_searched_is_shown_as_text(many):
+    text = page_of(many, "/?q=%22%3E%3Cscript%3Ealert(1)%3C%2Fscript%3E")[1]
+    assert "<script" not in text and "&lt;script&gt;" in text
+    assert len(re.findall('value="x+"', page_of(many, f"/?q={'x' * 900}")[1])[0]) == 208
+
+
+def test_the_refreshing_can_be_stopped(many):
+    """For reading and copying: the address says so, and the form and the links keep it."""
+    assert '<meta http-equiv="refresh" content="10">' in page_of(many, "/?sort=name")[1]
+    assert '<a href="?sort=name&amp;refresh=off">stop</a>' in page_of(many, "/?sort=name")[1]
+    for path in ("/?refresh=off", "/tables/shop.t001?refresh=off"):
+        assert "http-equiv" not in page_of(many, path)[1]
+    text = page_of(many, "/?refresh=off")[1]
+    assert '<input type="hidden" name="refresh" value="off">' in text and "?page=2&amp;refresh=off" in text
+
+
+def test_three_hundred_tables_are_quick_and_short(many):
+    """With a full day of each: less than 150 ms, and less than 200 kB, also if none of them is ready."""
+    for path in ("/", "/tables/shop.t077"):
+        page_of(many, path)
+        took_s = []
+        for _ in range(5):
+            began_s = time.perf_counter()
+            text = page_of(many, path)[1]
+            took_s.append(time.perf_counter() - began_s)
+        assert min(took_s) < 0.15, took_s
+        assert len(text) < 200_000
+    failing = Server()
+    try:
+        for number in range(300):
+            name = f"t{number}"
+            failing.board.add(table(name))
+            error = replace(ERROR, message="no answer " * 5_000)
+            failing.board.show(name, replace(IN_STEP, record=replace(RECORD, name=name, error=error)))
+        sources = [Unready(None, f"s3://b/{number}/*: cannot be listed") for number in range(300)]
+        failing.board.set_unready(Topic.SOURCES, sources)
+        text = page_of(failing, "/")[1]
+        assert len(text) < 300_000
+        assert "300 tables</a>" in text and text.count("cannot be listed") == 5 and "295 more" in text
+    finally:
+        failing.web.stop()
+
+
+def test_a_chart_has_a_gap_where_no_daemon_ran(server):
+    """Points of an earlier process are ten minutes apart, and joined; a night without one is not drawn over."""
+    minutes = [*range(-1200, -900, 10), *range(-60, 0)]
+    server.board.timeline("orders").restore(Sample(NOW_MS + minute * 60_000, 5.0, 1, 2, 3) for minute in minutes)
+    text = page_of(server, "/tables/orders")[1]
+    assert (text.count("<polyline"), text.count("<polygon")) == (8, 8)
+    assert [len(points.split()) for points in re.findall('<polyline points="([^"]*)"', text)][:2] == [30, 60]
+    # In the list, whose points are half an hour apart, too.
+    assert page_of(server, "/")[1].count("<polyline") == 2
+
+
+def test_the_foot_says_which_process_since_when_and_as_of_when(server):
+    server.clock.time_s = 65
+    text = page_of(server, "/")[1]
+    assert re.search(rf"dvsync {re.escape(version('dvsync'))} on {re.escape(socket.gethostname())},", text)
+    assert "started at 2023-11-14 22:13:20 UTC" in text
+    assert "refreshed\nat 2023-11-14 22:14:25 UTC" in text
+    info = server.ask("/api/daemon")[1]
+    assert (info["host"], info["started_at"]) == (socket.gethostname(), "2023-11-14T22:13:20.000Z")
 
 
 def test_the_page_loads_nothing(server):
@@ -429,7 +641,7 @@ def test_the_page_of_a_day_is_no_longer_than_that_of_an_hour(server):
         page = answer.read().decode()
     (points,) = re.findall(r'<polyline points="([^"]*)"', page)
     assert 47 <= len(points.split()) <= 49
-    assert 'aria-label="at most 8.3 min"' in page
+    assert 'aria-label="at most 8 min 20 s"' in page
     assert len(server.ask("/api/tables/orders")[1]["day"]) == 24 * 60
 
 

@@ -1,0 +1,74 @@
+"""What the status page knew stays known over a restart: the day, the syncs with their operations, the last error."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.kit.daemons import Daemon, daemon, until
+from tests.kit.handmade import HandmadeTable
+
+NAME = "lake.a"
+CONFIG = """
+catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
+state: {url: "sqlite:///state.db"}
+health: {port: 0}
+log: {format: json}
+defaults: {poll_interval: 100ms}
+tables:
+- {source: a, target: lake.a}
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> HandmadeTable:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    table = HandmadeTable(tmp_path / "a")
+    table.create()
+    table.commit([table.add(table.write_file([(1, "a", "x")]))])
+    return table
+
+
+def day_of(running: Daemon) -> list[str]:
+    return [point["at"] for point in running.get(f"/api/tables/{NAME}")[1].get("day", ())]
+
+
+def test_a_restart_keeps_the_day_and_the_operations(table: HandmadeTable, tmp_path: Path) -> None:
+    """The next process draws what the last one sampled, in a row for each table; the syncs say what Delta did."""
+    with daemon(tmp_path / "config.yaml") as running:
+        running.synced_to(NAME, table.version)
+        before = until(lambda: day_of(running), "a sample")
+        operation = running.get(f"/api/tables/{NAME}")[1]["runs"][0]["operation"]
+        assert operation is not None
+        running.signal(signal.SIGTERM)
+        assert running.end() == 0
+    with sqlite3.connect(tmp_path / "state.db") as state:
+        assert state.execute("SELECT count(*) FROM samples").fetchone() == (1,)
+    with daemon(tmp_path / "config.yaml") as running:
+        after = until(lambda: len(day := day_of(running)) > 1 and day, "a sample of each process")
+        assert after[: len(before)] == before
+        detail = running.get(f"/api/tables/{NAME}")[1]
+        assert [run["operation"] for run in detail["runs"]] == [operation]
+        assert detail["status"]["catalog"] == "local"
+        assert detail["read"]["DuckDB"] == f"SELECT * FROM iceberg_scan('{detail['status']['metadata_location']}')"
+        page = running.fetch(f"/tables/{NAME}")
+        assert page.count("<polyline") == 4 and operation in page
+        assert detail["status"]["metadata_location"] in page
+
+
+def test_a_restart_says_that_the_error_is_the_last_one(table: HandmadeTable, tmp_path: Path) -> None:
+    """A table that was refused before its first sync is tried again; the version that was refused is known at once."""
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["odd"], "writerFeatures": ["odd"]}
+    table.commit([{"protocol": protocol}])
+    with daemon(tmp_path / "config.yaml") as running:
+        until(lambda: running.tables().get(NAME, {}).get("state") == "parked", "the refusal")
+        since = running.tables()[NAME]["error"]["since"]
+        assert running.reasons() == f"{NAME}: parked: Unsupported"
+    with daemon(tmp_path / "config.yaml") as running:
+        first = until(running.tables, "the table")[NAME]
+        assert (first["source_version"], first["error"]["since"]) == (table.version, since)
+        until(lambda: running.tables()[NAME]["state"] == "parked", "the second refusal")
+        assert f"none of {table.version}" in running.fetch("/")
