@@ -6,6 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from subprocess import TimeoutExpired
 
@@ -16,6 +17,8 @@ from daemon import log as events
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 JVM_EXIT_MAX_S = 10
+# About a third of the share of processor time that the daemon's threads get, if there is not enough for both.
+NICENESS = 5
 
 # Long enough for Ivy's report on twenty missing jars.
 LINES_KEPT = 400
@@ -52,10 +55,20 @@ def launch_jvm(conf: Mapping[str, str], output: JvmOutput) -> None:
     try:
         spark_conf = SparkConf(loadDefaults=False).setAll(list(conf.items()))
         streams = {"stdout": output.write_end, "stderr": output.write_end}
-        gateway = launch_gateway(spark_conf, streams)  # type: ignore[no-untyped-call]
+        with ThreadPoolExecutor(1, "spark-launch", initializer=_give_way) as thread:
+            gateway = thread.submit(launch_gateway, spark_conf, streams).result()
     finally:
         os.close(output.write_end)
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _give_way() -> None:
+    """Lower the priority of this thread, and so of the JVM and the workers that it starts.
+
+    A first sync takes all cores for minutes, and the tables that are followed must stay fresh beside it.
+    """
+    with suppress(OSError):  # Only Linux has priorities of threads.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
 
 
 def end_jvm() -> None:

@@ -10,10 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
 from daemon.errors import PipelineAway
+from daemon.spark.jvm import NICENESS
 from tests.integration.test_delta_log import EVERY_3, create, cut, rows, without_checksums
 from tests.kit.follow import Followed
 from tests.kit.readers import assert_readers_agree, assert_same_rows, read_delta, read_duckdb
@@ -104,6 +106,7 @@ def test_a_session_that_died_while_idle(service: Service, tmp_path: Path, checkp
     first = serve(service, tmp_path, checkpointed, 0)
     first.sync()
     (jvm,) = service.jvms()
+    assert jvm.nice() == psutil.Process(service.daemon.process.pid).nice() + NICENESS, "Spark gives way to the syncs"
     jvm.kill()
     assert first.sync(full=True).snapshots == 1
     assert not failures(service)
