@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.schema import DECIMAL, HINT_METADATA, MAPPING_ID, parse_struct, physical_name
+from daemon.translate.schema import DECIMAL, EXISTS_DEFAULT, HINT_METADATA, MAPPING_ID, parse_struct, physical_name
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 # Spark's Parquet reader finds a column by this id in the metadata of its field.
 PARQUET_ID = "parquet.field.id"
-# Keys of a field's metadata that are not for readers: Delta's own, and defaults that only writers apply.
-FOR_WRITERS = ("delta.", "CURRENT_DEFAULT", "EXISTS_DEFAULT")
+# Keys of a field's metadata that are not for readers: Delta's own, and defaults.
+FOR_WRITERS = ("delta.", "CURRENT_DEFAULT", EXISTS_DEFAULT)
 # Spark pads values of CHAR columns as it reads them.
 CHARS = "__CHAR_VARCHAR_TYPE_STRING"
 # The order of such strings is not the order of their bytes, in which statistics are.
@@ -98,7 +98,7 @@ def _in_table(field: Field) -> Field:
 
 def _in_file(field: Field) -> Field:
     kind = _each_field(field["type"], _in_file)
-    kept = {key: value for key, value in _metadata(field).items() if key == CHARS}
+    kept = {key: value for key, value in _metadata(field).items() if key in (CHARS, EXISTS_DEFAULT)}
     return {"name": physical_name(field), "type": kind, "nullable": True, "metadata": kept}
 
 

@@ -49,6 +49,8 @@ DELTA_PROTOCOL = "dvsync.delta.protocol"
 DELTA_FEATURES = "dvsync.delta.features-used"
 # The column in which Delta's data files have row ids; empty while Delta's row ids cannot be shown.
 DELTA_ROW_IDS = "dvsync.delta.row-id-column"
+# The physical names of `TableSchema.filled`, as JSON.
+DELTA_FILLED = "dvsync.delta.filled-columns"
 # Each version writes a metadata file. Without these properties, a million of them would pile up in a year.
 METADATA_PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
@@ -108,6 +110,7 @@ def shape_of(table: Table, settings: TableSettings) -> Shape:
         specs=table.specs(),
         spec_id=table.metadata.default_spec_id,
         name_mapping=parse_mapping_from_json(table.properties[NAME_MAPPING]),
+        filled=frozenset(msgspec.json.decode(table.properties.get(DELTA_FILLED, "[]"), type=list[str])),
     )
     return _shape(schema, settings, table.properties, table.properties.get(RETENTION_MS), row_id_column_of(table))
 
@@ -273,6 +276,7 @@ def _shape(
         may_overflow=settings.may_overflow,
         has_row_ids=has_row_ids,
     )
+    filled = msgspec.json.encode(sorted(schema.filled)).decode()
     granularity = settings.delete_granularity or properties.get(DELETE_GRANULARITY, "file")
     defaults = {} if properties else METADATA_PROPERTIES
     definition = Definition(
@@ -288,6 +292,7 @@ def _shape(
             **metrics_properties(schema),
             **({RETENTION_MS: retention_ms} if retention_ms else {}),
             **({DELTA_ROW_IDS: row_ids} if row_ids or DELTA_ROW_IDS in properties else {}),
+            **({DELTA_FILLED: filled} if schema.filled or DELTA_FILLED in properties else {}),
         },
     )
     return Shape(schema, definition, granularity)

@@ -85,6 +85,13 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
     _check_pyiceberg(schema, with_hidden(table.name_mapping, walk.hidden))
     _check_lists(schema, leaf_paths)
+    unfilled = sorted(table.filled - set(schema.names))
+    if unfilled:
+        raise Unsupported(
+            f"column {', '.join(unfilled)} is missing in the file, and Delta fills it with a default (EXISTS_DEFAULT): "
+            "Iceberg readers would show nulls",
+            hint="Have Delta write the file anew, for example with an UPDATE of its rows.",
+        )
     return FileSchema(frozenset(walk.hidden), walk.int96, frozenset(walk.days))
 
 

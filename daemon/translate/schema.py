@@ -72,6 +72,10 @@ DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,2})\s*,\s*(-?[0-9]{1,2})\s*\)")
 MAPPING_ID = "delta.columnMapping.id"
 MAPPING_NAME = "delta.columnMapping.physicalName"
 
+# Spark's value of a column in files that do not have it, in a field's metadata (ResolveDefaultColumns.scala). Delta 4.4
+# no longer writes it, but still reads it.
+EXISTS_DEFAULT = "EXISTS_DEFAULT"
+
 # PROTOCOL.md, "IcebergCompatV2": ids of list elements, map keys and map values, by the path of physical names.
 NESTED_IDS = "delta.columnMapping.nested.ids"
 
@@ -104,7 +108,7 @@ class TableSchema:
     `replaced` are columns whose type or id changed, so that they are new columns in Iceberg. If there are any, no older
     file may stay live. `time_zone` applies to timestamp partition values without one. If `may_overflow`, INT96
     timestamps are accepted that some readers cannot show. If `has_row_ids`, the rows' ids are those of Delta's row
-    tracking.
+    tracking. `filled` are the physical names of columns that Delta on Spark fills with a default in files without them.
     """
 
     schema: Schema
@@ -115,6 +119,7 @@ class TableSchema:
     time_zone: str = "UTC"
     may_overflow: bool = False
     has_row_ids: bool = False
+    filled: frozenset[str] = frozenset()
 
     @property
     def spec(self) -> PartitionSpec:
@@ -183,6 +188,11 @@ def translate_schema(
         spec_id=spec.spec_id,
         name_mapping=NameMapping(with_dropped(new_mapping, list(mapping or ()), schema.field_ids)),
         replaced=(*translation.replaced, *renumbered),
+        filled=frozenset(
+            physical_name(field)
+            for field in struct["fields"]
+            if EXISTS_DEFAULT in _metadata(field) and field["name"] not in metadata.partition_columns
+        ),
     )
 
 
@@ -372,6 +382,8 @@ class _Translation:
         if old is None and spelled is not None and not self.mapped:
             # Delta ignores case and still finds the column in older files, but a name mapping does not.
             self.replaced.append(f"{column} (spelled {spelled} before)")
+        if old is None and not before.is_first and not parent and EXISTS_DEFAULT in _metadata(field):
+            self.replaced.append(f"{column} (which Delta fills with a default in older files)")
         # A struct gets its id before its fields do, the order in which Delta assigns ids (DeltaColumnMapping.scala).
         kept_id = self._mapped_id(_metadata(field)[MAPPING_ID]) if self.mapped else old.field_id if old else None
         field_id = self._new_id() if kept_id is None else kept_id

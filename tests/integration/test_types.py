@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,10 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from daemon.errors import Unsupported
+from daemon.spark.scan import read_delta as read_delta_scan
 from tests.integration.test_first_sync import spark_conf
 from tests.kit.follow import Followed
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
-from tests.kit.readers import READERS, read_delta
+from tests.kit.readers import READERS, assert_readers_agree, read_delta
 from tests.kit.service import Service
 
 NESTED = """
@@ -235,6 +237,46 @@ def test_nanoseconds_are_refused_as_by_delta(spark: SparkSession, tmp_path: Path
         with pytest.raises(Unsupported, match="column moment of the file is stored as timestamp\\[ns") as refused:
             bench.sync()
         assert str(refused.value.path).endswith(path)
+        bench.close()
+
+
+@pytest.mark.parametrize("format_version", [2, 3])
+def test_defaults_that_delta_fills_in_when_it_reads(spark: SparkSession, tmp_path: Path, format_version: int) -> None:
+    """EXISTS_DEFAULT, as Delta before 4 wrote it: a file without such a column is refused, at once and later."""
+    table = HandmadeTable(tmp_path / "delta")
+    table.create()
+    first = table.write_file([(1, "x", "v")])
+    table.commit([table.add(first)])
+    followed = Bench(tmp_path / "followed", table.location, table_options={"format_version": format_version})
+    followed.sync()
+    metadata = table.metadata((*COLUMNS, ("more", "long")))
+    schema = json.loads(metadata["schemaString"])
+    schema["fields"][-1]["metadata"] = {"CURRENT_DEFAULT": "7", "EXISTS_DEFAULT": "5"}
+    metadata["schemaString"] = json.dumps(schema)
+    listed = table.protocol()
+    listed["writerFeatures"] = [*listed["writerFeatures"], "allowColumnDefaults"]
+    table.commit([{"protocol": listed}, {"metaData": metadata}])
+    assert [row.more for row in spark.read.format("delta").load(table.location).collect()] == [5]
+    assert [row.more for row in read_delta_scan(spark, table.location).collect()] == [5]
+    with pytest.raises(Unsupported, match=r"more \(which Delta fills with a default in older files\) changed while 1"):
+        followed.sync()
+    fresh = Bench(tmp_path / "fresh", table.location, table_options={"format_version": format_version})
+    with pytest.raises(Unsupported, match="column more is missing in the file, and Delta fills it"):
+        fresh.sync()
+
+    whole = table.write_file([(2, "x", "w")])
+    rows = pq.read_table(table.folder / whole)
+    pq.write_table(rows.append_column("more", pa.array([9], pa.int64())), table.folder / whole)
+    table.commit([table.remove(first), table.add(whole)])
+    for bench in (followed, fresh):
+        bench.sync(full=True)
+        iceberg = bench.iceberg()
+        assert_readers_agree(iceberg, spark, read_delta(spark, table.location, iceberg))
+        assert [row[-1] for row in read_delta(spark, table.location, iceberg)] == [9]
+    table.commit([table.add(table.write_file([(3, "x", "u")]))])
+    for bench in (followed, fresh):
+        with pytest.raises(Unsupported, match="column more is missing in the file, and Delta fills it"):
+            bench.sync()
         bench.close()
 
 
