@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from http.client import HTTPException
 from random import uniform
 from tempfile import TemporaryFile
 from threading import Condition, Lock, Thread
@@ -216,7 +215,8 @@ class _Sink:
             try:
                 self._deliver(self._encode(notice))
                 reason = None
-            except (OSError, HTTPException, subprocess.SubprocessError, ValueError) as error:
+            except Exception as error:
+                # Whatever it is: without this thread, `put` would fail, and with it a sync.
                 reason = _reason(error)
             with self._changed:
                 is_first = bool(line.notices) and line.notices[0] is notice
@@ -282,7 +282,7 @@ class _Sink:
         return render(notice, self.settings.namespace)
 
     def _deliver(self, body: bytes) -> None:
-        """Raises OSError, HTTPException, SubprocessError or ValueError unless the receiver took it."""
+        """Raises an exception unless the receiver took it."""
         if self.settings.command:
             self._run(self.settings.command, body)
         else:

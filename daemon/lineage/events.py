@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, RunEvent, RunState, set_producer
-from openlineage.client.event_v2 import Run as EventRun
+from openlineage.client import event_v2
+from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, RunEvent
 from openlineage.client.facet_v2 import (
     DatasetFacet,
     OutputDatasetFacet,
@@ -24,28 +24,28 @@ from openlineage.client.serde import Serde
 from openlineage.client.uuid import generate_static_uuid
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
-from daemon.config.settings import RunState as Moment
+from daemon.config.settings import RunState
 from daemon.lineage.runs import LineageEvent, Run
 from daemon.locations import canonical
 from daemon.masking import scrub
 
 # The program that made an event, as a URI, which leads nowhere.
-set_producer("urn:dvsync")
+event_v2.set_producer("urn:dvsync")
 
 Field = schema_dataset.SchemaDatasetFacetFields
 
 
 def render(told: LineageEvent, namespace: str) -> bytes:
     """Return a RunEvent as JSON. `namespace` is that of the job, whose name is the table's."""
-    run, is_start = told.run, told.event is Moment.START
+    run, is_start = told.run, told.event is RunState.START
     started = datetime.fromtimestamp(run.started_ms / 1000, UTC)
     at = started if is_start else datetime.fromtimestamp(run.ended_ms / 1000, UTC)
     identity = f"{namespace} {run.table} {run.version} {run.snapshot_id} {run.error}"
     event = RunEvent(
-        eventType=RunState(told.event.value),
+        eventType=event_v2.RunState(told.event.value),
         eventTime=at.isoformat(timespec="milliseconds"),
         # An event that is sent again has the same id.
-        run=EventRun(str(generate_static_uuid(started, identity.encode())), _run_facets(run, is_start=is_start)),
+        run=event_v2.Run(str(generate_static_uuid(started, identity.encode())), _run_facets(run, is_start=is_start)),
         job=Job(namespace, run.table, {"jobType": job_type_job.JobTypeJobFacet("BATCH", "DVSYNC", "JOB")}),
         inputs=[_input(run)],
         outputs=[_output(run, run.location, is_start=is_start)] if run.location else [],

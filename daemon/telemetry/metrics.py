@@ -42,13 +42,15 @@ def _convert(family: Family, started_ns: int, now_ns: int) -> Iterator[Metric]:
         yield Metric(family.name, family.documentation, "", histogram)
         return
     is_counter = family.type == "counter"
+    # The name that `/metrics` has.
+    name = f"{family.name}_total" if is_counter else family.name
     points = [
         NumberDataPoint(sample.labels, started_ns if is_counter else 0, now_ns, float(sample.value))
         for sample in family.samples
+        if sample.name == name
     ]
-    # A counter's samples have the name of `/metrics`, which ends with _total.
     data = Sum(points, CUMULATIVE, is_monotonic=True) if is_counter else Gauge(points)
-    yield Metric(family.samples[0].name, family.documentation, "", data)
+    yield Metric(name, family.documentation, "", data)
 
 
 def _distributions(samples: Iterable[Sample], started_ns: int, now_ns: int) -> Iterator[HistogramDataPoint]:

@@ -27,7 +27,7 @@ from daemon.telemetry.outages import Outages
 from daemon.tracing import Span
 
 # Spans that wait to be sent, a few kilobytes each. Of more, the oldest are dropped.
-SPANS_MAX = 10_000
+SPANS_MAX = 4_096
 SPANS_A_REQUEST = 512
 SPANS_DELAY_S = 2.0
 

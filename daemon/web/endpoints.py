@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 
