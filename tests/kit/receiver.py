@@ -28,6 +28,8 @@ class Receiver(ThreadingHTTPServer):
         self.taken: dict[str, list[Any]] = {}
         self.refusals: list[int] = []
         self.refusals_at: dict[str, list[int]] = {}
+        # The paths of requests that are not answered yet.
+        self.waiting: set[str] = set()
         self.sent: list[tuple[str, dict[str, str]]] = []
         # While it is not set, nothing is answered.
         self.answers = Event()
@@ -44,7 +46,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         sent = self.rfile.read(int(self.headers["content-length"]))
         body: Any = OTLP[self.path].FromString(sent) if self.path in OTLP else json.loads(sent)
+        self.server.waiting.add(self.path)
         self.server.answers.wait(60)
+        self.server.waiting.discard(self.path)
         self.server.sent.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
         refusals = self.server.refusals_at.get(self.path) or self.server.refusals
         code = refusals.pop(0) if refusals else 200
