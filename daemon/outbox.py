@@ -1,4 +1,4 @@
-"""Tells people and programs what happened to a table: by webhook, or by a command that reads JSON.
+"""Tells people and programs what happened to a table, or its lineage: by webhook, or by a command that reads JSON.
 
 Each sink of the configuration has a thread of its own, so that none of them holds up a sync. What waits is in memory.
 """
@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from http.client import HTTPException
 from random import uniform
 from tempfile import TemporaryFile
 from threading import Condition, Lock, Thread
@@ -24,7 +23,8 @@ import structlog
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.config.settings import AfterSyncSettings, NoticeKind, NotifySettings, Settings
+from daemon.config.settings import AfterSyncSettings, LineageSettings, NoticeKind, NotifySettings, Settings
+from daemon.lineage.runs import LineageEvent
 from daemon.masking import scrub
 from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
 from state import TableRecord
@@ -73,6 +73,10 @@ def make_notice(event: NoticeKind, record: TableRecord, text: str, clock: Clock,
     )
 
 
+SinkSettings = NotifySettings | AfterSyncSettings | LineageSettings
+Message = Notice | LineageEvent
+
+
 class SinkCounts(msgspec.Struct, frozen=True):
     """What became of a sink's notices since it was configured."""
 
@@ -93,9 +97,10 @@ class Outbox:
 
     def change(self, settings: Settings) -> None:
         """Use other settings. A sink whose settings stay keeps what waits; one that goes tries once what it has not."""
-        wanted: list[tuple[str, NotifySettings | AfterSyncSettings]] = [
+        wanted: list[tuple[str, SinkSettings]] = [
             *((f"notify[{number}]", each) for number, each in enumerate(settings.notify)),
             *((f"after_sync[{number}]", each) for number, each in enumerate(settings.after_sync)),
+            *((f"lineage[{number}]", each) for number, each in enumerate(settings.lineage)),
         ]
         with self._lock:
             left, self._sinks = self._sinks, []
@@ -108,7 +113,7 @@ class Outbox:
             for sink in left:
                 sink.begin_to_close()
 
-    def put(self, notice: Notice) -> None:
+    def put(self, notice: Message) -> None:
         """Send the notice soon to each sink that wants it. Never waits."""
         with self._lock:
             for sink in self._sinks:
@@ -135,7 +140,7 @@ class _Line:
     `attempts` are those of the first notice, `failures` those since the last success.
     """
 
-    notices: deque[Notice] = field(default_factory=deque)
+    notices: deque[Message] = field(default_factory=deque)
     attempts: int = 0
     failures: int = 0
     due_s: float = 0.0
@@ -148,7 +153,7 @@ class _Line:
 class _Sink:
     """One sink: a line for each table, so that a notice that fails holds up only later ones of its table."""
 
-    def __init__(self, name: str, settings: NotifySettings | AfterSyncSettings, clock: Clock) -> None:
+    def __init__(self, name: str, settings: SinkSettings, clock: Clock) -> None:
         self.settings = settings
         self.name = name
         self._clock = clock
@@ -160,12 +165,12 @@ class _Sink:
         # Started for the first notice: most commands have none.
         self._thread = Thread(target=self._work, name=name, daemon=True)
 
-    def wants(self, notice: Notice) -> bool:
+    def wants(self, notice: Message) -> bool:
         return notice.event in self.settings.events and any(
             fnmatchcase(notice.table, each) for each in self.settings.tables
         )
 
-    def put(self, notice: Notice) -> None:
+    def put(self, notice: Message) -> None:
         with self._changed:
             if self._is_closing:
                 return
@@ -208,9 +213,10 @@ class _Sink:
         while line := self._next():
             notice = line.notices[0]
             try:
-                self._deliver(msgspec.json.encode(notice))
+                self._deliver(self._encode(notice))
                 reason = None
-            except (OSError, HTTPException, subprocess.SubprocessError, ValueError) as error:
+            except Exception as error:
+                # Whatever it is: without this thread, `put` would fail, and with it a sync.
                 reason = _reason(error)
             with self._changed:
                 is_first = bool(line.notices) and line.notices[0] is notice
@@ -237,7 +243,7 @@ class _Sink:
                     return line
                 self._changed.wait(left_s)
 
-    def _fail(self, line: _Line, notice: Notice, reason: str, *, is_first: bool) -> None:
+    def _fail(self, line: _Line, notice: Message, reason: str, *, is_first: bool) -> None:
         line.failures += 1
         line.attempts += is_first
         if line.attempts >= ATTEMPTS_MAX:
@@ -250,7 +256,7 @@ class _Sink:
         if line.failures == 1:
             _log.warning(events.NOTICE_FAILED, sink=self.name, table=notice.table, notice=notice.event, reason=reason)
 
-    def _drop(self, notice: Notice, reason: str) -> None:
+    def _drop(self, notice: Message, reason: str) -> None:
         self._dropped += 1
         hint = f"Check the address or command of {self.name}; `dvsync status` tells what the notice would have told."
         _log.error(
@@ -267,8 +273,16 @@ class _Sink:
                     self._drop(notice, "the sink was removed, or dvsync ended")
             line.notices.clear()
 
+    def _encode(self, notice: Message) -> bytes:
+        if isinstance(notice, Notice):
+            return msgspec.json.encode(notice)
+        from daemon.lineage.events import render  # noqa: PLC0415 - an extra
+
+        assert isinstance(self.settings, LineageSettings), "no other sink wants lineage"
+        return render(notice, self.settings.namespace)
+
     def _deliver(self, body: bytes) -> None:
-        """Raises OSError, HTTPException, SubprocessError or ValueError unless the receiver took it."""
+        """Raises an exception unless the receiver took it."""
         if self.settings.command:
             self._run(self.settings.command, body)
         else:
@@ -304,7 +318,7 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
-def _post(settings: NotifySettings | AfterSyncSettings, body: bytes) -> None:
+def _post(settings: SinkSettings, body: bytes) -> None:
     assert settings.url is not None, "a sink has an address or a command"
     headers = {"content-type": "application/json", **settings.headers}
     request = Request(settings.url, data=body, headers=headers, method="POST")

@@ -57,7 +57,7 @@ def sync_tables(
     # A cycle only reads the event, so setting it inside a signal handler cannot block.
     with (
         StopSignals(stop.set, grace_s=STOP_GRACE_S),
-        open_parts(settings) as parts,
+        open_parts(settings, with_telemetry=True) as parts,
         hold_lease(parts.lease_keeper(), stop),
     ):
         board = parts.board()
@@ -65,7 +65,7 @@ def sync_tables(
         watch = Watch(parts.announcer(board), parts.clock, parts.store.list_tables(), hooks=False)
         for table in tables:
             board.add(table)
-            cycle = parts.cycle(parts.context(table, progress_of(table.name)), board)
+            cycle = parts.cycle(parts.context(table, progress_of(table.name), board), board)
             if cycle.is_paused:
                 yield table, CycleResult(paused=True)
                 continue

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -22,17 +23,19 @@ from daemon.config.settings import (
     AfterSyncSettings,
     DefaultsSettings,
     HealthSettings,
+    LineageSettings,
     NotifySettings,
     Settings,
     StateSettings,
     TableSettings,
+    TelemetrySettings,
 )
 from daemon.config.value_types import ENV_PREFIX, SQLITE_FILE, URL, Reference, Secret
 from daemon.errors import ConfigInvalid
 from daemon.locations import normalize_location, vacuum_cleans
 
 Section = TypeVar("Section", bound=BaseModel)
-Sink = TypeVar("Sink", NotifySettings, AfterSyncSettings)
+Sink = TypeVar("Sink", NotifySettings, AfterSyncSettings, LineageSettings)
 
 
 def load_settings(path: Path, text: str | None = None) -> Settings:
@@ -48,6 +51,7 @@ def load_settings(path: Path, text: str | None = None) -> Settings:
         faults += [
             *_property_faults(readable),
             *_health_faults(readable.settings.health),
+            *_missing_extras(readable.settings),
             *_catalog_faults(readable),
             *_clashes(readable),
             *_places_that_vacuum_cleans(readable),
@@ -84,7 +88,8 @@ class _Readable:
                 update={"token": settings.health.token and references.text("health.token", settings.health.token)}
             ),
         }
-        for section in ("notify", "after_sync"):
+        update["telemetry"] = references.telemetry(settings.telemetry)
+        for section in ("notify", "after_sync", "lineage"):
             update[section] = tuple(
                 references.sink(f"{section}[{number}]", each) for number, each in enumerate(getattr(settings, section))
             )
@@ -193,16 +198,29 @@ class _References:
         return {key: value for key, value in found.items() if value is not None}
 
     def sink(self, place: str, sink: Sink) -> Sink:
-        url = self.text(f"{place}.url", sink.url) if sink.url else None
-        headers = self.properties(f"{place}.headers", sink.headers)
-        # Checked here, because the error of the HTTP client would show the text in the log.
+        url = self.address(f"{place}.url", sink.url)
+        # Many services put a secret into the path of a webhook.
+        return sink.model_copy(update={"url": url and Secret(url), "headers": self.headers(place, sink.headers)})
+
+    def telemetry(self, settings: TelemetrySettings) -> TelemetrySettings:
+        endpoint = self.address("telemetry.endpoint", settings.endpoint)
+        headers = self.headers("telemetry", settings.headers)
+        return settings.model_copy(update={"endpoint": endpoint, "headers": headers})
+
+    # Addresses and headers are checked here, because the error of the HTTP client would show the text in the log.
+
+    def address(self, place: str, value: str | None) -> str | None:
+        url = value and self.text(place, value)
         if url is not None and not WEBHOOK.fullmatch(url):
-            self.faults.append(f"{place}.url: is not an http or https address in ASCII, without user and password")
+            self.faults.append(f"{place}: is not an http or https address in ASCII, without user and password")
+        return url
+
+    def headers(self, place: str, values: Mapping[str, str]) -> dict[str, str]:
+        headers = self.properties(f"{place}.headers", values)
         for name, value in headers.items():
             if not HEADER.fullmatch(name) or not SENT_TEXT.fullmatch(value):
                 self.faults.append(f"{place}.headers.{name}: only printable ASCII characters can be sent")
-        # Many services put a secret into the path of a webhook.
-        return sink.model_copy(update={"url": url and Secret(url), "headers": headers})
+        return headers
 
     def text(self, place: str, value: str) -> str | None:
         if not isinstance(value, Reference):
@@ -285,7 +303,7 @@ def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str
 CATALOG_TYPES = ("rest", "hive", "glue", "dynamodb", "sql", "in-memory", "bigquery")
 
 # Faults in these sections do not quote the value.
-SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "notify", "after_sync")
+SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "notify", "after_sync", "lineage", "telemetry")
 
 # Without a user and password, which Python's HTTP client takes for a part of the host.
 WEBHOOK = re.compile(r"https?://[!-.0-?A-~]+(/[!-~]*)?")
@@ -322,6 +340,16 @@ def _health_faults(health: HealthSettings) -> Iterator[str]:
         yield f"health.token: is shorter than {TOKEN_MIN} characters; `openssl rand -hex 32` makes a good one"
     if health.token is not None and not SENT_TEXT.fullmatch(health.token):
         yield "health.token: only printable ASCII characters can be sent; `openssl rand -hex 32` makes a good one"
+
+
+def _missing_extras(settings: Settings) -> Iterator[str]:
+    """Find switched-on parts whose packages are not installed. Imports none of them, which would be slow."""
+    for key, is_on, package in (
+        ("telemetry", settings.telemetry.endpoint is not None, "opentelemetry-exporter-otlp-proto-http"),
+        ("lineage", bool(settings.lineage), "openlineage-python"),
+    ):
+        if is_on and not any(distributions(name=package)):
+            yield f"{key}: needs {package}, which is not installed: `pip install 'dvsync[{key}]'`"
 
 
 def _catalog_faults(readable: _Readable) -> Iterator[str]:

@@ -551,6 +551,50 @@ class AfterSyncSettings(_SinkSettings):
         return (NoticeKind.SYNCED,)
 
 
+class RunState(StrEnum):
+    """The events of OpenLineage that a sink gets."""
+
+    START = "START"
+    COMPLETE = "COMPLETE"
+    FAIL = "FAIL"
+
+
+class LineageSettings(_SinkSettings):
+    namespace: str = Field(
+        "dvsync",
+        min_length=1,
+        description="Namespace of the jobs, which have the names of the tables.",
+    )
+
+    @property
+    def events(self) -> tuple[RunState, ...]:
+        return tuple(RunState)
+
+
+class TelemetrySettings(_Frozen):
+    endpoint: Annotated[str, WrapValidator(or_reference)] | None = Field(
+        None,
+        description=(
+            "Base address of a receiver of OTLP by HTTP, such as an OpenTelemetry collector; `/v1/traces` and"
+            " `/v1/metrics` are added. Unset: nothing is sent. Needs the extra `dvsync[telemetry]`; see"
+            " [telemetry](operations.md#telemetry)."
+        ),
+    )
+    headers: Properties = Field(default_factory=dict, description="Headers of the requests, such as Authorization.")
+    traces: bool = Field(True, description="Whether the syncs, maintenance and verifications are sent as traces.")
+    metrics: bool = Field(True, description="Whether the daemon sends the metrics of /metrics.")
+    interval_s: Annotated[float, Duration] = Field(
+        60.0, alias="interval", ge=1, le=3600, description="Time between two reports of the metrics."
+    )
+    timeout_s: Annotated[float, Duration] = Field(
+        10.0,
+        alias="timeout",
+        ge=0.1,
+        le=600,
+        description="What was not sent within this time, with its repetitions, is dropped.",
+    )
+
+
 class LogSettings(_Frozen):
     format: Literal["auto", "json", "console"] = Field(
         "auto",
@@ -631,6 +675,14 @@ class Settings(BaseSettings):
         (),
         description="Who is told when an Iceberg table has new metadata, such as another catalog.",
     )
+    lineage: tuple[LineageSettings, ...] = Field(
+        (),
+        description=(
+            "Who gets [OpenLineage](operations.md#lineage) events: which Delta version became which Iceberg snapshot."
+            " Needs the extra `dvsync[lineage]`."
+        ),
+    )
+    telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
 
     @classmethod

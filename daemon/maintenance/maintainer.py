@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from threading import Event
 
+from daemon import tracing
 from daemon.errors import SyncError
 from daemon.maintenance.cleanup import Cleanup, clean_up, has_due_orphans
 from daemon.maintenance.compaction import Compaction, Compactor
@@ -52,17 +53,17 @@ class Maintainer:
         errors: list[SyncError] = []
         compaction, expiry, cleanup = Compaction(), Expiry(), Cleanup()
         if settings.compact and is_news:
-            with _kept(errors):
+            with _kept(errors), tracing.step("compact"):
                 compaction = self.compact(stop)
         if settings.expire and not stop.is_set():
             # Probe after each change, and otherwise only now and then: it costs a request for each file.
             probe = is_news or now_s >= self._probe_after_s
-            with _kept(errors):
+            with _kept(errors), tracing.step("expire"):
                 expiry = self.expire(probe=probe)
                 if probe:
                     self._probe_after_s = now_s + PROBE_INTERVAL_S
         if settings.cleanup and not stop.is_set():
-            with _kept(errors):
+            with _kept(errors), tracing.step("cleanup"):
                 if is_news or expiry.expired or self._has_due_orphans():
                     cleanup = self.clean_up(stop)
         elif is_news:

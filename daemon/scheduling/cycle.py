@@ -7,7 +7,8 @@ table's error in the store, and through `observer.py` on the board.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from threading import Event
@@ -23,6 +24,7 @@ from daemon.scheduling.failures import Failure, Failures
 from daemon.scheduling.observer import Observer
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
+from daemon.tracing import Span, Tracer
 from state import ProofRecord, StateUnavailable, TableError, TableRecord, TableStore
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -68,6 +70,7 @@ class TableCycle:
         store: TableStore,
         clock: Clock,
         random: Random,
+        tracer: Tracer | None = None,
     ) -> None:
         """Raises StateUnavailable."""
         self.table = table
@@ -77,6 +80,7 @@ class TableCycle:
         self._store = store
         self._clock = clock
         self._random = random
+        self._tracer = tracer or Tracer(clock)
         record = store.open_table(table.name, table.source, table.target)
         observer.load_past(record)
         self._failures = Failures(
@@ -235,15 +239,27 @@ class TableCycle:
         """There is news, but too many other tables sync: show how far behind this one is."""
         self.observer.show_lag(self._record)
 
+    @contextmanager
+    def work(self, name: str) -> Iterator[Span]:
+        """Do a piece of work for the table: its log lines and its trace have a common id. From any thread."""
+        cycle_id = f"{self._random.getrandbits(32):08x}"
+        with events.bind_cycle(self.name, cycle_id), self._tracer.work(name, self.table, cycle_id) as span:
+            yield span
+
     def sync(self, stop: Event, *, full: bool = False, others_wait: Callable[[], bool] = lambda: False) -> CycleResult:
         """One cycle of the follower, news or not."""
-        with events.bind_cycle(self.name, f"{self._random.getrandbits(32):08x}"):
+        with self.work("sync") as span:
             started_ms, started_s = self._clock.now_ms(), self._clock.monotonic_s()
             self.observer.show_sync_begun(self._record)
             try:
                 result = self._follower.sync(stop=stop, full=full, others_wait=others_wait)
             except Exception as error:
-                return self._failed(error, started_ms)
+                failed = self._failed(error, started_ms)
+                if failed.error:
+                    span.fail(failed.error.kind, failed.error.message)
+                return failed
+            if result.outcome.is_progress:
+                span.report({"outcome": result.outcome, **result.figures()})
             self._synced(result, started_ms, round((self._clock.monotonic_s() - started_s) * 1000))
             return CycleResult(delay_s=0.0 if result.more else None, result=result)
 

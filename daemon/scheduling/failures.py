@@ -12,6 +12,7 @@ from daemon import log as events
 from daemon.clock import Clock
 from daemon.errors import InternalError, SyncError, TargetHeld, as_shown
 from daemon.sync.memory import as_sync_error
+from daemon.tracing import Span
 from state import TableError
 
 BACKOFF_FIRST_MAX_S = 5.0
@@ -38,9 +39,10 @@ class Failure:
     is_news: bool
 
 
-def warn_of(event: str, raised: Exception) -> None:
-    """Log that work beside the syncs failed, with the traceback if dvsync itself is wrong."""
+def warn_of(event: str, raised: Exception, span: Span) -> None:
+    """Log and trace that work beside the syncs failed, with the traceback if dvsync itself is wrong."""
     known = as_sync_error(raised)
+    span.fail(known.kind, str(known))
     _log.warning(
         event,
         kind=known.kind,

@@ -10,6 +10,7 @@ from random import Random
 from threading import Event
 
 import structlog
+from msgspec import structs
 
 from daemon import log as events
 from daemon.clock import Clock
@@ -47,22 +48,24 @@ class MaintenanceJob:
         self._find_worst_files = find_worst_files
         self._board = board
         self._clock = clock
-        self._random = random
 
     def run(self, stop: Event) -> None:
         """One round, unless the table was never synced or waits for a person."""
         if not self.cycle.is_followed:
             return
-        with events.bind_cycle(self.name, f"{self._random.getrandbits(32):08x}"):
+        with self.cycle.work("maintenance") as span:
             started_s = self._clock.monotonic_s()
             try:
                 done = self._maintainer.run(stop)
             except Exception as error:
-                warn_of(events.MAINTENANCE_FAILED, error)
+                warn_of(events.MAINTENANCE_FAILED, error, span)
                 self._board.count_maintenance(self.name, MaintenanceCounts(rounds=1, failures=1))
                 return
             _log_round(done, round((self._clock.monotonic_s() - started_s) * 1000))
-            self._board.count_maintenance(self.name, _counts(done))
+            counts = _counts(done)
+            if counts != MaintenanceCounts(rounds=1):
+                span.report(structs.asdict(counts))
+            self._board.count_maintenance(self.name, counts)
             self.cycle.observer.recount()
             if done.is_news:
                 self._show_worst_files()

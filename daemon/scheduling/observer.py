@@ -157,21 +157,7 @@ class Observer:
 def _log_result(result: SyncResult, duration_ms: int) -> None:
     """The canonical line of a cycle. One that changed nothing has none at `info`, unless there is no source."""
     write = _log.debug if result.outcome is SyncOutcome.UNCHANGED else _log.info
-    write(
-        _EVENTS[result.outcome],
-        from_version=result.from_version,
-        to_version=result.to_version,
-        snapshot_id=result.snapshot_id,
-        operation=result.operation,
-        snapshots=result.snapshots,
-        data_files_added=result.data_files_added,
-        data_files_removed=result.data_files_removed,
-        delete_files_added=result.delete_files_added,
-        delete_files_removed=result.delete_files_removed,
-        positions_added=result.positions_added,
-        more=result.more,
-        duration_ms=duration_ms,
-    )
+    write(_EVENTS[result.outcome], **result.figures(), duration_ms=duration_ms)
 
 
 def _run_of(table_id: int, result: SyncResult, started_ms: int, duration_ms: int) -> SyncRun:

@@ -16,6 +16,7 @@ from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.failures import described, warn_of
 from daemon.status.table_status import differences_text
 from daemon.sync.context import TableContext, as_sync_errors
+from daemon.tracing import Span
 from daemon.verify.findings import Level, Proof, Scope, hint_for
 from daemon.verify.passes import add_part, due_ms, next_part
 from daemon.verify.verifier import Verifier
@@ -40,22 +41,21 @@ class VerifyJob:
         self.first_after_s = random.uniform(min(FIRST_AFTER_MIN_S, self.interval_s), self.interval_s)
         self.cycle = cycle
         self._context = context
-        self._random = random
 
     def run(self, stop: Event) -> None:
         """Compare the next part, if one is due and the table is in order. Nothing is recorded once `stop` is set."""
         if self.settings.level == "off" or not self.cycle.is_followed:
             return
-        with events.bind_cycle(self.name, f"{self._random.getrandbits(32):08x}"):
+        with self.cycle.work("verify") as span:
             try:
                 with as_sync_errors(self.name):
-                    self._verify_next(stop)
+                    self._verify_next(stop, span)
             except Exception as error:
                 if stop.is_set():
                     return  # The daemon ends, and with it Spark; or the table has other settings now.
-                warn_of(events.VERIFY_FAILED, error)
+                warn_of(events.VERIFY_FAILED, error, span)
 
-    def _verify_next(self, stop: Event) -> None:
+    def _verify_next(self, stop: Event, span: Span) -> None:
         context, settings = self._context, self.settings
         record = context.find_record()
         if record is None or record.error is not None or record.resync_wanted:
@@ -71,6 +71,15 @@ class VerifyJob:
             return
         ended = add_part(last, proof, part, at_ms=now_ms)
         self._report(proof, ended)
+        span.report(
+            {
+                "level": proof.level,
+                "version": proof.version,
+                "snapshot_id": proof.snapshot_id,
+                "files": proof.files,
+                "differences": sum(proof.findings.counts.values()),
+            }
+        )
         after = context.find_record()
         # A person may have verified the table, or a resync have written it anew.
         if after is None or after.resync_wanted or after.proof != last:

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from pyiceberg.catalog import Catalog
 
 from daemon.clock import Clock, SystemClock
-from daemon.config.settings import LimitsSettings, Settings, TableSettings
+from daemon.config.settings import LimitsSettings, NoticeKind, Settings, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.catalogs import Catalogs
 from daemon.iceberg.target import Target
+from daemon.lineage.runs import Run, events_of
 from daemon.outbox import Notice, Outbox
 from daemon.pipeline.runner import Runner
 from daemon.scheduling.cycle import TableCycle
@@ -28,9 +29,13 @@ from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, Writer
 from daemon.sync.follower import Follower
 from daemon.sync.memory import open_store
+from daemon.tracing import Tracer
 from state import StateStore
 
-# At its end, a process waits this long for notices that no sink has tried yet.
+if TYPE_CHECKING:
+    from daemon.telemetry.telemetry import Telemetry
+
+# At its end, a process waits this long for notices that no sink has tried yet, and for telemetry.
 NOTICES_END_MAX_S = 1.0
 
 
@@ -44,6 +49,7 @@ class Parts:
     catalogs: Catalogs
     clock: Clock
     outbox: Outbox
+    telemetry: Telemetry | None = None
 
     def context(
         self, table: TableSettings, progress: Progress | None = None, board: Board | None = None
@@ -61,7 +67,12 @@ class Parts:
         )
         if board is None:
             return context
-        return replace(context, observe_step=board.activity.observe_step, announce=self.announcer(board))
+        return replace(
+            context,
+            observe_step=board.activity.observe_step,
+            announce=self.announcer(board),
+            publish=self.publish,
+        )
 
     def announcer(self, board: Board) -> Callable[[Notice], None]:
         """What counts notices on the board and sends them to the sinks."""
@@ -69,14 +80,25 @@ class Parts:
         def announce(notice: Notice) -> None:
             board.activity.count_event(notice.table, notice.event)
             self.outbox.put(notice)
+            if notice.event is NoticeKind.PARKED:
+                self.publish(_parking(notice, self.clock))
 
         return announce
+
+    def publish(self, run: Run) -> None:
+        """Send the lineage of a run to the sinks that want it."""
+        for event in events_of(run):
+            self.outbox.put(event)
 
     def cycle(self, context: TableContext, board: Board) -> TableCycle:
         """Raises StateUnavailable."""
         table, clock = context.settings, self.clock
         observer = Observer(table.name, context.log, store=self.store, board=board, clock=clock)
-        return TableCycle(table, Follower(context), observer, store=self.store, clock=clock, random=Random())
+        is_traced = self.telemetry is not None and self.settings.telemetry.traces
+        tracer = Tracer(clock, self.telemetry.send if self.telemetry and is_traced else None)
+        return TableCycle(
+            table, Follower(context), observer, store=self.store, clock=clock, random=Random(), tracer=tracer
+        )
 
     def with_settings(self, settings: Settings) -> Self:
         """The same store, Spark and clock for a changed configuration."""
@@ -137,8 +159,11 @@ def make_context(
 
 
 @contextmanager
-def open_parts(settings: Settings) -> Iterator[Parts]:
-    """Open the state store and build the rest; nothing is started. Raises ConfigInvalid, StateStoreAway."""
+def open_parts(settings: Settings, *, with_telemetry: bool = False) -> Iterator[Parts]:
+    """Open the state store and build the rest; nothing is started but telemetry. Raises ConfigInvalid, StateStoreAway.
+
+    Only work that is traced needs telemetry, whose packages take their time and memory.
+    """
     clock = SystemClock()
     with open_store(settings) as store, ExitStack() as opened:
         spark = SparkPipeline(with_stores(with_readers(settings)), clock)
@@ -146,8 +171,42 @@ def open_parts(settings: Settings) -> Iterator[Parts]:
         catalogs = Catalogs(_catalog_properties(settings))
         opened.callback(catalogs.close)
         outbox = Outbox(settings, clock)
-        opened.callback(outbox.close, NOTICES_END_MAX_S)
-        yield Parts(settings, store, spark, catalogs, clock, outbox)
+        telemetry = _open_telemetry(settings, clock) if with_telemetry else None
+        opened.callback(_close, outbox, telemetry, clock)
+        yield Parts(settings, store, spark, catalogs, clock, outbox, telemetry)
+
+
+def _open_telemetry(settings: Settings, clock: Clock) -> Telemetry | None:
+    if settings.telemetry.endpoint is None:
+        return None
+    from daemon.telemetry.telemetry import Telemetry  # noqa: PLC0415 - an extra
+
+    return Telemetry(settings.telemetry, clock, place=settings.state.place)
+
+
+def _close(outbox: Outbox, telemetry: Telemetry | None, clock: Clock) -> None:
+    """Send what waits, both at the same time, for at most NOTICES_END_MAX_S."""
+    end_s = clock.monotonic_s() + NOTICES_END_MAX_S
+    if telemetry:
+        telemetry.begin_to_close()
+    outbox.close(NOTICES_END_MAX_S)
+    if telemetry:
+        telemetry.end(max(0.0, end_s - clock.monotonic_s()))
+
+
+def _parking(notice: Notice, clock: Clock) -> Run:
+    """The failed run of a table that was parked."""
+    now_ms, metadata = clock.now_ms(), notice.metadata_location
+    return Run(
+        table=notice.table,
+        source=notice.source,
+        target=notice.target,
+        started_ms=now_ms,
+        ended_ms=now_ms,
+        snapshot_id=notice.snapshot_id,
+        location=metadata and metadata.rpartition("/metadata/")[0],
+        error=notice.text,
+    )
 
 
 def _catalog_properties(settings: Settings) -> dict[str, dict[str, str]]:

@@ -29,13 +29,14 @@ from daemon.status.board import Board, Topic, Unready
 from daemon.status.timeline import DAY_MS
 from daemon.sync.memory import as_sync_error
 from daemon.web.endpoints import make_app
+from daemon.web.metrics import make_registry
 from daemon.web.server import WebServer
 from state import StateUnavailable
 
 # For giving back the lease and closing Spark and the stores, after the work has ended or was given up.
 CLOSING_MAX_S = 1.5
 # Sections that a reload cannot change.
-FIXED_SECTIONS = ("state", "share", "spark", "health")
+FIXED_SECTIONS = ("state", "share", "spark", "health", "telemetry")
 BEAT_INTERVAL_S = 5.0
 # How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen.
 WISHES_INTERVAL_S = 2.0
@@ -72,20 +73,11 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
     with ExitStack() as opened:
         # Forces an exit even if a store or the database hangs.
         signals = opened.enter_context(StopSignals(reloads=True, grace_s=STOP_GRACE_S + CLOSING_MAX_S))
-        parts = opened.enter_context(open_parts(settings))
+        parts = opened.enter_context(open_parts(settings, with_telemetry=True))
         board = parts.board()
         scheduler = Scheduler(parts.clock, tables_at_once=settings.limits.tables_at_once)
         fleet = Fleet(parts, board, scheduler)
-        app = make_app(
-            board,
-            is_spark_up=lambda: parts.spark.is_running,
-            count_notices=parts.outbox.counts,
-            ask=fleet.ask,
-            token=settings.health.token,
-            process=describe_process(),
-            state=settings.state.place,
-        )
-        web = WebServer.start(settings.health, app)
+        web = _serve(parts, board, fleet)
         opened.callback(web.stop)
         notifier = Notifier.from_environment()
 
@@ -138,6 +130,24 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             opened.pop_all()
         _log.info(events.DAEMON_STOPPED, finished=finished)
         return Ending(finished, lost_lease=received == events.LEASE_LOST)
+
+
+def _serve(parts: Parts, board: Board, fleet: Fleet) -> WebServer:
+    """Show the board to whoever asks, and send its metrics. Raises ConfigInvalid if the address is not available."""
+    settings = parts.settings
+    registry = make_registry(board, lambda: parts.spark.is_running, parts.outbox.counts)
+    app = make_app(
+        board,
+        registry=registry,
+        ask=fleet.ask,
+        token=settings.health.token,
+        process=describe_process(),
+        state=settings.state.place,
+    )
+    web = WebServer.start(settings.health, app)
+    if parts.telemetry and settings.telemetry.metrics:
+        parts.telemetry.report(registry.collect)
+    return web
 
 
 def _stand_by(

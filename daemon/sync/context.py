@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Protocol
 
 from pyiceberg.table import Table
 
+from daemon import tracing
 from daemon.clock import Clock
 from daemon.config.settings import LimitsSettings, TableSettings
 from daemon.config.share import ALL, Share
@@ -18,6 +19,7 @@ from daemon.delta.table_state import TableState
 from daemon.errors import ObjectMissing, ObjectStoreAway, SyncError
 from daemon.iceberg.marker import SHARE, WRITER
 from daemon.iceberg.target import Target
+from daemon.lineage.runs import Run
 from daemon.outbox import Notice
 from daemon.pipeline.runner import Runner
 from daemon.storage import FileIOStorage
@@ -76,7 +78,8 @@ class TableContext:
 
     Without a `writer`, other dvsyncs are ignored. A thread holds `committing` while it commits to the Iceberg table.
     `in_work` has the intents on which this process still works without holding `committing`; `end_intents` skips them.
-    `observe_step` receives a step's name and its seconds, `announce` what people should be told of the table.
+    `observe_step` receives a step's name and its seconds, `announce` what people should be told of the table,
+    `publish` each commit to the Iceberg table that shows a version.
     """
 
     settings: TableSettings
@@ -94,19 +97,25 @@ class TableContext:
     in_work: set[int] = field(default_factory=set)
     observe_step: Callable[[str, float], None] = lambda _step, _seconds: None
     announce: Callable[[Notice], None] = lambda _notice: None
+    publish: Callable[[Run], None] = lambda _run: None
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Time a step of a sync, whether it succeeds or not."""
+        """Time and trace a step of a sync, whether it succeeds or not."""
         started_s = self.clock.monotonic_s()
         try:
-            yield
+            with tracing.step(name):
+                yield
         finally:
             self.observe_step(name, self.clock.monotonic_s() - started_s)
 
-    def open_state(self, version: int | None = None) -> AbstractContextManager[TableState]:
+    @contextmanager
+    def open_state(self, version: int | None = None) -> Iterator[TableState]:
         """Open the Delta table's state at `version`, or the newest; see `Runner.open_state`."""
-        return self.runner.open_state(self.log, self.storage, version)
+        with ExitStack() as opened:
+            with tracing.step("state"):
+                state = opened.enter_context(self.runner.open_state(self.log, self.storage, version))
+            yield state
 
     def target_properties(self, table: Table) -> dict[str, str]:
         """Return FileIO properties for the Iceberg table's files, with the catalog's properties for this table."""

@@ -9,6 +9,7 @@ from functools import partial
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 
+from daemon import tracing
 from daemon.delta.actions import AddFile
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange
@@ -61,10 +62,12 @@ def show_state(
         context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
     operation = None if existing is None else RESTORED
     with Transaction(context, record, table, shape.definition, to_version=state.version) as transaction:
-        answers = _write_manifests(context, transaction, state, shape, table)
+        with tracing.step("manifests"):
+            answers = _write_manifests(context, transaction, state, shape, table)
         written = [answer.written for answer in answers]
         shape = shape.with_hidden(frozenset().union(*(manifest.hidden for manifest in written)))
-        dvs, completed = _write_deletions(context, transaction, state, shape, answers)
+        with tracing.step("translate"):
+            dvs, completed = _write_deletions(context, transaction, state, shape, answers)
         delta = replace(
             completed.delta,
             written_manifests=[manifest.manifest for manifest in written],

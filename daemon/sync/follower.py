@@ -15,6 +15,7 @@ import structlog
 from pyiceberg.table import Table
 
 from daemon import log as events
+from daemon import tracing
 from daemon.config.settings import NoticeKind
 from daemon.config.share import ALL
 from daemon.delta.actions import Commit
@@ -39,6 +40,7 @@ from daemon.errors import (
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.schema_changes import Layout, describe_changes, layout_of
+from daemon.lineage.runs import Run, Written, catalog_place
 from daemon.outbox import make_notice
 from daemon.sync.advance import advance
 from daemon.sync.context import TableContext, as_sync_errors
@@ -157,7 +159,7 @@ class Follower:
         table = self._find_table(record, full)
         record = end_intents(context, record, table)
         if table is None:
-            return first_sync(context, record)
+            return self._show_whole("first sync", record)
         check_ours(context, record, table)
         check_format_version(settings, table)
         check_places(table.metadata.location, table.properties, context.location)
@@ -238,9 +240,42 @@ class Follower:
         """Write the whole table anew from Delta's state, without relying on the table or the state store."""
         _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
         before = layout_of(table)
-        shown, result = first_sync(self._context, record, table)
+        shown, result = self._show_whole("resync", record, table)
         self._tell_changes(before, shown)
         return shown, result
+
+    def _show_whole(self, step: str, record: TableRecord, table: Table | None = None) -> tuple[Shown, SyncResult]:
+        """Show Delta's whole newest state in one snapshot, in a new Iceberg table or in `table`."""
+        started_ms = self._context.clock.now_ms()
+        with tracing.step(step):
+            shown, result = first_sync(self._context, record, table)
+        self._publish(shown, result, started_ms)
+        return shown, result
+
+    def _publish(self, shown: Shown, result: SyncResult, started_ms: int) -> None:
+        """Tell the lineage of what is shown now."""
+        context, record, snapshot, written = self._context, shown.record, shown.table.current_snapshot(), None
+        if result.snapshots and snapshot and snapshot.summary:
+            rows, size_bytes, files = (
+                int(snapshot.summary.get(key, 0) or 0)
+                for key in ("added-records", "added-files-size", "added-data-files")
+            )
+            written = Written(rows, size_bytes, files)
+        context.publish(
+            Run(
+                table=record.name,
+                source=record.source,
+                target=record.target,
+                started_ms=started_ms,
+                ended_ms=context.clock.now_ms(),
+                version=record.synced_version,
+                snapshot_id=record.snapshot_id,
+                location=shown.table.location(),
+                catalog=catalog_place(context.properties),
+                schema=shown.table.schema(),
+                written=written,
+            )
+        )
 
     def _tell_changes(self, before: Layout, shown: Shown) -> None:
         """Log and announce the columns that differ from those of `before`, which readers may have relied on."""
@@ -462,13 +497,16 @@ class Follower:
         else:
             before = remembered_account(context, shown.record)
             check = partial(check_state, totals)
-        layout = layout_of(shown.table)
+        layout, started_ms = layout_of(shown.table), context.clock.now_ms()
         try:
-            shown, result = advance(context, shown, commits, before, check)
+            with tracing.step("snapshot") as span:
+                shown, result = advance(context, shown, commits, before, check)
+                span.report(result.figures())
         except SyncError as error:
             # If the error names no file, the refused contents are in the commit file itself.
             path = self._context.log.commit_path(version) if isinstance(error, Unsupported | CorruptInput) else None
             raise error.located(version=version, path=path) from error.__cause__
+        self._publish(shown, result, started_ms)
         if any(commit.metadata for commit in commits):
             self._tell_changes(layout, shown)
         return shown, result

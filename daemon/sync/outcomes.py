@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
 from msgspec.structs import replace as with_fields
@@ -53,6 +53,10 @@ class SyncResult:
     delete_files_removed: int = 0
     positions_added: int = 0
     more: bool = False
+
+    def figures(self) -> dict[str, str | int | bool | None]:
+        """Return all but the outcome, for the log and for traces."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "outcome"}
 
     def with_more(self, more: bool) -> SyncResult:
         return replace(self, more=more)

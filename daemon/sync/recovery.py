@@ -20,6 +20,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
 from daemon import log as events
+from daemon import tracing
 from daemon.delta.actions import Commit, RemoveFile
 from daemon.delta.checksum import Totals
 from daemon.delta.protocol import check_protocol
@@ -187,6 +188,7 @@ def _target_changed(context: TableContext, table: Table, what: str) -> TargetCha
     )
 
 
+@tracing.step("rebuild")
 def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Marker) -> Shown:
     """Rebuild the state store from Iceberg's manifests and Delta's state at the version that they show.
 

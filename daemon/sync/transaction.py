@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
@@ -25,6 +25,7 @@ from uuid import uuid4
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 
+from daemon import tracing
 from daemon.errors import PipelineAway, SyncError
 from daemon.iceberg.account import Account, account_of, check_account
 from daemon.iceberg.puffin import SUFFIX
@@ -41,8 +42,9 @@ from state import FileKind, FileStatus, Intent, LiveFile, OrphanReason, Outcome,
 class Transaction:
     """One change of the table of `record`. Used as a `with` block: an error abandons the change.
 
-    `definition` is the table's new definition, needed to write files. `step` times a step by its name. `id` is the
-    intent's and the snapshot's id. Call `begin` first, and one of `show`, `show_whole`, `define` and `expire` last.
+    `definition` is the table's new definition, needed to write files. `step` times or traces a step by its name. `id`
+    is the intent's and the snapshot's id. Call `begin` first, and one of `show`, `show_whole`, `define` and `expire`
+    last.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Transaction:
         *,
         from_version: int | None = None,
         to_version: int,
-        step: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        step: Callable[[str], AbstractContextManager[object]] = tracing.step,
     ) -> None:
         self._context = context
         self._step = step
@@ -173,7 +175,8 @@ class Transaction:
         outcome = with_fields(outcome, metadata_location=table.metadata_location)
         store, at_ms = self._context.store, self._context.clock.now_ms()
         delete_files = outcome.added_delete_files
-        store.record_rebuilt(with_fields(outcome, added_delete_files=()), live_files, delete_files, at_ms=at_ms)
+        with self._step("record"):
+            store.record_rebuilt(with_fields(outcome, added_delete_files=()), live_files, delete_files, at_ms=at_ms)
         return Shown(remembered(self._record, outcome), table)
 
     def define(self, definition: Definition, outcome: Outcome) -> Shown:

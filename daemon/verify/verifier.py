@@ -54,7 +54,7 @@ class Verifier:
         if scope.level is not Level.METADATA:
             # Deeper levels need Spark anyway, and Delta's own reading of its log does not share a fault of ours.
             runner = replace(runner, settings=runner.settings.model_copy(update={"engine": "spark"}))
-        with runner.open_state(context.log, context.storage, marker.version) as state:
+        with replace(context, runner=runner).open_state(marker.version) as state:
             if state.metadata.id != marker.delta_table_id:
                 raise Unsupported(
                     f"the snapshot shows an earlier Delta table at this location (id {marker.delta_table_id})",

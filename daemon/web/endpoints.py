@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import version
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -18,13 +18,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from daemon.errors import SyncError
-from daemon.outbox import SinkCounts
 from daemon.status.board import Board
 from daemon.status.table_status import iso_time, run_status
 from daemon.sync.verbs import Verb
 from daemon.web.answers import Accepted, DaemonInfo, DayPoint, Liveness, Problem, Readiness, TableDetail
 from daemon.web.listing import Query, list_tables
-from daemon.web.metrics import make_metrics
+from daemon.web.metrics import make_registry
 from daemon.web.openapi import make_document
 from daemon.web.page import render_missing, render_table, render_tables
 from state import Sample, StateUnavailable
@@ -42,8 +41,7 @@ PAGE_POLICY = (
 def make_app(
     board: Board,
     *,
-    is_spark_up: Callable[[], bool] = lambda: False,
-    count_notices: Callable[[], Sequence[SinkCounts]] = lambda: [],
+    registry: CollectorRegistry | None = None,
     ask: Callable[[str, Verb], str] = lambda _name, _verb: "",
     token: str | None = None,
     process: str = "",
@@ -56,7 +54,7 @@ def make_app(
     describe this process and its state database; `host` is this machine's name by default.
     """
     host = host or socket.gethostname()
-    read_metrics, document = make_metrics(board, is_spark_up, count_notices), make_document()
+    registry, document = registry or make_registry(board), make_document()
 
     async def livez(_: Request) -> Response:
         silent_s = board.silent_s()
@@ -137,7 +135,7 @@ def make_app(
         return _html(render_table(status, timeline, read, query=query, daemon=describe(), now_ms=board.now_ms()))
 
     async def metrics(_: Request) -> Response:
-        return Response(read_metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return Starlette(
         routes=[

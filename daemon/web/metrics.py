@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
-from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -148,14 +148,16 @@ class BoardCollector(Collector):
             yield gauge
 
 
-def make_metrics(
-    board: Board, is_spark_up: Callable[[], bool], count_notices: Callable[[], Sequence[SinkCounts]]
-) -> Callable[[], bytes]:
-    """A function that returns the current metrics as Prometheus reads them."""
+def make_registry(
+    board: Board,
+    is_spark_up: Callable[[], bool] = lambda: False,
+    count_notices: Callable[[], Sequence[SinkCounts]] = lambda: [],
+) -> CollectorRegistry:
+    """What collects the current metrics, for `/metrics` and for telemetry."""
     # When a counter began is of no use here, and would double the number of series.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     registry.register(BoardCollector(board, is_spark_up, count_notices))
     # CPU, memory and open files of this process, from /proc; Spark's JVM is another.
     ProcessCollector(registry=registry)
-    return lambda: generate_latest(registry)
+    return registry

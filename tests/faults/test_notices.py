@@ -129,7 +129,7 @@ def test_what_happens_to_tables_is_told(world: World) -> None:
         # The receiver that nobody is held neither the tables nor the other receiver up.
         assert 'dvsync_notices_waiting{sink="notify[1]"} 2.0' in metrics
         assert running.told("notice.failed", sink="notify[1]")["notice"] == "parked"
-        assert {each.get("Authorization") for each in world.receiver.headers} == {f"Bearer {SECRET}", None}
+        assert {each.get("authorization") for _, each in world.receiver.sent} == {f"Bearer {SECRET}", None}
         shown = json.dumps(running.lines) + metrics + command(world.config, "config", "check").stdout
         assert SECRET not in shown
         assert f"{world.receiver.url}/told" not in shown

@@ -50,7 +50,7 @@ def test_a_refused_notice_is_sent_again_before_later_ones_of_its_table(server: R
     box.put(notice(NoticeKind.RECOVERED))
     until(lambda: len(texts(server)) == 2, "both notices")
     assert [each["event"] for each in server.taken["/"]] == ["parked", "recovered"]
-    assert {each["Authorization"] for each in server.headers} == {"Bearer x"}
+    assert {each["authorization"] for _, each in server.sent} == {"Bearer x"}
     until(lambda: box.counts()[0].sent == 2, "the count")
     assert box.counts()[0].waiting == 0
     box.close(5)

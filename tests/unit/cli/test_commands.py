@@ -473,6 +473,8 @@ HEAVY = {
     "alembic",
     "apscheduler",
     "numpy",
+    "openlineage",
+    "opentelemetry",
     "pandas",
     "pyarrow",
     "pyiceberg",

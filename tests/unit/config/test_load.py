@@ -195,12 +195,37 @@ def test_a_token_that_could_be_guessed_and_half_a_certificate_are_faults(load):
             'notify: [{url: "https://h/", headers: {authorization: "Bearer secret\\n"}}]',
             "notify[0].headers.authorization",
         ),
+        ("lineage: [{url: 'https://user:secret@h/'}]", "lineage[0].url"),
+        ("telemetry: {endpoint: 'grpc://secret:4317'}", "telemetry.endpoint"),
+        ("telemetry: {endpoint: 'http://h', headers: {authorization: 'sécret'}}", "telemetry.headers.authorization"),
     ],
 )
 def test_what_http_cannot_send_is_told_without_showing_it(load, text, place):
     """At the first notice, the HTTP client would quote it in its error."""
     (fault,) = faults_of(load, ONE_CATALOG + text)
     assert fault.startswith(f"{place}: ") and "cret" not in fault
+
+
+def test_a_missing_extra_is_named(load, monkeypatch):
+    """Only if it is switched on, and without an import of it."""
+    monkeypatch.setattr("daemon.config.load.distributions", lambda name: [])
+    assert load(ONE_CATALOG).telemetry.endpoint is None
+    text = "telemetry: {endpoint: 'http://h:4318'}\nlineage: [{url: 'http://h/'}]\n"
+    assert faults_of(load, ONE_CATALOG + text) == [
+        "telemetry: needs opentelemetry-exporter-otlp-proto-http, which is not installed: "
+        "`pip install 'dvsync[telemetry]'`",
+        "lineage: needs openlineage-python, which is not installed: `pip install 'dvsync[lineage]'`",
+    ]
+
+
+def test_secrets_of_telemetry_and_lineage_are_masked(load):
+    settings = load(
+        ONE_CATALOG + "telemetry: {endpoint: 'http://h:4318', headers: {api-key: hidden-1}}\n"
+        "lineage: [{url: 'http://h/hidden-2', headers: {Authorization: hidden-3}}]\n"
+    )
+    assert "hidden" not in str(settings.redacted())
+    assert {"hidden-1", "http://h/hidden-2", "hidden-3"} <= settings.secrets()
+    assert settings.redacted()["telemetry"]["endpoint"] == "http://h:4318"
 
 
 @pytest.mark.parametrize("duration", ["10", "10.5", "soon", "''", "-5s", "0s", "2d", "null"])

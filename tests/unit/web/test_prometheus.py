@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from daemon.status.table_status import Observation
 from daemon.sync.outcomes import SyncOutcome, SyncResult
-from daemon.web.metrics import make_metrics
+from daemon.web.metrics import make_registry
 from state import SHARES, FileKind, FileStatus, ProofRecord, TableCounts, TableRecord, WrittenCount
 from tests.kit.boards import board_of
 from tests.kit.tools import find_tool
@@ -44,7 +45,7 @@ def metrics() -> str:
     board.activity.count_sync("orders", SyncResult(SyncOutcome.ADVANCED, 1, 2, snapshots=1))
     board.activity.count_failure("orders", "CatalogAway")
     board.activity.observe_step("commit", 0.1)
-    return make_metrics(board, lambda: False, list)().decode()
+    return generate_latest(make_registry(board)).decode()
 
 
 @pytest.fixture
