@@ -577,7 +577,7 @@ class TelemetrySettings(_Frozen):
         description=(
             "Base address of a receiver of OTLP by HTTP, such as an OpenTelemetry collector; `/v1/traces` and"
             " `/v1/metrics` are added. Unset: nothing is sent. Needs the extra `dvsync[telemetry]`; see"
-            " [telemetry](operations.md#telemetry)."
+            " [telemetry](monitoring.md#telemetry)."
         ),
     )
     headers: Properties = Field(default_factory=dict, description="Headers of the requests, such as Authorization.")
@@ -678,7 +678,7 @@ class Settings(BaseSettings):
     lineage: tuple[LineageSettings, ...] = Field(
         (),
         description=(
-            "Who gets [OpenLineage](operations.md#lineage) events: which Delta version became which Iceberg snapshot."
+            "Who gets [OpenLineage](monitoring.md#lineage) events: which Delta version became which Iceberg snapshot."
             " Needs the extra `dvsync[lineage]`."
         ),
     )
