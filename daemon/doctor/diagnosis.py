@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
-from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructType, TimestamptzType
+from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructType
 
 from daemon.config.settings import TableSettings
 from daemon.delta.actions import Metadata
@@ -51,6 +51,14 @@ FEATURES_V3 = {
 # PyIceberg's setting `downcast-ns-timestamp-to-us-on-write`, which it also obeys when it reads.
 DOWNCAST = "PYICEBERG_DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE"
 ROW_IDS_UNMAPPED = "_row_id is Iceberg's own: with column mapping, Delta's row ids have no field id in the files"
+# What the choice of the format version means for readers. docs/formats.md has it in figures.
+VECTOR_READERS = "Spark 4.1 with Iceberg 1.12, PyIceberg 0.12, Polars 2.1 and DuckDB 1.5.5"
+FORMAT_VERSIONS = {
+    2: "2: position-delete files, which all readers of Iceberg tables know. With format_version: 3, deletions become "
+    f"vectors, one for each data file, which stay fast to read without compaction; {VECTOR_READERS} read them",
+    3: f"3: deletion vectors, which {VECTOR_READERS} read. Readers that know only version 2 cannot read the table, and "
+    "there is no way back",
+}
 FOR_WRITERS = "concerns writers only"
 CHAR_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
 
@@ -152,6 +160,8 @@ def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding
         check_protocol(protocol)
     except SyncError as error:
         yield _refused("protocol", error)
+    if "deletionVectors" in (protocol.reader_features or ()):
+        yield Finding(Verdict.NOTE, "format version", FORMAT_VERSIONS[settings.format_version])
     for feature in sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())}):
         if feature in READER_FEATURES or feature not in (protocol.reader_features or ()):
             yield Finding(Verdict.FOLLOWED, f"feature {feature}", features.get(feature, FOR_WRITERS))
@@ -233,9 +243,9 @@ def _readers(
         yield ReaderTrouble("Daft", "cannot read files without field ids, and these files have none")
     if settings.delete_granularity == "partition" and settings.format_version == 2:
         yield ReaderTrouble("Polars (native)", "refuses delete files that apply to several data files")
-    zoned = [field.name for field in schema.schema.fields if isinstance(field.field_type, TimestamptzType)]
-    if zoned and settings.format_version > 2:
-        text = f"{', '.join(zoned)}: in format version 3, INT96 timestamps need the environment variable "
+    if files.int96_columns and settings.format_version > 2:
+        columns = ", ".join(sorted(files.int96_columns))
+        text = f"{columns}: in format version 3, INT96 timestamps need the environment variable "
         yield ReaderTrouble("PyIceberg, Polars (with PyIceberg)", f"{text}{DOWNCAST}=true")
     if files.int96_columns:
         text = f"{', '.join(sorted(files.int96_columns))}: INT96 values before 1677 or after 2262 are wrong; "

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from daemon import errors, log
 from daemon.config.keys import render_keys
+from daemon.doctor.diagnosis import VECTOR_READERS
 from daemon.spark.jars import ICEBERG_JAR
 from daemon.status.activity import AMOUNTS
 from daemon.web.metrics import GAUGES, MAINTENANCE, WRITTEN
@@ -41,6 +42,12 @@ def test_the_versions_of_tested_readers_are_the_installed_ones() -> None:
     packages = {"Spark": "pyspark", "PyIceberg": "pyiceberg", "Polars": "polars", "DuckDB": "duckdb", "chdb": "chdb"}
     readers = [f"{reader} {version(package)}" for reader, package in packages.items()]
     assert [reader for reader in (*readers, f"Iceberg {ICEBERG_JAR.rpartition(':')[2]}") if reader not in told] == []
+
+
+def test_doctor_names_the_versions_of_readers_that_are_tested() -> None:
+    packages = {"Spark": "pyspark", "PyIceberg": "pyiceberg", "Polars": "polars"}
+    readers = [f"{reader} {'.'.join(version(package).split('.')[:2])}" for reader, package in packages.items()]
+    assert [each for each in (*readers, f"DuckDB {version('duckdb')}") if each not in VECTOR_READERS] == []
 
 
 def test_links_lead_somewhere() -> None:
