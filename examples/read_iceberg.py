@@ -1,4 +1,4 @@
-"""Read the tables of `make demo` with three engines: `python examples/read_iceberg.py [demo]`."""
+"""Read a table of `make demo` with PyIceberg and Polars: `python examples/read_iceberg.py [demo]`."""
 
 from __future__ import annotations
 

@@ -244,14 +244,14 @@ def status(
 def _find_statuses(context: typer.Context, config: Path | None) -> tuple[list[str], list[TableStatus]]:
     """Return lines about the daemon, and every table as the daemon shows it, or else by the state database."""
     from daemon.cli.report import ask_for_tables  # noqa: PLC0415
-    from daemon.cli.tables import read_statuses  # noqa: PLC0415
+    from daemon.cli.tables import find_moved, read_statuses  # noqa: PLC0415
 
     settings = _load(context, config, quiet=True)
     report = ask_for_tables(settings)
     if report.statuses is not None:
         return report.lines, report.statuses
     settings = _load_with_found(context, config)
-    lines = [*report.lines, "what follows is from the state database"]
+    lines = [*report.lines, "what follows is from the state database", *find_moved(settings)]
     if settings.share.count > 1:
         others = sum(not settings.share.owns(table.target) for table in settings.tables)
         lines.append(f"share {settings.share}; tables of other shares: {others}")
@@ -348,8 +348,9 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     config: ConfigPath = None,
 ) -> None:
-    """Prove that the Iceberg tables show what the Delta tables have. Changes nothing; exit code 1 if one does not.
+    """Prove that the Iceberg tables show Delta's rows.
 
+    Changes nothing; the exit code is 1 if a table differs.
     Compares files, counts, bounds and delete files, and then, with Spark's Iceberg reader, which rows of each file are
     there.
     """

@@ -202,7 +202,7 @@ def verdict_line(name: str, verdict: CycleResult) -> str:
     result = verdict.result
     if result is None or result.outcome is SyncOutcome.WAITING:
         return f"{name}: the Delta table is not there yet"
-    if result.outcome is SyncOutcome.UNCHANGED and result.from_version == result.to_version:
+    if result.outcome is SyncOutcome.UNCHANGED:
         return f"{name}: up to date at version {result.to_version}"
     arrived = f"version {result.to_version}"
     if result.from_version is not None and result.from_version != result.to_version:

@@ -127,6 +127,18 @@ def read_statuses(settings: Settings) -> list[TableStatus]:
         return statuses
 
 
+def find_moved(settings: Settings) -> list[str]:
+    """Describe the tables that the state database knows by these names at other places. Raises StateUnavailable."""
+    with open_store(settings) as store:
+        known = {record.name: record for record in store.list_tables()}
+    return [
+        f"{table.name}: the state database has this name for {known[table.name].source} -> {known[table.name].target};"
+        f" {table.source} -> {table.target} counts as a new table"
+        for table in settings.tables
+        if table.name in known and find_record([known[table.name]], table) is None
+    ]
+
+
 def find_gone(settings: Settings, store: TableStore) -> list[TableRecord]:
     """Return the tables of our share in the state database that no entry or pattern leads to.
 

@@ -192,7 +192,7 @@ def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
     assert json.loads(dvsync("status", "--json").output)[0]["state"] == "paused"
     assert dvsync("resume", "t").output == "t: resumed\n"
     assert dvsync("resume", "t").output == "t: was neither parked nor paused; nothing to do\n"
-    assert dvsync("sync").output.startswith("t: unchanged, version 6")
+    assert dvsync("sync").output.startswith("t: up to date at version 6")
     assert dvsync("resync", "t").output == "t: is written anew by its next sync\n"
     assert followed.store.list_tables()[0].resync_wanted
     for command in ("pause", "resync"):
@@ -446,6 +446,14 @@ def test_status_of_some_tables(four_states: Path, dvsync):
     assert dvsync("status", "lake.bda").exit_code == 2
     assert "Did you mean lake.bad or " in dvsync("status", "lake.bda").stderr
     assert dvsync("status", "--state", "well").exit_code == 2
+
+
+def test_a_state_of_another_place_is_told(followed: Bench, dvsync):
+    """As after a folder with state and tables was copied: nothing is lost, and the line says what it counts as."""
+    status = dvsync("status", config=FOLLOWED.replace("data/t", "data/moved"))
+    assert f"t: the state database has this name for {followed.source} -> lake.t" in status.stderr
+    assert "counts as a new table" in status.stderr
+    assert "counts as" not in dvsync("status", config=FOLLOWED).stderr
 
 
 def test_history(tmp_path: Path, dvsync):
