@@ -456,6 +456,15 @@ def test_a_state_of_another_place_is_told(followed: Bench, dvsync):
     assert "counts as" not in dvsync("status", config=FOLLOWED).stderr
 
 
+def test_an_iceberg_table_that_is_still_written_is_not_dropped(followed: Bench, dvsync):
+    """A table that is gone may have had the target of one that is followed now."""
+    config = FOLLOWED.replace("name: t", "name: again")
+    refused = dvsync("forget", "t", "--drop", config=config)
+    assert (refused.exit_code, "t: its Iceberg table lake.t is the target of again" in refused.stderr) == (2, True)
+    assert followed.iceberg().metadata_location
+    assert dvsync("forget", "t").output == "t: forgotten\n"
+
+
 def test_history(tmp_path: Path, dvsync):
     """A table's last syncs, the newest first, and its errors."""
     table = HandmadeTable(tmp_path / "data" / "a")
