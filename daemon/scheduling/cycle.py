@@ -45,12 +45,13 @@ class _Wait:
     """A table that failed, and that a newer Delta version may mend. Times are on the monotonic clock.
 
     `retry_at_s` is None for a parked table. Of the versions after `tried_version`, none has been tried yet; None if
-    no version is known. They are tried from `newer_at_s` on.
+    no version is known. They are tried from `newer_at_s` on. `has_newer` says that one of them waits for a slot.
     """
 
     retry_at_s: float | None
     tried_version: int | None
     newer_at_s: float
+    has_newer: bool = False
 
 
 def is_held(record: TableRecord) -> bool:
@@ -219,14 +220,17 @@ class TableCycle:
         wait = self._wait
         if wait is None or self._record.paused or self._clock.monotonic_s() < wait.newer_at_s:
             return False
+        if wait.has_newer:
+            return True
         try:
             newest = self._follower.find_newest(wait.tried_version)
         except Exception as error:
             _log.debug(events.SOURCE_UNSEEN, table=self.name, reason=str(error))
             return False
-        self._wait = dataclasses.replace(wait, tried_version=newest)
         if newest is None or wait.tried_version is None or newest <= wait.tried_version:
+            self._wait = dataclasses.replace(wait, tried_version=newest)
             return False
+        self._wait = dataclasses.replace(wait, tried_version=newest, has_newer=True)
         _log.info(events.TABLE_TRIED, table=self.name, version=newest)
         self._follower.compare(f"version {newest} may lack what was refused before")
         return True

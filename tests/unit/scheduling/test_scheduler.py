@@ -383,6 +383,22 @@ def test_a_newer_version_is_tried_at_once_and_then_ever_less_often(bench, kind):
     assert bench.store.list_tables()[0].error is None
 
 
+def test_a_newer_version_waits_for_a_slot(bench):
+    """While other tables sync, the try is not lost."""
+    bench.poll()
+    bench.follower.newest, bench.follower.fails = 1, Unsupported("cannot", hint="Mend it.", version=1)
+    bench.poll(after_s=1)
+    bench.follower.newest, bench.follower.fails = 2, None
+    assert bench.slots.try_take("another")
+    for _ in range(3):
+        bench.poll(after_s=1)
+    assert (bench.status.state, bench.follower.comparisons) == ("parked", 1)
+    bench.slots.give_back()
+    bench.poll(after_s=1)
+    bench.poll(after_s=1)
+    assert bench.status.state == "synced"
+
+
 def test_a_paused_table_tries_no_newer_version(bench):
     bench.poll()
     bench.follower.newest, bench.follower.fails = 1, Unsupported("cannot", hint="Mend it.", version=1)
