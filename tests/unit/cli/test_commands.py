@@ -257,6 +257,30 @@ def test_config_check_tells_every_fault_on_its_own_line(dvsync):
     assert [line.partition(":")[0] for line in result.stderr.splitlines()][:3] == ["health.port", "log.level", "bogus"]
 
 
+def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: Path):
+    """Each place has its line, and a fault its hint; what is well does not hide what is not."""
+    config = FOLLOWED + "pipeline: {engine: local}\n"
+    well = dvsync("config", "check", "--connect", config=config)
+    assert well.exit_code == 0
+    for line in ("state database: can be written", "catalog local: answers; 1 namespaces", "table t: file://"):
+        assert f"\n{line}" in well.stdout, well.stdout
+    (tmp_path / "lake" / "no name").mkdir(parents=True)
+    HandmadeTable(tmp_path / "lake" / "no name").create()
+    rest = 'catalogs: {away: {type: rest, uri: "http://127.0.0.1:1"}, '
+    patterns = "".join(
+        f"- {{source: '{folder}/*/', target: '{folder}.{{name}}', catalog: local}}\n" for folder in ("lake", "lakee")
+    )
+    faulty = config.replace("catalogs: {", rest).replace("target: lake.t,", "target: lake.t, catalog: local,")
+    tried = dvsync("config", "check", "--connect", config=faulty.replace("pipeline:", f"{patterns}pipeline:"))
+    assert tried.exit_code == 1
+    for line in ("catalog away: it does not answer: ", "catalog local: answers", "patterns: the folder is not there"):
+        assert f"\n{line}" in tried.stdout, tried.stdout
+    assert "no name is not followed" in tried.stdout
+    assert "Check the catalog's address, credentials and health." in tried.stdout
+    with state_held(followed.state_file):
+        assert f"in use by process {os.getpid()} " in dvsync("config", "check", "--connect", config=config).stdout
+
+
 def test_config_check_says_what_it_found(dvsync):
     """The tables with source, target and interval."""
     result = dvsync("config", "check", config=TWO_TABLES)
