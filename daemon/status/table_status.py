@@ -160,8 +160,8 @@ def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int) ->
         kind="TableGone",
         message="no entry or pattern of the configuration leads to this table any more; its Iceberg table stays as it "
         "was, and reading it fails where Delta's files are gone",
-        hint=f"Restore the Delta table or its entry, or run `dvsync forget {record.name}`, which keeps {record.target} as "
-        "it is; with --drop, it removes that table, too.",
+        hint=f"Restore the Delta table or its entry, or run `dvsync forget {record.name}`: it keeps the Iceberg table "
+        f"{record.target} as it is, or with --drop removes it, too.",
         version=None,
         since_ms=record.last_synced_at_ms or now_ms,
         consecutive=1,
