@@ -188,7 +188,7 @@ def run_lines(runs: Sequence[SyncRun]) -> list[str]:
                 f" delete files +{run.delete_files_added}, positions +{run.positions_added}"
             )
         lines.append(line)
-    return lines or ["no sync yet"]
+    return lines or ["no sync is recorded yet"]
 
 
 def verdict_line(name: str, verdict: CycleResult) -> str:
