@@ -50,7 +50,7 @@ from daemon.iceberg.manifests import (
     write_manifest,
     write_manifest_list,
 )
-from daemon.iceberg.pyiceberg_ext.records import data_file_record, entry_record, manifest_record
+from daemon.iceberg.pyiceberg_ext.records import data_file_record, entry_record, manifest_record, values_of
 from tests.kit.made import BY_PART, SCHEMA, UNPARTITIONED, data_file, delete_file, read_avro
 
 IO = PyArrowFileIO()
@@ -362,6 +362,11 @@ def test_a_manifest_list_as_pyiceberg_reads_it(tmp_path: Path) -> None:
     assert [header[name] for name in names] == [str(SNAPSHOT), "8", "4", "2"]
 
 
+def plain(manifest: ManifestFile) -> list[Any]:
+    """All values of a record; two records are equal for PyIceberg if their paths are."""
+    return [[*map(values_of, each)] if isinstance(each, list) else each for each in values_of(manifest)]
+
+
 @pytest.mark.parametrize("format_version", [2, 3])
 def test_records_of_a_list_that_differ_in_one_field_stay_apart(tmp_path: Path, format_version: int) -> None:
     """Encoded records are remembered by their fields: each comes back with its own, also when written again."""
@@ -406,7 +411,7 @@ def test_records_of_a_list_that_differ_in_one_field_stay_apart(tmp_path: Path, f
         )
         found = read_manifest_list(IO, path)
         for record, wanted in zip(found, fields, strict=True):
-            assert record == manifest_record(**wanted)
+            assert plain(record) == plain(manifest_record(**wanted))
 
 
 def test_a_long_list_is_remembered_until_a_verification(tmp_path: Path) -> None:
@@ -418,13 +423,13 @@ def test_a_long_list_is_remembered_until_a_verification(tmp_path: Path) -> None:
         write_manifest_list(IO, path, many, snapshot_id=SNAPSHOT, parent_snapshot_id=None, sequence_number=4)
 
     write_list()
-    remembered = read_manifest_list(IO, path)
+    remembered = [*map(plain, read_manifest_list(IO, path))]
     forget_metadata()
-    assert read_manifest_list(IO, path) == remembered
-    assert {manifest.sequence_number for manifest in remembered} == {4}
+    assert [*map(plain, read_manifest_list(IO, path))] == remembered
+    assert {manifest.sequence_number for manifest in read_manifest_list(IO, path)} == {4}
     write_list()
     Path(path.removeprefix("file://")).write_bytes(b"damaged")
-    assert read_manifest_list(IO, path) == remembered
+    assert [*map(plain, read_manifest_list(IO, path))] == remembered
     forget_metadata()
     with pytest.raises(TargetUnreadable):
         read_manifest_list(IO, path)
