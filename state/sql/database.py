@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -27,6 +28,8 @@ _POSTGRESQL_WRITE_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('dvsync.wri
 # A process that is suspended inside a transaction must not block the others for ever.
 _POSTGRESQL_IDLE_MAX = text("SET LOCAL idle_in_transaction_session_timeout = '60s'")
 
+T = TypeVar("T")
+
 
 class Database:
     """Transactions on one database, for many threads: readers side by side, one writer at a time."""
@@ -42,6 +45,7 @@ class Database:
             # With PostgreSQL's default, each statement of a transaction could see another state.
             self._readers = engine.execution_options(isolation_level="REPEATABLE READ")
         self._one_writer = threading.Lock()
+        self._writes = 0
         self._before_write: Callable[[Connection], None] = lambda _: None
 
     @classmethod
@@ -69,12 +73,25 @@ class Database:
         """Open a transaction. It commits at the end, or rolls back after an exception. Raises StateUnavailable."""
         # SQLite's own waiting is unfair and gives up after the busy timeout: our threads queue here instead.
         with self._one_writer, self._translated(), self._writers.begin() as connection:
+            self._writes += 1
             if self._is_postgresql:
                 # Like SQLite's write lock: writers of other processes queue here, until the end of the transaction.
                 connection.execute(_POSTGRESQL_IDLE_MAX)
                 connection.execute(_POSTGRESQL_WRITE_LOCK)
             self._before_write(connection)
             yield connection
+
+    def paced(self, batches: Iterable[T]) -> Iterator[T]:
+        """Yield batches, for one `write` each. If other threads write meanwhile, sleep as long as a batch has taken.
+
+        Otherwise a long series would hold the lock, and the interpreter, for most of the time.
+        """
+        writes, began_s = self._writes, time.monotonic()
+        for batch in batches:
+            yield batch
+            if self._writes > writes + 1:
+                time.sleep(time.monotonic() - began_s)
+            writes, began_s = self._writes, time.monotonic()
 
     def check_before_write(self, check: Callable[[Connection], None]) -> None:
         """Run `check` at the start of each later write. If it raises, the transaction writes nothing."""

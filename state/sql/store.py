@@ -6,6 +6,7 @@ A verb that touches every file of a table is several short transactions, any oth
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Self
 
 import msgspec
@@ -49,7 +50,7 @@ from state.sql.models import (
 from state.sql.reads import live_file, read_delete_files, read_deletions, read_worst_files, select_live_files
 
 READ_BATCH_MAX = 5_000
-WRITE_BATCH_MAX = 5_000
+WRITE_BATCH_MAX = 2_000
 
 # The columns of a table that are JSON.
 _DECODERS = {
@@ -201,10 +202,10 @@ class SqlStateStore:
 
     def _remove_live_files(self, table_id: int) -> None:
         # A transaction for each batch: the writes of all other tables would wait for a single long one.
-        more = True
-        while more:
+        for _ in self._database.paced(repeat(None)):
             with self._database.write() as connection:
-                more = sql_files.remove_some_live_files(connection, table_id, WRITE_BATCH_MAX)
+                if not sql_files.remove_some_live_files(connection, table_id, WRITE_BATCH_MAX):
+                    return
 
     def rename_table(self, table_id: int, name: str) -> None:
         with self._database.write() as connection:
@@ -333,13 +334,13 @@ class SqlStateStore:
             sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
         # A transaction for each batch, as in `_remove_live_files`.
         self._remove_live_files(table_id)
-        for file_batch in batched(live_files, WRITE_BATCH_MAX):
+        for file_batch in self._database.paced(batched(live_files, WRITE_BATCH_MAX)):
             with self._database.write() as connection:
                 _check_table(connection, table_id)
                 manifests = {file.manifest_path for file in file_batch}
                 manifest_ids = sql_files.write_live_manifests(connection, table_id, manifests, at_ms=at_ms)
                 sql_files.write_live_files(connection, table_id, file_batch, manifest_ids)
-        for delete_file_batch in batched(delete_files, WRITE_BATCH_MAX):
+        for delete_file_batch in self._database.paced(batched(delete_files, WRITE_BATCH_MAX)):
             with self._database.write() as connection:
                 _check_table(connection, table_id)
                 manifests = {file.manifest_path for file in delete_file_batch}

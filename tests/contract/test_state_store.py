@@ -837,6 +837,28 @@ def test_others_write_during_a_rebuild(store: StateStore, table_id: int) -> None
     assert (tables[table_id].paused, tables[table_id].snapshot_id) == (True, 7_002)
 
 
+def test_a_rebuild_gives_way_to_others(sql_store: SqlStateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rebuild sleeps as long as its batches take while others write, and not at all while nobody does."""
+    slept_s: list[float] = []
+    monkeypatch.setattr("state.sql.database.time.sleep", slept_s.append)
+    table_id = sql_store.open_table("t", "s3://delta/t", "sales.t").id
+    other = sql_store.open_table("t0", "s3://delta/t0", "sales.t0").id
+    files = [live_file(f"f{number}") for number in range(3 * WRITE_BATCH_MAX)]
+    sql_store.record_rebuilt(outcome(table_id, 1), files, [], at_ms=1)
+    assert slept_s == []
+
+    def watched() -> Iterator[LiveFile]:
+        for number, file in enumerate(files):
+            if number % WRITE_BATCH_MAX == 0:
+                sql_store.record_paused(other, True)
+            yield file
+
+    began_s = time.monotonic()
+    sql_store.record_rebuilt(outcome(table_id, 1), watched(), [], at_ms=1)
+    assert len(slept_s) == 3
+    assert 0 < sum(slept_s) < time.monotonic() - began_s
+
+
 def test_forgotten_during_a_rebuild(store: StateStore, table_id: int) -> None:
     """A table that is forgotten meanwhile stays forgotten: the rebuild raises LookupError."""
 
