@@ -244,18 +244,19 @@ def status(
 def _find_statuses(context: typer.Context, config: Path | None) -> tuple[list[str], list[TableStatus]]:
     """Return lines about the daemon, and every table as the daemon shows it, or else by the state database."""
     from daemon.cli.report import ask_for_tables  # noqa: PLC0415
-    from daemon.cli.tables import find_moved, read_statuses  # noqa: PLC0415
+    from daemon.cli.tables import read_statuses  # noqa: PLC0415
 
     settings = _load(context, config, quiet=True)
     report = ask_for_tables(settings)
     if report.statuses is not None:
         return report.lines, report.statuses
     settings = _load_with_found(context, config)
-    lines = [*report.lines, "what follows is from the state database", *find_moved(settings)]
+    statuses, moved = read_statuses(settings)
+    lines = [*report.lines, "what follows is from the state database", *moved]
     if settings.share.count > 1:
         others = sum(not settings.share.owns(table.target) for table in settings.tables)
         lines.append(f"share {settings.share}; tables of other shares: {others}")
-    return lines, read_statuses(settings)
+    return lines, statuses
 
 
 @app.command()
@@ -350,9 +351,8 @@ def verify(
 ) -> None:
     """Prove that the Iceberg tables show Delta's rows.
 
-    Changes nothing; the exit code is 1 if a table differs.
     Compares files, counts, bounds and delete files, and then, with Spark's Iceberg reader, which rows of each file are
-    there.
+    there. Changes nothing; the exit code is 1 if a table differs.
     """
     import_arrow()
     from rich.console import Console  # noqa: PLC0415
@@ -559,8 +559,10 @@ def resync(
 
 def _chosen(tables: list[str] | None, every: bool) -> list[str]:
     """The names that a command was given; none for all tables."""
-    if bool(tables) == every:
-        raise typer.BadParameter("name tables, or all with --all" if every is False else "name tables or use --all")
+    if tables and every:
+        raise typer.BadParameter("it does not go with names", param_hint="--all")
+    if not tables and not every:
+        raise typer.BadParameter("name tables, or use --all")
     return tables or []
 
 
@@ -599,12 +601,12 @@ def forget(
     config: ConfigPath = None,
 ) -> None:
     """Remove tables that are gone from the state database. Delta's files stay in any case."""
+    wanted = _chosen(tables, every)
     import_arrow()
     from daemon.cli.operations import forget_tables  # noqa: PLC0415
 
     with _reported_errors():
-        settings = _load_with_found(context, config)
-        for line in forget_tables(settings, _chosen(tables, every), drop=drop):
+        for line in forget_tables(_load_with_found(context, config), wanted, drop=drop):
             _say(line)
 
 

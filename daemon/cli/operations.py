@@ -191,16 +191,14 @@ def forget_tables(settings: Settings, wanted: Sequence[str], *, drop: bool) -> I
             raise ConfigInvalid(
                 "\n".join(f"{name}: the running daemon still follows it" for name in followed), hint=hint
             )
-        taken = {table.target: table.name for table in settings.tables}
-        if drop and any(record.target in taken for record in records):
-            raise ConfigInvalid(
-                "\n".join(
-                    f"{record.name}: its Iceberg table {record.target} is the target of {taken[record.target]}"
-                    for record in records
-                    if record.target in taken
-                ),
-                hint="Forget it without --drop.",
-            )
+        by_target = {table.target: table.name for table in settings.tables}
+        taken = [
+            f"{record.name}: its Iceberg table {record.target} is the target of {by_target[record.target]}"
+            for record in records
+            if record.target in by_target
+        ]
+        if drop and taken:
+            raise ConfigInvalid("\n".join(taken), hint="Forget it without --drop.")
         for record in records:
             dropped = _drop(parts, record) if drop else ""
             parts.store.forget_table(record.id)

@@ -13,7 +13,7 @@ from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.errors import ConfigInvalid, ObjectStoreAway, SyncError, Unsupported
-from daemon.service.discovery import discover, owners_among
+from daemon.service.discovery import discover, gone_among, owners_among
 from daemon.status.table_status import Observation, TableStatus, gone_status, table_status
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import find_record, open_store
@@ -101,10 +101,11 @@ def with_found_tables(settings: Settings) -> tuple[Settings, list[SyncError]]:
     return settings.model_copy(update={"tables": (*found.tables, *found.others)}), troubles
 
 
-def read_statuses(settings: Settings) -> list[TableStatus]:
+def read_statuses(settings: Settings) -> tuple[list[TableStatus], list[str]]:
     """Return each table's status from the state store and its Delta log. Works beside a running daemon.
 
-    If a Delta log cannot be read, the fields that come from it are null. Raises StateStoreAway.
+    If a Delta log cannot be read, the fields that come from it are null. The second list describes the tables whose
+    names the state store has for other places. Raises StateStoreAway.
     """
     clock = SystemClock()
     with open_store(settings) as store:
@@ -122,15 +123,13 @@ def read_statuses(settings: Settings) -> list[TableStatus]:
             except SyncError as error:
                 _log.debug(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
             statuses.append(table_status(table, seen, clock.now_ms()))
-        gone = find_gone(settings, store)
+        gone = gone_among(records, _names(settings), settings.share)
         statuses += (gone_status(record, store.count(record.id), clock.now_ms()) for record in gone)
-        return statuses
+        return statuses, _moved_lines(settings, records)
 
 
-def find_moved(settings: Settings) -> list[str]:
-    """Describe the tables that the state database knows by these names at other places. Raises StateUnavailable."""
-    with open_store(settings) as store:
-        known = {record.name: record for record in store.list_tables()}
+def _moved_lines(settings: Settings, records: Sequence[TableRecord]) -> list[str]:
+    known = {record.name: record for record in records}
     return [
         f"{table.name}: the state database has this name for {known[table.name].source} -> {known[table.name].target};"
         f" {table.source} -> {table.target} counts as a new table"
@@ -139,29 +138,23 @@ def find_moved(settings: Settings) -> list[str]:
     ]
 
 
-def find_gone(settings: Settings, store: TableStore) -> list[TableRecord]:
-    """Return the tables of our share in the state database that no entry or pattern leads to.
-
-    Raises StateUnavailable.
-    """
-    followed = {table.name for table in settings.tables}
-    return [
-        record for record in store.list_tables() if record.name not in followed and settings.share.owns(record.target)
-    ]
-
-
 def select_gone(settings: Settings, store: TableStore, wanted: Sequence[str]) -> list[TableRecord]:
     """Return the tables that are gone, all or those `wanted`.
 
     Raises ConfigInvalid for a table that is still followed or unknown, and StateUnavailable.
     """
-    gone = {record.name: record for record in find_gone(settings, store)}
-    followed = [name for name in wanted if any(table.name == name for table in settings.tables)]
+    names = _names(settings)
+    gone = {record.name: record for record in gone_among(store.list_tables(), names, settings.share)}
+    followed = [name for name in wanted if name in names]
     if followed:
         find_tables(settings, followed)  # Raises if another share follows it.
         hint = "First remove it from the configuration, exclude it from its pattern, or move its folder."
         raise ConfigInvalid("\n".join(f"{name}: the table is still followed" for name in followed), hint=hint)
     return [gone[name] for name in (select_names(wanted, gone) if wanted else gone)]
+
+
+def _names(settings: Settings) -> set[str]:
+    return {table.name for table in settings.tables}
 
 
 def read_runs(settings: Settings, name: str, runs_max: int) -> list[SyncRun]:

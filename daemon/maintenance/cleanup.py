@@ -35,6 +35,8 @@ from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 # More threads than cores: removals wait for the store and hardly use the processor.
 REMOVALS_AT_ONCE = 16
 BATCH = 500
+# The statuses of files that may still be in the store.
+THERE = (FileStatus.PENDING, FileStatus.LIVE, FileStatus.ORPHANED)
 IN_GRACE = "its grace period is not over"
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 # The file names that dvsync and its catalogs give. A file that a kill cut short has one more UUID in front.
@@ -91,8 +93,7 @@ def clean_up(
         return done  # Someone dropped the table at this very moment.
     waiting = list(survey.orphans)
     if scan:
-        there = (FileStatus.PENDING, FileStatus.LIVE, FileStatus.ORPHANED)
-        known = {name_of(file.path) for each in store.list_tables() for file in store.list_written(each.id, there)}
+        known = {name_of(file.path) for each in store.list_tables() for file in store.list_written(each.id, THERE)}
         unknown = [meta for meta in listed if name_of(meta.path) not in known]
         found_in_use = own.written_among(meta for meta in unknown if name_of(meta.path) in survey.in_use)
         unknown = [meta for meta in unknown if name_of(meta.path) not in survey.in_use]
@@ -109,11 +110,9 @@ def clean_up(
             _record_found(context, record, found_in_use, OrphanReason.FOUND_IN_USE, at_ms=survey.at_ms)
     if remove_found:
         waiting += done.found
-    judged = [(file, _why_left(file, in_use=survey.in_use, own=own, due_ms=survey.due_ms)) for file in waiting]
-    done.left += Counter(reason for _, reason in judged if reason)
+    due = _due_among(waiting, done, in_use=survey.in_use, own=own, due_ms=survey.due_ms)
     if survey.waiting:
         done.left[IN_GRACE] += survey.waiting
-    due = [file for file, reason in judged if reason is None]
     if dry_run:
         done.removed = due
         return done
@@ -135,15 +134,14 @@ def drop_table(context: TableContext) -> Cleanup | None:
     table = _find_own_table(context, record) if record else None
     if record is None or table is None:
         return None
-    own, there = _OwnPlaces(context, table), (FileStatus.PENDING, FileStatus.LIVE, FileStatus.ORPHANED)
-    files = {file.path: file for file in context.store.list_written(record.id, there)}
+    own = _OwnPlaces(context, table)
+    files = {file.path: file for file in context.store.list_written(record.id, THERE)}
     done, listed = Cleanup(), own.scan()
     if own.find_other_table(listed) is None:
         files = {file.path: file for file in own.written_among(listed)} | files
-    judged = [(file, _why_left(file, in_use=(), own=own, due_ms=sys.maxsize)) for file in files.values()]
-    done.left += Counter(reason for _, reason in judged if reason)
+    due = _due_among(files.values(), done, in_use=(), own=own, due_ms=sys.maxsize)
     context.target.drop()
-    _remove(context, own.storage, record.id, [file for file, reason in judged if reason is None], done)
+    _remove(context, own.storage, record.id, due, done)
     own.storage.delete(f"{table.metadata.location.rstrip('/')}/metadata/{HINT_NAME}")
     return done
 
@@ -241,6 +239,15 @@ def _was_in_use(file: WrittenFile) -> bool:
         # The syncs alone decide about delete files of the newest snapshot.
         return file.kind is not FileKind.DELETE_FILE
     return file.reason is not None and file.reason.shown_by_older
+
+
+def _due_among(
+    files: Iterable[WrittenFile], done: Cleanup, *, in_use: Container[str], own: _OwnPlaces, due_ms: int
+) -> list[WrittenFile]:
+    """Return the files that may be removed, and count the others in `done`."""
+    reasons = [(file, _why_left(file, in_use=in_use, own=own, due_ms=due_ms)) for file in files]
+    done.left += Counter(reason for _, reason in reasons if reason)
+    return [file for file, reason in reasons if reason is None]
 
 
 def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, due_ms: int) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -84,6 +84,11 @@ def discover(
 def owners_among(records: Iterable[TableRecord], share: Share) -> dict[str, str]:
     """The `owners` for `discover`. A row of a table that has moved to another share says nothing about it any more."""
     return {record.name: record.source for record in records if share.owns(record.target)}
+
+
+def gone_among(records: Iterable[TableRecord], followed: Container[str], share: Share) -> list[TableRecord]:
+    """The tables of our share that no entry or pattern leads to any more. `followed` are the names of all others."""
+    return [record for record in records if record.name not in followed and share.owns(record.target)]
 
 
 def _tables_among(

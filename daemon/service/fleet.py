@@ -18,7 +18,7 @@ from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.scheduler import Scheduler
 from daemon.scheduling.verify_job import VerifyJob
 from daemon.service.assembly import Parts
-from daemon.service.discovery import Found, discover, find_pattern, owners_among
+from daemon.service.discovery import Found, discover, find_pattern, gone_among, owners_among
 from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.deletions import find_worst_files
@@ -187,11 +187,7 @@ class Fleet:
         """Show the tables that are no longer followed, until they come back or are forgotten."""
         parts, now_ms = self._parts, self._parts.clock.now_ms()
         followed = {*self._running, *(table.name for table in self._found.tables)}
-        gone = [
-            record
-            for record in parts.store.list_tables()
-            if record.name not in followed and parts.settings.share.owns(record.target)
-        ]
+        gone = gone_among(parts.store.list_tables(), followed, parts.settings.share)
         for record in gone:
             if record.name not in self._gone:
                 _log.warning(events.TABLE_GONE, table=record.name, source=record.source, target=record.target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import pairwise
 
 import msgspec
@@ -16,6 +16,7 @@ from pyiceberg.table.snapshots import Snapshot
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.marker import FROM_VERSION, OPERATION, find_marker, shown_by
 from daemon.status.reading import read_lines
+from daemon.status.table_status import iso_time
 from daemon.sync.first_sync import RESTORED
 from daemon.sync.recovery import RESYNCHRONISED
 
@@ -162,10 +163,12 @@ def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
     lines = _current_log(_lines(table))
     number = next((number for number, line in enumerate(lines) if line.timestamp_ms <= at_ms), None)
     if number is None:
-        oldest = f": the oldest shows version {lines[-1].version} of {_iso(lines[-1].timestamp_ms)}" if lines else ""
+        oldest = (
+            f": the oldest shows version {lines[-1].version} of {iso_time(lines[-1].timestamp_ms)}" if lines else ""
+        )
         return Choice(
             None,
-            reason=f"no snapshot shows the table at {_iso(at_ms)}{oldest}",
+            reason=f"no snapshot shows the table at {iso_time(at_ms)}{oldest}",
             hint="Earlier versions have expired, or were never shown. Read them from the Delta table.",
         )
     line = lines[number]
@@ -176,8 +179,8 @@ def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
     if version > line.last_version and log.commit_time_ms(version, GONE_MS) == GONE_MS:
         return Choice(
             None,
-            reason=f"it is not known which of the versions {line.version} to {version} was the newest at {_iso(at_ms)}:"
-            " Delta's log no longer has their commit files",
+            reason=f"it is not known which of the versions {line.version} to {version} was the newest at"
+            f" {iso_time(at_ms)}: Delta's log no longer has their commit files",
             hint=f"Ask for one of them with --version. Snapshot {line.snapshot.snapshot_id} shows {line.version}.",
         )
     return choose_by_version(table, version)
@@ -229,7 +232,7 @@ def _shown(table: Table, snapshot: Snapshot, line: _Line | None) -> ShownSnapsho
     summary = snapshot.summary
     shown = ShownSnapshot(
         snapshot_id=snapshot.snapshot_id,
-        committed_at=_iso(snapshot.timestamp_ms),
+        committed_at=iso_time(snapshot.timestamp_ms),
         operation=summary.operation.value if summary else "",
         is_current=snapshot.snapshot_id == table.metadata.current_snapshot_id,
         references=tuple(
@@ -247,12 +250,8 @@ def _shown(table: Table, snapshot: Snapshot, line: _Line | None) -> ShownSnapsho
         version=line.version,
         from_version=line.from_version,
         last_version=line.last_version,
-        delta_timestamp=_iso(line.timestamp_ms),
+        delta_timestamp=iso_time(line.timestamp_ms),
         delta_operation=summary[OPERATION] if summary else None,
         delete_files=int(str(summary["total-delete-files"] or 0)) if summary else None,
         deleted_positions=int(str(summary["total-position-deletes"] or 0)) if summary else None,
     )
-
-
-def _iso(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from tests.kit.daemons import Daemon, command, daemon, until
+from tests.kit.daemons import Daemon, command, daemon, until, write_config
 from tests.kit.handmade import HandmadeTable
 
 TOKEN = "0123456789-not-to-be-seen"
@@ -39,15 +39,13 @@ class World:
         return self.folder / "config.yaml"
 
     def configure(self, **health: object) -> None:
-        settings = {
-            "catalogs": {"local": {"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "warehouse"}},
-            "state": {"url": "sqlite:///state.db"},
-            "health": {"port": 0, **health},
-            "log": {"format": "json", "level": "debug"},
-            "defaults": {"poll_interval": POLL_INTERVAL},
-            "tables": [{"source": self.table.location, "target": NAME}],
-        }
-        self.config.write_text(json.dumps(settings))
+        write_config(
+            self.config,
+            health={"port": 0, **health},
+            log={"format": "json", "level": "debug"},
+            defaults={"poll_interval": POLL_INTERVAL},
+            tables=[{"source": self.table.location, "target": NAME}],
+        )
 
 
 def make_world(folder: Path) -> World:

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from tests.kit.daemons import command, daemon, until
-from tests.kit.handmade import COLUMNS, HandmadeTable
+from tests.kit.daemons import command, daemon, until, write_config
+from tests.kit.handmade import COLUMNS, HandmadeTable, sql_catalog
 from tests.kit.receiver import Receiver, receiver
 
 WIDER = (*COLUMNS, ("city", "string"))
@@ -31,36 +31,21 @@ class World:
         return self.folder / "config.yaml"
 
     def configure(self) -> None:
-        settings = {
-            "catalogs": {"local": self.catalog_properties},
-            "state": {"url": "sqlite:///state.db"},
-            "health": {"port": 0},
-            "log": {"format": "json"},
-            "maintenance": {"compact": False, "expire": False, "cleanup": False},
-            "verify": {"level": "off"},
-            "defaults": {"poll_interval": "100ms"},
-            "tables": [
+        (self.folder / "address").write_text(f"{self.receiver.url}/told")
+        (self.folder / "secret").write_text(f"Bearer {SECRET}")
+        write_config(
+            self.config,
+            tables=[
                 {"name": "free", "source": "lake/free", "target": "lake.free"},
                 {"name": "strict", "source": "lake/strict", "target": "lake.strict", "on_schema_change": "park"},
                 {"source": "found/*/", "target": "found.{name}"},
             ],
-            "notify": [
+            notify=[
                 {"url": {"file": "address"}, "headers": {"Authorization": {"file": "secret"}}},
                 {"url": "http://127.0.0.1:9/nobody", "events": ["parked"]},
             ],
-            "after_sync": [{"url": f"{self.receiver.url}/hook", "tables": ["free"]}],
-        }
-        (self.folder / "address").write_text(f"{self.receiver.url}/told")
-        (self.folder / "secret").write_text(f"Bearer {SECRET}")
-        self.config.write_text(json.dumps(settings))
-
-    @property
-    def catalog_properties(self) -> dict[str, str]:
-        return {
-            "type": "sql",
-            "uri": f"sqlite:///{self.folder}/catalog.db",
-            "warehouse": f"file://{self.folder}/warehouse",
-        }
+            after_sync=[{"url": f"{self.receiver.url}/hook", "tables": ["free"]}],
+        )
 
     def make_table(self, place: str) -> HandmadeTable:
         table = HandmadeTable(self.folder / place)
@@ -90,7 +75,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def test_what_happens_to_tables_is_told(world: World) -> None:
     free, strict, _ = (world.make_table(place) for place in ("lake/free", "lake/strict", "found/c"))
-    catalog = SqlCatalog("local", **world.catalog_properties)
+    catalog = SqlCatalog("local", **sql_catalog(world.folder))
     world.receiver.refusals = [503]
     with daemon(world.config) as running:
         for name in ("free", "strict", "found.c"):

@@ -22,8 +22,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from prometheus_client.parser import text_string_to_metric_families
 from pyiceberg.catalog.sql import SqlCatalog
 
-from tests.kit.daemons import Daemon, command, daemon, until
-from tests.kit.handmade import COLUMNS, HandmadeTable
+from tests.kit.daemons import Daemon, command, daemon, until, write_config
+from tests.kit.handmade import COLUMNS, HandmadeTable, sql_catalog
 from tests.kit.receiver import Receiver, receiver
 
 TOKEN = "a-secret-of-the-receiver"
@@ -48,28 +48,10 @@ class World:
     def config(self) -> Path:
         return self.folder / "config.yaml"
 
-    @property
-    def catalog(self) -> dict[str, str]:
-        return {
-            "type": "sql",
-            "uri": f"sqlite:///{self.folder}/catalog.db",
-            "warehouse": f"file://{self.folder}/warehouse",
-        }
-
     def configure(self, **sections: Any) -> None:
-        settings = {
-            "catalogs": {"local": self.catalog},
-            "state": {"url": "sqlite:///state.db"},
-            "health": {"port": 0},
-            "log": {"format": "json"},
-            "maintenance": {"compact": False, "expire": False, "cleanup": False},
-            "verify": {"level": "off"},
-            "defaults": {"poll_interval": "100ms"},
-            "tables": [{"name": "orders", "source": "lake/orders", "target": "lake.orders"}],
-            **sections,
-        }
         (self.folder / "token").write_text(f"Bearer {TOKEN}")
-        self.config.write_text(json.dumps(settings))
+        tables = [{"name": "orders", "source": "lake/orders", "target": "lake.orders"}]
+        write_config(self.config, **{"tables": tables, **sections})
 
     def delete(self, position: int) -> int:
         """Commit one more deleted row. Returns the version."""
@@ -351,7 +333,7 @@ def test_metrics_and_the_lineage_of_each_commit(world: World, server: Receiver) 
     server.refusals_at["/lineage"] = [503]
     lineage = {"url": f"{server.url}/lineage", "headers": {"Authorization": {"file": "token"}}, "namespace": "lake"}
     world.configure(lineage=[lineage], telemetry={"endpoint": server.url, "interval": "1s", "traces": False})
-    catalog = SqlCatalog("local", **world.catalog)
+    catalog = SqlCatalog("local", **sql_catalog(world.folder))
     snapshots = {}
     with daemon(world.config) as running:
         for number in (1, 2, 3):
@@ -388,7 +370,7 @@ def test_metrics_and_the_lineage_of_each_commit(world: World, server: Receiver) 
     columns = [field["name"] for field in runs[5].outputs[0].facets["schema"].fields]
     assert columns == ["id", "part", "value", "city"]
     (identifier,) = runs[5].outputs[0].facets["symlinks"].identifiers
-    assert identifier == {"namespace": world.catalog["warehouse"], "name": "lake.orders", "type": "TABLE"}
+    assert identifier == {"namespace": sql_catalog(world.folder)["warehouse"], "name": "lake.orders", "type": "TABLE"}
     assert "Unsupported: Delta reader version 9" in runs[7].run.facets["errorMessage"].message
     assert runs[7].outputs[0].facets["version"].datasetVersion == str(snapshots[3])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.daemons import ROOT, command, daemon
+from tests.kit.daemons import ROOT, command, daemon, write_config
 from tests.kit.handmade import HandmadeTable
 
 PROCESS = "tests.kit.daemon_process"
@@ -22,18 +21,14 @@ def config(tmp_path: Path) -> Path:
     """Two tables that the daemon never polls by itself, and a pattern for others."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    settings = {
-        "catalogs": {"local": {"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "warehouse"}},
-        "state": {"url": "sqlite:///state.db"},
-        "health": {"port": port, "token": TOKEN},
-        "log": {"format": "json"},
-        "defaults": {"poll_interval": "1h"},
-        "tables": [{"name": name, "source": f"lake/{name}", "target": f"lake.{name}"} for name in ("a", "b")]
-        + [{"source": "found/*/", "target": "found.{name}"}],
-    }
-    path = tmp_path / "config.yaml"
-    path.write_text(json.dumps(settings))
-    return path
+    listed = [{"name": name, "source": f"lake/{name}", "target": f"lake.{name}"} for name in ("a", "b")]
+    write_config(
+        tmp_path / "config.yaml",
+        health={"port": port, "token": TOKEN},
+        defaults={"poll_interval": "1h"},
+        tables=[*listed, {"source": "found/*/", "target": "found.{name}"}],
+    )
+    return tmp_path / "config.yaml"
 
 
 def make_table(folder: Path) -> HandmadeTable:

@@ -16,8 +16,28 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+from tests.kit.handmade import sql_catalog
+
 ROOT = Path(__file__).parents[2]
 WAIT_S = 40.0
+
+
+def write_config(path: Path, **sections: object) -> None:
+    """Write a configuration with a catalog, a state database and a log that tests read; nothing runs but syncs.
+
+    `sections` replace these, or are added.
+    """
+    settings = {
+        "catalogs": {"local": sql_catalog(path.parent)},
+        "state": {"url": "sqlite:///state.db"},
+        "health": {"port": 0},
+        "log": {"format": "json"},
+        "maintenance": {"compact": False, "expire": False, "cleanup": False},
+        "verify": {"level": "off"},
+        "defaults": {"poll_interval": "100ms"},
+        **sections,
+    }
+    path.write_text(json.dumps(settings))
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", *, wait_s: float = WAIT_S) -> Any:

@@ -48,6 +48,11 @@ ARROW = pa.schema([("id", pa.int64()), ("part", pa.string()), ("value", pa.strin
 ARROW_TYPES = {"string": pa.string(), "integer": pa.int32(), "long": pa.int64()}
 
 
+def sql_catalog(folder: Path) -> dict[str, str]:
+    """The properties of a catalog in a SQLite file of `folder`."""
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+
+
 def z85(data: bytes) -> str:
     padded = data + b"\0" * (-len(data) % 4)
     return base64.b85encode(padded).translate(bytes.maketrans(B85, Z85)).decode()
@@ -253,11 +258,9 @@ class Bench:
 
     def open(self) -> None:
         self.store = SqlStateStore.open(self.state_url or f"sqlite:///{self.state_file}")
-        local = {
-            "type": "sql",
-            "uri": self.catalog_uri or f"sqlite:///{self.folder}/catalog.db",
-            "warehouse": f"file://{self.folder}/warehouse",
-        }
+        local = sql_catalog(self.folder)
+        if self.catalog_uri:
+            local["uri"] = self.catalog_uri
         catalog = {**({} if "type" in self.catalog else local), **self.catalog, **self.properties}
         self.catalogs = Catalogs({"local": catalog})
         self.settings = TableSettings(

@@ -32,7 +32,7 @@ from daemon.sync.first_sync import RESTORED
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state.sql.store import SqlStateStore
 from tests.kit.daemons import Daemon
-from tests.kit.handmade import Bench
+from tests.kit.handmade import Bench, sql_catalog
 
 # Tables of tests are tiny: starting up costs more than running, for Spark's jobs and for the JVM's compiler alike.
 FOR_SMALL_TABLES = {
@@ -230,11 +230,7 @@ class Served:
 
     @property
     def catalog_properties(self) -> dict[str, str]:
-        return {
-            "type": "sql",
-            "uri": f"sqlite:///{self.folder}/catalog.db",
-            "warehouse": f"file://{self.folder}/warehouse",
-        }
+        return sql_catalog(self.folder)
 
     @property
     def configuration(self) -> dict[str, Any]:
