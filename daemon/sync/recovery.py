@@ -77,8 +77,9 @@ def check_ours(context: TableContext, record: TableRecord, table: Table) -> None
             f"the Iceberg table {context.settings.target} was never dvsync's: no snapshot or property of the table "
             "names dvsync, and the state database does not know the table",
             path=table.metadata_location,
-            hint="Choose another target, or rename or drop that table. Neither a resync nor `on_foreign_commit: "
-            "overwrite` replaces a table that dvsync did not make.",
+            hint="Choose another target, or rename or drop that table, then `dvsync resume "
+            f"{context.settings.name}`. Neither a resync nor `on_foreign_commit: overwrite` replaces a table that "
+            "dvsync did not make.",
         )
 
 

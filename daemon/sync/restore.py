@@ -39,8 +39,9 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
         raise TargetUnreadable(
             f"no metadata file of the Iceberg table can be read: {damaged.message}",
             path=damaged.path,
-            hint=f"Restore the file, or drop {context.settings.target} from the catalog. The next sync then makes the "
-            "table anew from Delta's state, without its tags and history.",
+            hint=f"Restore the file, or drop {context.settings.target} from the catalog, then `dvsync resume "
+            f"{context.settings.name}`. After a drop, dvsync makes the table anew from Delta's state, without its tags "
+            "and history.",
         ) from damaged
     with S3FileIO(dict(context.properties)).new_output(damaged.path).create(overwrite=True) as file:
         file.write(data)

@@ -94,7 +94,8 @@ def find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableM
     if written and written.is_there(input_file):
         return written.metadata
     hint = (
-        "Restore the file, or run `dvsync resync`, which goes back to the newest readable metadata file of the table."
+        "Restore the file and run `dvsync resume`, or run `dvsync resync`, which goes back to the newest readable "
+        "metadata file of the table."
     )
     try:
         return _read_metadata(input_file, encoding)

@@ -47,7 +47,10 @@ class ResolvedAvroFile(AvroFile[D]):
             raise unreadable(why, self.input_file.location) from error
 
 
-HINT_UNREADABLE = "Restore the file, or run `dvsync resync`, which writes the newest snapshot anew from Delta's state."
+HINT_UNREADABLE = (
+    "Restore the file and run `dvsync resume`, or run `dvsync resync`, which writes the newest snapshot anew from "
+    "Delta's state."
+)
 
 
 def unreadable(why: str, path: str, hint: str = HINT_UNREADABLE) -> TargetUnreadable:

@@ -1,0 +1,331 @@
+"""The hint of a table that something other than its Delta table has stopped is followed, until it is synced again.
+
+The catalog, the Iceberg table, the configuration or the Delta log is harmed beside a running `dvsync run`. What only
+Delta's own statements mend is in `tests/integration/test_hints.py`.
+"""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
+from pyiceberg.types import LongType
+
+from tests.kit.daemons import Daemon, command, daemon, until, write_config
+from tests.kit.handmade import COLUMNS, HandmadeTable, sql_catalog
+from tests.kit.readers import assert_readers_agree
+
+NAME, TARGET = "orders", "lake.orders"
+# Kinds of errors with parts of their hints; what follows each is what the hint says.
+Steps = Iterator[tuple[str, str]]
+
+
+@dataclass
+class World:
+    """A followed table of two data files, and the daemon that follows it."""
+
+    folder: Path
+    table: HandmadeTable
+    running: Daemon
+
+    def configure(self, **options: Any) -> None:
+        configure(self.folder, **options)
+        reloads = self.reloads
+        self.running.signal(signal.SIGHUP)
+        until(lambda: self.reloads > reloads, "the reload")
+
+    @property
+    def reloads(self) -> int:
+        return sum(line["event"] == "config.reloaded" for line in self.running.lines)
+
+    @property
+    def iceberg(self) -> Table:
+        return self.catalog.load_table(TARGET)
+
+    @property
+    def catalog(self) -> SqlCatalog:
+        return SqlCatalog("local", **sql_catalog(self.folder))
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return self.running.tables().get(NAME, {"state": "waiting", "error": None})
+
+    def delete(self) -> int:
+        """Commit one more deleted row. Returns the version."""
+        path = max(self.table.live)
+        return self.table.commit(self.table.delete({path: [len(self.table.deleted[path])]}), operation="DELETE")
+
+    def dvsync(self, *words: str) -> None:
+        done = command(self.folder / "config.yaml", *words)
+        assert done.returncode == 0, done.stderr
+
+    def forget_all(self) -> None:
+        """Nobody knows the Iceberg table any more."""
+        self.catalog.drop_table(TARGET)
+        for path in self.folder.glob("state.db*"):
+            path.unlink()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The table is left alone for the length of the block."""
+        self.dvsync("pause", NAME)
+        until(lambda: self.status["state"] == "paused", "the pause")
+        yield
+        self.dvsync("resume", NAME)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """No daemon runs for the length of the block."""
+        self.running.signal(signal.SIGTERM)
+        self.running.end()
+        self.running.kill()
+        self.running.lines.clear()
+        yield
+        self.running.launch()
+        self.running.started()
+
+
+def configure(folder: Path, *, verify: object = None, health: object = None, **options: Any) -> None:
+    write_config(
+        folder / "config.yaml",
+        tables=[{"name": NAME, "source": "lake/orders", "target": TARGET, **options}],
+        verify=verify or {"level": "off"},
+        health=health or {"port": 0},
+    )
+
+
+def metadata_files(world: World) -> list[Path]:
+    return sorted((world.folder / "warehouse").rglob("*.metadata.json"))
+
+
+def a_foreign_commit_is_overwritten(world: World) -> Steps:
+    world.iceberg.append(pa.table({"id": [99], "part": ["a"], "value": ["foreign"]}))
+    world.delete()
+    yield "TargetChanged", "`dvsync resync orders`"
+    world.dvsync("resync", NAME)
+
+
+def a_foreign_commit_is_undone(world: World) -> Steps:
+    iceberg = world.iceberg
+    ours = iceberg.metadata.current_snapshot_id
+    assert ours is not None
+    iceberg.append(pa.table({"id": [99], "part": ["a"], "value": ["foreign"]}))
+    world.delete()
+    yield "TargetChanged", "Set the table to dvsync's last snapshot and `dvsync resume orders`"
+    world.iceberg.manage_snapshots().set_current_snapshot(ours).commit()
+    world.dvsync("resume", NAME)
+
+
+def a_foreign_column_is_taken_out(world: World) -> Steps:
+    before = world.iceberg
+    with before.update_schema() as update:
+        update.add_column("foreign", LongType())
+    world.delete()
+    yield "TargetChanged", "`dvsync resync orders`"
+    world.dvsync("resync", NAME)
+
+
+def a_foreign_property_is_undone(world: World) -> Steps:
+    mapping = world.iceberg.properties["schema.name-mapping.default"]
+    with world.iceberg.transaction() as transaction:
+        transaction.set_properties({"schema.name-mapping.default": "[]"})
+    world.delete()
+    yield "TargetChanged", "Undo the change and run `dvsync resume orders`"
+    with world.iceberg.transaction() as transaction:
+        transaction.set_properties({"schema.name-mapping.default": mapping})
+    world.dvsync("resume", NAME)
+
+
+def a_table_of_others_is_renamed(world: World) -> Steps:
+    with world.stopped():
+        world.forget_all()
+        world.catalog.create_table(TARGET, pa.schema([("id", pa.int64())]))
+    yield "TargetChanged", "rename or drop that table, then `dvsync resume orders`"
+    world.catalog.rename_table(TARGET, "lake.theirs")
+    world.dvsync("resume", NAME)
+
+
+def a_target_of_another_delta_table_is_taken(world: World) -> Steps:
+    other = HandmadeTable(world.folder / "lake" / "other")
+    other.create()
+    with world.stopped():
+        world.forget_all()
+        state, tables = {"url": "sqlite:///other.db"}, [{"source": "lake/other", "target": TARGET}]
+        write_config(world.folder / "other.yaml", state=state, tables=tables)
+        assert command(world.folder / "other.yaml", "sync").returncode == 0
+    yield "TargetChanged", "stop that dvsync and `dvsync resync orders`"
+    world.dvsync("resync", NAME)
+
+
+def unreadable_metadata_is_restored(world: World) -> Steps:
+    saved = {path: path.read_bytes() for path in metadata_files(world)}
+    with world.stopped():
+        for path in saved:
+            path.write_bytes(b"{")
+        world.delete()
+    yield "TargetUnreadable", "Restore the file"
+    for path, data in saved.items():
+        path.write_bytes(data)
+    world.dvsync("resume", NAME)
+
+
+def a_table_without_readable_metadata_is_dropped(world: World) -> Steps:
+    with world.stopped():
+        for path in metadata_files(world):
+            path.write_bytes(b"{")
+        world.delete()
+    yield "TargetUnreadable", "`dvsync resync`, which goes back to the newest readable metadata file"
+    world.dvsync("resync", NAME)
+    yield "TargetUnreadable", "drop lake.orders from the catalog"
+    world.catalog.drop_table(TARGET)
+    world.dvsync("resume", NAME)
+
+
+def a_damaged_manifest_list_is_replaced(world: World) -> Steps:
+    with world.stopped():
+        for path in (world.folder / "warehouse").rglob("snap-*.avro"):
+            path.write_bytes(b"Obj")
+        world.delete()
+    yield "TargetUnreadable", "run `dvsync resync`"
+    world.dvsync("resync", NAME)
+
+
+def a_new_schema_is_accepted(world: World) -> Steps:
+    world.configure(on_schema_change="park")
+    world.table.commit([{"metaData": world.table.metadata((*COLUMNS, ("city", "string")))}])
+    world.delete()
+    yield "SchemaChanged", "`dvsync resync orders`"
+    world.dvsync("resync", NAME)
+
+
+def a_new_schema_is_followed(world: World) -> Steps:
+    world.configure(on_schema_change="park")
+    world.table.commit([{"metaData": world.table.metadata((*COLUMNS, ("city", "string")))}])
+    yield "SchemaChanged", "on_schema_change: follow, and run `dvsync resume orders`"
+    world.configure(on_schema_change="follow")
+    world.dvsync("resume", NAME)
+
+
+def a_column_of_another_type_is_written_anew(world: World) -> Steps:
+    columns = [("id", "long"), ("part", "string"), ("value", "long")]
+    with world.paused():
+        world.table.commit([{"metaData": world.table.metadata(columns)}])
+    yield "Unsupported", "Overwrite the older files on the Delta side"
+    world.table.overwrite([("id", "long"), ("part", "string")], {"id": 7, "part": "a"})
+    world.dvsync("resync", NAME)
+
+
+def a_difference_is_written_anew(world: World) -> Steps:
+    world.configure(verify={"level": "metadata", "period": "1s", "on_difference": "park"})
+    (deletes,) = (world.folder / "warehouse").rglob("*-deletes.parquet")
+    deletes.write_bytes(deletes.read_bytes()[:-1])
+    yield "ProofFailed", "`dvsync resync orders`"
+    world.dvsync("resync", NAME)
+
+
+def a_lower_format_version_is_taken_back(world: World) -> Steps:
+    world.configure(format_version=3)
+    world.delete()
+    until(lambda: world.iceberg.metadata.format_version == 3, "the upgrade")
+    world.configure(format_version=2)
+    world.delete()
+    yield "Unsupported", "format_version: 3"
+    world.configure(format_version=3)
+    world.dvsync("resume", NAME)
+
+
+def a_catalog_that_is_away_comes_back(world: World) -> Steps:
+    with closing(sqlite3.connect(world.folder / "catalog.db", isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        world.delete()
+        yield "CatalogAway", "dvsync tries again"
+
+
+def a_commit_that_is_half_written_is_finished(world: World) -> Steps:
+    with world.paused():
+        path = world.table.commit_path(world.delete())
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-20])
+    yield "CommitIncomplete", "dvsync will read it again"
+    path.write_bytes(whole)
+
+
+def a_log_that_lost_commits_is_restored(world: World) -> Steps:
+    world.delete()
+    version = world.delete()
+    world.running.synced_to(NAME, version)
+    newest = world.table.commit_path(version)
+    with world.stopped():
+        newest.rename(world.folder / "saved")
+    yield "ObjectMissing", "Restore the log"
+    (world.folder / "saved").rename(newest)
+
+
+def a_missing_manifest_is_replaced(world: World) -> Steps:
+    with world.stopped():
+        for path in (world.folder / "warehouse").rglob("*-m*.avro"):
+            path.unlink()
+        world.table.commit([world.table.remove(min(world.table.live))])
+    yield "ObjectMissing", "`dvsync resync`"
+    world.dvsync("resync", NAME)
+
+
+CASES = [
+    a_foreign_commit_is_overwritten,
+    a_foreign_commit_is_undone,
+    a_foreign_column_is_taken_out,
+    a_foreign_property_is_undone,
+    a_table_of_others_is_renamed,
+    a_target_of_another_delta_table_is_taken,
+    unreadable_metadata_is_restored,
+    a_table_without_readable_metadata_is_dropped,
+    a_damaged_manifest_list_is_replaced,
+    a_new_schema_is_accepted,
+    a_new_schema_is_followed,
+    a_column_of_another_type_is_written_anew,
+    a_difference_is_written_anew,
+    a_lower_format_version_is_taken_back,
+    a_catalog_that_is_away_comes_back,
+    a_commit_that_is_half_written_is_finished,
+    a_log_that_lost_commits_is_restored,
+    a_missing_manifest_is_replaced,
+]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    table = HandmadeTable(tmp_path / "lake" / "orders")
+    table.create()
+    paths = [table.write_file([(row, "a", "x") for row in range(first, first + 20)]) for first in (0, 20)]
+    table.commit([table.add(path) for path in paths])
+    configure(tmp_path)
+    with daemon(tmp_path / "config.yaml") as running:
+        made = World(tmp_path, table, running)
+        running.synced_to(NAME, made.delete())
+        yield made
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_a_hint_leads_out(world: World, case: Callable[[World], Steps]) -> None:
+    for kind, hint in case(world):
+
+        def is_said(kind: str = kind, hint: str = hint) -> bool:
+            error = world.status["error"]
+            return error is not None and error["kind"] == kind and hint in error["hint"]
+
+        until(is_said, f"{kind}: {hint}")
+    until(lambda: world.status["state"] == "synced" and not world.status["lag_versions"], f"{case.__name__}, synced")
+    assert world.status["synced_version"] == world.table.version
+    iceberg = world.iceberg
+    columns = len(iceberg.schema().fields)
+    rows = [(*row[:columns], *[None] * (columns - len(row))) for row in world.table.live_rows()]
+    assert_readers_agree(iceberg, None, rows, case.__name__)
