@@ -115,6 +115,10 @@ class ObjectMissing(Retryable):
     may_end_by_version = True
 
 
+class LogMissing(ObjectMissing):
+    """There is no Delta log at a table's source: the table is gone, or was never there."""
+
+
 class CommitOutcomeUnknown(SyncError):
     """Our Iceberg commit may or may not have landed: the next cycle searches the table for our marker first."""
 

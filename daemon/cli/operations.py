@@ -29,7 +29,7 @@ from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
-from daemon.status.table_status import SyncState
+from daemon.status.table_status import NOT_FOLLOWED
 from daemon.status.watch import Watch
 from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, as_sync_errors
@@ -184,8 +184,9 @@ def forget_tables(settings: Settings, wanted: Sequence[str], *, drop: bool) -> I
     """
     with open_parts(settings) as parts:
         records = select_gone(settings, parts.store, wanted)
-        shown = {status.name: status.state for status in ask_for_tables(settings).statuses or ()}
-        followed = [record.name for record in records if shown.get(record.name) not in (None, SyncState.GONE)]
+        statuses = ask_for_tables(settings).statuses or ()
+        running = {each.name for each in statuses if each.error is None or each.error.kind != NOT_FOLLOWED}
+        followed = [record.name for record in records if record.name in running]
         if followed:
             hint = "Let it read the configuration again (SIGHUP), or wait half a minute if a folder has just vanished."
             raise ConfigInvalid(

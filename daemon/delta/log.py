@@ -18,7 +18,7 @@ from daemon.clock import Clock
 from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, RemoveFile, find_doubled, resolve_path
 from daemon.delta.checksum import Totals, decode_checksum
 from daemon.delta.uri import find_uri_fault
-from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded, Unsupported
+from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
 from daemon.storage import FileMeta, Span, Storage
 from daemon.texts import excerpt
 from state.records import Long
@@ -487,11 +487,12 @@ def _versions(names: Iterable[str], pattern: re.Pattern[str]) -> list[int]:
     return [int(match[1]) for name in names if (match := pattern.fullmatch(name))]
 
 
-def log_gone(location: str) -> ObjectMissing:
-    return ObjectMissing(
+def log_gone(location: str) -> LogMissing:
+    return LogMissing(
         "the Delta log is gone",
         path=f"{location}/_delta_log",
-        hint="Restore the Delta table, or remove it from the configuration.",
+        hint="Restore the Delta table; dvsync then continues. To give it up, remove its entry from the configuration, "
+        "and then `dvsync forget` it.",
     )
 
 

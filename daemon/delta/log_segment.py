@@ -15,7 +15,7 @@ import msgspec
 
 from daemon.delta.checkpoint import Checkpoint, read_sidecars
 from daemon.delta.log import COMMIT_FILE, DeltaLog, log_gone
-from daemon.errors import CorruptInput, ObjectMissing
+from daemon.errors import CorruptInput, LogMissing, ObjectMissing
 from daemon.storage import FileIOStorage, FileMeta, Span
 from state.records import Int, Long
 
@@ -197,7 +197,7 @@ def _ask_for(
         raise log.gap(missing, following) from error
 
 
-def _nothing_left(log: DeltaLog, listing: _Listing) -> ObjectMissing | CorruptInput:
+def _nothing_left(log: DeltaLog, listing: _Listing) -> LogMissing | CorruptInput:
     if not listing.checkpoints:
         return log_gone(log.location)
     newest = max(listing.checkpoints)

@@ -35,14 +35,12 @@ def discover(
     clock: Clock,
     owners: Mapping[str, str],
     before: Found | None = None,
-    *,
-    keep_vanished: bool = False,
 ) -> Found:
     """Expand the patterns of `settings`. Folders without a Delta table, and those that are listed, are passed over.
 
     `owners` maps a table's name to the source that it was followed from so far: a pattern never changes that source.
-    A table that a pattern found `before` stays if a folder above it cannot be listed now, and with `keep_vanished` in
-    any case. A table that was followed so far also stays if its own folder cannot be read.
+    A table that a pattern found `before` stays if a folder above it cannot be listed now. A table that was followed so
+    far also stays if its own folder cannot be read.
     """
     known = before.patterns if before else {}
     followed = {*known, *owners.values()}
@@ -51,8 +49,8 @@ def discover(
     names = {name for table in found.tables for name in _names(table)}
     for pattern in (table for table in settings.tables if table.is_pattern):
         storage = FileIOStorage(settings.file_properties(pattern.catalog))
-        fitting = {source for source, by in known.items() if by == pattern.source}
-        followed_here = fitting | {source for source in owners.values() if _fits(source, pattern.source)}
+        followed_here = {source for source, by in known.items() if by == pattern.source}
+        followed_here |= {source for source in owners.values() if _fits(source, pattern.source)}
         try:
             matched, unlisted = _match(storage, pattern.source)
         except SyncError as error:
@@ -62,7 +60,6 @@ def discover(
             folders = set(matched)
             found.troubles |= unlisted
             kept = {source for source in followed_here if _is_below(source, unlisted)}
-            kept |= fitting if keep_vanished else set()
             fitting = kept | _tables_among(folders - kept, storage, clock, followed, found.troubles)
         for source in sorted(source for source in fitting - sources if not _is_excluded(source, pattern)):
             sources.add(source)

@@ -88,8 +88,7 @@ class Fleet:
                 records = self._parts.store.list_tables()
                 self._watch = Watch(self._parts.announcer(self._board), self._parts.clock, records, hooks=True)
             if self._is_reloaded or self._parts.clock.monotonic_s() >= self._discovery_due_s:
-                # A table whose folder vanished is followed on: its folder may come back.
-                self._discover(keep_vanished=not self._is_reloaded)
+                self._discover()
                 self._is_reloaded = False
             self._apply()
             self._show_gone()
@@ -150,10 +149,10 @@ class Fleet:
         self._scheduler.wake(WISHES_JOB)
         return said
 
-    def _discover(self, *, keep_vanished: bool) -> None:
+    def _discover(self) -> None:
         parts, before = self._parts, self._found
         owners = owners_among(parts.store.list_tables(), parts.settings.share)
-        self._found = discover(parts.settings, parts.clock, owners, before, keep_vanished=keep_vanished)
+        self._found = discover(parts.settings, parts.clock, owners, before)
         troubles = self._found.troubles
         for about, reason in troubles.items():
             if before.troubles.get(about) != reason:

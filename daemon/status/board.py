@@ -265,6 +265,8 @@ class Board:
             return None
         if status.state is SyncState.PARKED:
             return f"parked: {status.error.kind if status.error else 'unknown'}"
+        if status.state is SyncState.GONE:
+            return "its Delta table is gone: bring it back, or give it up"
         failing = None
         if status.error:
             failing = f"retrying since {status.error.since}: {status.error.kind}: {status.error.message}"

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from rich.filesize import decimal
 
 from daemon.config.settings import TableSettings
+from daemon.errors import LogMissing
 from daemon.masking import scrub
 from state import SHARES, Difference, ProofRecord, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 
@@ -27,7 +28,7 @@ class SyncState(StrEnum):
     RETRYING = "retrying"
     PARKED = "parked"  # a person must act, then `dvsync resume`
     PAUSED = "paused"
-    GONE = "gone"  # no longer in the configuration, and not forgotten
+    GONE = "gone"  # Delta's table or its entry in the configuration is no longer there, and it is not forgotten
 
 
 WORST_FIRST = (
@@ -154,10 +155,14 @@ class Observation(msgspec.Struct, frozen=True):
     polled_at_s: float | None = None
 
 
+# The kind of error of a table that is gone because nothing leads to it any more, so that no cycle runs for it.
+NOT_FOLLOWED = "TableGone"
+
+
 def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int) -> TableStatus:
     """The status of a table in the state database that no entry or pattern of the configuration leads to any more."""
     error = TableError(
-        kind="TableGone",
+        kind=NOT_FOLLOWED,
         message="no entry or pattern of the configuration leads to this table any more; its Iceberg table stays as it "
         "was, and reading it fails where Delta's files are gone",
         hint=f"Restore the Delta table or its entry, or run `dvsync forget {record.name}`: it keeps the Iceberg table "
@@ -262,10 +267,9 @@ def run_status(run: SyncRun) -> RunStatus:
 
 def _state(seen: Observation, lag_versions: int | None) -> SyncState:
     record = seen.record
-    if record and record.paused:
-        return SyncState.PAUSED
-    if record and record.error and record.error.parked:
-        return SyncState.PARKED
+    stopped = _stopped_state(record) if record else None
+    if stopped:
+        return stopped
     if seen.syncing:
         return SyncState.SYNCING
     if record and record.error:
@@ -274,6 +278,16 @@ def _state(seen: Observation, lag_versions: int | None) -> SyncState:
         # Without a look at the source, nobody knows whether a table that was synced once is still in step.
         return SyncState.WAITING if record is None or record.synced_version is None else SyncState.BEHIND
     return SyncState.BEHIND if lag_versions > 0 else SyncState.SYNCED
+
+
+def _stopped_state(record: TableRecord) -> SyncState | None:
+    """The state of a table that syncs no further until someone does something."""
+    if record.paused:
+        return SyncState.PAUSED
+    if record.error and record.error.parked:
+        return SyncState.PARKED
+    is_gone = record.error is not None and record.error.kind == LogMissing.__name__
+    return SyncState.GONE if is_gone and record.synced_version is not None else None
 
 
 def iso_time(epoch_ms: int) -> str:

@@ -62,9 +62,10 @@ class Watch:
 
 def _look(status: TableStatus, record: TableRecord, before: _Seen) -> _Seen:
     trouble = before.trouble
-    if status.state in (SyncState.PARKED, SyncState.GONE) and status.error:
-        since = status.error.since if status.state is SyncState.PARKED else ""
-        trouble = f"{status.error.kind} {since}"
+    if status.state is SyncState.PARKED and status.error:
+        trouble = f"{status.error.kind} {status.error.since}"
+    elif status.state is SyncState.GONE:
+        trouble = status.state
     elif status.state is SyncState.SYNCED:
         trouble = None
     is_wrong = not status.proof.is_right if status.proof else before.is_wrong

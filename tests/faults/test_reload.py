@@ -179,6 +179,42 @@ def test_a_table_whose_folder_vanished_is_in_sight_until_it_is_forgotten(tmp_pat
         assert "lake.orders" not in running.reasons()
 
 
+def test_tables_whose_folders_vanish_beside_the_daemon_are_gone_until_they_are_back(tmp_path, config):
+    """Listed or found by a pattern: said everywhere, and followed on as soon as the folder is back."""
+    listed, found = make_table(tmp_path / "listed"), make_table(tmp_path / "lake" / "orders")
+    config.write_text(
+        f"{HEAD}- {{source: listed, target: lake.listed}}\n- {{source: lake/*/, target: 'lake.{{name}}'}}\n"
+    )
+    names = ("lake.listed", "lake.orders")
+    with daemon(config) as running:
+        for name, table in zip(names, (listed, found), strict=True):
+            running.synced_to(name, append(table))
+
+        def states() -> set[str]:
+            shown = running.tables()
+            return {shown[name]["state"] if name in shown else "removed" for name in names}
+
+        for folder in ("listed", "lake/orders"):
+            shutil.move(tmp_path / folder, tmp_path / f"away-{folder.replace('/', '-')}")
+        until(lambda: states() == {"gone"}, "both gone", wait_s=120)
+        running.told("table.gone", table="lake.orders", wait_s=60)
+        for name in names:
+            assert f"{name}: its " in running.reasons()
+            assert f'dvsync_table_state{{state="gone",table="{name}"}} 1.0' in running.fetch("/metrics")
+        assert "the table is still followed" in command(config, "forget", "lake.listed").stderr
+
+        for folder in ("listed", "lake/orders"):
+            shutil.move(tmp_path / f"away-{folder.replace('/', '-')}", tmp_path / folder)
+        versions = [append(table) for table in (listed, found)]
+        for name, version in zip(names, versions, strict=True):
+            running.synced_to(name, version)
+        until(lambda: states() == {"synced"} and running.reasons() == "")
+
+        shutil.move(tmp_path / "lake" / "orders", tmp_path / "orders")
+        until(lambda: command(config, "forget", "lake.orders").returncode == 0, "forgotten", wait_s=120)
+        until(lambda: set(running.tables()) == {"lake.listed"})
+
+
 def test_a_table_that_is_excluded_can_be_dropped(tmp_path, config):
     """It is gone, which keeps nobody from ready; `forget --drop` removes what dvsync wrote, and nothing of Delta's."""
     orders, voidy = (make_table(tmp_path / "lake" / name) for name in ("orders", "voidy"))

@@ -38,8 +38,8 @@ def test_a_table_never_gets_another_source_from_a_pattern(tmp_path):
     owners = {table.name: table.source for table in before.tables}
     make_tables(tmp_path / "lake", "a_backup/orders")
     settings = load_settings(tmp_path / "config.yaml")
-    for earlier, kept in ((before, True), (before, False), (None, False)):
-        result = discover(settings, SystemClock(), owners, earlier, keep_vanished=kept)
+    for earlier in (before, None):
+        result = discover(settings, SystemClock(), owners, earlier)
         assert {table.name: table.source for table in result.tables} == owners
         (reason,) = result.troubles.values()
         assert "lake.orders was followed from" in reason
@@ -150,10 +150,6 @@ def test_what_was_found_stays_while_its_folder_cannot_be_listed(tmp_path):
     text = '- {source: lake/*, target: "lake.{name}"}\n'
     before, settings = found(tmp_path, text), load_settings(tmp_path / "config.yaml")
     shutil.rmtree(tmp_path / "lake" / "items")
-    assert set(named(discover(settings, SystemClock(), {}, before, keep_vanished=True))) == {
-        "lake.items",
-        "lake.orders",
-    }
     assert set(named(discover(settings, SystemClock(), {}, before))) == {"lake.orders"}
     (tmp_path / "lake").rename(tmp_path / "elsewhere")
     unmounted = discover(settings, SystemClock(), {}, before)
