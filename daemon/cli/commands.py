@@ -61,12 +61,12 @@ TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's nam
 TableNames = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[TABLE]...", help="Names of tables, in which `*` stands for any part; all tables when left out."
+        metavar="TABLE", help="Names of tables, in which `*` stands for any part; all tables when left out."
     ),
 ]
 ChosenTables = Annotated[
     list[str] | None,
-    typer.Argument(metavar="TABLE...", help="Names of tables, in which `*` stands for any part."),
+    typer.Argument(metavar="TABLE", help="Names of tables, in which `*` stands for any part."),
 ]
 AllTables = Annotated[bool, typer.Option("--all", help="All tables.")]
 
@@ -287,7 +287,7 @@ def doctor(
     tables: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TABLE|PLACE]...",
+            metavar="TABLE|PLACE",
             help="Tables of the configuration, or paths or URIs of Delta tables or of folders above them; with `*`, all"
             " that match. Default: all tables of the configuration.",
         ),
@@ -388,7 +388,7 @@ def init(
     places: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH|PATTERN...",
+            metavar="PATH|PATTERN",
             help="Delta tables, folders above them, or patterns such as 'lake/*/': paths or URIs.",
         ),
     ],

@@ -78,7 +78,7 @@ def print_statuses(
 ) -> None:
     """Print `lines` about the daemon, a count of tables by state, and the tables, the worst first.
 
-    Off a terminal, print one line for each table, and the `lines` on standard error.
+    Off a terminal, print one line with all of it for each table, and the `lines` on standard error.
     """
     if not console.is_terminal:
         for line in lines:
@@ -143,7 +143,8 @@ def _status_line(status: TableStatus) -> str:
     line = (
         f"{status.name} {status.state} synced={_or_dash(status.synced_version)}"
         f" source={_or_dash(status.source_version)} lag={_lag(status, '{:.0f} s'.format)}"
-        f" at={status.last_synced_at or '-'} orphans={_orphans(status)}"
+        f" at={status.last_synced_at or '-'} files={_or_dash(status.live_data_files)}"
+        f" deleted={_or_dash(status.deleted_positions)} orphans={_orphans(status)}"
     )
     if status.proof and not status.proof.is_right:
         line += f" {_differs(status.name, status.proof)}"

@@ -161,7 +161,7 @@ def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding
     except SyncError as error:
         yield _refused("protocol", error)
     if "deletionVectors" in (protocol.reader_features or ()):
-        yield Finding(Verdict.NOTE, "format version", FORMAT_VERSIONS[settings.format_version])
+        yield Finding(Verdict.FOLLOWED, "format version", FORMAT_VERSIONS[settings.format_version])
     for feature in sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())}):
         if feature in READER_FEATURES or feature not in (protocol.reader_features or ()):
             yield Finding(Verdict.FOLLOWED, f"feature {feature}", features.get(feature, FOR_WRITERS))

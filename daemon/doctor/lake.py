@@ -14,7 +14,7 @@ from daemon.errors import SyncError
 # A summary names so many tables for each reason; JSON has them all.
 NAMED_MAX = 3
 # The column or columns that a message is about.
-COLUMN = re.compile(r"\bcolumn [^\s:,]+(, [^\s:,]+)*")
+COLUMN = re.compile(r"\bcolumn (?!mapping\b)[^\s:,]+(, [^\s:,]+)*")
 
 
 class Unexamined(msgspec.Struct, frozen=True):
@@ -66,7 +66,11 @@ def summarize(examined: Sequence[tuple[str, Diagnosis | SyncError]]) -> LakeDiag
         for key in dict.fromkeys(_reasons(table.findings)):
             reasons[key].append(table.source)
     by_weight = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
-    readers = Counter(name for table in followed for name in {trouble.reader for trouble in table.readers})
+    readers = Counter(
+        name
+        for table in followed
+        for name in {each for trouble in table.readers for each in trouble.reader.split(", ")}
+    )
     return LakeDiagnosis(
         tables,
         tuple(

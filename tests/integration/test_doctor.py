@@ -59,7 +59,7 @@ def test_a_table_that_can_be_followed(spark: SparkSession, service: Service, tmp
         "data files: 2 of 2, 11 rows",
         "deletion vectors: 2 rows of 1 files",
         "note      column name: Spark pads CHAR values",
-        "note      format version: 2: position-delete files, which all readers",
+        "followed  format version: 2: position-delete files, which all readers",
         "note      hidden columns: _row-",
         "reader    Daft: ",
         "reader    PyIceberg, Polars: moment: INT96 values before 1677 or after 2262 are wrong",

@@ -440,16 +440,16 @@ def test_status_on_a_terminal(four_states: Path, columns: int, wide: bool):
 def test_status_on_a_narrow_terminal(four_states: Path):
     """Where the columns have no room, the tables have lines."""
     output = on_terminal(four_states, 40, "status")
-    assert "lake.bad parked synced=- source=- lag=- at=- orphans=0 error=CorruptInput: " in output
+    assert "lake.bad parked synced=- source=- lag=- at=- files=0 deleted=0 orphans=0 error=CorruptInput: " in output
 
 
 def test_status_elsewhere(four_states: Path, dvsync):
     """Each table is one line, in the order of the configuration."""
-    error = f"at=- orphans=0 error=CorruptInput: line 1 is not JSON [file {PATH}] ({HINT})"
+    error = f"at=- files=0 deleted=0 orphans=0 error=CorruptInput: line 1 is not JSON [file {PATH}] ({HINT})"
     result = dvsync("status")
     assert re.sub(r"at=20\S+Z", "at=now", result.stdout).splitlines() == [
-        "t synced synced=6 source=6 lag=0 at=now orphans=0",
-        "lake.later waiting synced=- source=- lag=- at=- orphans=-",
+        "t synced synced=6 source=6 lag=0 at=now files=1 deleted=5 orphans=0",
+        "lake.later waiting synced=- source=- lag=- at=- files=- deleted=- orphans=-",
         f"{LONG} retrying synced=- source=- lag=- {error}",
         f"lake.bad parked synced=- source=- lag=- {error}",
     ]

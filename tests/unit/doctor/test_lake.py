@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from daemon.cli.commands import app
+from daemon.doctor.diagnosis import Diagnosis, Finding, ReaderTrouble, Verdict
+from daemon.doctor.lake import summarize
 from tests.kit.handmade import COLUMNS, HandmadeTable
 
 CONFIG = """
@@ -80,6 +82,19 @@ def test_what_is_printed(lake: Path) -> None:
     at = lines.index("4 of 7 tables can be followed.")
     assert lines[at + 1].startswith("  2 (odd, other): a column has the type variant")
     assert "First syncs read the footers of 8 data files (48 rows) and 2 deletion vectors." in lines[at:]
+
+
+def test_reasons_and_readers_are_counted_by_what_they_are_about() -> None:
+    """Names of columns are left out of a reason, and nothing else; a trouble of two readers is one of each."""
+    refused = Finding(Verdict.REFUSED, "column a", "column a is a list, and column mapping gives no id", "Drop it.")
+    troubles = (ReaderTrouble("PyIceberg, Polars", "reads it wrong"), ReaderTrouble("PyIceberg", "fails"))
+    lake = summarize([("t", diagnosis(refused)), ("u", diagnosis(readers=troubles))])
+    assert [reason.text for reason in lake.reasons] == ["a column is a list, and column mapping gives no id"]
+    assert lake.readers == {"Polars": 1, "PyIceberg": 1}
+
+
+def diagnosis(*findings: Finding, readers: tuple[ReaderTrouble, ...] = ()) -> Diagnosis:
+    return Diagnosis(source="t", version=0, findings=findings, readers=readers)
 
 
 def test_names_of_the_configuration(lake: Path) -> None:
