@@ -135,8 +135,12 @@ def drop_table(context: TableContext) -> Cleanup | None:
     if record is None or table is None:
         return None
     own = _OwnPlaces(context, table)
-    files = {file.path: file for file in context.store.list_written(record.id, THERE)}
     done, listed = Cleanup(), own.scan()
+    sizes_bytes = {meta.path: meta.size for meta in listed}
+    files = {
+        file.path: with_fields(file, size_bytes=sizes_bytes.get(file.path, file.size_bytes))
+        for file in context.store.list_written(record.id, THERE)
+    }
     if own.find_other_table(listed) is None:
         files = {file.path: file for file in own.written_among(listed)} | files
     due = _due_among(files.values(), done, in_use=(), own=own, due_ms=sys.maxsize)

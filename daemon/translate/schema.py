@@ -506,9 +506,12 @@ def _primitive(delta_type: str, column: str) -> PrimitiveType:
 
 
 def _unsupported_type(delta_type: str, column: str) -> Unsupported:
+    hint = "Drop the column in the Delta table, or store it as another type."
+    if delta_type == "variant":
+        hint += " Then REORG TABLE … APPLY (PURGE): Polars cannot read files that still have the column."
     return Unsupported(
         f"column {column} has the type {delta_type}, which {REFUSED_TYPES.get(delta_type, 'Iceberg does not have')}",
-        hint="Drop the column in the Delta table, or store it as another type.",
+        hint=hint,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import shutil
 import signal
@@ -239,6 +240,7 @@ def test_a_table_that_is_excluded_can_be_dropped(tmp_path, config):
         dropped = command(config, "forget", "lake.v*", "--drop", environment=port_of(running))
         assert (dropped.returncode, dropped.stderr) == (0, "")
         assert dropped.stdout.startswith("lake.voidy: lake.voidy dropped from local; ")
+        assert re.search(r"; \d+ files removed, [1-9][\d.]* kB; ", dropped.stdout), dropped.stdout
         until(lambda: list(running.tables()) == ["lake.orders"])
         running.synced_to("lake.orders", append(orders))
     assert [each for each in written.rglob("*") if each.is_file()] == []

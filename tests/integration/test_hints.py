@@ -83,8 +83,12 @@ CASES = {
     "a variant column": Case(
         "Unsupported",
         "Drop the column",
-        [f"ALTER TABLE {{t}} SET TBLPROPERTIES ({MAPPED})", "ALTER TABLE {t} ADD COLUMN v VARIANT"],
-        ["ALTER TABLE {t} DROP COLUMN v"],
+        [
+            f"ALTER TABLE {{t}} SET TBLPROPERTIES ({MAPPED})",
+            "ALTER TABLE {t} ADD COLUMN v VARIANT",
+            "INSERT INTO {t} VALUES (50, 'x', parse_json('1'))",
+        ],
+        ["ALTER TABLE {t} DROP COLUMN v", "REORG TABLE {t} APPLY (PURGE)"],
         value_type="STRING",
     ),
     "lists under column mapping": Case(
