@@ -7,7 +7,7 @@ Seeded by `FAULT_SEED`; `LIFE_COMMITS` makes it longer.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -35,14 +35,25 @@ MAINTENANCE = {
 
 @dataclass
 class Life:
+    """A table, and the row id of each row that was shown in format version 3, by the row's `id`."""
+
     history: History
     served: Served
+    row_ids: dict[int, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[Row]:
         table = self.history.table
         columns = len(self.served.iceberg().schema().fields)
         return [(*row, *[None] * (columns - len(row))) for row in table.live_rows()]
+
+    def check_row_ids(self, spark: SparkSession) -> None:
+        """No two rows have had the same id, and no row has had two. Iceberg spec, "Row Lineage"."""
+        shown = spark.read.format("iceberg").load(self.served.iceberg().metadata_location).select("id", "_row_id")
+        now = {row["id"]: row["_row_id"] for row in shown.collect()}
+        assert {row: self.row_ids.get(row, row_id) for row, row_id in now.items()} == now
+        self.row_ids |= now
+        assert len(set(self.row_ids.values())) == len(self.row_ids)
 
 
 def begin(service: Service, folder: Path, name: str, *, format_version: int, partitioned: bool = False) -> Life:
@@ -89,6 +100,8 @@ def test_all_readers_after_every_commit(service: Service, spark: SparkSession, t
         for life in lives:
             where = f"{life.served.source} at version {life.history.table.version}"
             assert_readers_agree(life.served.iceberg(), spark, life.rows, where)
+            if life.served.iceberg().metadata.format_version == 3:
+                life.check_row_ids(spark)
     assert [life.served.iceberg().metadata.format_version for life in lives] == [3, 3, 3]
     happened |= {line["event"] for line in service.daemon.lines}
     assert {events.MAINTENANCE_EXPIRED, events.VERIFY_RIGHT} <= happened
