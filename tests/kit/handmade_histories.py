@@ -21,9 +21,12 @@ class History:
         self.random.choice(kinds if self.table.live else [self._append])()
 
     def _append(self) -> None:
-        first = 10 * len(self.table.rows)
+        """One file, or three, which share a manifest."""
         part = self.random.choice("xy")
-        paths = [self.table.write_file([(first + n, part, f"v{n}") for n in range(6)])]
+        paths = []
+        for _ in range(self.random.choice((1, 3))):
+            first = 10 * len(self.table.rows)
+            paths.append(self.table.write_file([(first + n, part, f"v{n}") for n in range(6)]))
         self._commit([self.table.add(path, deleted=self._some(2)) for path in paths])
 
     def _delete(self) -> None:
