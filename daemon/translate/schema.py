@@ -506,7 +506,7 @@ def _primitive(delta_type: str, column: str) -> PrimitiveType:
 
 
 def _unsupported_type(delta_type: str, column: str) -> Unsupported:
-    hint = "Drop the column in the Delta table, or store it as another type."
+    hint = "Drop the column in the Delta table (Delta needs column mapping for that), or store it as another type."
     if delta_type == "variant":
         hint += " Then REORG TABLE … APPLY (PURGE): Polars cannot read files that still have the column."
     return Unsupported(
