@@ -10,6 +10,7 @@ from daemon.cli.probe import ask_to_sync
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
+from daemon.errors import LogMissing
 from daemon.status.table_status import gone_status
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import find_record, open_store
@@ -77,11 +78,12 @@ def _find_newest(settings: Settings, table: TableSettings, records: Sequence[Tab
 
 
 def _judge(name: str, record: TableRecord | None, wanted: int, *, is_late: bool) -> Verdict | None:
-    synced = record.synced_version if record else None
+    synced, error = (record.synced_version, record.error) if record else (None, None)
+    if synced is not None and error and error.kind == LogMissing.__name__:
+        return Verdict(FAILED, f"{name}: gone: {error.message}\n  {error.hint}")
     if synced is not None and synced >= wanted:
         return Verdict(SHOWN, f"{name}: shows version {synced}")
     shown = "shows nothing yet" if synced is None else f"shows version {synced}"
-    error = record.error if record else None
     if record and record.paused:
         return Verdict(FAILED, f"{name}: paused, and {shown}, not {wanted}; `dvsync resume {name}` resumes it")
     because = f": {error.kind}: {error.message}\n  {error.hint}" if error else ""

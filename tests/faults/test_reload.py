@@ -203,6 +203,8 @@ def test_tables_whose_folders_vanish_beside_the_daemon_are_gone_until_they_are_b
             assert f"{name}: its " in running.reasons()
             assert f'dvsync_table_state{{state="gone",table="{name}"}} 1.0' in running.fetch("/metrics")
         assert "the table is still followed" in command(config, "forget", "lake.listed").stderr
+        waited = command(config, "sync", "lake.listed", "--wait", "--timeout", "5s")
+        assert (waited.returncode, waited.stdout.startswith("lake.listed: gone: ")) == (1, True), waited
 
         for folder in ("listed", "lake/orders"):
             shutil.move(tmp_path / f"away-{folder.replace('/', '-')}", tmp_path / folder)
