@@ -10,8 +10,7 @@ from daemon.cli.probe import ask_to_sync
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
-from daemon.errors import LogMissing
-from daemon.status.table_status import gone_status
+from daemon.status.table_status import gone_status, has_lost_log
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import find_record, open_store
 from state import TableRecord
@@ -79,7 +78,7 @@ def _find_newest(settings: Settings, table: TableSettings, records: Sequence[Tab
 
 def _judge(name: str, record: TableRecord | None, wanted: int, *, is_late: bool) -> Verdict | None:
     synced, error = (record.synced_version, record.error) if record else (None, None)
-    if synced is not None and error and error.kind == LogMissing.__name__:
+    if record and error and has_lost_log(record):
         return Verdict(FAILED, f"{name}: gone: {error.message}\n  {error.hint}")
     if synced is not None and synced >= wanted:
         return Verdict(SHOWN, f"{name}: shows version {synced}")

@@ -286,8 +286,13 @@ def _stopped_state(record: TableRecord) -> SyncState | None:
         return SyncState.PAUSED
     if record.error and record.error.parked:
         return SyncState.PARKED
-    is_gone = record.error is not None and record.error.kind == LogMissing.__name__
-    return SyncState.GONE if is_gone and record.synced_version is not None else None
+    return SyncState.GONE if has_lost_log(record) else None
+
+
+def has_lost_log(record: TableRecord) -> bool:
+    """Return whether the table was synced before, and its Delta log has vanished."""
+    error = record.error
+    return record.synced_version is not None and error is not None and error.kind == LogMissing.__name__
 
 
 def iso_time(epoch_ms: int) -> str:
