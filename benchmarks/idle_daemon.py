@@ -24,7 +24,7 @@ import psutil
 import yaml
 
 from benchmarks.report import conditions, parser, print_report
-from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.handmade import Bench, HandmadeTable, sql_catalog
 
 TARGET_CPU_PERCENT = 2
 TARGET_MB = 150
@@ -63,13 +63,7 @@ def make_synced_tables(folder: Path, tables: int) -> tuple[Path, list[HandmadeTa
         yaml.safe_dump(
             {
                 "state": {"url": f"sqlite:///{folder}/state.db"},
-                "catalogs": {
-                    "local": {
-                        "type": "sql",
-                        "uri": f"sqlite:///{folder}/catalog.db",
-                        "warehouse": f"file://{folder}/warehouse",
-                    }
-                },
+                "catalogs": {"local": sql_catalog(folder)},
                 "defaults": {"poll_interval": "1s"},
                 "tables": [
                     {"source": delta.location, "target": f"sales.orders{number}"} for number, delta in enumerate(deltas)

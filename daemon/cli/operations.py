@@ -188,7 +188,7 @@ def forget_tables(settings: Settings, wanted: Sequence[str], *, drop: bool) -> I
         running = {each.name for each in statuses if each.error is None or each.error.kind != NOT_FOLLOWED}
         followed = [record.name for record in records if record.name in running]
         if followed:
-            hint = "Let it read the configuration again (SIGHUP), or wait half a minute if a folder has just vanished."
+            hint = "Let it read the configuration again (SIGHUP), or wait a minute if a folder has just vanished."
             raise ConfigInvalid(
                 "\n".join(f"{name}: the running daemon still follows it" for name in followed), hint=hint
             )

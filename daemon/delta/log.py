@@ -491,8 +491,8 @@ def log_gone(location: str) -> LogMissing:
     return LogMissing(
         "the Delta log is gone",
         path=f"{location}/_delta_log",
-        hint="Restore the Delta table; dvsync then continues. To give it up, remove its entry from the configuration, "
-        "and then `dvsync forget` it.",
+        hint="Restore the Delta table, and dvsync continues. Or remove its entry from the configuration, and run "
+        "`dvsync forget`.",
     )
 
 

@@ -266,7 +266,7 @@ class Board:
         if status.state is SyncState.PARKED:
             return f"parked: {status.error.kind if status.error else 'unknown'}"
         if status.state is SyncState.GONE:
-            return "its Delta table is gone: bring it back, or give it up"
+            return "its Delta log is gone: bring it back, or remove its entry and `dvsync forget` the table"
         failing = None
         if status.error:
             failing = f"retrying since {status.error.since}: {status.error.kind}: {status.error.message}"

@@ -43,6 +43,8 @@ class World:
             self.config,
             health={"port": 0, **health},
             log={"format": "json", "level": "debug"},
+            maintenance={},
+            verify={},
             defaults={"poll_interval": POLL_INTERVAL},
             tables=[{"source": self.table.location, "target": NAME}],
         )

@@ -217,6 +217,15 @@ def test_tables_whose_folders_vanish_beside_the_daemon_are_gone_until_they_are_b
         until(lambda: command(config, "forget", "lake.orders").returncode == 0, "forgotten", wait_s=120)
         until(lambda: set(running.tables()) == {"lake.listed"})
 
+        shutil.move(tmp_path / "listed", tmp_path / "away-listed")
+        until(lambda: states() == {"gone", "removed"}, "gone again", wait_s=120)
+        hint = running.tables()["lake.listed"]["error"]["hint"]
+        assert "remove its entry from the configuration, and run `dvsync forget`" in hint
+        config.write_text(f"{HEAD}- {{source: lake/*/, target: 'lake.{{name}}'}}\n")
+        running.signal(signal.SIGHUP)
+        until(lambda: command(config, "forget", "lake.listed").returncode == 0, "forgotten")
+        until(lambda: running.tables() == {})
+
 
 def test_a_table_that_is_excluded_can_be_dropped(tmp_path, config):
     """It is gone, which keeps nobody from ready; `forget --drop` removes what dvsync wrote, and nothing of Delta's."""

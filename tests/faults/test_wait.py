@@ -25,6 +25,8 @@ def config(tmp_path: Path) -> Path:
     write_config(
         tmp_path / "config.yaml",
         health={"port": port, "token": TOKEN},
+        maintenance={},
+        verify={},
         defaults={"poll_interval": "1h"},
         tables=[*listed, {"source": "found/*/", "target": "found.{name}"}],
     )

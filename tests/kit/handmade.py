@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
@@ -222,6 +223,11 @@ class HandmadeTable:
             for position, row in enumerate(self.rows[path])
             if position not in self.deleted[path]
         )
+
+    def live_rows_in(self, schema: Schema) -> list[tuple[Any, ...]]:
+        """The same in a table of other columns: fewer of the last ones, or more, which are null."""
+        columns = len(schema.fields)
+        return [(*row[:columns], *[None] * (columns - len(row))) for row in self.live_rows()]
 
 
 @dataclass
