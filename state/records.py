@@ -276,10 +276,26 @@ class ProofRecord(msgspec.Struct, frozen=True):
     differences: Differences = Differences()
 
 
+class Pause(msgspec.Struct, frozen=True):
+    """A person's wish that a table is not synced. Without `until_ms`, only a person ends it.
+
+    `by` says where the wish came from, as far as it is known.
+    """
+
+    since_ms: int
+    by: str
+    until_ms: int | None = None
+    reason: str | None = None
+
+    def is_over(self, now_ms: int) -> bool:
+        return self.until_ms is not None and self.until_ms <= now_ms
+
+
 class TableRecord(msgspec.Struct, frozen=True):
     """A table's cursor and condition. `synced_version` is None until the first sync is recorded.
 
-    `paused` and `resync_wanted` are a person's requests, valid until they are withdrawn or done.
+    `pause` and `resync_wanted` are a person's requests, valid until they are withdrawn or done. A pause whose time is
+    over stays until someone calls `TableStore.end_pause`.
     """
 
     id: int
@@ -292,11 +308,15 @@ class TableRecord(msgspec.Struct, frozen=True):
     snapshot_id: int | None = None
     metadata_location: str | None = None
     last_synced_at_ms: int | None = None
-    paused: bool = False
+    pause: Pause | None = None
     must_compare: bool = False
     resync_wanted: bool = False
     error: TableError | None = None
     proof: ProofRecord | None = None
+
+    def pause_at(self, now_ms: int) -> Pause | None:
+        """The pause, unless its time is over."""
+        return None if self.pause is None or self.pause.is_over(now_ms) else self.pause
 
 
 class WrittenCount(msgspec.Struct, frozen=True):

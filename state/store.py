@@ -18,6 +18,7 @@ from state.records import (
     LiveFile,
     OrphanReason,
     Outcome,
+    Pause,
     ProofRecord,
     Sample,
     SyncRun,
@@ -91,8 +92,11 @@ class TableStore(Protocol):
         """Remove the table and all its rows from the store. No file is touched."""
         ...
 
-    def record_paused(self, table_id: int, paused: bool) -> None:
+    def record_pause(self, table_id: int, pause: Pause | None) -> None:
         """Pause the table, or end its pause."""
+
+    def end_pause(self, table_id: int, *, at_ms: int) -> None:
+        """End the table's pause if its time is over at `at_ms`."""
         ...
 
     def record_resync_wanted(self, table_id: int, wanted: bool) -> None:

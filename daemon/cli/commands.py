@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import getpass
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -539,12 +541,38 @@ def resume(
 
 @app.command()
 def pause(
-    context: typer.Context, tables: ChosenTables = None, every: AllTables = False, config: ConfigPath = None
+    context: typer.Context,
+    tables: ChosenTables = None,
+    *,
+    every: AllTables = False,
+    for_s: Annotated[
+        float | None,
+        typer.Option(
+            "--for", help="Continue by itself after this time, such as 2h.", parser=_seconds, metavar="DURATION"
+        ),
+    ] = None,
+    reason: Annotated[str | None, typer.Option("--reason", help="Why: `dvsync status` shows it.")] = None,
+    config: ConfigPath = None,
 ) -> None:
-    """Stop syncing tables until `dvsync resume`. A running daemon sees it within seconds."""
-    from daemon.sync.verbs import pause  # noqa: PLC0415
+    """Stop syncing tables until `dvsync resume`, or for a time. A running daemon sees it within seconds."""
+    from daemon.clock import SystemClock  # noqa: PLC0415
+    from daemon.status.table_status import iso_time  # noqa: PLC0415
+    from daemon.sync.verbs import make_pause, pause  # noqa: PLC0415
 
-    _ask(context, config, _chosen(tables, every), pause, lambda _: "paused")
+    with _reported_errors():
+        wanted = make_pause(_person(), SystemClock().now_ms(), for_s=for_s, reason=reason)
+
+    until = f" until {iso_time(wanted.until_ms)}" if wanted.until_ms is not None else ""
+    _ask(context, config, _chosen(tables, every), partial(pause, wanted=wanted), lambda _: f"paused{until}")
+
+
+def _person() -> str:
+    """Who runs this command. A container's user may have no name."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):
+        name = f"user {os.getuid()}"
+    return f"{name} on {socket.gethostname()}"
 
 
 @app.command()

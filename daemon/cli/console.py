@@ -26,6 +26,8 @@ from daemon.status.table_status import (
     count_states,
     differing_text,
     iso_time,
+    pause_status,
+    paused_text,
     size_text,
     span,
     worst_first,
@@ -103,6 +105,8 @@ def print_statuses(
     widths = [min(names, left), *others]
     for cells, status in zip(rows, (None, *ordered), strict=True):
         console.print(_row(cells, widths, columns.values()))
+        if status and status.pause:
+            console.print(Padding(Text(printable(paused_text(status.pause))), (0, 0, 0, GAP)))
         if status and status.error:
             for line in (f"{status.error.kind}: {status.error.message}", status.error.hint):
                 console.print(Padding(Text(printable(line)), (0, 0, 0, GAP)))
@@ -146,6 +150,8 @@ def _status_line(status: TableStatus) -> str:
         f" at={status.last_synced_at or '-'} files={_or_dash(status.live_data_files)}"
         f" deleted={_or_dash(status.deleted_positions)} orphans={_orphans(status)}"
     )
+    if status.pause:
+        line += f" {paused_text(status.pause)}"
     if status.proof and not status.proof.is_right:
         line += f" {_differs(status.name, status.proof)}"
     return f"{line} error={status.error.kind}: {status.error.message} ({status.error.hint})" if status.error else line
@@ -198,8 +204,8 @@ def verdict_line(name: str, verdict: CycleResult) -> str:
 
     if verdict.error is not None:
         return f"{name}: {verdict.error.kind}: {verdict.error.message}\n  {verdict.error.hint}"
-    if verdict.paused:
-        return f"{name}: paused; `dvsync resume {name}` resumes it"
+    if verdict.pause:
+        return f"{name}: {paused_text(pause_status(verdict.pause))}; `dvsync resume {name}` resumes it"
     result = verdict.result
     if result is None or result.outcome is SyncOutcome.WAITING:
         return f"{name}: the Delta table is not there yet"

@@ -29,7 +29,7 @@ from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
-from daemon.status.table_status import NOT_FOLLOWED
+from daemon.status.table_status import NOT_FOLLOWED, pause_status, paused_text
 from daemon.status.watch import Watch
 from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, as_sync_errors
@@ -66,8 +66,8 @@ def sync_tables(
         for table in tables:
             board.add(table)
             cycle = parts.cycle(parts.context(table, progress_of(table.name), board), board)
-            if cycle.is_paused:
-                yield table, CycleResult(paused=True)
+            if cycle.pause:
+                yield table, CycleResult(pause=cycle.pause)
                 continue
             more = True
             while more and not stop.is_set():
@@ -240,8 +240,10 @@ def maintain_tables(
             if stop.is_set():
                 return
             record = parts.store.find_table(table.name, table.source, table.target)
-            if alone and record is not None and record.paused:
-                yield table, Unsupported("it is paused", hint=f"Run `dvsync resume {table.name}` first.")
+            pause = record.pause_at(parts.clock.now_ms()) if record else None
+            if alone and pause:
+                said = f"it is {paused_text(pause_status(pause))}"
+                yield table, Unsupported(said, hint=f"Run `dvsync resume {table.name}` first.")
                 continue
             try:
                 yield table, verb(Maintainer(parts.context(table)), stop)

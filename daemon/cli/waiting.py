@@ -10,7 +10,7 @@ from daemon.cli.probe import ask_to_sync
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
-from daemon.status.table_status import gone_status, has_lost_log
+from daemon.status.table_status import gone_status, has_lost_log, pause_status, paused_text
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import find_record, open_store
 from state import TableRecord
@@ -61,7 +61,7 @@ def wait_for_version(
         while waiting:
             is_late, records = clock.monotonic_s() >= deadline_s, store.list_tables()
             for table, wanted in list(waiting.values()):
-                verdict = _judge(table.name, find_record(records, table), wanted, is_late=is_late)
+                verdict = _judge(table.name, find_record(records, table), wanted, clock.now_ms(), is_late=is_late)
                 if verdict:
                     del waiting[table.name]
                     yield verdict
@@ -76,15 +76,16 @@ def _find_newest(settings: Settings, table: TableSettings, records: Sequence[Tab
     return log.find_newest(record.synced_version if record else None) or 0
 
 
-def _judge(name: str, record: TableRecord | None, wanted: int, *, is_late: bool) -> Verdict | None:
+def _judge(name: str, record: TableRecord | None, wanted: int, now_ms: int, *, is_late: bool) -> Verdict | None:
     synced, error = (record.synced_version, record.error) if record else (None, None)
     if record and error and has_lost_log(record):
         return Verdict(FAILED, f"{name}: gone: {error.message}\n  {error.hint}")
     if synced is not None and synced >= wanted:
         return Verdict(SHOWN, f"{name}: shows version {synced}")
     shown = "shows nothing yet" if synced is None else f"shows version {synced}"
-    if record and record.paused:
-        return Verdict(FAILED, f"{name}: paused, and {shown}, not {wanted}; `dvsync resume {name}` resumes it")
+    if pause := record.pause_at(now_ms) if record else None:
+        paused = paused_text(pause_status(pause))
+        return Verdict(FAILED, f"{name}: {shown}, not {wanted}; {paused}; `dvsync resume {name}` resumes it")
     because = f": {error.kind}: {error.message}\n  {error.hint}" if error else ""
     if error and error.parked:
         return Verdict(FAILED, f"{name}: parked, and {shown}, not {wanted}{because}")

@@ -22,10 +22,11 @@ from daemon.config.settings import TableSettings
 from daemon.errors import ProofFailed, SyncError, TargetHeld
 from daemon.scheduling.failures import Failure, Failures
 from daemon.scheduling.observer import Observer
+from daemon.status.table_status import pause_status
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
 from daemon.tracing import Span, Tracer
-from state import ProofRecord, StateUnavailable, TableError, TableRecord, TableStore
+from state import Pause, ProofRecord, StateUnavailable, TableError, TableRecord, TableStore
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -37,7 +38,7 @@ class CycleResult:
     delay_s: float | None = None
     result: SyncResult | None = None
     error: TableError | None = None
-    paused: bool = False
+    pause: Pause | None = None
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,18 @@ class _Wait:
 
 
 def is_held(record: TableRecord) -> bool:
-    """Whether the table is parked or paused: only a command of a person starts it again."""
-    return record.paused or (record.error is not None and record.error.parked)
+    """Whether the table is parked or paused: a command of a person starts it again, or the end of the pause."""
+    return record.pause is not None or (record.error is not None and record.error.parked)
+
+
+def _tried_again(record: TableRecord) -> TableRecord:
+    """A parked table is tried again, and its error stays visible until that try has ended.
+
+    Differences are not tried again: the syncs do not meet them.
+    """
+    if record.error is None or not record.error.parked or record.error.kind == ProofFailed.__name__:
+        return record
+    return replace(record, error=replace(record.error, parked=False))
 
 
 class TableCycle:
@@ -87,18 +98,15 @@ class TableCycle:
         self._failures = Failures(
             table.name, poll_interval_s=table.poll_interval_s, last=record.error, clock=clock, random=random
         )
-        if record.error and record.error.parked and record.error.kind != ProofFailed.__name__:
-            # A restart tries again; the error stays visible until that try has ended. Differences are not tried again:
-            # the syncs do not meet them.
-            record = replace(record, error=replace(record.error, parked=False))
-        self._record = record
+        self._record = _tried_again(record)
         self._is_unrecorded = False
         self._has_wish = False
         self._wait: _Wait | None = None
         self._snapshots_unmaintained = 0
         # Handed over from another thread.
         self._outer_error: SyncError | None = None
-        observer.show(record)
+        observer.show(self._record)
+        self._end_pause()
 
     def is_overruled_by(self, record: TableRecord) -> bool:
         """Whether a person has changed the table's row in the store and the cycle does not know it yet."""
@@ -108,11 +116,13 @@ class TableCycle:
         cleared = (is_held(mine) and not is_held(record)) or (mine.error is not None and record.error is None)
         # A person cannot have cleared an error that was never stored.
         freed = cleared and not self._is_unrecorded
-        return freed or (record.paused and not mine.paused) or (record.resync_wanted and not mine.resync_wanted)
+        is_paused_anew = record.pause is not None and record.pause != mine.pause
+        return freed or is_paused_anew or (record.resync_wanted and not mine.resync_wanted)
 
     @property
-    def is_paused(self) -> bool:
-        return self._record.paused
+    def pause(self) -> Pause | None:
+        """The table's pause, as far as the cycle knows it."""
+        return self._record.pause
 
     @property
     def is_followed(self) -> bool:
@@ -176,10 +186,12 @@ class TableCycle:
         was_stopped, self._record = is_held(self._record) or self._record.error is not None, record
         if was_stopped and not is_held(record):
             self.observer.restart_silence()
-        if record.paused:
-            _log.info(events.TABLE_PAUSED, table=self.name)
-        elif was_stopped and record.error is None:
-            self._failures.forget()
+        if record.pause:
+            pause = pause_status(record.pause)
+            _log.info(events.TABLE_PAUSED, table=self.name, by=pause.by, until=pause.until, reason=pause.reason)
+        elif was_stopped and not is_held(record):
+            if record.error is None:
+                self._failures.forget()
             # What was done to the table in the meantime is seen now, not when its log is listed next.
             self._follower.doubt()
             _log.info(events.TABLE_RESUMED, table=self.name)
@@ -188,6 +200,19 @@ class TableCycle:
             _log.info(events.RESYNC_WANTED, table=self.name)
         self.observer.show(self._record)
 
+    def _end_pause(self) -> None:
+        """Let the table go on if its pause is over."""
+        now_ms = self._clock.now_ms()
+        if self._record.pause == self._record.pause_at(now_ms):
+            return
+        try:
+            self._store.end_pause(self._record.id, at_ms=now_ms)
+            record = self._read()
+        except StateUnavailable as error:
+            _log.warning(events.STATE_UNRECORDED, table=self.name, reason=str(error))
+            return
+        self.take_up(_tried_again(record))
+
     def poll(self) -> CycleResult | None:
         """Ask for news: the result when no sync is needed, None when there is something to sync.
 
@@ -195,6 +220,7 @@ class TableCycle:
         """
         if self._has_wish:
             self._take_up_wish()
+        self._end_pause()
         if self.has_newer_version():
             return None
         until_retry_s = self._until_retry_s()
@@ -218,7 +244,7 @@ class TableCycle:
     def has_newer_version(self) -> bool:
         """Return whether a table that failed has a newer Delta version to try: its whole state is compared then."""
         wait = self._wait
-        if wait is None or self._record.paused or self._clock.monotonic_s() < wait.newer_at_s:
+        if wait is None or self.pause or self._clock.monotonic_s() < wait.newer_at_s:
             return False
         if wait.has_newer:
             return True
@@ -236,6 +262,9 @@ class TableCycle:
         return True
 
     def _until_retry_s(self) -> float:
+        pause = self._record.pause
+        if pause and pause.until_ms is not None:
+            return (pause.until_ms - self._clock.now_ms()) / 1000
         retry_at_s = self._wait.retry_at_s if self._wait else None
         return 0.0 if retry_at_s is None else retry_at_s - self._clock.monotonic_s()
 

@@ -22,11 +22,11 @@ from daemon.service.discovery import Found, discover, find_pattern, gone_among, 
 from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.deletions import find_worst_files
-from daemon.status.table_status import gone_status
+from daemon.status.table_status import gone_status, pause_status, paused_text
 from daemon.status.watch import Watch
 from daemon.sync.memory import keep_rows
 from daemon.sync.verbs import Verb, pause, resume, want_resync
-from state import StateUnavailable
+from state import Pause, StateUnavailable
 
 WISHES_JOB = "/wishes"
 # How often the folders of source patterns are listed.
@@ -121,8 +121,10 @@ class Fleet:
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
 
-    def ask(self, name: str, verb: Verb) -> str:
+    def ask(self, name: str, verb: Verb, wanted: Pause | None = None) -> str:
         """Do what a person asks of a table through the API, as the commands do. Returns what happens now.
+
+        `wanted` is the pause that PAUSE asks for.
 
         From any thread. Raises ConfigInvalid, Unsupported, StateUnavailable.
         """
@@ -135,11 +137,13 @@ class Fleet:
                 record = store.open_table(table.name, table.source, table.target)
                 if is_held(record):
                     hint = f"First resume it: `dvsync resume {name}`, or POST /api/tables/{name}/resume."
-                    raise Unsupported(f"{name} is {'paused' if record.paused else 'parked'}", hint=hint)
+                    held = paused_text(pause_status(record.pause)) if record.pause else "parked"
+                    raise Unsupported(f"{name} is {held}", hint=hint)
                 self._scheduler.wake(name)
                 return "is polled now"
             case Verb.PAUSE:
-                pause(store, table)
+                assert wanted is not None
+                pause(store, table, wanted)
                 said = "paused"
             case Verb.RESUME:
                 said = "resumed" if resume(store, table) else "was neither parked nor paused; nothing to do"

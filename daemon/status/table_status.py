@@ -17,7 +17,7 @@ from rich.filesize import decimal
 from daemon.config.settings import TableSettings
 from daemon.errors import LogMissing
 from daemon.masking import scrub
-from state import SHARES, Difference, ProofRecord, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from state import SHARES, Difference, Pause, ProofRecord, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 
 
 class SyncState(StrEnum):
@@ -52,6 +52,15 @@ class ErrorStatus(msgspec.Struct, frozen=True):
     version: int | None
     since: str
     consecutive: int
+
+
+class PauseStatus(msgspec.Struct, frozen=True):
+    """Who paused a table, as far as it is known, and why. `until` is null if only `dvsync resume` ends the pause."""
+
+    since: str
+    by: str
+    until: str | None
+    reason: str | None
 
 
 class ProofStatus(msgspec.Struct, frozen=True):
@@ -93,6 +102,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     snapshot_id: int | None
     metadata_location: str | None
     last_synced_at: str | None
+    pause: PauseStatus | None
     error: ErrorStatus | None
     proof: ProofStatus | None
     live_data_files: int | None
@@ -178,6 +188,7 @@ def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int) ->
 
 def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: int) -> TableStatus:
     record, counts, error = seen.record, seen.counts, seen.record.error if seen.record else None
+    pause = record.pause_at(now_ms) if record else None
     synced = record.synced_version if record else None
     lag_versions = None if seen.source_version is None else seen.source_version - (-1 if synced is None else synced)
     lag_seconds = None
@@ -190,7 +201,7 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
         source=scrub(table.source),
         catalog=table.catalog if isinstance(table, TableSettings) else None,
         target=table.target,
-        state=_state(seen, lag_versions),
+        state=_state(seen, lag_versions, now_ms),
         synced_version=synced,
         source_version=seen.source_version,
         lag_versions=lag_versions,
@@ -198,6 +209,7 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
         snapshot_id=record.snapshot_id if record else None,
         metadata_location=record.metadata_location if record else None,
         last_synced_at=iso_time(record.last_synced_at_ms) if record and record.last_synced_at_ms is not None else None,
+        pause=pause_status(pause) if pause else None,
         error=_error_status(error) if error else None,
         proof=_proof_status(record.proof) if record and record.proof else None,
         live_data_files=counts.live_data_files if counts else None,
@@ -230,6 +242,11 @@ def _error_status(error: TableError) -> ErrorStatus:
         since=iso_time(error.since_ms),
         consecutive=error.consecutive,
     )
+
+
+def pause_status(pause: Pause) -> PauseStatus:
+    until = None if pause.until_ms is None else iso_time(pause.until_ms)
+    return PauseStatus(iso_time(pause.since_ms), pause.by, until, pause.reason)
 
 
 def _proof_status(proof: ProofRecord) -> ProofStatus:
@@ -265,9 +282,9 @@ def run_status(run: SyncRun) -> RunStatus:
     )
 
 
-def _state(seen: Observation, lag_versions: int | None) -> SyncState:
+def _state(seen: Observation, lag_versions: int | None, now_ms: int) -> SyncState:
     record = seen.record
-    stopped = _stopped_state(record) if record else None
+    stopped = _stopped_state(record, now_ms) if record else None
     if stopped:
         return stopped
     if seen.syncing:
@@ -280,9 +297,9 @@ def _state(seen: Observation, lag_versions: int | None) -> SyncState:
     return SyncState.BEHIND if lag_versions > 0 else SyncState.SYNCED
 
 
-def _stopped_state(record: TableRecord) -> SyncState | None:
+def _stopped_state(record: TableRecord, now_ms: int) -> SyncState | None:
     """The state of a table that syncs no further until someone does something."""
-    if record.paused:
+    if record.pause_at(now_ms):
         return SyncState.PAUSED
     if record.error and record.error.parked:
         return SyncState.PARKED
@@ -339,6 +356,13 @@ def span(seconds: float) -> str:
 def size_text(size_bytes: int | None) -> str:
     """A size for people, in powers of ten."""
     return "unknown size" if size_bytes is None else decimal(size_bytes)
+
+
+def paused_text(pause: PauseStatus) -> str:
+    """A pause in one line, as the end of a sentence about the table."""
+    until = f", until {pause.until}" if pause.until else ""
+    reason = f": {pause.reason}" if pause.reason else ""
+    return f"paused since {pause.since} by {pause.by}{until}{reason}"
 
 
 def differences_text(differences: Mapping[str, int]) -> str:

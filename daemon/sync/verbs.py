@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from daemon.config.settings import TableSettings
 from daemon.errors import ConfigInvalid
 from daemon.sync.memory import find_record
-from state import TableRecord, TableStore
+from state import Pause, TableRecord, TableStore
+
+PAUSE_MAX_S = 366 * 86_400.0
+REASON_MAX = 500
 
 
 class Verb(StrEnum):
@@ -19,9 +24,27 @@ class Verb(StrEnum):
     RESYNC = "resync"
 
 
-def pause(store: TableStore, table: TableSettings) -> None:
-    """Pause a table until someone resumes it, also across restarts. Raises ConfigInvalid, StateUnavailable."""
-    store.record_paused(_known_or_new(store, table).id, True)
+def make_pause(by: str, now_ms: int, *, for_s: float | None, reason: str | None) -> Pause:
+    """A pause that begins now, and ends by itself after `for_s` if that is given. Raises ConfigInvalid."""
+    if for_s is not None and not 0 < for_s <= PAUSE_MAX_S:
+        raise ConfigInvalid(
+            "a pause that ends by itself may last 366 days at most, and not 0",
+            hint="Name no time at all for a pause that only `dvsync resume` ends.",
+        )
+    if reason is not None and len(reason) > REASON_MAX:
+        raise ConfigInvalid(f"the reason has {len(reason):,} characters, and {REASON_MAX} is the limit", hint="Cut it.")
+    until_ms = None if for_s is None else now_ms + round(for_s * 1000)
+    return Pause(now_ms, by, until_ms=until_ms, reason=reason or None)
+
+
+def pause(store: TableStore, table: TableSettings, wanted: Pause) -> None:
+    """Pause a table, also across restarts. A table that is paused already keeps the time since when it is.
+
+    Raises ConfigInvalid, StateUnavailable.
+    """
+    record = _known_or_new(store, table)
+    before = record.pause_at(wanted.since_ms)
+    store.record_pause(record.id, replace(wanted, since_ms=before.since_ms) if before else wanted)
 
 
 def resume(store: TableStore, table: TableSettings) -> bool:
@@ -30,9 +53,9 @@ def resume(store: TableStore, table: TableSettings) -> bool:
     Returns False if the table had no error and was not paused.
     """
     record = store.find_table(table.name, table.source, table.target)
-    if record is None or (record.error is None and not record.paused):
+    if record is None or (record.error is None and record.pause is None):
         return False
-    store.record_paused(record.id, False)
+    store.record_pause(record.id, None)
     store.record_resumed(record.id)
     return True
 

@@ -61,6 +61,13 @@ class TableDetail(msgspec.Struct, frozen=True):
     worst_files: Sequence[FileDeletions]
 
 
+class PauseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `pause`, which may be left out. Without `for`, a duration such as `2h`, the pause has no end."""
+
+    for_: str | None = msgspec.field(name="for", default=None)
+    reason: str | None = None
+
+
 class Accepted(msgspec.Struct, frozen=True):
     """The daemon does what was asked within seconds; `text` says what that is."""
 

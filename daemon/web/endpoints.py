@@ -12,24 +12,37 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Address
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from daemon.errors import SyncError
+from daemon.config.value_types import duration_s
+from daemon.errors import ConfigInvalid, SyncError
 from daemon.status.board import Board
 from daemon.status.table_status import iso_time, run_status
-from daemon.sync.verbs import Verb
-from daemon.web.answers import Accepted, DaemonInfo, DayPoint, Liveness, Problem, Readiness, TableDetail
+from daemon.sync.verbs import Verb, make_pause
+from daemon.web.answers import (
+    Accepted,
+    DaemonInfo,
+    DayPoint,
+    Liveness,
+    PauseRequest,
+    Problem,
+    Readiness,
+    TableDetail,
+)
 from daemon.web.listing import Query, list_tables
 from daemon.web.metrics import make_registry
 from daemon.web.openapi import make_document
 from daemon.web.page import render_missing, render_table, render_tables
-from state import Sample, StateUnavailable
+from state import Pause, Sample, StateUnavailable
 
 # Three of the scheduler's heartbeats.
 SILENT_MAX_S = 15.0
+
+PAUSE_HINT = 'Send no body, or JSON such as {"for": "2h", "reason": "the files are moved"}.'
 
 # The page loads nothing. Its empty icon keeps browsers from asking for one.
 PAGE_POLICY = (
@@ -42,7 +55,7 @@ def make_app(
     board: Board,
     *,
     registry: CollectorRegistry | None = None,
-    ask: Callable[[str, Verb], str] = lambda _name, _verb: "",
+    ask: Callable[[str, Verb, Pause | None], str] = lambda _name, _verb, _pause: "",
     token: str | None = None,
     process: str = "",
     state: str = "",
@@ -93,17 +106,19 @@ def make_app(
         return _json(detail, ok=True)
 
     async def verb(request: Request, wanted: Verb) -> Response:
-        refusal = _refuse(request, token)
+        name = request.path_params["name"]
+        refusal = _refuse(request, token) or _refuse_for(board, name)
         if refusal:
             return refusal
-        name = request.path_params["name"]
-        if board.is_standing_by:
-            return _problem(409, "this daemon stands by", "Ask the daemon that holds the lease: /readyz names it.")
-        if board.find_status(name) is None:
-            return _problem(404, _why_missing(board, name))
+        pause = None
+        if wanted is Verb.PAUSE:
+            try:
+                pause = _read_pause(await request.body(), request.client, board.now_ms())
+            except (ValueError, ConfigInvalid) as error:
+                return _problem(400, str(error), PAUSE_HINT)
         try:
             # Not here: the state database may be slow, and this thread answers the probes.
-            text = await run_in_threadpool(ask, name, wanted)
+            text = await run_in_threadpool(ask, name, wanted, pause)
         except SyncError as error:
             return _problem(409, error.message, error.hint)
         except StateUnavailable as error:
@@ -164,6 +179,21 @@ def _refuse(request: Request, token: str | None) -> Response | None:
         return None
     headers = {"www-authenticate": "Bearer"}
     return _problem(401, "the token is missing or wrong", "Send health.token as `Authorization: Bearer …`.", headers)
+
+
+def _read_pause(body: bytes, client: Address | None, now_ms: int) -> Pause:
+    """Read the body of a POST to `pause`. Raises ConfigInvalid, and ValueError if it is not a `PauseRequest`."""
+    asked = msgspec.json.decode(body, type=PauseRequest) if body else PauseRequest()
+    for_s = None if asked.for_ is None else duration_s(asked.for_)
+    by = f"the API, from {client.host}" if client else "the API"
+    return make_pause(by, now_ms, for_s=for_s, reason=asked.reason)
+
+
+def _refuse_for(board: Board, name: str) -> Response | None:
+    """Return the answer to a POST about a table that this daemon does not follow."""
+    if board.is_standing_by:
+        return _problem(409, "this daemon stands by", "Ask the daemon that holds the lease: /readyz names it.")
+    return None if board.find_status(name) else _problem(404, _why_missing(board, name))
 
 
 def _points(day: Sequence[Sample]) -> list[DayPoint]:

@@ -10,7 +10,7 @@ import msgspec
 
 from daemon.status.table_status import TableStatus
 from daemon.sync.verbs import Verb
-from daemon.web.answers import Accepted, DaemonInfo, Liveness, Problem, Readiness, TableDetail
+from daemon.web.answers import Accepted, DaemonInfo, Liveness, PauseRequest, Problem, Readiness, TableDetail
 
 NAME = {
     "name": "name",
@@ -21,7 +21,7 @@ NAME = {
 }
 VERBS = {
     Verb.SYNC: "Poll the table now, and sync it if Delta has a new version.",
-    Verb.PAUSE: "Stop syncing the table until it is resumed.",
+    Verb.PAUSE: "Stop syncing the table until it is resumed, or for a time.",
     Verb.RESUME: "Continue a parked or paused table.",
     Verb.RESYNC: "Write the Iceberg table anew from Delta's whole state.",
 }
@@ -36,18 +36,21 @@ REFUSALS = {
 
 def make_document() -> dict[str, Any]:
     """Return the document of OpenAPI 3.1."""
-    types = [Liveness, Readiness, DaemonInfo, list[TableStatus], TableDetail, Accepted, Problem]
+    types = [Liveness, Readiness, DaemonInfo, list[TableStatus], TableDetail, Accepted, Problem, PauseRequest]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    alive, ready, daemon, tables, detail, accepted, problem = schemas
+    alive, ready, daemon, tables, detail, accepted, problem, pause = schemas
+    of_pause = {"requestBody": {"content": {"application/json": {"schema": pause}}}}
     table_paths: dict[str, Any] = {
         f"/api/tables/{{name}}/{verb}": {
             "post": {
                 "operationId": verb.value,
                 "summary": summary,
                 "parameters": [NAME],
+                **(of_pause if verb is Verb.PAUSE else {}),
                 "security": [{"token": []}],
                 "responses": {
                     "202": _answer("The daemon acts within seconds.", accepted),
+                    **({"400": _answer("The body is wrong.", problem)} if verb is Verb.PAUSE else {}),
                     **{status: _answer(text, problem) for status, text in REFUSALS.items()},
                 },
             }

@@ -18,7 +18,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from state.store import StateUnavailable
 
 # The newest schema, as Alembic numbers it: state/migrations.
-REVISION = "0009"
+REVISION = "0010"
 SQLITE_BUSY_TIMEOUT_S = 5
 # How long to wait for a server that does not answer; in seconds, except tcp_user_timeout in milliseconds.
 POSTGRESQL_PATIENCE = {"connect_timeout": "10", "tcp_user_timeout": "15000", "keepalives_idle": "10"}

@@ -96,12 +96,11 @@ TABLES = Table(
     Column("snapshot_id", BigInteger),
     Column("metadata_location", Text),
     Column("last_synced_at_ms", BigInteger),
-    Column("paused", Boolean, nullable=False),
     Column("must_compare", Boolean, nullable=False),
     Column("resync_wanted", Boolean, nullable=False, server_default="0"),
-    # A `TableError` as JSON: it is written and cleared as a whole, and never searched.
+    # A `Pause` as JSON, a `TableError` and a `ProofRecord`: each is written and cleared as a whole, and never searched.
+    Column("pause", LargeBinary),
     Column("error", LargeBinary),
-    # A `ProofRecord` as JSON, likewise.
     Column("proof", LargeBinary),
     # A recreated row must not get the id of the deleted row.
     sqlite_autoincrement=True,

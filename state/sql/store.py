@@ -24,6 +24,7 @@ from state.records import (
     LiveFile,
     OrphanReason,
     Outcome,
+    Pause,
     ProofRecord,
     Sample,
     SyncRun,
@@ -54,6 +55,7 @@ WRITE_BATCH_MAX = 2_000
 
 # The columns of a table that are JSON.
 _DECODERS = {
+    "pause": msgspec.json.Decoder(Pause).decode,
     "error": msgspec.json.Decoder(TableError).decode,
     "proof": msgspec.json.Decoder(ProofRecord).decode,
 }
@@ -175,7 +177,7 @@ class SqlStateStore:
                 # readers of the old target still need them.
                 connection.execute(delete(TABLES).where(TABLES.c.name == name))
                 new = insert(TABLES).values(
-                    name=name, source=source, target=target, paused=False, must_compare=False, resync_wanted=False
+                    name=name, source=source, target=target, must_compare=False, resync_wanted=False
                 )
                 connection.execute(new)
             return _table_record(connection.execute(_TABLE_BY_NAME, {"name": name}).one())
@@ -449,9 +451,14 @@ class SqlStateStore:
         with self._database.write() as connection:
             _write_table(connection, replace(_load_table(connection, table_id), error=None))
 
-    def record_paused(self, table_id: int, paused: bool) -> None:
+    def record_pause(self, table_id: int, pause: Pause | None) -> None:
         with self._database.write() as connection:
-            _write_table(connection, replace(_load_table(connection, table_id), paused=paused))
+            _write_table(connection, replace(_load_table(connection, table_id), pause=pause))
+
+    def end_pause(self, table_id: int, *, at_ms: int) -> None:
+        with self._database.write() as connection:
+            table = _load_table(connection, table_id)
+            _write_table(connection, replace(table, pause=table.pause_at(at_ms)))
 
     def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
         with self._database.write() as connection:

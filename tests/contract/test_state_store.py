@@ -44,6 +44,7 @@ from state.records import (
     OrphanReason,
     Outcome,
     PartitionCount,
+    Pause,
     ProofRecord,
     Sample,
     ServingFile,
@@ -207,7 +208,7 @@ def test_open_table_is_stable(store: StateStore) -> None:
     """A table is made once and found again under the same id, with an empty cursor."""
     made = store.open_table("orders", "s3://delta/orders", "sales.orders")
     assert (made.name, made.source, made.target) == ("orders", "s3://delta/orders", "sales.orders")
-    assert (made.synced_version, made.snapshot_id, made.error, made.paused) == (None, None, None, False)
+    assert (made.synced_version, made.snapshot_id, made.error, made.pause) == (None, None, None, None)
     assert store.open_table("orders", "s3://delta/orders", "sales.orders") == made
 
 
@@ -297,6 +298,7 @@ def test_tables_do_not_share_files(store: StateStore, table_id: int) -> None:
 
 
 UNKNOWN = 404
+PAUSE = Pause(1_000, "ada on lake-1")
 ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: list(store.read_live_files(UNKNOWN)),
     lambda store: store.find_live_files(UNKNOWN, ["a"]),
@@ -323,7 +325,8 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.record_proof(UNKNOWN, None),
     lambda store: store.record_run(SyncRun(UNKNOWN, 1, 1, "advanced")),
     lambda store: store.record_resumed(UNKNOWN),
-    lambda store: store.record_paused(UNKNOWN, True),
+    lambda store: store.record_pause(UNKNOWN, PAUSE),
+    lambda store: store.end_pause(UNKNOWN, at_ms=1),
     lambda store: store.record_resync_wanted(UNKNOWN, True),
     lambda store: store.count(UNKNOWN),
     lambda store: store.find_deletions(UNKNOWN, rows_max=1),
@@ -822,6 +825,19 @@ def test_rebuild_that_fails_half_way(store: StateStore, table_id: int) -> None:
     assert store.find_delete_files(table_id, ["a"]) == [delete_file("d", "a")]
 
 
+def test_a_pause_ends_when_its_time_is_over_and_not_before(store: StateStore, table_id: int) -> None:
+    pause = Pause(1_000, "ada on lake-1", until_ms=5_000, reason="the files are moved")
+    for kept in (pause, replace(pause, until_ms=None)):
+        store.record_pause(table_id, kept)
+        store.end_pause(table_id, at_ms=4_999)
+        assert store.list_tables()[0].pause == kept
+    store.end_pause(table_id, at_ms=2**62)
+    assert store.list_tables()[0].pause is not None, "only a person ends this one"
+    store.record_pause(table_id, pause)
+    store.end_pause(table_id, at_ms=5_000)
+    assert store.list_tables()[0].pause is None
+
+
 def test_others_write_during_a_rebuild(store: StateStore, table_id: int) -> None:
     """While files are read for a rebuild, all verbs of other tables go on, and what people say of this one is kept."""
     other = store.open_table("t0", "s3://delta/t0", "sales.t0").id
@@ -829,12 +845,12 @@ def test_others_write_during_a_rebuild(store: StateStore, table_id: int) -> None
     def files() -> Iterator[LiveFile]:
         yield live_file("a")
         store.record_synced(None, outcome(other, 1, added_files=(live_file("b"),)), at_ms=1)
-        store.record_paused(table_id, True)
+        store.record_pause(table_id, PAUSE)
 
     store.record_rebuilt(outcome(table_id, 2), files(), [], at_ms=2)
     tables = {table.id: table for table in store.list_tables()}
     assert tables[other].synced_version == 1
-    assert (tables[table_id].paused, tables[table_id].snapshot_id) == (True, 7_002)
+    assert (tables[table_id].pause, tables[table_id].snapshot_id) == (PAUSE, 7_002)
 
 
 def test_a_rebuild_gives_way_to_others(sql_store: SqlStateStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -850,7 +866,7 @@ def test_a_rebuild_gives_way_to_others(sql_store: SqlStateStore, monkeypatch: py
     def watched() -> Iterator[LiveFile]:
         for number, file in enumerate(files):
             if number % WRITE_BATCH_MAX == 0:
-                sql_store.record_paused(other, True)
+                sql_store.record_pause(other, PAUSE)
             yield file
 
     began_s = time.monotonic()
@@ -1478,7 +1494,7 @@ def test_the_newest_migration_is_the_one_that_is_looked_for(sql_store: SqlStateS
 
 FIRST_SCHEMA_ROWS = """
 INSERT INTO tables (id, name, source, target, paused, must_compare, snapshot_id)
-    VALUES (1, 'orders', 'source', 'target', 0, 0, 11);
+    VALUES (1, 'orders', 'source', 'target', true, false, 11), (2, 'stock', 'source2', 'target2', false, false, NULL);
 INSERT INTO intents (id, table_id, to_version, created_at_ms, status) VALUES (11, 1, 1, 50, 'open');
 INSERT INTO metadata_files (id, table_id, path, kind, status, reason, orphaned_at_ms, intent_id) VALUES
     (1, 1, 'm-live', 'manifest', 'live', NULL, NULL, NULL),
@@ -1514,7 +1530,11 @@ def test_first_schema_is_upgraded(tmp_path: Path) -> None:
 
     opened_at_ms = time.time_ns() // 1_000_000
     with closing(SqlStateStore.open(url)) as store:
-        table_id = store.open_table("orders", "source", "target").id
+        orders, stock = store.list_tables()
+        assert stock.pause is None
+        assert orders.pause is not None
+        assert (orders.pause.since_ms >= opened_at_ms, orders.pause.until_ms) == (True, None)
+        table_id = orders.id
         written = store.list_written(table_id, FileStatus)
         (live_manifest,) = (file for file in written if file.path == "m-live")
         assert written == [
@@ -1599,11 +1619,10 @@ def test_postgresql_is_upgraded_from_the_first_schema(postgresql_url: str) -> No
     with admin(postgresql_url) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "0001")
-        for statement in FIRST_SCHEMA_ROWS.replace(
-            "1, 'orders', 'source', 'target', 0, 0", "1, 'orders', 'source', 'target', false, false"
-        ).split(";\n"):
+        for statement in FIRST_SCHEMA_ROWS.split(";\n"):
             connection.exec_driver_sql(statement)
     with closing(SqlStateStore.open(postgresql_url)) as store:
+        assert [record.pause is None for record in store.list_tables()] == [False, True]
         since = {file.path: file.since_ms for file in store.list_written(1, FileStatus) if file.path != "m-live"}
         assert since == {"m-orphaned": 70, "snap-pending": 50, "d-live": 50, "d-orphaned": 60}
         assert store.claim_share(2) == 1
@@ -2141,7 +2160,7 @@ def lose_the_lease(sql_store: SqlStateStore, url: str) -> None:
         writes: list[Callable[[], object]] = [
             lambda: sql_store.record_pending(7, {FileKind.DELETE_FILE: ["s3://x/d"]}),
             lambda: sql_store.record_abandoned(7, OrphanReason.COMMIT_FAILED, at_ms=1),
-            lambda: sql_store.record_paused(record.id, True),
+            lambda: sql_store.record_pause(record.id, PAUSE),
             lambda: sql_store.open_table("t", "file:///d/other", "lake.t"),
             sql_store.check_lease,
             sql_store.give_back_lease,
@@ -2153,5 +2172,5 @@ def lose_the_lease(sql_store: SqlStateStore, url: str) -> None:
         assert sql_store.find_open_intents(record.id) == [(intent, None)]
         other.give_back_lease()
         with closing(SqlStateStore.open(url)) as person:
-            person.record_paused(record.id, True)
-        assert sql_store.list_tables()[0].paused
+            person.record_pause(record.id, PAUSE)
+        assert sql_store.list_tables()[0].pause

@@ -7,7 +7,9 @@ import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from getpass import getuser
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -79,8 +81,10 @@ def ask(
     token: str | None = TOKEN,
     scheme: str = "Bearer",
     tls: ssl.SSLContext | None = None,
+    body: object = None,
 ) -> tuple[int, Any]:
-    request = Request(f"{running.url}{path}", method=method)
+    data = None if body is None else json.dumps(body).encode()
+    request = Request(f"{running.url}{path}", method=method, data=data)
     if token is not None:
         request.add_header("Authorization", f"{scheme} {token}")
     try:
@@ -104,7 +108,7 @@ def test_a_post_does_what_the_command_does(world: World, running: Daemon) -> Non
     assert ask(running, f"/api/tables/{NAME}/pause") == (202, {"table": NAME, "verb": "pause", "text": "paused"})
     until(lambda: state_of(running) == "paused", "the pause")
     status, answer = ask(running, f"/api/tables/{NAME}/sync")
-    assert (status, answer["error"]) == (409, f"{NAME} is paused")
+    assert (status, answer["error"].startswith(f"{NAME} is paused since 20")) == (409, True)
     assert "dvsync resume" in answer["hint"]
     assert command(world.config, "resume", NAME).stdout == f"{NAME}: resumed\n"
     until(lambda: state_of(running) == "synced", "the resumption by the command")
@@ -115,6 +119,37 @@ def test_a_post_does_what_the_command_does(world: World, running: Daemon) -> Non
     until(lambda: state_of(running) == "synced", "the resumption")
     assert ask(running, f"/api/tables/{NAME}/resync")[0] == 202
     assert running.told("sync.advanced", operation="restore")["to_version"] == table.version
+
+
+def test_a_pause_for_a_time(world: World, running: Daemon) -> None:
+    """Both surfaces say since when, until when, who and why; the table goes on by itself."""
+    path = f"/api/tables/{NAME}/pause"
+    assert ask(running, path, body={"for": "3s", "reason": "the files are moved"})[0] == 202
+    until(lambda: state_of(running) == "paused", "the pause")
+    pause = running.tables()[NAME]["pause"]
+    assert (pause["by"], pause["reason"]) == ("the API, from 127.0.0.1", "the files are moved")
+    assert datetime.fromisoformat(pause["until"]) - datetime.fromisoformat(pause["since"]) == timedelta(seconds=3)
+    for shown in (command(world.config, "status").stdout, running.fetch("/"), running.fetch(f"/tables/{NAME}")):
+        assert "by the API, from 127.0.0.1, until 20" in shown
+        assert "the files are moved" in shown
+    until(lambda: state_of(running) == "synced", "the end of the pause")
+    assert running.tables()[NAME]["pause"] is None
+    assert command(world.config, "pause", NAME, "--for", "2h", "--reason", "a drill").returncode == 0
+    assert command(world.config, "pause", NAME, "--for", "1h").returncode == 0
+    drilled = {"by": f"{getuser()} on {gethostname()}", "reason": None}
+    until(lambda: drilled.items() <= (running.tables()[NAME]["pause"] or {}).items(), "the second pause")
+    assert ask(running, f"/api/tables/{NAME}/resume")[0] == 202
+    until(lambda: state_of(running) == "synced", "the resumption")
+
+
+@pytest.mark.parametrize(
+    "body", [{"for": "soon"}, {"for": "0s"}, {"for": "400d"}, {"for": 3}, {"until": "2h"}, {"reason": "x" * 501}, []]
+)
+def test_a_pause_that_cannot_be_is_refused(running: Daemon, body: object) -> None:
+    status, answer = ask(running, f"/api/tables/{NAME}/pause", body=body)
+    assert (status, bool(answer["error"])) == (400, True)
+    assert '"for": "2h"' in answer["hint"]
+    assert state_of(running) == "synced"
 
 
 def test_only_the_token_opens_the_verbs_and_nothing_shows_it(world: World, running: Daemon) -> None:

@@ -78,7 +78,8 @@ def test_beside_a_daemon_it_ends_when_the_version_is_shown_or_cannot_be(tmp_path
         held = wait(config, "a", "b", "found.c", "--min-version", "3")
         assert held.returncode == 1
         assert "a: parked, and shows version 2, not 3: Unsupported: " in held.stdout
-        assert "b: paused, and shows version 1, not 3; `dvsync resume b`" in held.stdout
+        assert "b: shows version 1, not 3; paused since 20" in held.stdout
+        assert "; `dvsync resume b`" in held.stdout
         assert "found.c: gone: " in held.stdout
         assert "dvsync forget found.c" in held.stdout
 

@@ -28,6 +28,7 @@ from state.records import (
     OrphanReason,
     Outcome,
     PartitionCount,
+    Pause,
     ProofRecord,
     Sample,
     ServingFile,
@@ -485,10 +486,15 @@ class MemoryStateStore:
             table = self._tables[table_id]
             table.record = replace(table.record, error=None)
 
-    def record_paused(self, table_id: int, paused: bool) -> None:
+    def record_pause(self, table_id: int, pause: Pause | None) -> None:
         with self._lock:
             table = self._tables[table_id]
-            table.record = replace(table.record, paused=paused)
+            table.record = replace(table.record, pause=pause)
+
+    def end_pause(self, table_id: int, *, at_ms: int) -> None:
+        with self._lock:
+            table = self._tables[table_id]
+            table.record = replace(table.record, pause=table.record.pause_at(at_ms))
 
     def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
         with self._lock:

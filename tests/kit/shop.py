@@ -10,10 +10,11 @@ from daemon.config.settings import TableSettings
 from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.status.timeline import FileDeletions
-from state import FileKind, FileStatus, Sample, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from state import FileKind, FileStatus, Pause, Sample, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 from tests.kit.boards import board_of
 
 NOW_MS = 1_796_040_000_000
+PAUSE = Pause(NOW_MS - 3_600_000, "ada on lake-1", until_ms=NOW_MS + 7_200_000, reason="the files are moved")
 MINUTES = 24 * 60
 TABLES = (
     ("sales.orders", "s3://lake/sales/orders"),
@@ -113,7 +114,7 @@ def make_board(*, said: str = "", tables: int = len(TABLES)) -> Board:
             else None,
             last_synced_at_ms=None if version is None else NOW_MS - 1000 * ((age_s or 0) + 4),
             error=error and replace(error, message=error.message + said),
-            paused=each.name.startswith("hr."),
+            pause=PAUSE if each.name.startswith("hr.") else None,
         )
         seen = Observation(
             record=None if version is None else record,

@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -188,7 +189,8 @@ def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
     """A paused table is skipped and says so; a resync writes the table anew at the next sync, once."""
     assert dvsync("pause", "t", config=FOLLOWED).output == "t: paused\n"
     result = dvsync("sync")
-    assert (result.exit_code, result.output) == (0, "t: paused; `dvsync resume t` resumes it\n")
+    assert (result.exit_code, result.output.startswith("t: paused since 20")) == (0, True)
+    assert result.output.endswith("; `dvsync resume t` resumes it\n")
     assert json.loads(dvsync("status", "--json").output)[0]["state"] == "paused"
     assert dvsync("resume", "t").output == "t: resumed\n"
     assert dvsync("resume", "t").output == "t: was neither parked nor paused; nothing to do\n"
@@ -201,7 +203,26 @@ def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
     dvsync("pause", "t")
     for command in ("compact", "expire"):
         result = dvsync(command)
-        assert (result.exit_code, "it is paused" in result.output) == (1, True)
+        assert (result.exit_code, "it is paused since 20" in result.output) == (1, True)
+
+
+def test_a_pause_for_a_time(dvsync, followed: Bench):
+    """Afterwards, all commands take the table as one that is not paused; a second pause does not begin it anew."""
+    said = dvsync("pause", "t", "--for", "1h", "--reason", "a drill\033[2J", config=FOLLOWED).output
+    assert said.startswith("t: paused until 20")
+    first = json.loads(dvsync("status", "--json").output)[0]["pause"]
+    line = dvsync("status").output
+    assert f"paused since {first['since']} by {first['by']}, until {first['until']}: a drill\\x1b[2J" in line
+    dvsync("pause", "t", "--for", "200ms")
+    second = json.loads(dvsync("status", "--json").output)[0]["pause"]
+    assert (second["since"], second["reason"]) == (first["since"], None)
+    time.sleep(0.3)
+    assert json.loads(dvsync("status", "--json").output)[0]["pause"] is None
+    assert dvsync("compact", "--dry-run").exit_code == 0
+    assert dvsync("sync").output.startswith("t: up to date at version 6")
+    for wrong in ("0s", "10", "400d"):
+        assert dvsync("pause", "t", "--for", wrong).exit_code == 2
+    assert followed.store.list_tables()[0].pause is None
 
 
 def test_one_command_for_several_tables(dvsync):

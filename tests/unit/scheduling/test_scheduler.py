@@ -23,6 +23,7 @@ from daemon.errors import (
     CorruptInput,
     ObjectMissing,
     ObjectStoreAway,
+    ProofFailed,
     ResyncNeeded,
     SyncError,
     TargetChanged,
@@ -44,11 +45,12 @@ from daemon.status.board import MaintenanceCounts
 from daemon.status.table_status import AccountCounts, SyncState, TableStatus
 from daemon.status.timeline import FileDeletions
 from daemon.sync.outcomes import SyncOutcome, SyncResult
-from state import FileKind, FileStatus, Outcome, StateUnavailable, SyncRun, TableError, WrittenFile
+from state import FileKind, FileStatus, Outcome, Pause, StateUnavailable, SyncRun, TableError, WrittenFile
 from tests.kit.boards import board_of
 from tests.kit.memory_store import MemoryStateStore
 
 WAIT_S = 10.0
+PAUSE = Pause(1_000, "ada on lake-1")
 
 
 class FakeClock:
@@ -71,6 +73,11 @@ class FlakyStore(MemoryStateStore):
         if self.is_away:
             raise StateUnavailable("disk full")
         super().record_failure(table_id, error)
+
+    def end_pause(self, table_id: int, *, at_ms: int) -> None:
+        if self.is_away:
+            raise StateUnavailable("disk full")
+        super().end_pause(table_id, at_ms=at_ms)
 
     def record_run(self, run: SyncRun) -> None:
         if self.is_away:
@@ -403,7 +410,7 @@ def test_a_paused_table_tries_no_newer_version(bench):
     bench.poll()
     bench.follower.newest, bench.follower.fails = 1, Unsupported("cannot", hint="Mend it.", version=1)
     bench.poll(after_s=1)
-    bench.store.record_paused(1, True)
+    bench.store.record_pause(1, PAUSE)
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.follower.newest = 2
     for _ in range(5):
@@ -414,10 +421,10 @@ def test_a_paused_table_tries_no_newer_version(bench):
 def test_a_resume_begins_the_time_without_a_look_anew(bench):
     """While a table is paused nobody looks, and an error of a few seconds does not make that a reason."""
     bench.poll()
-    bench.store.record_paused(1, True)
+    bench.store.record_pause(1, PAUSE)
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.poll(after_s=400)
-    bench.store.record_paused(1, False)
+    bench.store.record_pause(1, None)
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.follower.poll_fails = away()
     bench.poll(after_s=17)
@@ -560,7 +567,7 @@ def test_a_slot_that_is_not_wanted_any_more_goes_to_the_next(bench, why):
     assert not bench.slots.try_take("third")
     assert bench.slots.give_back() == "orders"
     if why == "paused":
-        bench.store.record_paused(1, True)
+        bench.store.record_pause(1, PAUSE)
         bench.cycle.take_up(bench.store.list_tables()[0])
     elif why == "without news":
         bench.follower.newest = 0
@@ -590,7 +597,7 @@ def test_what_is_said_during_a_sync_is_logged(bench):
     """A pause and a resync that come while the table syncs are taken up at its end."""
 
     def meanwhile() -> None:
-        bench.store.record_paused(1, True)
+        bench.store.record_pause(1, PAUSE)
         bench.store.record_resync_wanted(1, True)
 
     bench.follower.meanwhile = meanwhile
@@ -788,22 +795,92 @@ def test_pause_and_resync_in_another_terminal_reach_the_daemon():
         running.store.record_resync_wanted(1, True)
         until(lambda: follower.syncs == 2)
         until(lambda: not running.store.list_tables()[0].resync_wanted)
-        running.store.record_paused(1, True)
+        running.store.record_pause(1, PAUSE)
         until(lambda: running.states()["a"] is SyncState.PAUSED)
         follower.newest = 3
-        running.store.record_paused(1, False)
+        running.store.record_pause(1, None)
         until(lambda: follower.synced == 3)
     assert follower.syncs == 5, "one for each version"
+
+
+def paused_for(bench: Bench, seconds: int) -> Pause:
+    now_ms = bench.clock.now_ms()
+    pause = Pause(now_ms, "ada on lake-1", until_ms=now_ms + seconds * 1000)
+    bench.store.record_pause(1, pause)
+    return pause
+
+
+def test_a_pause_ends_by_itself(bench):
+    """At its time and not before, even between two polls."""
+    bench.poll()
+    paused_for(bench, 25)
+    bench.cycle.take_up(bench.store.list_tables()[0])
+    bench.follower.newest = 1
+    delays_s = [bench.poll(after_s=after_s).delay_s for after_s in (0, 10, 14.5)]
+    assert (delays_s, bench.follower.syncs) == ([None, None, pytest.approx(0.5)], 1)
+    with capture_logs() as lines:
+        bench.poll(after_s=0.5)
+    assert [line["event"] for line in lines] == ["table.resumed", "sync.advanced"]
+    assert (bench.status.state, bench.status.pause, bench.store.list_tables()[0].pause) == ("synced", None, None)
+
+
+def test_a_pause_that_ends_while_no_daemon_runs(bench):
+    """Who looks meanwhile sees no pause any more; a new start goes on."""
+    bench.poll()
+    pause = paused_for(bench, 25)
+    bench.clock.time_s += 25
+    record = bench.store.list_tables()[0]
+    assert (record.pause, record.pause_at(bench.clock.now_ms())) == (pause, None)
+    bench.start()
+    assert (bench.cycle.pause, bench.store.list_tables()[0].pause) == (None, None)
+
+
+@pytest.mark.parametrize("error", [away(), Unsupported("cannot", hint="Mend it."), ProofFailed("differs", hint="?")])
+def test_the_end_of_a_pause_tries_a_failed_table_again(bench, error: SyncError):
+    """As a restart does: what parked it may be mended. Differences from Delta are not forgotten by that."""
+    bench.poll()
+    bench.follower.newest, bench.follower.fails = 1, error
+    bench.poll(after_s=1)
+    paused_for(bench, 3_600)
+    bench.cycle.take_up(bench.store.list_tables()[0])
+    bench.follower.fails = None
+    bench.poll(after_s=3_599)
+    assert bench.status.state is SyncState.PAUSED
+    bench.poll(after_s=1)
+    assert bench.status.state is (SyncState.PARKED if isinstance(error, ProofFailed) else SyncState.SYNCED)
+
+
+def test_a_prolonged_pause_does_not_end_at_its_first_time(bench):
+    """Even if the daemon has not seen yet that it was prolonged."""
+    bench.poll()
+    paused_for(bench, 25)
+    bench.cycle.take_up(bench.store.list_tables()[0])
+    prolonged = paused_for(bench, 3_600)
+    bench.poll(after_s=30)
+    assert (bench.status.state, bench.cycle.pause) == (SyncState.PAUSED, prolonged)
+
+
+def test_a_pause_that_cannot_be_ended_lasts(bench):
+    """Until the state database can be written again."""
+    bench.poll()
+    paused_for(bench, 25)
+    bench.cycle.take_up(bench.store.list_tables()[0])
+    bench.follower.newest, bench.store.is_away = 5, True
+    bench.poll(after_s=30)
+    assert bench.follower.syncs == 1
+    bench.store.is_away = False
+    bench.poll(after_s=10)
+    assert bench.follower.syncs == 2
 
 
 def test_a_pause_outlives_the_process(bench):
     """A new start finds the table paused and leaves it alone; so does one round by hand."""
     bench.poll()
-    bench.store.record_paused(1, True)
+    bench.store.record_pause(1, PAUSE)
     bench.follower.newest = 5
     bench.start()
     bench.poll(after_s=100)
-    assert (bench.status.state, bench.follower.syncs, bench.cycle.is_paused) == (SyncState.PAUSED, 1, True)
+    assert (bench.status.state, bench.follower.syncs, bench.cycle.pause) == (SyncState.PAUSED, 1, PAUSE)
 
 
 def test_stop_tells_running_cycles():

@@ -8,7 +8,7 @@ from daemon.clock import SystemClock
 from daemon.outbox import Notice
 from daemon.status.table_status import Observation, table_status
 from daemon.status.watch import Watch
-from state import Difference, Differences, ProofRecord, TableError, TableRecord
+from state import Difference, Differences, Pause, ProofRecord, TableError, TableRecord
 
 RECORD = TableRecord(
     id=1, name="a", source="file:///a", target="db.a", synced_version=4, metadata_location="file:///m4"
@@ -38,7 +38,7 @@ def test_a_parking_is_told_once_and_again_when_a_person_tried_in_vain() -> None:
     parked, later = replace(RECORD, error=ERROR), replace(RECORD, error=replace(ERROR, since_ms=9_000))
     told = Told(RECORD)
     assert [told.look(each) for each in (parked, parked, later)] == [["parked"], [], ["parked"]]
-    assert told.look(replace(parked, paused=True)) == []
+    assert told.look(replace(parked, pause=Pause(1_000, "ada"))) == []
     assert [told.look(RECORD) for _ in range(2)] == [["recovered"], []]
 
 

@@ -30,6 +30,7 @@ from state import (
     Differences,
     FileKind,
     FileStatus,
+    Pause,
     ProofRecord,
     Sample,
     SyncRun,
@@ -129,6 +130,7 @@ def test_tables_are_the_list_of_status_json(server):
                 "snapshot_id": 123,
                 "metadata_location": "file:///wh/m.json",
                 "last_synced_at": "2023-11-14T22:13:20.000Z",
+                "pause": None,
                 "error": None,
                 "proof": None,
                 "live_data_files": 3,
@@ -229,7 +231,7 @@ def test_a_table_whose_source_does_not_answer_is_not_ready_in_the_end(server):
 
 def test_a_paused_table_and_a_missing_source_are_no_reason(server):
     """Both are what somebody wants."""
-    server.board.show("orders", replace(IN_STEP, record=replace(RECORD, paused=True, error=ERROR)))
+    server.board.show("orders", replace(IN_STEP, record=replace(RECORD, pause=Pause(1_000, "ada"), error=ERROR)))
     assert (reasons(server), server.ask("/api/tables")[1][0]["state"]) == ([], "paused")
     server.board.show("orders", Observation(polled_at_s=0.0))
     assert (reasons(server), server.ask("/api/tables")[1][0]["state"]) == ([], "waiting")
