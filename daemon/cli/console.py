@@ -24,6 +24,7 @@ from daemon.status.table_status import (
     SyncState,
     TableStatus,
     count_states,
+    counted,
     differing_text,
     iso_time,
     pause_status,
@@ -228,14 +229,14 @@ def compaction_lines(name: str, done: Compaction, *, dry_run: bool) -> list[str]
         return [f"{name}: nothing to compact"]
     verb = "would compact" if dry_run else "compacted"
     return [
-        f"{name}: {verb} the delete files of {done.data_files} data files:"
+        f"{name}: {verb} the delete files of {counted(done.data_files, 'data file')}:"
         f" {done.delete_files_before} into {done.delete_files_after}"
     ]
 
 
 def expiry_lines(name: str, done: Expiry, *, dry_run: bool) -> list[str]:
     """Describe one table's result of `dvsync expire`."""
-    lines = [f"{name}: {'would expire' if dry_run else 'expired'} {len(done.expired)} snapshots"]
+    lines = [f"{name}: {'would expire' if dry_run else 'expired'} {counted(len(done.expired), 'snapshot')}"]
     if not done.expired:
         lines = [f"{name}: no snapshot to expire"]
     if done.tags:
@@ -251,7 +252,7 @@ def cleanup_lines(name: str, done: Cleanup, *, dry_run: bool) -> list[str]:
     verb = "would remove" if dry_run else "removed"
     kinds = Counter(file.kind for file in done.removed)
     by_kind = f" ({', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))})" if kinds else ""
-    lines = [f"{name}: {verb} {len(done.removed)} files, {decimal(done.removed_bytes)}{by_kind}"]
+    lines = [f"{name}: {verb} {counted(len(done.removed), 'file')}, {decimal(done.removed_bytes)}{by_kind}"]
     if dry_run:
         lines += (f"    {file.path} ({file.reason}, {decimal(file.size_bytes or 0)})" for file in done.removed)
     lines += (f"  left {count}: {reason}" for reason, count in sorted(done.left.items()))

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 
 from daemon.cli.snapshots import list_lines
 from daemon.status.deletions import FileDetail, TableDeletions
-from daemon.status.table_status import size_text, span
+from daemon.status.table_status import counted, size_text, span
 from daemon.status.timeline import FileDeletions
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -28,12 +28,12 @@ def strip_line(strip: Sequence[float]) -> str:
 
 def table_lines(found: TableDeletions, *, now_ms: int) -> Iterator[str]:
     """Describe a table's deletions. Paths are not cut, everything else fits on 80 columns."""
-    yield f"{found.table} at Delta version {found.version}: {found.data_files:,} data files"
+    yield f"{found.table} at Delta version {found.version}: {counted(found.data_files, 'data file')}"
     yield f"  {_share(found.deleted, found.rows)} deleted"
     yield "\nDeletion vectors by storage type"
     for kind in found.vectors:
         where = STORAGE.get(kind.storage_type, "of a later protocol")
-        sums = f"{kind.vectors:,} vectors, {decimal(kind.size_bytes)}, {kind.positions:,} positions"
+        sums = f"{counted(kind.vectors, 'vector')}, {decimal(kind.size_bytes)}, {counted(kind.positions, 'position')}"
         yield f"  {kind.storage_type}  {sums}, {where}"
     yield from [] if found.vectors else ["  none"]
     if found.files:
@@ -44,13 +44,13 @@ def table_lines(found: TableDeletions, *, now_ms: int) -> Iterator[str]:
         yield "\nPartitions with the largest share of deleted rows"
         for each in found.partitions:
             share = _share(each.deleted, each.rows)
-            yield f"  {_partition(each.partition)}: {share} in {each.data_files:,} data files"
+            yield f"  {_partition(each.partition)}: {share} in {counted(each.data_files, 'data file')}"
     yield f"\nDelete files: {found.live_delete_files:,}"
     for serving in found.delete_files:
         yield f"  {serving.path}"
         age = span(max(0, now_ms - serving.since_ms) / 1000)
-        serves = f"serves {serving.data_files:,} data files"
-        yield f"    {serving.positions:,} positions, {decimal(serving.size_bytes)}, {serves}, live for {age}"
+        serves = f"serves {counted(serving.data_files, 'data file')}"
+        yield f"    {counted(serving.positions, 'position')}, {decimal(serving.size_bytes)}, {serves}, live for {age}"
     yield f"\nOrphans that wait for cleanup: {sum(each.files for each in found.orphans):,}"
     for orphan in found.orphans:
         age = span(max(0, now_ms - orphan.oldest_since_ms) / 1000)

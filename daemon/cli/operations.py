@@ -29,7 +29,7 @@ from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
-from daemon.status.table_status import NOT_FOLLOWED, pause_status, paused_text
+from daemon.status.table_status import NOT_FOLLOWED, counted, pause_status, paused_text
 from daemon.status.watch import Watch
 from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, as_sync_errors
@@ -215,7 +215,7 @@ def _drop(parts: Parts, record: TableRecord) -> str:
         left = "".join(f"left {number}: {reason}; " for reason, number in done.left.items())
         left += "".join(f"{failed}; " for failed in done.failed)
         size = decimal(done.removed_bytes)
-        return f"{record.target} dropped from {catalog}; {len(done.removed)} files removed, {size}; {left}"
+        return f"{record.target} dropped from {catalog}; {counted(len(done.removed), 'file')} removed, {size}; {left}"
     raise ConfigInvalid(
         f"{record.name}: no configured catalog has its Iceberg table {record.target} as dvsync left it",
         hint=f"Drop it by hand if it is still there, then run `dvsync forget {record.name}` without --drop.",

@@ -76,7 +76,9 @@ def survey(settings: Settings, catalog: str, places: Iterable[str], report: Call
 
 
 def _location(place: str) -> str:
-    return place.rstrip("/") if "://" in place else normalize_location(os.path.normpath(Path(place).expanduser()))
+    if "://" in place:
+        return place.rstrip("/")
+    return normalize_location(os.path.abspath(Path(place.removeprefix("file:")).expanduser()))
 
 
 def _find_tables(

@@ -96,7 +96,10 @@ def with_found_tables(settings: Settings) -> tuple[Settings, list[SyncError]]:
         if about in patterns:
             troubles.append(ObjectStoreAway(reason, hint=hint))
         else:
-            folder_hint = "Rename the folder, give it an entry of its own, or exclude it from the pattern."
+            folder_hint = (
+                "If only its name does not fit, give the folder an entry of its own. "
+                "Otherwise rename it, or exclude it from the pattern."
+            )
             troubles.append(Unsupported(f"{about} is not followed: {reason}", hint=folder_hint))
     return settings.model_copy(update={"tables": (*found.tables, *found.others)}), troubles
 

@@ -163,7 +163,7 @@ def hold_lease(keeper: LeaseKeeper, stop: Event) -> Iterator[None]:
         raise StateInUse(
             f"the state database is in use by {holder}",
             hint="Stop that process first, or let it do the work: `dvsync sync --wait` waits for it. The commands "
-            "status, pause, resume, resync and cleanup work while it runs.",
+            "that only read work while it runs, and pause, resume, resync, forget and cleanup.",
         )
     keeper.keep(lambda _: stop.set())
     try:

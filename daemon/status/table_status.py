@@ -173,8 +173,8 @@ def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int) ->
     """The status of a table in the state database that no entry or pattern of the configuration leads to any more."""
     error = TableError(
         kind=NOT_FOLLOWED,
-        message="no entry or pattern of the configuration leads to this table any more; its Iceberg table stays as it "
-        "was, and reading it fails where Delta's files are gone",
+        message="no entry of the configuration names this table, and no pattern finds a Delta table at its source; its "
+        "Iceberg table stays as it was, and reading it fails where Delta's files are gone",
         hint=f"Restore the Delta table or its entry, or run `dvsync forget {record.name}`: it keeps the Iceberg table "
         f"{record.target} as it is, or with --drop removes it, too.",
         version=None,
@@ -334,8 +334,9 @@ def count_states(statuses: Sequence[TableStatus]) -> str:
     counts = Counter(status.state for status in statuses)
     if not statuses:
         return "no tables"
-    noun = "table" if len(statuses) == 1 else "tables"
-    return f"{len(statuses)} {noun}: " + ", ".join(f"{counts[state]} {state}" for state in WORST_FIRST if counts[state])
+    return f"{counted(len(statuses), 'table')}: " + ", ".join(
+        f"{counts[state]} {state}" for state in WORST_FIRST if counts[state]
+    )
 
 
 def span(seconds: float) -> str:
@@ -351,6 +352,11 @@ def span(seconds: float) -> str:
         left %= length_s
     first = next(place for place, (number, _) in enumerate(parts) if number)
     return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 file`, `2,000 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def size_text(size_bytes: int | None) -> str:

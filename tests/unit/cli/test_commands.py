@@ -143,8 +143,8 @@ tables:
 def test_maintenance_by_hand(dvsync, followed: Bench):
     """Each command says what it would do, does it, and then has nothing left to do."""
     for arguments, said in (
-        (["compact", "--dry-run"], "t: would compact the delete files of 1 data files: 5 into 1"),
-        (["compact"], "t: compacted the delete files of 1 data files: 5 into 1"),
+        (["compact", "--dry-run"], "t: would compact the delete files of 1 data file: 5 into 1"),
+        (["compact"], "t: compacted the delete files of 1 data file: 5 into 1"),
         (["compact", "t"], "t: nothing to compact"),
         (["expire", "--dry-run"], "t: would expire 6 snapshots"),
         (["expire"], "t: expired 6 snapshots"),
@@ -166,7 +166,7 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
     lost.write_bytes(b"x")
     os.utime(lost, (0, 0))
     assert f"  unknown to the state database: file://{lost}\n" in dvsync("cleanup", "--scan").output
-    assert "removed 1 files, 1 byte (delete-file 1)" in dvsync("cleanup", "--scan", "--remove").output
+    assert "removed 1 file, 1 byte (delete-file 1)" in dvsync("cleanup", "--scan", "--remove").output
     assert dvsync("cleanup", "--remove").exit_code == 2
     assert len(followed.iceberg().scan().to_arrow()) == 4
 

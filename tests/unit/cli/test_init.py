@@ -54,6 +54,16 @@ def test_tables_at_and_below_a_folder() -> None:
     assert told == []
 
 
+def test_a_folder_above_the_working_one_is_written_without_dots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made("lake/orders", "here")
+    monkeypatch.chdir("here")
+    for place in ("../lake", "file:../lake", "../lake/*/"):
+        (found,) = survey.survey(load_settings(Path("config.yaml"), HEAD), CATALOG, [place], print)
+        assert found.source == f"file://{tmp_path}/lake/{'*' if found.is_pattern else 'orders'}"
+
+
 def test_targets_do_not_clash() -> None:
     """Whatever the case of letters, and whatever a pattern makes of its folders; a table of a pattern is not listed."""
     made("a/x/t", "b/x/t", "c/x/T", "d/x/one two", "d/x/one_two", "d/x/three")
