@@ -124,14 +124,15 @@ def test_a_post_does_what_the_command_does(world: World, running: Daemon) -> Non
 def test_a_pause_for_a_time(world: World, running: Daemon) -> None:
     """Both surfaces say since when, until when, who and why; the table goes on by itself."""
     path = f"/api/tables/{NAME}/pause"
-    assert ask(running, path, body={"for": "3s", "reason": "the files are moved"})[0] == 202
+    assert ask(running, path, body={"for": "1h", "reason": "the files are moved"})[0] == 202
     until(lambda: state_of(running) == "paused", "the pause")
     pause = running.tables()[NAME]["pause"]
     assert (pause["by"], pause["reason"]) == ("the API, from 127.0.0.1", "the files are moved")
-    assert datetime.fromisoformat(pause["until"]) - datetime.fromisoformat(pause["since"]) == timedelta(seconds=3)
+    assert datetime.fromisoformat(pause["until"]) - datetime.fromisoformat(pause["since"]) == timedelta(hours=1)
     for shown in (command(world.config, "status").stdout, running.fetch("/"), running.fetch(f"/tables/{NAME}")):
         assert "by the API, from 127.0.0.1, until 20" in shown
         assert "the files are moved" in shown
+    assert ask(running, path, body={"for": "1s"})[0] == 202
     until(lambda: state_of(running) == "synced", "the end of the pause")
     assert running.tables()[NAME]["pause"] is None
     assert command(world.config, "pause", NAME, "--for", "2h", "--reason", "a drill").returncode == 0
