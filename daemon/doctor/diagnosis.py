@@ -79,9 +79,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class ReaderTrouble(msgspec.Struct, frozen=True):
-    """A problem that a reader of the Iceberg table will have."""
+    """A problem that these readers of the Iceberg table will have."""
 
-    reader: str
+    readers: tuple[str, ...]
     text: str
 
 
@@ -240,36 +240,36 @@ def _readers(
 ) -> Iterator[ReaderTrouble]:
     mode = state.metadata.column_mapping_mode
     if mode == "none":
-        yield ReaderTrouble("Daft", "cannot read files without field ids, and these files have none")
+        yield ReaderTrouble(("Daft",), "cannot read files without field ids, and these files have none")
     if settings.delete_granularity == "partition" and settings.format_version == 2:
-        yield ReaderTrouble("Polars (native)", "refuses delete files that apply to several data files")
+        yield ReaderTrouble(("Polars (native)",), "refuses delete files that apply to several data files")
     if files.int96_columns and settings.format_version > 2:
         columns = ", ".join(sorted(files.int96_columns))
         text = f"{columns}: in format version 3, INT96 timestamps need the environment variable "
-        yield ReaderTrouble("PyIceberg, Polars (with PyIceberg)", f"{text}{DOWNCAST}=true")
+        yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), f"{text}{DOWNCAST}=true")
     if files.int96_columns:
         text = f"{', '.join(sorted(files.int96_columns))}: INT96 values before 1677 or after 2262 are wrong; "
         text += "dvsync follows such files (int96_overflow)" if settings.may_overflow else "dvsync refuses such files"
-        yield ReaderTrouble("PyIceberg, Polars", text)
+        yield ReaderTrouble(("PyIceberg", "Polars"), text)
     doubles = [
         field.name for field in schema.spec.fields if isinstance(schema.schema.find_type(field.source_id), DoubleType)
     ]
     if doubles:
         text = f"{', '.join(doubles)}: filters on double partition columns compare the values as floats"
-        yield ReaderTrouble("PyIceberg, Polars", text)
+        yield ReaderTrouble(("PyIceberg", "Polars"), text)
     if schema.spec.fields:
         text = "filters on unselected partition columns return wrong rows from files without these columns"
-        yield ReaderTrouble("PyIceberg", text)
+        yield ReaderTrouble(("PyIceberg",), text)
     dotted = [field.name for field in schema.schema.fields if "." in field.name]
     if dotted:
-        yield ReaderTrouble("PyIceberg", f"{', '.join(dotted)}: filters on columns with a dot in their name fail")
+        yield ReaderTrouble(("PyIceberg",), f"{', '.join(dotted)}: filters on columns with a dot in their name fail")
     keyed = [field.name for field in schema.schema.fields if _has_struct_keys(field.field_type)]
     if keyed and mode != "none":
-        yield ReaderTrouble("Polars (native)", f"{', '.join(keyed)}: cannot read maps with structs in their keys")
+        yield ReaderTrouble(("Polars (native)",), f"{', '.join(keyed)}: cannot read maps with structs in their keys")
     emptied = [name for field in schema.schema.fields for name in _emptied(field.field_type, field.name)]
     if emptied:
         text = f"{', '.join(emptied)}: a null list of structs, or map to structs, is shown as empty"
-        yield ReaderTrouble("PyIceberg, Polars (with PyIceberg)", text)
+        yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text)
 
 
 def _emptied(kind: IcebergType, name: str) -> Iterator[str]:
@@ -322,5 +322,5 @@ def as_lines(diagnosis: Diagnosis) -> Sequence[str]:
         lines.append(f"  {finding.verdict:<8}  {finding.subject}: {finding.text}")
         if finding.hint:
             lines.append(f"            {finding.hint}")
-    lines += [f"  reader    {trouble.reader}: {trouble.text}" for trouble in diagnosis.readers]
+    lines += [f"  reader    {', '.join(trouble.readers)}: {trouble.text}" for trouble in diagnosis.readers]
     return lines

@@ -67,9 +67,7 @@ def summarize(examined: Sequence[tuple[str, Diagnosis | SyncError]]) -> LakeDiag
             reasons[key].append(table.source)
     by_weight = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
     readers = Counter(
-        name
-        for table in followed
-        for name in {each for trouble in table.readers for each in trouble.reader.split(", ")}
+        name for table in followed for name in {each for trouble in table.readers for each in trouble.readers}
     )
     return LakeDiagnosis(
         tables,

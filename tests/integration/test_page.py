@@ -104,7 +104,15 @@ def test_without_scripts_it_tells_how_far_each_table_is_and_what_is_wrong(page: 
         assert name in text
     for state in ("synced", "syncing", "parked", "retrying", "behind", "waiting", "paused"):
         assert f"1 {state}" in text
-    for told in ("not ready", "4,790 of 4,793", "47 min", "CorruptInput", "dvsync resume sales.payments", PAUSED_BY, MARKUP):
+    for told in (
+        "not ready",
+        "4,790 of 4,793",
+        "47 min",
+        "CorruptInput",
+        "dvsync resume sales.payments",
+        PAUSED_BY,
+        MARKUP,
+    ):
         assert told in text, told
     assert page.ask("document.querySelectorAll('img, script').length") == 0
 

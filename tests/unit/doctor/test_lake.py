@@ -87,7 +87,7 @@ def test_what_is_printed(lake: Path) -> None:
 def test_reasons_and_readers_are_counted_by_what_they_are_about() -> None:
     """Names of columns are left out of a reason, and nothing else; a trouble of two readers is one of each."""
     refused = Finding(Verdict.REFUSED, "column a", "column a is a list, and column mapping gives no id", "Drop it.")
-    troubles = (ReaderTrouble("PyIceberg, Polars", "reads it wrong"), ReaderTrouble("PyIceberg", "fails"))
+    troubles = (ReaderTrouble(("PyIceberg", "Polars"), "reads it wrong"), ReaderTrouble(("PyIceberg",), "fails"))
     lake = summarize([("t", diagnosis(refused)), ("u", diagnosis(readers=troubles))])
     assert [reason.text for reason in lake.reasons] == ["a column is a list, and column mapping gives no id"]
     assert lake.readers == {"Polars": 1, "PyIceberg": 1}
