@@ -63,7 +63,7 @@ def survey(settings: Settings, catalog: str, places: Iterable[str], report: Call
             raise ObjectStoreAway(reason, hint="Check the folder and the store.")
         # A table whose folder name does not fit the pattern gets an item of its own.
         if _is_table(storage, clock, about):
-            nameless[about] = f"The pattern cannot name this table: {reason}."
+            nameless[about] = f"The pattern leaves this table out: {reason}."
         else:
             report(f"{about}: skipped: {reason}")
     taken = {table.target.casefold() for table in found.tables}

@@ -11,8 +11,8 @@ from daemon.config.load import faults_of_found
 from daemon.config.settings import Settings, TableSettings
 from daemon.config.share import Share
 from daemon.delta.log import DeltaLog
-from daemon.errors import ObjectMissing, SyncError
-from daemon.storage import FileIOStorage
+from daemon.errors import ObjectMissing, SyncError, Unsupported
+from daemon.storage import FileIOStorage, check_path
 from state import TableRecord
 
 
@@ -68,6 +68,9 @@ def discover(
             except ValueError as error:
                 found.troubles[source] = str(error)
                 continue
+            except Unsupported as error:
+                found.troubles[source] = error.message
+                continue
             names |= _names(table)
             found.tables.append(table)
             found.patterns[source] = pattern.source
@@ -112,7 +115,9 @@ def _names(table: TableSettings) -> set[str]:
 def _table_of(
     settings: Settings, pattern: TableSettings, source: str, names: set[str], owners: Mapping[str, str]
 ) -> TableSettings:
-    """The table that `pattern` makes of `source`. Raises ValueError, saying why, when it makes none."""
+    """The table that `pattern` makes of `source`. Raises ValueError and Unsupported, saying why, when it makes none."""
+    # First: with another name, the table could not be followed either.
+    check_path(source)
     table = pattern.for_found(source)
     if not names.isdisjoint(_names(table)):
         raise ValueError(f"{table.target} is the target or the name of another table already; list it by itself")

@@ -102,7 +102,7 @@ def test_a_pattern_leaves_out_what_it_excludes(tmp_path):
 
 def test_what_cannot_be_followed_is_told_and_the_rest_goes_on(tmp_path):
     """A name that is no identifier, a target that is taken, a folder that is not there: each with its reason."""
-    make_tables(tmp_path / "lake", "orders", "v1.2")
+    make_tables(tmp_path / "lake", "orders", "v1.2", "no 1", "no #1", "no#1")
     make_tables(tmp_path / "other", "orders")
     result = found(
         tmp_path,
@@ -113,6 +113,9 @@ def test_what_cannot_be_followed_is_told_and_the_rest_goes_on(tmp_path):
     assert named(result) == {"lake.orders": "orders"}
     told = {about.removeprefix(f"file://{tmp_path}/"): reason for about, reason in result.troubles.items()}
     assert "'v1.2' cannot be part of lake.{name}" in told["lake/v1.2"]
+    assert "'no 1' cannot be part of lake.{name}" in told["lake/no 1"]
+    for about in ("lake/no #1", "lake/no#1"):
+        assert "contains '#' or '?'" in told[about], "another name would not help"
     assert "lake.orders is the target or the name of another table already" in told["other/orders"]
     assert "the folder is not there" in told["nowhere/*"]
 
