@@ -9,10 +9,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
@@ -310,12 +311,16 @@ def doctor(
 
     examined: list[tuple[str, Diagnosis | SyncError]] = []
     with _reported_errors():
-        settings, _ = with_found_tables(_load(context, config, optional=True, quiet=True))
-        chosen = tables_to_examine(settings, tables or (), lambda line: typer.echo(line, err=True))
-        for table, found in examine_tables(settings, chosen):
-            examined.append((table.source, found))
-            if len(chosen) > 1:
-                lines = lines_on(table.source, found, Verdict.REFUSED)
+        settings, troubles = with_found_tables(_load(context, config, optional=True, quiet=True))
+        left_out = {} if tables else troubles
+        chosen: Sequence[TableSettings] = ()
+        if settings.tables or not left_out:
+            chosen = tables_to_examine(settings, tables or (), lambda line: typer.echo(line, err=True))
+        each_table = ((table.source, found) for table, found in examine_tables(settings, chosen))
+        for source, found in chain(left_out.items(), each_table):
+            examined.append((source, found))
+            if len(chosen) + len(left_out) > 1:
+                lines = lines_on(source, found, Verdict.REFUSED)
             elif isinstance(found, SyncError):
                 raise found
             else:
@@ -325,7 +330,7 @@ def doctor(
     lake = summarize(examined)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(lake), indent=2))
-    elif len(chosen) != 1:
+    elif len(examined) != 1:
         _say("\n".join(summary_lines(lake)))
     raise typer.Exit(0 if lake.is_followed else 1)
 
@@ -838,7 +843,7 @@ def _load_with_found(context: typer.Context, config: Path | None) -> Settings:
     from daemon.cli.tables import with_found_tables  # noqa: PLC0415
 
     settings, troubles = with_found_tables(_load(context, config, quiet=True))
-    for trouble in troubles:
+    for trouble in troubles.values():
         typer.echo(f"{trouble}\n{trouble.hint}", err=True)
         context.meta[PATTERN_FAILED] = True
     return settings

@@ -78,7 +78,7 @@ def _try_patterns(settings: Settings) -> Iterator[Attempt]:
         return
     found, troubles = with_found_tables(settings)
     yield Attempt("patterns", f"{len(found.tables) - len(listed)} tables found")
-    for trouble in troubles:
+    for trouble in troubles.values():
         yield Attempt("patterns", error=trouble)
 
 

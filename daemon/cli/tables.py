@@ -78,29 +78,29 @@ def _no_such_table(unknown: Sequence[str], known: Collection[str]) -> ConfigInva
     return ConfigInvalid("\n".join(f"{name}: no such table" for name in unknown), hint=hint)
 
 
-def with_found_tables(settings: Settings) -> tuple[Settings, list[SyncError]]:
-    """Return the settings with the tables of all shares that the patterns match now, and an error for each failed one.
+def with_found_tables(settings: Settings) -> tuple[Settings, dict[str, SyncError]]:
+    """Return the settings with the tables of all shares that the patterns match now, and what failed, by its place.
 
     If a pattern's folders cannot be listed, its tables come from the state database. A folder that cannot be followed
     is an error of the kind Unsupported. Raises StateStoreAway.
     """
     patterns = {table.source for table in settings.tables if table.is_pattern}
     if not patterns:
-        return settings, []
+        return settings, {}
     with open_store(settings) as store:
         owners = owners_among(store.list_tables(), settings.share)
     found = discover(settings, SystemClock(), owners)
     hint = "Check the folder and the store, or remove the pattern from the configuration."
-    troubles: list[SyncError] = []
+    troubles: dict[str, SyncError] = {}
     for about, reason in found.troubles.items():
         if about in patterns:
-            troubles.append(ObjectStoreAway(reason, hint=hint))
+            troubles[about] = ObjectStoreAway(reason, hint=hint)
         else:
             folder_hint = (
                 "If only its name does not fit, give the folder an entry of its own. "
                 "Otherwise rename it, or exclude it from the pattern."
             )
-            troubles.append(Unsupported(f"{about} is not followed: {reason}", hint=folder_hint))
+            troubles[about] = Unsupported(f"{about} is not followed: {reason}", hint=folder_hint)
     return settings.model_copy(update={"tables": (*found.tables, *found.others)}), troubles
 
 

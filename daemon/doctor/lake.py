@@ -18,7 +18,7 @@ COLUMN = re.compile(r"\bcolumn (?!mapping\b)[^\s:,]+(, [^\s:,]+)*")
 
 
 class Unexamined(msgspec.Struct, frozen=True):
-    """A table that could not be examined, because a store, Spark or a file was away."""
+    """A table that was not examined: a store, Spark or a file was away, or its pattern leaves it out."""
 
     source: str
     kind: str

@@ -225,6 +225,21 @@ def test_a_pause_for_a_time(dvsync, followed: Bench):
     assert followed.store.list_tables()[0].pause is None
 
 
+def test_doctor_counts_what_a_pattern_finds_and_leaves_out(dvsync, tmp_path: Path):
+    """With and without other tables; a place that a person names is examined alone."""
+    for name in ("orders", "v1.2"):
+        HandmadeTable(tmp_path / "data" / name).create()
+    pattern = EMPTY + 'tables:\n- {source: "data/*", target: "db.{name}"}\n'
+    lake = json.loads(dvsync("doctor", "--json", config=pattern).stdout)
+    assert [each["source"] for each in lake["tables"]] == [f"file://{tmp_path}/data/orders"]
+    assert [each["source"] for each in lake["unexamined"]] == [f"file://{tmp_path}/data/v1.2"]
+    shown = dvsync("doctor")
+    assert (shown.exit_code, "1 of 2" in shown.stdout, "cannot be part of" in shown.stdout) == (1, True, True)
+    assert json.loads(dvsync("doctor", "db.orders", "--json").stdout)["unexamined"] == []
+    alone = dvsync("doctor", config=pattern.replace("data/*", "data/v*"))
+    assert (alone.exit_code, "cannot be part of" in alone.stderr) == (1, True)
+
+
 def test_one_command_for_several_tables(dvsync):
     """By names, by a pattern, and all of them; none is touched if one name is wrong."""
     assert dvsync("pause", "db.a", "db.b", config=TWO_TABLES).output == "db.a: paused\ndb.b: paused\n"
