@@ -287,9 +287,6 @@ class Pause(msgspec.Struct, frozen=True):
     until_ms: int | None = None
     reason: str | None = None
 
-    def is_over(self, now_ms: int) -> bool:
-        return self.until_ms is not None and self.until_ms <= now_ms
-
 
 class TableRecord(msgspec.Struct, frozen=True):
     """A table's cursor and condition. `synced_version` is None until the first sync is recorded.
@@ -316,7 +313,8 @@ class TableRecord(msgspec.Struct, frozen=True):
 
     def pause_at(self, now_ms: int) -> Pause | None:
         """The pause, unless its time is over."""
-        return None if self.pause is None or self.pause.is_over(now_ms) else self.pause
+        until_ms = self.pause.until_ms if self.pause else None
+        return None if until_ms is not None and until_ms <= now_ms else self.pause
 
 
 class WrittenCount(msgspec.Struct, frozen=True):

@@ -94,6 +94,7 @@ class TableStore(Protocol):
 
     def record_pause(self, table_id: int, pause: Pause | None) -> None:
         """Pause the table, or end its pause."""
+        ...
 
     def end_pause(self, table_id: int, *, at_ms: int) -> None:
         """End the table's pause if its time is over at `at_ms`."""

@@ -556,7 +556,9 @@ def pause(
             "--for", help="Continue by itself after this time, such as 2h.", parser=_seconds, metavar="DURATION"
         ),
     ] = None,
-    reason: Annotated[str | None, typer.Option("--reason", help="Why: `dvsync status` shows it.")] = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Say why; `dvsync status` shows it.", metavar="TEXT")
+    ] = None,
     config: ConfigPath = None,
 ) -> None:
     """Stop syncing tables until `dvsync resume`, or for a time. A running daemon sees it within seconds."""

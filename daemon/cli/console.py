@@ -27,7 +27,6 @@ from daemon.status.table_status import (
     counted,
     differing_text,
     iso_time,
-    pause_status,
     paused_text,
     size_text,
     span,
@@ -206,7 +205,7 @@ def verdict_line(name: str, verdict: CycleResult) -> str:
     if verdict.error is not None:
         return f"{name}: {verdict.error.kind}: {verdict.error.message}\n  {verdict.error.hint}"
     if verdict.pause:
-        return f"{name}: {paused_text(pause_status(verdict.pause))}; `dvsync resume {name}` resumes it"
+        return f"{name}: {paused_text(verdict.pause)}; `dvsync resume {name}` resumes it"
     result = verdict.result
     if result is None or result.outcome is SyncOutcome.WAITING:
         return f"{name}: the Delta table is not there yet"

@@ -29,7 +29,7 @@ from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
-from daemon.status.table_status import NOT_FOLLOWED, counted, pause_status, paused_text
+from daemon.status.table_status import NOT_FOLLOWED, counted, paused_text
 from daemon.status.watch import Watch
 from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, as_sync_errors
@@ -242,7 +242,7 @@ def maintain_tables(
             record = parts.store.find_table(table.name, table.source, table.target)
             pause = record.pause_at(parts.clock.now_ms()) if record else None
             if alone and pause:
-                said = f"it is {paused_text(pause_status(pause))}"
+                said = f"it is {paused_text(pause)}"
                 yield table, Unsupported(said, hint=f"Run `dvsync resume {table.name}` first.")
                 continue
             try:

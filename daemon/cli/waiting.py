@@ -10,7 +10,7 @@ from daemon.cli.probe import ask_to_sync
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
-from daemon.status.table_status import gone_status, has_lost_log, pause_status, paused_text
+from daemon.status.table_status import gone_status, has_lost_log, paused_text
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import find_record, open_store
 from state import TableRecord
@@ -84,8 +84,8 @@ def _judge(name: str, record: TableRecord | None, wanted: int, now_ms: int, *, i
         return Verdict(SHOWN, f"{name}: shows version {synced}")
     shown = "shows nothing yet" if synced is None else f"shows version {synced}"
     if pause := record.pause_at(now_ms) if record else None:
-        paused = paused_text(pause_status(pause))
-        return Verdict(FAILED, f"{name}: {shown}, not {wanted}; {paused}; `dvsync resume {name}` resumes it")
+        held = f"{paused_text(pause)}; `dvsync resume {name}` resumes it"
+        return Verdict(FAILED, f"{name}: {shown}, not {wanted}; {held}")
     because = f": {error.kind}: {error.message}\n  {error.hint}" if error else ""
     if error and error.parked:
         return Verdict(FAILED, f"{name}: parked, and {shown}, not {wanted}{because}")

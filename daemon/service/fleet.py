@@ -22,7 +22,7 @@ from daemon.service.discovery import Found, discover, find_pattern, gone_among, 
 from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.deletions import find_worst_files
-from daemon.status.table_status import gone_status, pause_status, paused_text
+from daemon.status.table_status import gone_status, paused_text
 from daemon.status.watch import Watch
 from daemon.sync.memory import keep_rows
 from daemon.sync.verbs import Verb, pause, resume, want_resync
@@ -137,7 +137,7 @@ class Fleet:
                 record = store.open_table(table.name, table.source, table.target)
                 if is_held(record):
                     hint = f"First resume it: `dvsync resume {name}`, or POST /api/tables/{name}/resume."
-                    held = paused_text(pause_status(record.pause)) if record.pause else "parked"
+                    held = paused_text(record.pause) if record.pause else "parked"
                     raise Unsupported(f"{name} is {held}", hint=hint)
                 self._scheduler.wake(name)
                 return "is polled now"

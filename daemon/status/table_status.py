@@ -364,8 +364,10 @@ def size_text(size_bytes: int | None) -> str:
     return "unknown size" if size_bytes is None else decimal(size_bytes)
 
 
-def paused_text(pause: PauseStatus) -> str:
+def paused_text(pause: Pause | PauseStatus) -> str:
     """A pause in one line, as the end of a sentence about the table."""
+    if isinstance(pause, Pause):
+        pause = pause_status(pause)
     until = f", until {pause.until}" if pause.until else ""
     reason = f": {pause.reason}" if pause.reason else ""
     return f"paused since {pause.since} by {pause.by}{until}{reason}"

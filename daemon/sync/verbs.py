@@ -28,11 +28,13 @@ def make_pause(by: str, now_ms: int, *, for_s: float | None, reason: str | None)
     """A pause that begins now, and ends by itself after `for_s` if that is given. Raises ConfigInvalid."""
     if for_s is not None and not 0 < for_s <= PAUSE_MAX_S:
         raise ConfigInvalid(
-            "a pause that ends by itself may last 366 days at most, and not 0",
-            hint="Name no time at all for a pause that only `dvsync resume` ends.",
+            "a pause must last longer than 0 seconds and at most 366 days",
+            hint="Give another time. If you give none, only `dvsync resume` ends the pause.",
         )
     if reason is not None and len(reason) > REASON_MAX:
-        raise ConfigInvalid(f"the reason has {len(reason):,} characters, and {REASON_MAX} is the limit", hint="Cut it.")
+        raise ConfigInvalid(
+            f"the reason has {len(reason):,} characters, and {REASON_MAX} is the limit", hint="Give a shorter reason."
+        )
     until_ms = None if for_s is None else now_ms + round(for_s * 1000)
     return Pause(now_ms, by, until_ms=until_ms, reason=reason or None)
 
