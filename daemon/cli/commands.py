@@ -122,6 +122,8 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
     """Follow all tables until SIGTERM; this is the daemon."""
     # Without a handler, a reload that is requested too early would end the process.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # What imports leave behind would take memory as long as the daemon runs.
+    gc.enable()
     import_arrow()
     from daemon.service.run import run_daemon  # noqa: PLC0415 - each command imports what it uses, and nothing else
 
@@ -867,10 +869,9 @@ def _say(text: str) -> None:
 @contextmanager
 def _reported_errors() -> Iterator[None]:
     """For the work of a command, after its imports: a SyncError is printed and becomes an exit code."""
-    if not gc.isenabled():
-        # Imported modules are never garbage: the collector need not visit them.
-        gc.freeze()
-        gc.enable()
+    # Imported modules are never garbage: the collector need not visit them.
+    gc.freeze()
+    gc.enable()
     try:
         yield
     except SyncError as error:

@@ -36,7 +36,6 @@ from daemon.web.answers import (
 from daemon.web.listing import Query, list_tables
 from daemon.web.metrics import make_registry
 from daemon.web.openapi import make_document
-from daemon.web.page import render_missing, render_table, render_tables
 from state import Pause, Sample, StateUnavailable
 
 # Three of the scheduler's heartbeats.
@@ -133,6 +132,8 @@ def make_app(
         return _problem(error.status_code, error.detail.lower(), headers=error.headers)
 
     async def page(request: Request) -> Response:
+        from daemon.web.page import render_tables  # noqa: PLC0415 - most daemons are watched by their metrics only
+
         statuses, unready = board.statuses(), board.find_unready()
         not_ready = {each.table for each in unready if each.table is not None}
         listing = list_tables(statuses, not_ready, Query.parse(request.query_params))
@@ -140,6 +141,8 @@ def make_app(
         return _html(render_tables(listing, statuses, unready, days, daemon=describe(), now_ms=board.now_ms()))
 
     async def table_page(request: Request) -> Response:
+        from daemon.web.page import render_missing, render_table  # noqa: PLC0415
+
         name, query = request.path_params["name"], Query.parse({"refresh": request.query_params.get("refresh", "")})
         status = board.find_status(name)
         if status is None:
