@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,8 +33,6 @@ def import_arrow() -> None:
 
     In this process, Arrow then cannot convert to or from NumPy arrays and data frames. Only PySpark needs that.
     """
-    # Arrow's own allocator reserves memory in large pages, of which a daemon that reads small files uses little.
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     with without("numpy", "pandas"):
         import pyarrow.dataset  # noqa: F401, PLC0415
 
