@@ -1,4 +1,4 @@
-"""The life of tables of format version 3 in a daemon: all readers show Delta's rows after every commit.
+"""The life of tables of format version 3 in a daemon: readers show Delta's rows, and its row ids, after every commit.
 
 Rounds of maintenance go on every second meanwhile, the daemon is killed now and then, and a table is upgraded half-way.
 Seeded by `FAULT_SEED`; `LIFE_COMMITS` makes it longer.
@@ -7,6 +7,7 @@ Seeded by `FAULT_SEED`; `LIFE_COMMITS` makes it longer.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -19,9 +20,11 @@ from tests.kit.faults import fault_seed
 from tests.kit.handmade import HandmadeTable
 from tests.kit.handmade_histories import History
 from tests.kit.readers import assert_readers_agree
-from tests.kit.service import Served, Service
+from tests.kit.service import Served, Service, newest_version
 
 COMMITS = int(os.environ.get("LIFE_COMMITS", "16"))
+# A statement on Spark takes longer.
+TRACKED_COMMITS = COMMITS // 2
 KILLED_EVERY = 6
 MAINTENANCE = {
     "compact": True,
@@ -62,6 +65,54 @@ class Life:
         assert len(set(self.row_ids.values())) == len(self.row_ids)
 
 
+class Tracked:
+    """A Delta table with row tracking, which Spark changes by statements drawn by `random`."""
+
+    STATEMENTS = (
+        *2 * ("INSERT INTO {t} SELECT id, concat('n', id), id % 3 FROM range({new}, {new} + 20, 1, 2)",),
+        *2 * ("DELETE FROM {t} WHERE id % {mod} = {rest}",),
+        *2 * ("UPDATE {t} SET name = concat(name, '+') WHERE id % {mod} = {rest}",),
+        "DELETE FROM {t} WHERE part = {rest} % 3",
+        "MERGE INTO {t} AS t USING (SELECT id, id % 3 AS part FROM range({new} - 50, {new} + 5)) AS s ON t.id = s.id"
+        " WHEN MATCHED AND s.id % {mod} = {rest} THEN DELETE"
+        " WHEN MATCHED AND s.id % 2 = 0 THEN UPDATE SET name = 'merged', part = (s.part + 1) % 3"
+        " WHEN NOT MATCHED AND s.id >= {new} THEN INSERT (id, name, part) VALUES (s.id, 'new', s.part)",
+        "OPTIMIZE {t}",
+        "OPTIMIZE {t} ZORDER BY (id)",
+        "REORG TABLE {t} APPLY (PURGE)",
+        "RESTORE TABLE {t} TO VERSION AS OF {old}",
+    )
+
+    def __init__(self, spark: SparkSession, folder: Path, random: Random, *, partitioned: bool) -> None:
+        self.location = f"file://{folder}"
+        self._spark, self._random, self._new_id = spark, random, 0
+        partitions = "PARTITIONED BY (part)" if partitioned else ""
+        self._run(
+            "CREATE TABLE {t} (id BIGINT, name STRING, part INT) USING delta " + partitions + " TBLPROPERTIES"
+            " ('delta.enableDeletionVectors' = 'true', 'delta.enableRowTracking' = 'true')"
+        )
+        self._run(self.STATEMENTS[0])
+
+    def play(self) -> None:
+        self._run(self._random.choice(self.STATEMENTS))
+
+    def _run(self, statement: str) -> None:
+        mod = self._random.randint(3, 9)
+        drawn = {"mod": mod, "rest": self._random.randrange(mod), "new": self._new_id}
+        if "{old}" in statement:
+            drawn["old"] = self._random.randint(1, newest_version(self.location))
+        self._new_id += 20
+        self._spark.sql(statement.format(t=f"delta.`{self.location}`", **drawn))
+
+    def check(self, iceberg: Table) -> None:
+        """Every row of Delta is in Iceberg, with its row id in format version 3, and no other row is."""
+        columns, has_ids = ["id", "name", "part"], iceberg.metadata.format_version == 3
+        delta = self._spark.read.format("delta").load(self.location)
+        expected = delta.select(*columns, *["_metadata.row_id"] * has_ids).collect()
+        shown = self._spark.read.format("iceberg").load(iceberg.metadata_location)
+        assert sorted(shown.select(*columns, *["_row_id"] * has_ids).collect()) == sorted(expected)
+
+
 def begin(service: Service, folder: Path, random: Random, *, format_version: int, partitioned: bool = False) -> Life:
     table = HandmadeTable(folder / "delta", partitioned=partitioned)
     table.create()
@@ -70,16 +121,28 @@ def begin(service: Service, folder: Path, random: Random, *, format_version: int
     return Life(History(table, random), served)
 
 
-def wait_until_shown(service: Service, lives: list[Life]) -> None:
-    for life in lives:
-        version = life.history.table.version
+def upgrade(service: Service, served: Served) -> Served:
+    upgraded = replace(served, options={**served.options, "format_version": 3})
+    service.take_up(upgraded)
+    return upgraded
 
-        def is_shown(life: Life = life, version: int = version) -> bool:
-            status = life.served.status()
+
+def restart_killed(service: Service) -> None:
+    service.store.close()
+    service.daemon.kill()
+    service.start()
+
+
+def wait_until_shown(service: Service, tables: Sequence[Served]) -> None:
+    for table in tables:
+        version = newest_version(table.source)
+
+        def is_shown(table: Served = table, version: int = version) -> bool:
+            status = table.status()
             assert status["state"] not in ("parked", "retrying"), status
             return status["synced_version"] == version
 
-        service.wait(is_shown, f"{life.served.name} at version {version}")
+        service.wait(is_shown, f"{table.name} at version {version}")
 
 
 def test_all_readers_after_every_commit(service: Service, spark: SparkSession, tmp_path: Path) -> None:
@@ -98,14 +161,10 @@ def test_all_readers_after_every_commit(service: Service, spark: SparkSession, t
             life.history.play()
         happened |= {line["event"] for line in service.daemon.lines}
         if commit % KILLED_EVERY == 0:
-            service.store.close()
-            service.daemon.kill()
-            service.start()
+            restart_killed(service)
         if commit == COMMITS // 2:
-            options = {**upgraded.served.options, "format_version": 3}
-            upgraded.served = replace(upgraded.served, options=options)
-            service.take_up(upgraded.served)
-        wait_until_shown(service, lives)
+            upgraded.served = upgrade(service, upgraded.served)
+        wait_until_shown(service, [life.served for life in lives])
         for life in lives:
             where = f"{life.served.source} at version {life.history.table.version}"
             iceberg = life.served.iceberg()
@@ -119,3 +178,30 @@ def test_all_readers_after_every_commit(service: Service, spark: SparkSession, t
     assert events.MAINTENANCE_COMPACTED in happened or COMMITS < 100
     assert {events.MAINTENANCE_FAILED, events.VERIFY_WRONG, events.VERIFY_FAILED}.isdisjoint(happened)
     service.command("verify", "--rows", *(life.served.name for life in lives))
+
+
+def test_row_ids_are_deltas_for_life(service: Service, spark: SparkSession, tmp_path: Path) -> None:
+    """MERGE, UPDATE, REORG, OPTIMIZE and RESTORE, beside maintenance and kills, and from version 2 on."""
+    seed = fault_seed()
+    names = ("plain", "partitioned", "upgraded")
+    deltas = [
+        Tracked(spark, tmp_path / name / "delta", Random(f"{seed} {name}"), partitioned=name == "partitioned")
+        for name in names
+    ]
+    tables = []
+    for name, delta in zip(names, deltas, strict=True):
+        options = {"format_version": 2 if name == "upgraded" else 3, "maintenance": MAINTENANCE}
+        tables.append(service.serve(tmp_path / name / "iceberg", delta.location, **options))
+    service.take_up(*tables)
+    for commit in range(1, TRACKED_COMMITS + 1):
+        for delta in deltas:
+            delta.play()
+        if commit % KILLED_EVERY == 0:
+            restart_killed(service)
+        if commit == TRACKED_COMMITS // 2:
+            tables[-1] = upgrade(service, tables[-1])
+        wait_until_shown(service, tables)
+        for delta, table in zip(deltas, tables, strict=True):
+            delta.check(table.iceberg())
+    assert [table.iceberg().metadata.format_version for table in tables] == [3, 3, 3]
+    service.command("verify", "--rows", *(table.name for table in tables))
