@@ -221,7 +221,7 @@ def status(
     if watch and as_json:
         raise typer.BadParameter("it does not go with --json", param_hint="--watch")
 
-    def look() -> tuple[list[str], list[TableStatus]]:
+    def find() -> tuple[list[str], list[TableStatus]]:
         with _reported_errors():
             lines, found = _find_statuses(context, config)
             if tables:
@@ -234,11 +234,11 @@ def status(
         with suppress(KeyboardInterrupt):
             while True:
                 with replacing(console):
-                    lines, found = look()
+                    lines, found = find()
                     print_statuses(console, found, lines, wide=wide)
                 time.sleep(WATCH_INTERVAL_S)
         raise typer.Exit
-    lines, found = look()
+    lines, found = find()
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,10 +69,13 @@ GAP, NAME_MIN = 2, 16
 
 @contextmanager
 def replacing(console: Console) -> Iterator[None]:
-    """What is printed in the block replaces what the terminal showed, all at once."""
+    """What is printed in the block replaces what the terminal showed, all at once; elsewhere it follows, with the time."""
     with console.capture() as captured:
         yield
-    console.clear()
+    if console.is_terminal:
+        console.clear()
+    else:
+        console.out(iso_time(round(time.time() * 1000)), highlight=False)
     console.out(captured.get(), end="", highlight=False)
 
 

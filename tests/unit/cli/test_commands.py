@@ -422,8 +422,8 @@ def four_states(followed: Bench, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def on_terminal(folder: Path, columns: int, *arguments: str) -> str:
-    """What a command writes to a terminal of that width, with what colours it."""
+def on_terminal(folder: Path, columns: int, *arguments: str, until: bytes | None = None) -> str:
+    """What a command writes to a terminal of that width, with what colours it. Ctrl-C ends it once it wrote `until`."""
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     plain = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
@@ -435,7 +435,10 @@ def on_terminal(folder: Path, columns: int, *arguments: str) -> str:
     with open(terminal, "rb", buffering=0) as reader, suppress(OSError):
         while piece := reader.read(4096):
             output += piece
-    process.wait(timeout=60)
+            if until is not None and until in output:
+                process.send_signal(signal.SIGINT)
+                until = None
+    assert process.wait(timeout=60) in {0, 1}
     return output.decode().replace("\r\n", "\n")
 
 
@@ -471,6 +474,21 @@ def test_status_on_a_terminal(four_states: Path, columns: int, wide: bool):
     assert len(of := [line for line in long if line.startswith("  CorruptInput")]) == 1, of
     for coloured in ("\x1b[1;31mparked", "\x1b[31mretrying", "\x1b[33mwaiting", "\x1b[32msynced"):
         assert coloured in output
+
+
+def test_status_watched(four_states: Path):
+    """On a terminal each list replaces the one before; elsewhere it follows it, with its time. Ctrl-C is exit code 0."""
+    clear = "\x1b[2J"
+    output = on_terminal(four_states, 120, "status", "--watch", until=b"lake.later")
+    assert (output.count(clear), output.count("4 tables: ")) == (1, 1)
+    command = [sys.executable, "-m", "daemon", "status", "--watch", "--state", "parked"]
+    with subprocess.Popen(command, cwd=four_states, stdout=subprocess.PIPE, text=True) as process:
+        lines = [process.stdout.readline() for _ in range(4)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:.]+Z\n", line) for line in lines[::2]), lines
+    assert lines[1] == lines[3]
+    assert lines[1].startswith("lake.bad parked ")
 
 
 def test_status_on_a_narrow_terminal(four_states: Path):
