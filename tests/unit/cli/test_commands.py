@@ -477,7 +477,7 @@ def test_status_on_a_terminal(four_states: Path, columns: int, wide: bool):
 
 
 def test_status_watched(four_states: Path):
-    """On a terminal each list replaces the one before; elsewhere it follows it, with its time. Ctrl-C is exit code 0."""
+    """On a terminal, each list replaces the one before; elsewhere it follows, with its time. Ctrl-C is exit code 0."""
     clear = "\x1b[2J"
     output = on_terminal(four_states, 120, "status", "--watch", until=b"lake.later")
     assert (output.count(clear), output.count("4 tables: ")) == (1, 1)
