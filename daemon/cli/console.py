@@ -69,7 +69,7 @@ GAP, NAME_MIN = 2, 16
 
 @contextmanager
 def replacing(console: Console) -> Iterator[None]:
-    """Print the block at once: on a terminal in place of what it showed, elsewhere below it, after a line with the time."""
+    """Print the block at once: on a terminal in place of what it showed, elsewhere below it, after the time."""
     with console.capture() as captured:
         yield
     if console.is_terminal:
