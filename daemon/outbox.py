@@ -258,7 +258,7 @@ class _Sink:
 
     def _drop(self, notice: Message, reason: str) -> None:
         self._dropped += 1
-        hint = f"Check the address or command of {self.name}; `dvsync status` tells what the notice would have told."
+        hint = f"Check the address or command of {self.name}; `dvsync status` shows what the notice would have said."
         _log.error(
             events.NOTICE_DROPPED, sink=self.name, table=notice.table, notice=notice.event, reason=reason, hint=hint
         )

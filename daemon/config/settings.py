@@ -501,7 +501,7 @@ class HealthSettings(_Frozen):
 
 
 class NoticeKind(StrEnum):
-    """What a sink can be told of a table."""
+    """An event of a table that a sink can be notified of."""
 
     PARKED = "parked"
     RECOVERED = "recovered"
@@ -669,11 +669,11 @@ class Settings(BaseSettings):
     health: HealthSettings = HealthSettings()
     notify: tuple[NotifySettings, ...] = Field(
         (),
-        description="Who is told when a person should know something of a table.",
+        description="Webhooks and commands that are notified when a person should know something of a table.",
     )
     after_sync: tuple[AfterSyncSettings, ...] = Field(
         (),
-        description="Who is told when an Iceberg table has new metadata, such as another catalog.",
+        description="Webhooks and commands that are called when an Iceberg table has new metadata.",
     )
     lineage: tuple[LineageSettings, ...] = Field(
         (),

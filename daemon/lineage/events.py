@@ -35,14 +35,14 @@ event_v2.set_producer("urn:dvsync")
 Field = schema_dataset.SchemaDatasetFacetFields
 
 
-def render(told: LineageEvent, namespace: str) -> bytes:
+def render(event: LineageEvent, namespace: str) -> bytes:
     """Return a RunEvent as JSON. `namespace` is that of the job, whose name is the table's."""
-    run, is_start = told.run, told.event is RunState.START
+    run, is_start = event.run, event.event is RunState.START
     started = datetime.fromtimestamp(run.started_ms / 1000, UTC)
     at = started if is_start else datetime.fromtimestamp(run.ended_ms / 1000, UTC)
     identity = f"{namespace} {run.table} {run.version} {run.snapshot_id} {run.error}"
-    event = RunEvent(
-        eventType=event_v2.RunState(told.event.value),
+    rendered = RunEvent(
+        eventType=event_v2.RunState(event.event.value),
         eventTime=at.isoformat(timespec="milliseconds"),
         # An event that is sent again has the same id.
         run=event_v2.Run(str(generate_static_uuid(started, identity.encode())), _run_facets(run, is_start=is_start)),
@@ -50,7 +50,7 @@ def render(told: LineageEvent, namespace: str) -> bytes:
         inputs=[_input(run)],
         outputs=[_output(run, run.location, is_start=is_start)] if run.location else [],
     )
-    return Serde.to_json(event).encode()
+    return Serde.to_json(rendered).encode()
 
 
 def _run_facets(run: Run, *, is_start: bool) -> dict[str, RunFacet]:

@@ -160,7 +160,7 @@ class Expirer:
             some and len(context.storage.find_missing([file.path for file in some])) == len(some)
         ):
             raise ObjectStoreAway(
-                "the Delta table is not at its location, so dvsync cannot tell which files VACUUM removed",
+                "the Delta table is not at its location, so dvsync cannot know which files VACUUM removed",
                 path=context.location,
                 hint="Check that the store of the Delta table is mounted and answers. No snapshot was expired.",
             )

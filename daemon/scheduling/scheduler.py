@@ -133,7 +133,7 @@ class Scheduler:
             )
 
     def remove(self, name: str) -> None:
-        """Begin nothing more of the table. Its running jobs end by themselves; those beside its polls are told to."""
+        """Begin nothing more of the table. Its running jobs end by themselves; others are asked to stop."""
         job_ids = (name, _job_id(name, _MAINTENANCE), _job_id(name, _VERIFICATION))
         with self._lock:
             del self._cycles[name]

@@ -84,7 +84,7 @@ class Fleet:
             self._is_reloaded = True
         try:
             if self._watch is None:
-                # Before the first table is followed: what changes from now on is told.
+                # Before the first table is followed: people are notified of what changes from now on.
                 records = self._parts.store.list_tables()
                 self._watch = Watch(self._parts.announcer(self._board), self._parts.clock, records, hooks=True)
             if self._is_reloaded or self._parts.clock.monotonic_s() >= self._discovery_due_s:

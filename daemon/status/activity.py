@@ -32,7 +32,7 @@ class Activity:
         self._gone: set[str] = set()
         self._syncs = Counter("dvsync_syncs", "Syncs that did something.", ["table", "outcome"], registry=None)
         self._failures = Counter("dvsync_sync_failures", "Syncs that failed.", ["table", "kind"], registry=None)
-        self._events = Counter("dvsync_events", "Events that people are told of.", ["table", "event"], registry=None)
+        self._events = Counter("dvsync_events", "Events that people hear of.", ["table", "event"], registry=None)
         self._amounts = {
             name: Counter(f"dvsync_{name}", text, ["table"], registry=None) for name, text in AMOUNTS.items()
         }

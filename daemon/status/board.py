@@ -278,12 +278,12 @@ class Board:
         if status.lag_seconds is not None and status.lag_seconds > self._lag_budget_s:
             late = f"behind for {span(status.lag_seconds)}, more than the budget of {span(self._lag_budget_s)}"
             return f"{late}; {failing}" if failing else late
-        return (failing or f"its source could not be looked at for {span(unseen_s)}") if is_unseen else None
+        return (failing or f"its source could not be checked for {span(unseen_s)}") if is_unseen else None
 
 
 def _untried(status: TableStatus) -> str:
     """Why a table that this process has neither synced nor failed yet is not ready."""
-    begun = "its first sync since the start is running" if status.state is SyncState.SYNCING else "not looked at yet"
+    begun = "its first sync since the start is running" if status.state is SyncState.SYNCING else "not checked yet"
     if status.error is None:
         return begun
     return f"{begun}; the last error was {status.error.kind}, since {status.error.since}"

@@ -220,7 +220,7 @@ def away() -> SyncError:
 def test_news_is_synced_once_and_shown(bench):
     """A sync moves the board and leaves one run; polls without news after it leave none."""
     assert bench.status.state is SyncState.WAITING
-    assert [unready.reason for unready in bench.board.find_unready()] == ["not looked at yet"]
+    assert [unready.reason for unready in bench.board.find_unready()] == ["not checked yet"]
     verdict = bench.poll()
     assert (verdict.result.to_version, verdict.delay_s) == (0, None)
     for _ in range(3):

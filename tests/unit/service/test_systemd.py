@@ -129,7 +129,7 @@ def test_the_probe_asks_the_running_daemon() -> None:
         for host in ("127.0.0.1", "0.0.0.0"):
             assert ask(HealthSettings(host=host, port=port), "livez").is_well
         unready = ask(HealthSettings(port=port), "readyz")
-        assert not unready.is_well and "not looked at yet" in unready.text
+        assert not unready.is_well and "not checked yet" in unready.text
     finally:
         web.stop()
     gone = ask(HealthSettings(port=port), "livez")

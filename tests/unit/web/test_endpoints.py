@@ -187,7 +187,7 @@ def test_metrics_are_the_boards(server):
 
 def test_a_table_in_step_is_ready(server):
     """Before the first look it is not."""
-    assert reasons(server) == ["not looked at yet"]
+    assert reasons(server) == ["not checked yet"]
     server.board.show("orders", IN_STEP)
     assert reasons(server) == []
 
@@ -226,7 +226,7 @@ def test_a_table_whose_source_does_not_answer_is_not_ready_in_the_end(server):
     server.clock.time_s = 60 + 10
     assert reasons(server) == []
     server.clock.time_s = 60 + 11
-    assert reasons(server) == ["its source could not be looked at for 1 min 11 s"]
+    assert reasons(server) == ["its source could not be checked for 1 min 11 s"]
 
 
 def test_a_paused_table_and_a_missing_source_are_no_reason(server):
@@ -315,7 +315,7 @@ def test_one_table_has_its_last_syncs_and_its_day(server):
 def test_the_page_draws_the_worst_files(server):
     """A strip for each, with a mark at the place of each part that has deletions, and none without a known vector."""
     server.board.show("orders", IN_STEP)
-    assert "no round of maintenance has looked yet" in page_of(server, "/tables/orders")[1]
+    assert "no maintenance round has checked yet" in page_of(server, "/tables/orders")[1]
     files = [FileDeletions("s3://b/<a>.parquet", 1_000, 30, (0.0, 0.5, 0.0, 1.0)), FileDeletions("c", 9, 1, ())]
     server.board.timeline("orders").show_worst_files(files)
     text = page_of(server, "/tables/orders")[1]
