@@ -14,6 +14,7 @@ NOT_HIDDEN = ("_delta_index", "_change_data", "_delta_log")
 
 def normalize_location(location: str) -> str:
     """Return an absolute URI without a trailing slash: `/data/t/` -> `file:///data/t`. Other schemes stay unchanged."""
+    location = location.replace("file://localhost/", "file:///", 1)
     if "://" not in location:
         location = "file://" + str(Path(location.removeprefix("file:")).absolute())
     return location.rstrip("/")

@@ -378,6 +378,9 @@ def _missing(path: str) -> ObjectMissing:
 
 
 def store_away(path: str, error: OSError) -> ObjectStoreAway:
+    if isinstance(error, PermissionError):
+        hint = "Give the user that runs dvsync the right to read the file and its folders, or to write there."
+        return ObjectStoreAway(f"the store refuses: {error}", path=path, hint=hint)
     return ObjectStoreAway(
         f"the store does not answer: {error}", path=path, hint="Check the store, the network and the credentials."
     )

@@ -37,10 +37,10 @@ def ask_for_tables(settings: Settings) -> Report:
         if (info.state, info.share) != (settings.state.place, str(settings.share)):
             return Report(None, [f"no daemon: the one at {url} has another state database, {info.state}"])
         line = f"daemon: {info.process}, dvsync {info.version}"
-        if info.stands_by:
-            return Report(None, [f"{line}, stands by: another process holds the lease"])
         ready = msgspec.json.decode(ask(health, "readyz").text, type=Readiness)
         lines = [line, *(f"not ready: {each.reason}" for each in ready.reasons if each.table is None)]
+        if info.stands_by:
+            return Report(None, lines)
         return Report(msgspec.json.decode(ask(health, "api/tables").text, type=list[TableStatus]), lines)
     except msgspec.DecodeError:
         return Report(None, [f"no daemon: what answers at {url} is not a dvsync of this version"])

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import reduce
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -67,7 +69,7 @@ class _Readable:
 
     settings: Settings
     places: tuple[str, ...]  # the place in the file of each table in `settings`, such as `tables[2]`
-    left_out: frozenset[str]  # invalid sections; `settings` has their defaults instead
+    left_out: frozenset[str]  # invalid keys, such as `health.port`; `settings` has their defaults instead
 
     def tables(self) -> Iterator[tuple[str, TableSettings]]:
         return zip(self.places, self.settings.tables, strict=True)
@@ -118,7 +120,7 @@ class _Readable:
 
 def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
     """Validate the document. After faults, validate it again without the faulty parts, to check the rest as well."""
-    left_out: set[str] = set()
+    left_out: frozenset[str] = frozenset()
     tables_out: set[int] = set()
     try:
         settings = Settings(**document)
@@ -126,6 +128,7 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
         faults.append(f"environment: {error}")
         return None
     except ValidationError as error:
+        places: list[tuple[int | str, ...]] = []
         for fault in error.errors(include_url=False):
             if fault["type"] == "default_factory_not_called":
                 continue  # `name` could not be derived from a faulty `target`; the target has its own fault.
@@ -133,9 +136,9 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
             match fault["loc"]:
                 case ("tables", int(index), *_):
                     tables_out.add(index)
-                case (section, *_):
-                    left_out.add(str(section))
-        remaining = {key: value for key, value in document.items() if key not in left_out}
+                case place:
+                    places.append(place)
+        remaining, left_out = _without(document, places)
         if tables_out:
             remaining["tables"] = [table for i, table in enumerate(document["tables"]) if i not in tables_out]
         try:
@@ -144,6 +147,30 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
             return None  # The fault is in an environment variable, which Settings reads again by itself.
     indexes = (index for index in range(len(settings.tables) + len(tables_out)) if index not in tables_out)
     return _Readable(settings, tuple(f"tables[{index}]" for index in indexes), frozenset(left_out))
+
+
+def _without(
+    document: dict[str, Any], places: Iterable[tuple[int | str, ...]]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return a copy of the document without these places, and the keys that it lacks.
+
+    If a place is missing, or inside a list, the key around it is left out.
+    """
+    paths = set()
+    for place in places:
+        value: Any = document
+        path: list[str] = []
+        for part in place:
+            if not isinstance(value, dict) or part not in value:
+                break
+            path.append(str(part))
+            value = value[part]
+        paths.add(tuple(path))
+    remaining = deepcopy(document)
+    for *outer, key in filter(None, paths):
+        holder = reduce(lambda each, part: each.get(part, {}), outer, remaining)
+        holder.pop(key, None)
+    return remaining, frozenset(".".join(path) for path in paths)
 
 
 def _fault_line(fault: ErrorDetails) -> str:
@@ -164,7 +191,8 @@ def _fault_line(fault: ErrorDetails) -> str:
             found = (
                 f", not {fault['input']!r}" if not is_secret and isinstance(fault["input"], str | int | float) else ""
             )
-            return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]}{found}"
+            text = ENUM_MEMBER.sub(r"\1", fault["msg"])
+            return f"{place}: {text[0].lower()}{text[1:]}{found}"
 
 
 def _keys_beside(place: tuple[int | str, ...]) -> list[str]:
@@ -302,6 +330,9 @@ def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str
 # PyIceberg's catalog types. Importing PyIceberg to check a configuration would be slow; a test compares the two lists.
 CATALOG_TYPES = ("rest", "hive", "glue", "dynamodb", "sql", "in-memory", "bigquery")
 
+# How pydantic shows a member of an enumeration.
+ENUM_MEMBER = re.compile(r"<\w+\.\w+: ('[^']*')>")
+
 # Faults in these sections do not quote the value.
 SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "notify", "after_sync", "lineage", "telemetry")
 
@@ -353,7 +384,8 @@ def _missing_extras(settings: Settings) -> Iterator[str]:
 
 
 def _catalog_faults(readable: _Readable) -> Iterator[str]:
-    if readable.left_out & {"catalogs", "defaults"}:
+    # Whether a catalog was named by mistake is unknown while a catalog's own entry is left out.
+    if any(re.fullmatch(r"catalogs(\.[^.]*)?|defaults(\.catalog)?", key) for key in readable.left_out):
         return
     known = readable.settings.catalogs
     named = ", ".join(sorted(known)) or "none"
@@ -385,7 +417,7 @@ def _clashes(readable: _Readable) -> Iterator[str]:
         first_named = names.setdefault(table.name, place)
         # Two tables with the same target and the same name get one fault, not two.
         if first_named not in (place, first):
-            yield f"{place}.name: {table.name} is already the name of {first_named}; rename one of them"
+            yield f"{place}.name: {table.name} is already the name of {first_named}; give one of them another name"
 
 
 def faults_of_found(settings: Settings, table: TableSettings) -> list[str]:

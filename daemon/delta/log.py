@@ -241,11 +241,12 @@ class DeltaLog:
         self._known = self._probe(version)
         return self._known.timestamp_ms if self._known else otherwise
 
-    def check_commit(self, version: int, timestamp_ms: int) -> None:
+    def check_commit(self, version: int, timestamp_ms: int, *, has_next: bool) -> None:
         """Raise `ResyncNeeded` if the commit file of `version` is not the commit made at `timestamp_ms`.
 
         One request if the file is unchanged. A file with another time but the same size and head is the same commit,
-        because a store may report different times for one file. If the file is gone, log cleanup removed it.
+        because a store may report different times for one file. If the file is gone, log cleanup has removed it, or
+        the log is another one; nothing shows which, so `ResyncNeeded` is raised, too, if the next version is there.
         """
         known = self._known
         if known is None or (known.version, known.timestamp_ms) != (version, timestamp_ms):
@@ -254,7 +255,15 @@ class DeltaLog:
             return
         found = self._probe(version)
         if found is None:
-            return
+            if not has_next:
+                return
+            raise ResyncNeeded(
+                f"commit {version}, which is synced, is gone from the log, and version {version + 1} is there",
+                version=version,
+                path=self.commit_path(version),
+                hint="Log cleanup removed it, or the log was replaced. dvsync compares both states and commits the "
+                "difference.",
+            )
         if not (known.is_same_commit(found) if known else found.timestamp_ms == timestamp_ms):
             raise ResyncNeeded(
                 f"commit {version} was replaced after it was synced: its {'content' if known else 'timestamp'} differs",
@@ -266,12 +275,12 @@ class DeltaLog:
         self._known = replace(found, timestamp_ms=timestamp_ms)
 
     def is_untouched(self, version: int) -> bool:
-        """Return whether the commit file exists and is unchanged since it was last read or checked. One request."""
+        """Return whether the commit file is there, as it was when it was last read or checked. One request."""
         try:
             meta = self._storage.stat(self.commit_path(version))
         except ObjectMissing:
             return False
-        return self._known is None or self._known.version != version or self._known.meta == meta
+        return self._known is not None and (self._known.version, self._known.meta) == (version, meta)
 
     def _probe(self, version: int) -> _Known | None:
         try:

@@ -149,7 +149,7 @@ def _of_settings(settings: TableSettings) -> Iterator[Finding]:
     try:
         check_places(settings.location or "", {}, settings.source)
     except SyncError as error:
-        yield _refused("settings", error)
+        yield _refused("place", error)
 
 
 def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding]:
@@ -251,6 +251,10 @@ def _readers(
         text = f"{', '.join(sorted(files.int96_columns))}: INT96 values before 1677 or after 2262 are wrong; "
         text += "dvsync follows such files (int96_overflow)" if settings.may_overflow else "dvsync refuses such files"
         yield ReaderTrouble(("PyIceberg", "Polars"), text)
+    if files.view_columns:
+        text = f"{', '.join(sorted(files.view_columns))}: stored as Arrow's string views, as delta-rs does in DELETE, "
+        text += "UPDATE and MERGE; fails if other files store strings, or if rows are deleted, until OPTIMIZE"
+        yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text)
     doubles = [
         field.name for field in schema.spec.fields if isinstance(schema.schema.find_type(field.source_id), DoubleType)
     ]

@@ -206,7 +206,7 @@ class Target:
         except CommitFailedException as error:
             raise self._conflict(error) from error
         except Exception as error:
-            raise self._failed(error, format_version) from error
+            raise self._failed(error, table, format_version) from error
         self.update_hint(table)
         return table
 
@@ -270,7 +270,7 @@ class Target:
                 raise self._conflict(error) from error
             table = found
         except Exception as error:
-            raise self._failed(error, definition.format_version) from error
+            raise self._failed(error, table, definition.format_version) from error
         self.update_hint(table)
         _log_expired(table, definition.misread)
         return table
@@ -304,8 +304,9 @@ class Target:
             hint="dvsync reads the table again and parks it if the other writer is not dvsync.",
         )
 
-    def _failed(self, error: Exception, format_version: int) -> SyncError:
-        if isinstance(error, BadRequestError) and format_version > 2:
+    def _failed(self, error: Exception, table: Table, format_version: int) -> SyncError:
+        is_new = isinstance(table, StagedTable) or table.metadata.format_version < format_version
+        if isinstance(error, BadRequestError) and format_version > 2 and is_new:
             return Unsupported(
                 f"the catalog refused a commit of format version {format_version}: {error}",
                 path=self.identifier,

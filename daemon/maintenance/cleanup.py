@@ -83,7 +83,9 @@ def clean_up(
     table = _find_own_table(context, record) if record else None
     if record is None or table is None:
         orphans = store.list_written(record.id, (FileStatus.ORPHANED,)) if record else []
-        done.left["the Iceberg table is missing or has been replaced, so its files in use are unknown"] += len(orphans)
+        if orphans:
+            why = "the Iceberg table is missing or has been replaced, so its files in use are unknown"
+            done.left[why] += len(orphans)
         return done
     own = _OwnPlaces(context, table)
     # List first: a file that is written later has its row in the state store before it exists.

@@ -23,6 +23,7 @@ from daemon.iceberg.marker import shown_by
 from daemon.iceberg.references import live_delete_files
 from daemon.iceberg.row_delta import RowDelta
 from daemon.sync.context import TableContext
+from daemon.sync.deletions import find_sharing
 from daemon.sync.outcomes import remembered_account, unchanged_outcome
 from daemon.sync.recovery import rebuild
 from daemon.sync.transaction import Transaction
@@ -198,16 +199,11 @@ def _gather(
 ) -> list[Crowd]:
     """Find the crowds of these data files: extend them until no delete file applies to another data file.
 
-    For example, if delete file d1 applies to a and b, and d2 to b and c, then a, b, c form one crowd. A crowd with an
-    unknown deletion vector is left out.
+    If delete file d1 applies to a and b, and d2 to b and c, then a, b, c form one crowd. A crowd with an unknown
+    deletion vector is left out.
     """
-    paths, delete_files = set(seeds), context.store.find_delete_files(record.id, seeds)
-    while True:
-        served = {mapping.data_file for file in delete_files for mapping in file.mappings}
-        if served <= paths:
-            break
-        paths |= served
-        delete_files = context.store.find_delete_files(record.id, sorted(paths))
+    delete_files = find_sharing(context.store, record.id, seeds, joins=lambda _: True)
+    paths = {mapping.data_file for file in delete_files for mapping in file.mappings}
     groups = _Groups()
     for file in delete_files:
         place = {partitions[file.path][0]} if file.path in partitions else set()

@@ -162,6 +162,10 @@ class TableCycle:
         self.observer.show(replace(self._record, proof=proof))
         self.expect_wish()
 
+    def doubt(self) -> None:
+        """Let the next poll check both tables, even if Delta has no new version. From any thread."""
+        self._follower.doubt()
+
     def fail(self, error: SyncError) -> None:
         """Something beside the syncs found the table wrong: the next poll ends with this error. From any thread."""
         self._outer_error = error
@@ -258,7 +262,7 @@ class TableCycle:
             return False
         self._wait = dataclasses.replace(wait, tried_version=newest, has_newer=True)
         _log.info(events.TABLE_TRIED, table=self.name, version=newest)
-        self._follower.compare(f"version {newest} may lack what was refused before")
+        self._follower.compare(f"version {newest} may no longer have what stopped the table")
         return True
 
     def _until_retry_s(self) -> float:

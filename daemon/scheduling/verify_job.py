@@ -54,6 +54,8 @@ class VerifyJob:
                 if stop.is_set():
                     return  # The daemon ends, and with it Spark; or the table has other settings now.
                 warn_of(events.VERIFY_FAILED, error, span)
+                # If the Iceberg table is gone or not ours any more, the next poll says so.
+                self.cycle.doubt()
 
     def _verify_next(self, stop: Event, span: Span) -> None:
         context, settings = self._context, self.settings
@@ -71,6 +73,9 @@ class VerifyJob:
             return
         ended = add_part(last, proof, part, at_ms=now_ms)
         self._report(proof, ended)
+        if not proof.is_right:
+            # A replaced log is one reason, which the next poll finds and mends.
+            self.cycle.doubt()
         span.report(
             {
                 "level": proof.level,

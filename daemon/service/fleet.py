@@ -139,6 +139,7 @@ class Fleet:
                     hint = f"First resume it: `dvsync resume {name}`, or POST /api/tables/{name}/resume."
                     held = paused_text(record.pause) if record.pause else "parked"
                     raise Unsupported(f"{name} is {held}", hint=hint)
+                self._cycles[name].doubt()
                 self._scheduler.wake(name)
                 return "is polled now"
             case Verb.PAUSE:

@@ -112,9 +112,10 @@ class LeaseKeeper:
                 return
             except (StateUnavailable, StateStoreAway) as error:
                 # While the database is away, nobody else can take the lease either.
-                is_unrenewed = True
                 on_unrenewed(str(error))
-                _log.error(events.LEASE_UNRENEWED, reason=str(error), hint=UNWRITABLE)
+                if not is_unrenewed:
+                    _log.error(events.LEASE_UNRENEWED, reason=str(error), hint=UNWRITABLE)
+                is_unrenewed = True
 
     def give_back(self) -> None:
         """Free the lease at once. If that fails, the next process waits for the length of a lease."""

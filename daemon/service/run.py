@@ -184,10 +184,13 @@ def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fl
     try:
         read = read_settings()
     except Exception as error:
-        board.set_unready(Topic.CONFIGURATION, [Unready(None, "the changed configuration is refused; see the log")])
         known = as_sync_error(error)
+        first = str(known).partition("\n")[0]
+        reason = f"the changed configuration is refused: {first}; correct it, then reload it again (SIGHUP)"
+        board.set_unready(Topic.CONFIGURATION, [Unready(None, reason)])
         is_bug = isinstance(known, InternalError)
-        _log.error(events.CONFIG_REFUSED, reason=str(known), hint=known.hint, exc_info=error if is_bug else None)
+        hint = f"{known.hint} Then reload it again (SIGHUP)."
+        _log.error(events.CONFIG_REFUSED, reason=str(known), hint=hint, exc_info=error if is_bug else None)
         return settings
     kept = [section for section in FIXED_SECTIONS if getattr(read, section) != getattr(settings, section)]
     if with_stores(read) != with_stores(read.model_copy(update={"storage": settings.storage})):

@@ -27,20 +27,37 @@ def read_iceberg(spark: SparkSession, metadata_location: str, snapshot_id: int) 
 
 
 def read_delta(spark: SparkSession, location: str, version: int) -> DataFrame:
-    """The rows of a version by Delta's own reader, with FILE, which is URL-encoded, and POSITION."""
+    """The rows of a version by Delta's own reader, with FILE, which is URL-encoded, and POSITION.
+
+    POSITION is null if the table cannot have deletion vectors: Delta does not give positions then.
+    """
     with known_errors(location):
         frame = spark.read.format("delta").option("versionAsOf", version).load(location)
-        return frame.selectExpr("*", f"_metadata.file_path AS {FILE}", f"_metadata.row_index AS {POSITION}")
+        position = "_metadata.row_index" if "row_index" in frame.select("_metadata.*").columns else "NULL"
+        return frame.selectExpr("*", f"_metadata.file_path AS {FILE}", f"{position} AS {POSITION}")
+
+
+def has_positions(frame: DataFrame) -> bool:
+    return frame.schema[POSITION].dataType.typeName() != "void"
+
+
+def without_positions(frame: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f  # noqa: PLC0415
+
+    return frame.withColumn(POSITION, f.lit(None))
 
 
 def hash_rows(frame: DataFrame, columns: Sequence[str]) -> pa.Table:
     """Return for each data file its number of rows, and of each column a hash that does not depend on their order.
 
-    The hash of a value has the value's position in it, so that values that change places change the hash.
+    The hash of a value has the value's position in it, so that values that change places change the hash. Without
+    positions equal values have equal hashes, and those are added up: two of them would cancel each other by XOR.
     """
     from pyspark.sql import functions as f  # noqa: PLC0415
 
-    hashes = [f.bit_xor(hash_value(frame, name)).alias(f"h{number}") for number, name in enumerate(columns)]
+    values = [hash_value(frame, name) for name in columns]
+    joined = map(f.bit_xor, values) if has_positions(frame) else (f.sum(each.cast("decimal(20)")) for each in values)
+    hashes = [each.alias(f"h{number}") for number, each in enumerate(joined)]
     return collect(frame.groupBy(FILE).agg(f.count("*").alias(ROWS), *hashes))
 
 

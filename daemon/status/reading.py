@@ -24,7 +24,6 @@ def read_lines(
     The catalog's name is the one in dvsync's configuration; the reader's own configuration may use another. There is a
     line for ClickHouse if its table functions can name the metadata file: on local files and S3.
     """
-    name = ".".join(target)
     identifier = ".".join(_quoted(part, "`") for part in (catalog, *target))
     for_trino = ".".join(_quoted(part, '"') for part in (catalog, *target))
 
@@ -33,7 +32,8 @@ def read_lines(
 
     lines = {
         "Spark": f"SELECT * FROM {identifier}{at(' VERSION AS OF {}')}",
-        "PyIceberg": f"load_catalog({catalog!r}).load_table({name!r}).scan({at('snapshot_id={}')}).to_arrow()",
+        "PyIceberg": f"StaticTable.from_metadata({metadata_location!r}).scan({at('snapshot_id={}')}).to_arrow()"
+        "  # from pyiceberg.table import StaticTable",
         "DuckDB": f"SELECT * FROM iceberg_scan({_sql_text(metadata_location)}{at(', snapshot_from_id => {}')})",
         "Polars": f"polars.scan_iceberg({metadata_location!r}{at(', snapshot_id={}')}).collect()",
         "Trino": f"SELECT * FROM {for_trino}{at(' FOR VERSION AS OF {}')}",

@@ -17,11 +17,11 @@ from daemon.delta.log import DeltaLog
 from daemon.iceberg.marker import FROM_VERSION, OPERATION, find_marker, shown_by
 from daemon.status.reading import read_lines
 from daemon.status.table_status import iso_time
-from daemon.sync.first_sync import RESTORED
-from daemon.sync.recovery import RESYNCHRONISED
+from daemon.sync.first_sync import RESYNCED
+from daemon.sync.recovery import COMPARED
 
 # The operations of snapshots that dvsync made from Delta's whole state: they pass over the versions before it.
-PASSING_OVER = (RESTORED, RESYNCHRONISED)
+PASSING_OVER = (RESYNCED, COMPARED)
 # In the place of the time of a commit file that log cleanup has removed. It removes the oldest first.
 GONE_MS = -1
 

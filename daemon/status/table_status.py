@@ -175,8 +175,9 @@ def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int) ->
         kind=NOT_FOLLOWED,
         message="no entry of the configuration names this table, and no pattern finds a Delta table at its source; its "
         "Iceberg table stays as it was, and reading it fails where Delta's files are gone",
-        hint=f"Restore the Delta table or its entry, or run `dvsync forget {record.name}`: it keeps the Iceberg table "
-        f"{record.target} as it is, or with --drop removes it, too.",
+        hint="If its folder was moved, or its volume is not mounted, bring it back, and dvsync goes on. Only if no one "
+        f"needs the table any more, run `dvsync forget {record.name}`: it keeps the Iceberg table {record.target}, or "
+        "with --drop removes it, too.",
         version=None,
         since_ms=record.last_synced_at_ms or now_ms,
         consecutive=1,
@@ -190,7 +191,9 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
     record, counts, error = seen.record, seen.counts, seen.record.error if seen.record else None
     pause = record.pause_at(now_ms) if record else None
     synced = record.synced_version if record else None
-    lag_versions = None if seen.source_version is None else seen.source_version - (-1 if synced is None else synced)
+    # What the source had before its log vanished is not what it has now.
+    source_version = None if record and has_lost_log(record) else seen.source_version
+    lag_versions = None if source_version is None else source_version - (-1 if synced is None else synced)
     lag_seconds = None
     if lag_versions is not None and lag_versions <= 0:
         lag_seconds = 0.0
@@ -203,7 +206,7 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
         target=table.target,
         state=_state(seen, lag_versions, now_ms),
         synced_version=synced,
-        source_version=seen.source_version,
+        source_version=source_version,
         lag_versions=lag_versions,
         lag_seconds=lag_seconds,
         snapshot_id=record.snapshot_id if record else None,

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from daemon.delta.actions import Commit
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
-from daemon.errors import ReplacementNeeded, SchemaChanged, Unsupported
+from daemon.errors import ReplacementNeeded, Unsupported
 from daemon.iceberg.account import Account, check_account
-from daemon.iceberg.schema_changes import Layout, describe_changes, layout_of
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import Change, write_positions, write_vectors
 from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
@@ -20,7 +19,9 @@ from daemon.sync.transaction import Transaction
 from daemon.translate.definition import (
     Shape,
     check_references,
+    check_unchanged,
     remembering,
+    row_id_column,
     row_id_column_of,
     shape_for,
     shape_of,
@@ -48,7 +49,7 @@ def advance(
     dv_ids = {path: file.dv_unique_id for path, file in live.items()}
     change = fold_commits(commits, dv_ids)
 
-    shape = _shape_after(context, shown, change)
+    shape = _shape_after(context, shown, change, commits)
     with context.step("inspect"):
         inspection = context.runner.inspect_data_files(
             list(change.added.values()), shape.table, context.storage, context.properties
@@ -86,8 +87,8 @@ def advance(
     return shown, result_of_change(change, completed, shown.record, snapshots=1)
 
 
-def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Shape:
-    """Return the table's shape after `change`.
+def _shape_after(context: TableContext, shown: Shown, change: TableChange, commits: Sequence[Commit]) -> Shape:
+    """Return the table's shape after `change`, which `commits` make.
 
     Raises `Unsupported` if Iceberg cannot express it, `CorruptInput` if it is not valid in Delta.
     """
@@ -98,14 +99,15 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
         return remembering(shape, shown.table, change.protocol, None) if change.protocol else shape
     shape = shape_for(change.metadata, shown.table, context.settings)
     shape = remembering(shape, shown.table, change.protocol, change.metadata)
-    if shape.table.has_row_ids and not row_id_column_of(shown.table):
+    # If Delta did not track row ids in between, it has given its files other ones, although their paths are the same.
+    columns = {row_id_column(commit.metadata) for commit in commits if commit.metadata}
+    if shape.table.has_row_ids and columns != {row_id_column_of(shown.table)}:
         raise ReplacementNeeded(
-            "the Delta table tracks row ids from now on, and older data files have other row ids in Iceberg",
+            "Delta began to track row ids, and older data files have other row ids in Iceberg",
             version=change.to_version,
             hint="dvsync writes the table anew from Delta's state, with Delta's row ids.",
         )
-    if context.settings.on_schema_change == "park":
-        _check_unchanged(context.settings.name, shown, shape, change.to_version)
+    check_unchanged(shape, shown.table, context.settings, change.to_version)
     what = f"column {', '.join(shape.table.replaced)}" if shape.table.replaced else ""
     if shape.table.spec_id != shown.table.metadata.default_spec_id:
         what = what or "the partitioning"
@@ -120,14 +122,3 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
         )
     check_references(shape, context.settings)
     return shape
-
-
-def _check_unchanged(name: str, shown: Shown, shape: Shape, version: int) -> None:
-    changes = describe_changes(layout_of(shown.table), Layout(shape.table.schema, shape.table.spec))
-    if changes:
-        raise SchemaChanged(
-            f"the Delta table has another schema: {'; '.join(changes)}",
-            version=version,
-            hint=f"Prepare the table's readers, then accept the change with `dvsync resync {name}`; or set "
-            f"on_schema_change: follow, and run `dvsync resume {name}`.",
-        )

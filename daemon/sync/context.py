@@ -127,10 +127,19 @@ class TableContext:
         """Load the Iceberg table. Raises ObjectMissing before the first sync, and as `Target.find_table`."""
         table = self.target.find_table()
         if table is None:
-            name, target = self.settings.name, self.settings.target
-            hint = f"Run `dvsync sync {name}` first."
-            raise ObjectMissing(f"the Iceberg table {target} does not exist yet", hint=hint)
+            raise self._no_table()
         return table
+
+    def _no_table(self) -> ObjectMissing:
+        name, target, record = self.settings.name, self.settings.target, self.find_record()
+        if record and record.synced_version is not None:
+            what = f"the Iceberg table {target} is gone from its catalog; it showed version {record.synced_version}"
+            return ObjectMissing(what, hint=f"`dvsync resync {name}` makes it again from Delta's state.")
+        what = f"the Iceberg table {target} does not exist yet"
+        if record and record.error:
+            return ObjectMissing(what, hint=f"`dvsync status {name}` says why, and what to do.")
+        hint = f"The first sync makes it: `dvsync sync {name}`, or with --wait beside a daemon."
+        return ObjectMissing(what, hint=hint)
 
     def find_record(self) -> TableRecord | None:
         """Return the table's row of the state store; None before its first sync. Raises StateUnavailable."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from daemon.delta.deletion_vector import read_position_sets
@@ -14,7 +14,7 @@ from daemon.pipeline.rewrite import rewrite_delete_file
 from daemon.sync.context import TableContext
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape
-from daemon.translate.delete_files import DeleteFileResult
+from daemon.translate.delete_files import DeleteFileResult, is_puffin
 from daemon.translate.metrics import Metrics
 from daemon.translate.plan import CommitPlan, SyncPlan, complete_plan, files_to_leave, plan_rewrites, plan_sync
 from daemon.translate.vector_plan import (
@@ -26,7 +26,7 @@ from daemon.translate.vector_plan import (
     plan_vectors,
     puffin_tasks,
 )
-from state import DeletionVectorDescriptor, FileKind, LiveFile, TableRecord
+from state import DeleteFileRecord, DeletionVectorDescriptor, FileKind, FileLedger, LiveFile, TableRecord
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def write_vectors(
     """
     store, change = context.store, of.change
     holders = Holders(
-        store.find_delete_files(record.id, leaving(change)),
+        # A position-delete file is replaced as a whole by vectors, which no other one may stay beside.
+        find_sharing(store, record.id, leaving(change), joins=lambda file: not is_puffin(file.path)),
         store.find_former(record.id, {*change.added, *change.dv_changed}),
     )
     plan = plan_vectors(
@@ -99,6 +100,22 @@ def write_vectors(
     return complete_vectors(
         plan, results, snapshot_id=transaction.id, holders=holders, replaced=replaced, copied=copied
     )
+
+
+def find_sharing(
+    store: FileLedger, table_id: int, data_files: Iterable[str], *, joins: Callable[[DeleteFileRecord], bool]
+) -> list[DeleteFileRecord]:
+    """Find the delete files of `data_files`, and those of all data files that share one that `joins` with them.
+
+    For example, if delete file d1 applies to a and b, and d2 to b and c, then both are found for a.
+    """
+    paths = {*data_files}
+    while True:
+        found = store.find_delete_files(table_id, sorted(paths))
+        shared = {mapping.data_file for file in found if joins(file) for mapping in file.mappings}
+        if shared <= paths:
+            return found
+        paths |= shared
 
 
 def _begin(context: TableContext, transaction: Transaction, plan: SyncPlan) -> tuple[SyncPlan, list[DeleteFileResult]]:

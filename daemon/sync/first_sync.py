@@ -20,19 +20,29 @@ from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifes
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_records
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import Shape, check_places, check_references, remembering, shape_for
+from daemon.translate.definition import (
+    Shape,
+    check_places,
+    check_references,
+    check_unchanged,
+    remembering,
+    shape_for,
+)
 from daemon.translate.plan import CommitPlan, complete_plan, plan_sync
 from daemon.translate.vector_plan import Holders, complete_vectors, plan_vectors
 from state import DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
 
 # The operation in the summary of a snapshot that replaces the whole table.
-RESTORED = "restore"
+RESYNCED = "resync"
 
 
-def first_sync(context: TableContext, record: TableRecord, existing: Table | None = None) -> tuple[Shown, SyncResult]:
+def first_sync(
+    context: TableContext, record: TableRecord, existing: Table | None = None, *, is_wanted: bool = True
+) -> tuple[Shown, SyncResult]:
     """Show Delta's newest version in one snapshot, which creates the Iceberg table or replaces what `existing` shows.
 
-    Readers see nothing before that one commit. The state store knows the files that a failure leaves behind.
+    Readers see nothing before that one commit. The state store knows the files that a failure leaves behind. Unless a
+    person wanted it, a change of columns may have to be accepted first: then `SchemaChanged` is raised.
 
     Example: Delta's state is the files `a`, `b` and `c`, and `b` has the deletion vector {1, 4}. One manifest gets the
     entries of `a`, `b` and `c`; one delete file gets the positions 1 and 4 of `b`. The account is three files, with two
@@ -42,25 +52,33 @@ def first_sync(context: TableContext, record: TableRecord, existing: Table | Non
         # The later syncs take this time from the log, and Delta may report another one.
         timestamp_ms = context.log.commit_time_ms(state.version, state.timestamp_ms)
         try:
-            return show_state(context, record, replace(state, timestamp_ms=timestamp_ms), existing)
+            timed = replace(state, timestamp_ms=timestamp_ms)
+            return show_state(context, record, timed, existing, is_wanted=is_wanted)
         except SyncError as error:
             raise error.located(version=state.version) from error.__cause__
 
 
 def show_state(
-    context: TableContext, record: TableRecord, state: TableState, existing: Table | None = None
+    context: TableContext,
+    record: TableRecord,
+    state: TableState,
+    existing: Table | None = None,
+    *,
+    is_wanted: bool = True,
 ) -> tuple[Shown, SyncResult]:
     """Create the Iceberg table with one snapshot that shows `state`, or replace all contents of `existing`."""
     check_protocol(state.protocol)
     shape = shape_for(state.metadata, existing, context.settings)
     shape = remembering(shape, existing, state.protocol, state.metadata)
+    if existing and not is_wanted:
+        check_unchanged(shape, existing, context.settings, state.version)
     table = existing or context.target.stage(shape.definition)
     check_places(table.metadata.location, table.properties, context.location)
     check_references(shape, context.settings)
     if existing is None and record.metadata_location is not None:
         # The former Iceberg table may still exist under another name or in another catalog, so its files stay.
         context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
-    operation = None if existing is None else RESTORED
+    operation = None if existing is None else RESYNCED
     with Transaction(context, record, table, shape.definition, to_version=state.version) as transaction:
         with tracing.step("manifests"):
             answers = _write_manifests(context, transaction, state, shape, table)

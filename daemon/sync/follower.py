@@ -50,7 +50,7 @@ from daemon.sync.proof import Checksums, check_state
 from daemon.sync.recovery import check_ours, check_source, commits_to_state, end_intents, load_shown, rebuild
 from daemon.sync.restore import restore_metadata
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import check_format_version, check_places, row_id_column_of, shape_of
+from daemon.translate.definition import check_format_version, check_places, lacks_row_ids, shape_of
 from state import TableRecord
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -159,12 +159,13 @@ class Follower:
         table = self._find_table(record, full)
         record = end_intents(context, record, table)
         if table is None:
+            self._tell_if_gone(record)
             return self._show_whole("first sync", record)
         check_ours(context, record, table)
         check_format_version(settings, table)
         check_places(table.metadata.location, table.properties, context.location)
         if full:
-            return self._replace(record, table, "a resync was asked for")
+            return self._replace(record, table, "a resync was asked for", is_wanted=True)
         self._give_way(record, table)
         # The hint of an earlier commit is missing if the process was killed, the store failed or the setting is new.
         context.target.update_hint(table)
@@ -212,14 +213,15 @@ class Follower:
     def _upgraded(self, shown: Shown) -> Shown:
         """Upgrade the Iceberg table to the format version of the settings. Its delete files stay as they are."""
         context, table = self._context, shown.table
-        if table.metadata.format_version >= context.settings.format_version:
-            return shown
-        if row_id_column_of(table):
+        # Also if somebody else upgraded the table.
+        if context.settings.format_version > 2 and lacks_row_ids(table):
             raise ReplacementNeeded(
                 "the table gets Delta's row ids with the new format version",
                 path=table.metadata_location,
                 hint="dvsync writes the table anew from Delta's state.",
             )
+        if table.metadata.format_version >= context.settings.format_version:
+            return shown
         outcome = unchanged_outcome(shown.record)
         definition = shape_of(table, context.settings).definition
         with Transaction(context, shown.record, table, definition, to_version=outcome.to_version) as transaction:
@@ -236,19 +238,23 @@ class Follower:
                 raise
             return restore_metadata(self._context, record, error)
 
-    def _replace(self, record: TableRecord, table: Table, reason: str) -> tuple[Shown, SyncResult]:
+    def _replace(
+        self, record: TableRecord, table: Table, reason: str, *, is_wanted: bool = False
+    ) -> tuple[Shown, SyncResult]:
         """Write the whole table anew from Delta's state, without relying on the table or the state store."""
         _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
         before = layout_of(table)
-        shown, result = self._show_whole("resync", record, table)
+        shown, result = self._show_whole("resync", record, table, is_wanted=is_wanted)
         self._tell_changes(before, shown)
         return shown, result
 
-    def _show_whole(self, step: str, record: TableRecord, table: Table | None = None) -> tuple[Shown, SyncResult]:
+    def _show_whole(
+        self, step: str, record: TableRecord, table: Table | None = None, *, is_wanted: bool = True
+    ) -> tuple[Shown, SyncResult]:
         """Show Delta's whole newest state in one snapshot, in a new Iceberg table or in `table`."""
         started_ms = self._context.clock.now_ms()
         with tracing.step(step):
-            shown, result = first_sync(self._context, record, table)
+            shown, result = first_sync(self._context, record, table, is_wanted=is_wanted)
         self._publish(shown, result, started_ms)
         return shown, result
 
@@ -276,6 +282,17 @@ class Follower:
                 written=written,
             )
         )
+
+    def _tell_if_gone(self, record: TableRecord) -> None:
+        """Log and announce that the catalog has lost the Iceberg table, which is made anew."""
+        if record.metadata_location is None:
+            return
+        reason = (
+            f"the catalog has no table {record.target} any more, so dvsync makes it anew; the former table's metadata "
+            f"file was {record.metadata_location}"
+        )
+        _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
+        self._context.announce(make_notice(NoticeKind.TARGET_CHANGED, record, reason, self._context.clock))
 
     def _tell_changes(self, before: Layout, shown: Shown) -> None:
         """Log and announce the columns that differ from those of `before`, which readers may have relied on."""
@@ -404,7 +421,7 @@ class Follower:
         self._seen_version = None
         if not has_next:
             log.check_continuity(version)
-        log.check_commit(version, timestamp_ms)
+        log.check_commit(version, timestamp_ms, has_next=has_next)
         return has_next
 
     def _compare(self, shown: Shown, reason: str) -> tuple[Shown, SyncResult]:

@@ -27,6 +27,7 @@ from daemon.delta.protocol import check_protocol
 from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, ObjectMissing, ReplacementNeeded, TargetChanged, Unsupported
 from daemon.iceberg.account import find_account
+from daemon.iceberg.manifests import first_row_id
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
 from daemon.iceberg.position_deletes import count_served
 from daemon.iceberg.puffin import read_blobs
@@ -34,7 +35,7 @@ from daemon.iceberg.references import live_entries, metadata_files
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, live_file, remembered, remembered_account, unchanged_outcome
-from daemon.translate.definition import check_shape
+from daemon.translate.definition import check_shape, row_id_column
 from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason, Outcome, TableRecord
 
@@ -44,7 +45,7 @@ FOREIGN_NAMED_MAX = 3
 # Files that differ are held in memory with their statistics, some kilobytes each; the whole table never is.
 DIFFERENCES_MAX = 100_000
 # What a snapshot's summary says in the place of Delta's operation, if it shows the result of a comparison.
-RESYNCHRONISED = "resynchronise"
+COMPARED = "compare"
 REPLACED = "dvsync writes the whole table anew from Delta's state, in one snapshot."
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -179,13 +180,20 @@ def _foreign_commits(table: Table) -> str:
     return f"not committed by dvsync: {'; '.join(named[:FOREIGN_NAMED_MAX])}{more}"
 
 
+def _last_own(table: Table) -> str:
+    """Return the id of dvsync's last snapshot, and how Spark makes it current; an empty text if there is none."""
+    own = [snapshot.snapshot_id for snapshot in table.metadata.snapshots if find_marker(snapshot)]
+    name = ".".join(table.name()[-2:])
+    return f" {own[-1]} (CALL catalog.system.set_current_snapshot('{name}', {own[-1]}))" if own else ""
+
+
 def _target_changed(context: TableContext, table: Table, what: str) -> TargetChanged:
     name = context.settings.name
     return TargetChanged(
         f"the Iceberg table {context.settings.target} was changed by someone else: {what}",
         path=table.metadata_location,
-        hint=f"Set the table to dvsync's last snapshot and `dvsync resume {name}`, or let `dvsync resync {name}` "
-        "bring back Delta's state in one snapshot. `on_foreign_commit: overwrite` does this automatically.",
+        hint=f"`dvsync resync {name}` brings back Delta's state in one snapshot; on_foreign_commit: overwrite does so "
+        f"automatically. Or set the table to dvsync's last snapshot{_last_own(table)}, then `dvsync resume {name}`.",
     )
 
 
@@ -305,7 +313,10 @@ def _count_files(table: Table, snapshot: Snapshot, with_deletions: Collection[st
 
 def _int64s(values: Iterable[int]) -> pa.Int64Array:
     """Pack values into eight bytes each; a Python list or set needs ten times as much memory."""
-    numbers = array("q", values)
+    return _packed(array("q", values))
+
+
+def _packed(numbers: array[int]) -> pa.Int64Array:
     return pa.Int64Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
@@ -339,7 +350,7 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
     removes `c`; the second adds `b` with `v`, and `d`. `b` is not removed, because the file itself is the same.
 
     Two hashes of 8 bytes are in memory for a file that does not differ. Raises `Unsupported` if we do not support the
-    state's protocol, `ReplacementNeeded` if more than DIFFERENCES_MAX files differ.
+    state's protocol, `ReplacementNeeded` if more than DIFFERENCES_MAX files differ, or row ids of a file that stays.
     """
     try:
         check_protocol(state.protocol)
@@ -347,6 +358,8 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
         raise error.located(version=state.version) from error.__cause__
     # Another table may have files with the same names and sizes, so none of the old table's files is kept.
     same_table = state.metadata.id == shown.record.delta_table_id
+    if same_table and shown.table.metadata.format_version > 2 and row_id_column(state.metadata):
+        _check_row_ids(shown.table, state)
     live = partial(context.store.read_live_files, shown.record.id)
     in_iceberg = _int64s(hash((file.path, file.size_bytes, file.dv_unique_id)) for file in live())
     size_bytes = deleted_rows = 0
@@ -381,11 +394,39 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
             # If the size differs, it is a new file with the same name.
             if not same_table or sizes.get(file.path) != file.size_bytes
         ),
-        operation=RESYNCHRONISED,
+        operation=COMPARED,
     )
     metadata, protocol = state.metadata, state.protocol
     commits = [first, with_fields(first, adds=adds, removes=(), metadata=metadata, protocol=protocol)]
     return commits, Totals(len(in_delta), size_bytes, deleted_rows)
+
+
+def _check_row_ids(table: Table, state: TableState) -> None:
+    """Raise `ReplacementNeeded` if Delta has given other row ids to a file that Iceberg shows.
+
+    Delta does so when it stops tracking row ids and begins again, of which the newest state says nothing.
+
+    Example: `a` has the first row id 0 in Iceberg, and 40 in Delta: the table is written anew. `b` is only in one.
+    """
+    snapshot = table.current_snapshot()
+    assert snapshot is not None, "what is shown has a snapshot"
+    entries = (entry.data_file for entry, _ in live_entries(table, snapshot, ManifestContent.DATA))
+    in_iceberg = _hash_row_ids((file.file_path, first_row_id(file)) for file in entries)
+    in_delta = _hash_row_ids((add.path, add.base_row_id) for add in state.read_adds() if add.base_row_id is not None)
+    stays, same = (pc.is_in(ours, value_set=theirs) for ours, theirs in zip(in_iceberg, in_delta, strict=True))
+    if pc.any(pc.and_not(stays, same)).as_py():
+        raise ReplacementNeeded(
+            "Delta has given other row ids to data files that Iceberg shows", version=state.version, hint=REPLACED
+        )
+
+
+def _hash_row_ids(files: Iterable[tuple[str, int | None]]) -> tuple[pa.Int64Array, pa.Int64Array]:
+    """Return the hashes of the files' paths, and those of their paths with their first row ids."""
+    paths, with_ids = array("q"), array("q")
+    for path, row_id in files:
+        paths.append(hash(path))
+        with_ids.append(hash((path, row_id)))
+    return _packed(paths), _packed(with_ids)
 
 
 def _tombstone(file: LiveFile) -> RemoveFile:

@@ -19,16 +19,17 @@ from daemon.delta.actions import Metadata, Protocol
 from daemon.delta.features import check_features, used_features
 from daemon.delta.protocol import check_metadata
 from daemon.delta.vacuum import retention_s
-from daemon.errors import TargetChanged, Unsupported
+from daemon.errors import SchemaChanged, TargetChanged, Unsupported
 from daemon.iceberg.marker import find_marker, shown_by
 from daemon.iceberg.retention import RETENTION_MS
+from daemon.iceberg.schema_changes import Layout, describe_changes
 from daemon.iceberg.tags import own_tags
 from daemon.iceberg.target import Definition, Misread
 from daemon.locations import vacuum_cleans
 from daemon.storage import check_path
-from daemon.translate.hidden_columns import with_hidden
+from daemon.translate.hidden_columns import with_hidden, with_row_ids
 from daemon.translate.metrics import metrics_properties
-from daemon.translate.name_mapping import find_lost, with_row_ids
+from daemon.translate.name_mapping import ROW_ID, find_lost
 from daemon.translate.schema import TableSchema, translate_schema
 
 # Delta PROTOCOL.md, "Row Tracking".
@@ -128,7 +129,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     """
     check_metadata(metadata)
     retention_ms = str(round(retention_s(metadata) * 1000))
-    row_ids = _row_id_column(metadata)
+    row_ids = row_id_column(metadata)
     if table is None:
         return _shape(translate_schema(metadata), settings, {}, retention_ms, row_ids)
     mapping = _own_mapping(table)
@@ -149,7 +150,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     return replace(shape, definition=replace(shape.definition, misread=misread))
 
 
-def _row_id_column(metadata: Metadata) -> str:
+def row_id_column(metadata: Metadata) -> str:
     """Return the column in which Delta's data files have row ids; an empty text if Iceberg cannot show them.
 
     Under column mapping, files have field ids for all columns but this one, and readers then use no name mapping.
@@ -161,6 +162,28 @@ def _row_id_column(metadata: Metadata) -> str:
 def row_id_column_of(table: Table) -> str:
     """Return the column of Delta's row ids when dvsync last committed; an empty text if there was none."""
     return table.properties.get(DELTA_ROW_IDS, "")
+
+
+def lacks_row_ids(table: Table) -> bool:
+    """Return whether Delta tracks row ids, but the table does not show them: it had version 2 at the last commit."""
+    column, mapping = row_id_column_of(table), parse_mapping_from_json(table.properties[NAME_MAPPING])
+    return bool(column) and not any(field.field_id == ROW_ID and column in field.names for field in mapping.root)
+
+
+def check_unchanged(shape: Shape, table: Table, settings: TableSettings, version: int) -> None:
+    """Raise `SchemaChanged` if a person must accept that the table gets other columns or another partitioning."""
+    if settings.on_schema_change != "park":
+        return
+    spec_id = int(table.properties.get(SPEC_ID, table.metadata.default_spec_id))
+    before = Layout(_own_schema(table), table.specs().get(spec_id, table.spec()))
+    changes = describe_changes(before, Layout(shape.table.schema, shape.table.spec))
+    if changes:
+        raise SchemaChanged(
+            f"the Delta table has another schema: {'; '.join(changes)}",
+            version=version,
+            hint=f"Prepare the table's readers, then accept the change with `dvsync resync {settings.name}`; or set "
+            f"on_schema_change: follow, and run `dvsync resume {settings.name}`.",
+        )
 
 
 def _misread(table: Table, lost: Mapping[int, str]) -> Misread:

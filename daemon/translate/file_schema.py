@@ -58,6 +58,11 @@ INT96 = pa.timestamp("ns")
 
 # PyIceberg or Polars fails on other names of UTC, such as "Z".
 UTC_NAMES = ("UTC", "Etc/UTC", "+00:00")
+REWRITE = "Have Delta write the file anew, for example with REORG TABLE or an UPDATE of its rows."
+REWRITE_INNER = (
+    "Have Delta write the files anew with ids of elements, keys and values: REORG TABLE … APPLY (UPGRADE UNIFORM "
+    "(ICEBERG_COMPAT_VERSION = 2)), which turns the table's deletion vectors off and UniForm on."
+)
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view)
 
 
@@ -66,13 +71,15 @@ class FileSchema:
     """The properties of a checked file, in which all readers find all columns.
 
     `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking. `int96` maps the
-    field ids of timestamps stored as INT96 to the top-level columns of the file that contain them. `days` are the field
-    ids of dates, and of timestamps with a zone that are not INT96.
+    field ids of timestamps stored as INT96 to the top-level columns of the file that contain them. `views` are the
+    field ids of texts and bytes that Arrow reads as views, `days` those of dates, and of timestamps with a zone that
+    are not INT96.
     """
 
     hidden: frozenset[Path]
     int96: Mapping[int, str]
     days: frozenset[int]
+    views: frozenset[int] = frozenset()
 
 
 def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str]) -> FileSchema:
@@ -92,7 +99,7 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
             "Iceberg readers would show nulls",
             hint="Have Delta write the file anew, for example with an UPDATE of its rows.",
         )
-    return FileSchema(frozenset(walk.hidden), walk.int96, frozenset(walk.days))
+    return FileSchema(frozenset(walk.hidden), walk.int96, frozenset(walk.days), frozenset(walk.views))
 
 
 def _check_lists(schema: pa.Schema, leaf_paths: Sequence[str]) -> None:
@@ -129,7 +136,7 @@ def _check_pyiceberg(schema: pa.Schema, mapping: NameMapping) -> None:
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
         raise Unsupported(
             f"PyIceberg and Polars cannot read the file: {error}",
-            hint="Have Delta write the file anew, for example with REORG TABLE or an UPDATE of its rows.",
+            hint=REWRITE,
         ) from error
 
 
@@ -193,6 +200,7 @@ class _Walk:
     def __init__(self, *, has_ids: bool, ids: frozenset[int]) -> None:
         self.hidden: set[Path] = set()
         self.int96: dict[int, str] = {}
+        self.views: set[int] = set()
         self.days: set[int] = set()
         self._has_ids = has_ids
         self._ids = ids
@@ -234,7 +242,8 @@ class _Walk:
     ) -> None:
         if self._has_ids and _id(field) != column.field_id:
             carried = "no field id" if _id(field) is None else f"the field id {_id(field)}"
-            raise _unreadable(named, f"carries {carried}, but the column's is {column.field_id}")
+            hint = REWRITE if len(path) == 1 else REWRITE_INNER
+            raise _unreadable(named, f"carries {carried}, but the column's is {column.field_id}", hint)
         kind, wanted = _in_parquet(field.type), column.field_type
         inner = _inner(kind)
         if isinstance(wanted, StructType) and pa.types.is_struct(kind):
@@ -248,6 +257,8 @@ class _Walk:
             raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}")
         elif kind == INT96:
             self.int96[column.field_id] = path[0]
+        elif pa.types.is_string_view(field.type) or pa.types.is_binary_view(field.type):
+            self.views.add(column.field_id)
         elif isinstance(wanted, DateType | TimestamptzType):
             self.days.add(column.field_id)
 
@@ -276,8 +287,8 @@ def _is_stored_as(kind: pa.DataType, wanted: IcebergType) -> bool:
     return kind in STORED_AS.get(type(wanted), ())
 
 
-def _unreadable(path: Path, why: str) -> Unsupported:
+def _unreadable(path: Path, why: str, hint: str = REWRITE) -> Unsupported:
     return Unsupported(
         f"column {'.'.join(path)} of the file {why}: readers of the Iceberg table would not show what Delta shows",
-        hint="Have Delta write the file anew, for example with REORG TABLE or an UPDATE of its rows.",
+        hint=hint,
     )

@@ -24,6 +24,17 @@ def with_hidden(mapping: NameMapping, hidden: Iterable[Path]) -> NameMapping:
     return NameMapping(fields)
 
 
+def with_row_ids(mapping: NameMapping, column: str) -> NameMapping:
+    """Return the mapping with `column`, in which files have row ids of their own, as Iceberg's `_row_id`.
+
+    Another column that was `_row_id` before is hidden: readers refuse two of them, and Delta does not use its ids any
+    more. Delta names a new column when row tracking is dropped and added again.
+    """
+    kept = [field for field in mapping.root if field.field_id != ROW_ID and column not in field.names]
+    former = [(name,) for field in mapping.root if field.field_id == ROW_ID for name in field.names if name != column]
+    return with_hidden(NameMapping([*kept, MappedField(field_id=ROW_ID, names=[column], fields=[])]), former)
+
+
 def _flat_mapping(fields: Iterable[MappedField]) -> Iterator[MappedField]:
     for field in fields:
         yield field

@@ -78,6 +78,8 @@ def parse_stats(
         raise CorruptInput(what, hint="Have Delta compute the statistics of this file again.")
     try:
         parsed = _STATS.decode(stats)
+        if parsed is None:  # JSON's null, which Delta on Spark takes for no statistics.
+            return parse_stats(None, leaves, record_count, has_dv=has_dv)
         counted = parsed.get("numRecords") == record_count
         tight = parsed.get("tightBounds", True)
         minima, maxima = parsed.get("minValues") or {}, parsed.get("maxValues") or {}

@@ -13,14 +13,6 @@ HIDDEN_ID_START = 2_147_000_000
 ROW_ID = 2_147_483_540
 
 
-def with_row_ids(mapping: NameMapping, column: str) -> NameMapping:
-    """Return the mapping with `column`, in which files have row ids of their own, as Iceberg's `_row_id`."""
-    row_ids = MappedField(field_id=ROW_ID, names=[column], fields=[])
-    if row_ids in mapping.root:
-        return mapping
-    return NameMapping([*(field for field in mapping.root if column not in field.names), row_ids])
-
-
 def find_renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
     """Yield the columns, by physical name, whose id changed.
 

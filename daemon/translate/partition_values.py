@@ -1,6 +1,7 @@
 """Delta's partition value strings -> Iceberg partition tuples. Delta PROTOCOL.md, "Partition Value Serialization".
 
-The empty string means null for every type. As in Iceberg, dates are days, and timestamps microseconds since 1970.
+As in Iceberg, dates are days, and timestamps microseconds since 1970. The protocol calls the empty string null for
+every type, but Delta on Spark, and delta-rs, which writes it, read the one of a string column as an empty string.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def parse_partition_value(text: str | None, field_type: IcebergType, column: str
 
     Raises `CorruptInput` naming the column when the text is not of the type.
     """
-    if text is None or text == "":
+    if text is None or (text == "" and not isinstance(field_type, StringType)):
         return None
     try:
         return _parse(text, field_type, time_zone)

@@ -462,8 +462,8 @@ class _Translation:
                 raise Unsupported(
                     f"column {'.'.join(path)} is an array or map, and column mapping gives no id to its contents",
                     hint="Drop it, or rewrite the files with such ids (REORG TABLE … APPLY (UPGRADE UNIFORM "
-                    "(ICEBERG_COMPAT_VERSION = 2))). Tables without column "
-                    "mapping may have arrays and maps.",
+                    "(ICEBERG_COMPAT_VERSION = 2))), which turns the table's deletion vectors off and "
+                    "UniForm on. Tables without column mapping may have arrays and maps.",
                 )
             return self._mapped_id(nested.id)
         return self._new_id() if kept_id is None else kept_id

@@ -42,6 +42,7 @@ class Fault(StrEnum):
     PARTITION = "wrong partition"
     NULL_COUNT = "wrong null count"
     BOUNDS = "wrong bounds"
+    ROW_ID = "wrong first row id"
     DELETED_COUNT = "wrong number of deleted rows"
     DELETE_FILE = "delete file without effect"
     DELETE_FILE_DAMAGED = "delete file damaged"

@@ -31,7 +31,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, ObjectMissing
-from daemon.iceberg.manifests import content_span, referenced_data_file
+from daemon.iceberg.manifests import content_span, first_row_id, referenced_data_file
 from daemon.iceberg.position_deletes import count_served
 from daemon.iceberg.puffin import Blob, read_blobs
 from daemon.iceberg.references import live_entries
@@ -172,6 +172,9 @@ class MetadataCheck:
         found = []
         if add.size != data_file.file_size_in_bytes:
             found.append((Fault.SIZE, f"{data_file.file_size_in_bytes} bytes in Iceberg, {add.size} in Delta"))
+        has_row_id = self.schema.has_row_ids and self.table.metadata.format_version > 2 and add.base_row_id is not None
+        if has_row_id and first_row_id(data_file) != add.base_row_id:
+            found.append((Fault.ROW_ID, f"{first_row_id(data_file)} in Iceberg, {add.base_row_id} in Delta"))
         cardinality = add.deletion_vector.cardinality if add.deletion_vector else 0
         if cardinality != pair.deleted_rows:
             found.append((Fault.DELETED_COUNT, f"{pair.deleted_rows} in Iceberg, {cardinality} in Delta"))

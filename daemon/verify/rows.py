@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from daemon.locations import canonical
-from daemon.spark.row_hashes import FILE, ROWS, differing_positions, hash_rows
+from daemon.spark.row_hashes import FILE, ROWS, differing_positions, has_positions, hash_rows, without_positions
 from daemon.verify.findings import NAMED_MAX, POSITIONS_NAMED_MAX, Fault, Findings, Level, Sample
 from state import Difference
 
@@ -29,8 +29,9 @@ class RowCheck:
 
     def compare(self, sample: Sample) -> None:
         """Compare the files of `sample`. Spark reads the files of the others as well."""
+        rows = self.iceberg if has_positions(self.delta) else without_positions(self.iceberg)
         delta = _by_file(hash_rows(self.delta, self.columns), sample, is_encoded=True)
-        iceberg = _by_file(hash_rows(self.iceberg, self.columns), sample, is_encoded=False)
+        iceberg = _by_file(hash_rows(rows, self.columns), sample, is_encoded=False)
         for path in sorted(delta.keys() | iceberg.keys()):
             ours, theirs = iceberg.get(path, {}), delta.get(path, {})
             if ours.get(ROWS, 0) != theirs.get(ROWS, 0):
@@ -44,7 +45,7 @@ class RowCheck:
 
     def _found_values(self, path: str, encoded: str, column: str) -> None:
         positions: list[int] = []
-        if self.findings.counts[Fault.VALUES] < NAMED_MAX:
+        if self.findings.counts[Fault.VALUES] < NAMED_MAX and has_positions(self.delta):
             ours = self.iceberg.where(self.iceberg[FILE] == path)
             theirs = self.delta.where(self.delta[FILE] == encoded)
             positions = differing_positions(ours, theirs, column, POSITIONS_NAMED_MAX)

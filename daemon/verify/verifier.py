@@ -9,6 +9,7 @@ from threading import Event
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, ObjectMissing, TargetChanged, Unsupported
 from daemon.iceberg.manifests import forget_metadata
@@ -37,7 +38,9 @@ class Verifier:
     _seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.context = replace(self.context, observe_step=self._took)
+        # A log remembers the commit that it read last, by which the follower notices that another one replaced it.
+        log = DeltaLog(self.context.storage, self.context.location, self.context.clock)
+        self.context = replace(self.context, observe_step=self._took, log=log)
 
     def verify(self, scope: Scope, stop: Event) -> Proof | None:
         """Compare a snapshot with the Delta version that it shows. Returns None if `stop` was set before the end.
@@ -140,7 +143,8 @@ def _find_shown(table: Table, at: int | None) -> tuple[Snapshot, Marker]:
             raise TargetChanged(
                 "the current snapshot of the Iceberg table was not committed by dvsync",
                 path=table.metadata_location,
-                hint="`dvsync status` says who committed it, and what to do.",
+                hint="`dvsync status` says who committed it, at most ten minutes later; `dvsync resync` brings back "
+                "Delta's state.",
             )
         return current, marker
     for snapshot in reversed(table.metadata.snapshots):

@@ -15,11 +15,13 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from state.store import StateUnavailable
+from state.store import LeaseLost, StateUnavailable
 
 # The newest schema, as Alembic numbers it: state/migrations.
 REVISION = "0010"
 SQLITE_BUSY_TIMEOUT_S = 5
+# SQLite's extended codes have the primary one in the lowest byte.
+PRIMARY_CODE = 0xFF
 # How long to wait for a server that does not answer; in seconds, except tcp_user_timeout in milliseconds.
 POSTGRESQL_PATIENCE = {"connect_timeout": "10", "tcp_user_timeout": "15000", "keepalives_idle": "10"}
 BEGIN_STATEMENT = "dvsync_begin_statement"
@@ -44,6 +46,8 @@ class Database:
         if self._is_postgresql:
             # With PostgreSQL's default, each statement of a transaction could see another state.
             self._readers = engine.execution_options(isolation_level="REPEATABLE READ")
+        self._file = _file_of(engine.url)
+        self._identity = _identity_of(self._file)
         self._one_writer = threading.Lock()
         self._writes = 0
         self._before_write: Callable[[Connection], None] = lambda _: None
@@ -57,6 +61,7 @@ class Database:
         database = cls(_create_engine(url))
         try:
             database._migrate()
+            database._identity = _identity_of(database._file)
         except BaseException:
             database.close()
             raise
@@ -74,6 +79,7 @@ class Database:
         # SQLite's own waiting is unfair and gives up after the busy timeout: our threads queue here instead.
         with self._one_writer, self._translated(), self._writers.begin() as connection:
             self._writes += 1
+            self._check_file()
             if self._is_postgresql:
                 # Like SQLite's write lock: writers of other processes queue here, until the end of the transaction.
                 connection.execute(_POSTGRESQL_IDLE_MAX)
@@ -105,10 +111,19 @@ class Database:
         try:
             yield
         except DBAPIError as error:
+            code = getattr(error.orig, "sqlite_errorcode", 0) & PRIMARY_CODE
+            if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):
+                # SQLite opens a file that cannot be written read-only, and the connection stays so.
+                self._engine.dispose()
             # Only the driver's message: SQLAlchemy's would add the statement and its values.
             raise StateUnavailable(f"the state database {self._name} is not usable: {error.orig}") from error
         except PoolTimeoutError as error:
             raise StateUnavailable(f"the state database {self._name} has no free connection") from error
+
+    def _check_file(self) -> None:
+        """Raise LeaseLost if the file was removed or replaced: what this process wrote would be lost with it."""
+        if self._identity is not None and _identity_of(self._file) != self._identity:
+            raise LeaseLost(f"the state database {self._name} was removed or replaced while dvsync was running")
 
     def _migrate(self) -> None:
         with self.read() as connection:
@@ -125,6 +140,20 @@ class Database:
             )
         with self.write() as connection:
             upgrade(connection)
+
+
+def _file_of(url: URL) -> Path | None:
+    is_file = url.get_backend_name() == "sqlite" and url.database and not url.database.startswith((":", "file:"))
+    return Path(url.database or "") if is_file else None
+
+
+def _identity_of(file: Path | None) -> tuple[int, int] | None:
+    """Return what the file system knows a file by; None if there is none."""
+    try:
+        found = file.stat() if file else None
+    except FileNotFoundError:
+        return None
+    return (found.st_dev, found.st_ino) if found else None
 
 
 def _find_revision(connection: Connection) -> str | None:

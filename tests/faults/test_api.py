@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from getpass import getuser
@@ -21,9 +22,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
+from pyiceberg.catalog.sql import SqlCatalog
 
 from tests.kit.daemons import Daemon, command, daemon, until, write_config
-from tests.kit.handmade import HandmadeTable
+from tests.kit.handmade import HandmadeTable, sql_catalog
 
 TOKEN = "0123456789-not-to-be-seen"
 NAME = "lake.a"
@@ -118,7 +120,21 @@ def test_a_post_does_what_the_command_does(world: World, running: Daemon) -> Non
     assert ask(running, f"/api/tables/{NAME}/resume")[1]["text"] == "resumed"
     until(lambda: state_of(running) == "synced", "the resumption")
     assert ask(running, f"/api/tables/{NAME}/resync")[0] == 202
-    assert running.told("sync.advanced", operation="restore")["to_version"] == table.version
+    assert running.told("sync.advanced", operation="resync")["to_version"] == table.version
+
+
+def test_an_iceberg_table_that_is_dropped_is_made_again(world: World, running: Daemon) -> None:
+    """A POST checks both sides, although Delta has no news; `show` says what happened, and the log says it, too."""
+    with closing(SqlCatalog("local", **sql_catalog(world.folder))) as catalog:
+        catalog.drop_table(NAME)
+        shown = command(world.config, "show", NAME)
+        assert f"the Iceberg table {NAME} is gone from its catalog; it showed version" in shown.stderr
+        assert f"`dvsync resync {NAME}` makes it again" in shown.stderr
+        assert ask(running, f"/api/tables/{NAME}/sync")[0] == 202
+        until(lambda: catalog.table_exists(NAME), "the new table")
+        reasons = [line["reason"] for line in running.lines if line["event"] == "target.overwritten"]
+        assert f"the catalog has no table {NAME} any more" in reasons[-1]
+        assert len(catalog.load_table(NAME).scan().to_arrow()) == len(world.table.live_rows())
 
 
 def test_a_pause_for_a_time(world: World, running: Daemon) -> None:

@@ -857,7 +857,7 @@ def test_a_memory_that_does_not_add_up_is_noticed(pair: Pair, column: str) -> No
         database.execute(f"UPDATE data_files SET {column} = {column} + 1")
     pair.table.commit([pair.table.remove(pair.path)])
     result = pair.bench.follower.sync()
-    assert (result.outcome, result.operation, result.data_files_removed) == ("advanced", "resynchronise", 1)
+    assert (result.outcome, result.operation, result.data_files_removed) == ("advanced", "compare", 1)
     assert pair.bench.iceberg().scan().to_arrow().num_rows == 0
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Event
 
@@ -21,7 +22,7 @@ from daemon.sync.recovery import end_intents
 from state import LeaseLost, StateUnavailable
 from state.sql.store import SqlStateStore
 from tests.kit.checks import duckdb_rows
-from tests.kit.daemons import daemon, until
+from tests.kit.daemons import command, daemon, until
 from tests.kit.handmade import Bench, HandmadeTable
 
 CONFIG = """
@@ -58,6 +59,17 @@ def delete_next(table: HandmadeTable) -> int:
     return table.commit(table.delete({path: [len(table.deleted.get(path, ()))]}))
 
 
+@contextmanager
+def read_only(file: Path) -> Iterator[None]:
+    """Nobody may write the file, root neither; skips the test where that cannot be had."""
+    if subprocess.run(["chattr", "+i", file], capture_output=True, check=False).returncode:
+        pytest.skip("chattr cannot make a file immutable here")
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", file], check=True)
+
+
 def write_config(folder: Path) -> Path:
     path = folder / "config.yaml"
     path.write_text(CONFIG)
@@ -72,6 +84,39 @@ def shown_once(folder: Path, table: HandmadeTable) -> None:
         assert duckdb_rows(iceberg) == table.live_rows()
         versions = [int(snapshot.summary["dvsync.delta.version"]) for snapshot in iceberg.snapshots()]
         assert versions == list(range(versions[0], table.version + 1))
+
+
+# --- the database's file ---
+
+
+def test_a_daemon_ends_when_its_state_database_is_removed(tmp_path: Path, table: HandmadeTable) -> None:
+    """What it wrote from then on would be lost. The next one begins with a new database, and needs no snapshot."""
+    config = write_config(tmp_path)
+    with daemon(config) as running:
+        running.synced_to("t", table.version)
+        for file in tmp_path.glob("state.db*"):
+            file.unlink()
+        lost = running.told("lease.lost")
+        assert "was removed or replaced while dvsync was running" in lost["reason"]
+        assert running.end() == 1
+    with daemon(config) as running:
+        running.synced_to("t", delete_next(table))
+    shown_once(tmp_path, table)
+
+
+def test_a_daemon_begins_when_its_state_database_can_be_written_again(tmp_path: Path, table: HandmadeTable) -> None:
+    """SQLite opens such a file read-only. Until then the daemon says why nothing is followed, also `dvsync status`."""
+    config = write_config(tmp_path)
+    with daemon(config) as running:
+        running.synced_to("t", table.version)
+    delete_next(table)
+    with read_only(tmp_path / "state.db"), daemon(config) as running:
+        assert "cannot be written" in running.told("daemon.standing_by", level="error")["reason"]
+        asked = command(config, "status", environment={"DVSYNC_HEALTH__PORT": running.url.rpartition(":")[2]})
+        assert "the state database cannot be written, so nothing is followed" in asked.stderr
+        assert "holds the lease" not in asked.stderr
+        subprocess.run(["chattr", "-i", tmp_path / "state.db"], check=True)
+        running.synced_to("t", table.version)
 
 
 # --- two daemons, one state ---

@@ -330,7 +330,7 @@ def test_a_resync_ends_with_deltas_rows(table: HandmadeTable, bench: Bench, star
     if newer:
         table.commit(table.delete({next(iter(table.live)): [3]}))
     result = bench.follower.sync(full=True)
-    assert (result.outcome, result.operation, result.snapshots) == ("advanced", "restore", 1)
+    assert (result.outcome, result.operation, result.snapshots) == ("advanced", "resync", 1)
     check_whole(bench, table)
     change_all(table)
     bench.follower.sync()
@@ -365,7 +365,7 @@ def test_a_file_less_in_both_is_found_by_the_checksum(table: HandmadeTable, benc
     assert len(rows_of(bench.iceberg().scan().to_arrow())) < len(table.live_rows()), "without one it is not found"
     table.commit(table.delete({first: [5]}))
     write_checksum(table)
-    assert bench.follower.sync().operation == "resynchronise"
+    assert bench.follower.sync().operation == "compare"
     check_whole(bench, table)
 
 
@@ -405,7 +405,7 @@ def test_a_wrong_checksum_is_no_verdict(table: HandmadeTable, bench: Bench, wron
         write_checksum(table, **{wrong: fault})
         operations.append(bench.follower.sync().operation)
         check_whole(bench, table)
-    assert operations == ["WRITE", "resynchronise", "WRITE", "resynchronise"]
+    assert operations == ["WRITE", "compare", "WRITE", "compare"]
 
 
 def test_checksums_that_are_wrong_in_ever_other_ways(table: HandmadeTable, bench: Bench) -> None:
@@ -415,7 +415,7 @@ def test_checksums_that_are_wrong_in_ever_other_ways(table: HandmadeTable, bench
         table.commit(table.delete({first: [row]}))
         write_checksum(table, numFiles=row + 1)
         operations.append(bench.follower.sync().operation)
-    assert operations == ["resynchronise"] * 3 + ["WRITE"] * 2
+    assert operations == ["compare"] * 3 + ["WRITE"] * 2
     check_whole(bench, table)
 
 
@@ -426,7 +426,7 @@ def test_wrong_checksums_of_one_of_two_writers(table: HandmadeTable, bench: Benc
         table.commit(table.delete({first: [row]}))
         write_checksum(table, numFiles=1)
         table.commit([table.add(table.write_file([(60 + row, "y", "new")]))])
-        compared += bench.follower.sync().operation == "resynchronise"
+        compared += bench.follower.sync().operation == "compare"
     assert compared == 3
     check_whole(bench, table)
 
@@ -445,7 +445,7 @@ def test_too_much_to_compare_file_by_file(table: HandmadeTable, bench: Bench, mo
     table.commit([*(table.remove(path) for path in list(table.live)), *(table.add(path) for path in written)])
     want_comparison(bench)
     with capture_logs() as told:
-        assert bench.sync().operation == first_sync.RESTORED
+        assert bench.sync().operation == first_sync.RESYNCED
     (reason,) = (line["reason"] for line in told if line["event"] == "target.overwritten")
     assert "3 files of Iceberg and 2 files of Delta differ, more than" in reason
     check_whole(bench, table)
@@ -474,7 +474,7 @@ def test_versions_before_an_unsupported_one_are_shown(table: HandmadeTable, benc
     table.commit(table.delete({first: [0]}))
     write_checksum(table, numFiles=1)
     table.commit([{"protocol": table.protocol([*FEATURES, "fancyNew"])}])
-    assert bench.follower.sync().operation == "resynchronise"
+    assert bench.follower.sync().operation == "compare"
     assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
     with pytest.raises(Unsupported, match="fancyNew") as caught:
         bench.follower.sync()
@@ -542,7 +542,7 @@ def test_a_mere_tombstone_costs_a_comparison(table: HandmadeTable, bench: Bench)
     tombstone = {"path": "deletion_vector_1.bin", "dataChange": False, "deletionTimestamp": 1}
     table.commit([{"remove": tombstone}, table.add(table.write_file([(50, "y", "new")]))])
     with capture_logs() as logs:
-        assert bench.follower.sync().operation == "resynchronise"
+        assert bench.follower.sync().operation == "compare"
     (compared,) = (line for line in logs if line["event"] == "states.compared")
     assert "deletion_vector_1.bin" in compared["reason"]
     check_whole(bench, table)
@@ -577,7 +577,7 @@ def test_another_shape_is_replaced_where_foreign_commits_are(table: HandmadeTabl
     before = bench.iceberg()
     SHAPES[shape][0](bench)
     change_all(table)
-    assert bench.follower.sync().operation == "restore"
+    assert bench.follower.sync().operation == "resync"
     check_whole(bench, table)
     now = bench.iceberg()
     assert (now.schema(), now.spec(), now.name_mapping()) == (before.schema(), before.spec(), before.name_mapping())
@@ -723,7 +723,7 @@ def test_what_somebody_else_committed_is_replaced_and_never_expired(table: Handm
     bench.iceberg().append(pa.table({"id": [99], "part": ["x"], "value": ["theirs"]}))
     foreign = bench.iceberg().metadata.current_snapshot_id
     change_all(table)
-    assert bench.follower.sync(full=True).operation == "restore"
+    assert bench.follower.sync(full=True).operation == "resync"
     assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
     expired = expirer_after_a_year(bench).expire().expired
     assert expired and foreign not in expired

@@ -270,7 +270,7 @@ def test_a_foreign_commit_is_told(followed):
     followed.delete(1)
     with pytest.raises(TargetChanged, match="was changed by someone else"):
         followed.bench.follower.sync()
-    assert followed.bench.follower.sync(full=True).operation == "restore"
+    assert followed.bench.follower.sync(full=True).operation == "resync"
     followed.check()
 
 

@@ -13,11 +13,12 @@ import pyiceberg.types
 import pytest
 from pyiceberg.manifest import ManifestContent, ManifestEntry
 from pyiceberg.table import StaticTable
+from pyiceberg.table.update import UpgradeFormatVersionUpdate
 from pyspark.sql import SparkSession
 
 from daemon.delta.deletion_vector import frame_bytes
 from daemon.delta.position_set import DVPlace, as_bitmap, decode_positions, encode_positions
-from daemon.errors import CorruptInput, Unsupported
+from daemon.errors import CorruptInput, SchemaChanged, Unsupported
 from daemon.iceberg.manifests import (
     content_span,
     first_row_id,
@@ -309,15 +310,23 @@ TRACKED = {
 TRACKING = ["deletionVectors", "domainMetadata", "rowTracking"]
 
 
-def track(pair: Pair, base_row_ids: Mapping[str, int]) -> None:
+def track(pair: Pair, base_row_ids: Mapping[str, int], *, column: str = "_row-id-col-1", synced: bool = True) -> None:
     """Delta tracks row ids from the next version on, as after its backfill."""
     protocol = {**pair.table.protocol(TRACKING), "readerFeatures": ["deletionVectors"]}
     for path, add in pair.table.live.items():
         pair.table.live[path] = {**add, "dataChange": False, "baseRowId": base_row_ids[path]}
     adds = [{"add": add} for add in pair.table.live.values()]
-    metadata = {**pair.table.metadata(), "configuration": TRACKED}
+    configuration = {**TRACKED, "delta.rowTracking.materializedRowIdColumnName": column}
+    metadata = {**pair.table.metadata(), "configuration": configuration}
     pair.table.commit([{"protocol": protocol}, {"metaData": metadata}, *adds], operation="SET TBLPROPERTIES")
-    pair.bench.sync()
+    if synced:
+        pair.bench.sync()
+
+
+def untrack(pair: Pair) -> None:
+    """Delta no longer tracks row ids from the next version on."""
+    off = {**TRACKED, "delta.enableRowTracking": "false"}
+    pair.table.commit([{"metaData": {**pair.table.metadata(), "configuration": off}}])
 
 
 @pytest.mark.parametrize("version", [2, 3], ids=["then upgraded", "in version 3"])
@@ -341,8 +350,7 @@ def test_a_table_gets_deltas_row_ids_when_delta_tracks_them(tmp_path: Path, vers
 def test_row_ids_after_a_pause_of_row_tracking(pair: Pair) -> None:
     """Files of the pause have row ids that Delta gave to nobody, or to other rows: the table is written anew."""
     track(pair, {path: 1000 + 100 * n for n, path in enumerate(pair.paths)})
-    off = {**TRACKED, "delta.enableRowTracking": "false"}
-    pair.table.commit([{"metaData": {**pair.table.metadata(), "configuration": off}}])
+    untrack(pair)
     pair.paths.append(pair.table.write_file([(90, "a", "v")], name="f4"))
     pair.table.commit([pair.table.add(pair.paths[4])])
     pair.bench.sync()
@@ -350,6 +358,126 @@ def test_row_ids_after_a_pause_of_row_tracking(pair: Pair) -> None:
     track(pair, {path: 5000 + 100 * n for n, path in enumerate(pair.paths)})
     assert row_ids(pair.bench) == {f"f{n}.parquet": 5000 + 100 * n for n in range(5)}
     pair.check()
+
+
+def base_ids(pair: Pair, start: int) -> dict[str, int]:
+    return {path: start + 100 * n for n, path in enumerate(pair.paths)}
+
+
+def has_base_ids(pair: Pair, start: int) -> bool:
+    return row_ids(pair.bench) == {f"f{n}.parquet": start + 100 * n for n in range(4)}
+
+
+@pytest.mark.parametrize("compared", [False, True], ids=["folded", "compared"])
+def test_row_ids_after_a_pause_that_nobody_followed(pair: Pair, compared: bool) -> None:
+    """Off and on again in one group of commits, or behind a gap of the log: Delta gave the files other row ids."""
+    track(pair, base_ids(pair, 1000))
+    untrack(pair)
+    track(pair, base_ids(pair, 5000), synced=False)
+    if compared:
+        pair.bench.follower.compare("for this test")
+    pair.bench.follower.sync(others_wait=lambda: True)
+    assert has_base_ids(pair, 5000)
+    pair.delete({1: [1]})
+    assert has_base_ids(pair, 5000)
+    pair.check()
+
+
+def test_a_comparison_leaves_files_with_their_row_ids(pair: Pair) -> None:
+    """Nothing is written anew if Delta's row ids are as they were."""
+    track(pair, base_ids(pair, 1000))
+    pair.table.commit(pair.table.delete({pair.paths[0]: [1]}), operation="DELETE")
+    pair.bench.follower.compare("for this test")
+    assert pair.bench.follower.sync().operation == "compare"
+    assert has_base_ids(pair, 1000)
+    pair.check()
+
+
+def test_a_new_column_of_row_ids_hides_the_former_one(pair: Pair, spark: SparkSession) -> None:
+    """Delta names a new one after the feature was dropped, and Spark cannot read a table with two of them."""
+    track(pair, base_ids(pair, 1000))
+    untrack(pair)
+    track(pair, base_ids(pair, 5000), column="_row-id-col-2")
+    pair.delete({1: [1]})
+    assert has_base_ids(pair, 5000)
+    pair.check()
+    assert sorted(READERS["Spark"](pair.bench.iceberg(), spark)) == pair.table.live_rows()
+
+
+def test_verify_finds_wrong_row_ids(pair: Pair) -> None:
+    track(pair, base_ids(pair, 1000))
+    version = pair.table.commit_path(pair.table.version)
+    version.write_text(version.read_text().replace('"baseRowId": 1100', '"baseRowId": 9100'))
+    proof = Verifier(pair.bench.context).verify(Scope(Level.METADATA), Event())
+    assert proof and proof.findings.counts == {Fault.ROW_ID: 1}
+    (found,) = proof.findings.named
+    assert (found.path, found.detail) == (f"{pair.table.location}/{pair.paths[1]}", "1100 in Iceberg, 9100 in Delta")
+
+
+def test_someone_else_upgrades_a_table_of_a_tracked_one(tmp_path: Path) -> None:
+    """The hint is followed: the table gets Delta's row ids, as if dvsync had upgraded it."""
+    pair = Pair(tmp_path)
+    pair.bench.sync()
+    track(pair, base_ids(pair, 1000))
+    upgrade = pair.bench.iceberg().transaction()
+    upgrade._apply((UpgradeFormatVersionUpdate(format_version=3),), ())
+    upgrade.commit_transaction()
+    with pytest.raises(Unsupported, match="cannot go back to 2") as raised:
+        pair.bench.sync()
+    assert "Set format_version: 3" in raised.value.hint
+    pair.reopen(format_version=3)
+    pair.bench.sync()
+    assert has_base_ids(pair, 1000)
+    pair.delete({1: [1]})
+    pair.check()
+    pair.bench.close()
+
+
+@pytest.mark.parametrize("granularity", ["file", "partition"])
+@pytest.mark.parametrize("removes", [False, True], ids=["deletes", "removes"])
+def test_an_upgraded_table_with_delete_files_that_overlap(tmp_path: Path, granularity: str, removes: bool) -> None:
+    """f0 and f2 share a delete file, f2 and f4 another one: a change of f0 takes over the deletions of all three."""
+    pair = Pair(tmp_path, delete_granularity="partition")
+    pair.paths.append(pair.table.write_file([(40 + row, "a", f"v{row}") for row in range(8)], name="f4"))
+    pair.table.commit([pair.table.add(pair.paths[4])])
+    pair.bench.sync()
+    pair.delete({0: [1], 2: [3]})
+    pair.delete({2: [5], 4: [5]})
+    pair.delete({1: [5]})
+    pair.reopen(format_version=3, delete_granularity=granularity)
+    if removes:
+        pair.remove(0)
+    else:
+        pair.delete({0: [6]})
+    served = {file for path, (files, _) in pair.puffins().items() if path.endswith(".puffin") for file in files}
+    assert served == {"f2", "f4"} | (set() if removes else {"f0"})
+    pair.check(vectors_only=False)
+    pair.bench.close()
+
+
+@pytest.mark.parametrize("version", [2, 3], ids=["by an upgrade", "by row tracking"])
+def test_a_table_written_anew_gets_no_schema_that_nobody_accepted(tmp_path: Path, version: int) -> None:
+    """With `on_schema_change: park`, whatever the reason why dvsync writes the table anew; a resync accepts it."""
+    pair = Pair(tmp_path, format_version=version, on_schema_change="park")
+    pair.bench.sync()
+    if version == 2:
+        track(pair, base_ids(pair, 1000))
+    columns = (*COLUMNS, ("extra", "string"))
+    tracked = {**pair.table.metadata(columns), "configuration": TRACKED}
+    if version == 2:
+        pair.table.commit([{"metaData": tracked}])
+        pair.reopen(format_version=3, on_schema_change="park")
+    else:
+        track(pair, base_ids(pair, 1000), synced=False)
+        pair.table.commit([{"metaData": tracked}])
+    for _ in range(2):
+        with pytest.raises(SchemaChanged, match="new column extra: string"):
+            pair.bench.follower.sync()
+        assert len(pair.bench.iceberg().schema().fields) == len(COLUMNS)
+    pair.bench.sync(full=True)
+    assert "extra" in pair.bench.iceberg().schema().column_names
+    assert has_base_ids(pair, 1000)
+    pair.bench.close()
 
 
 def test_why_void_and_variant_are_refused(pair: Pair, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

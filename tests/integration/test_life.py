@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from shutil import rmtree
 
+import pytest
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
@@ -37,6 +40,32 @@ MAINTENANCE = {
     "snapshots_max": 4,
     "orphan_grace": "1m",
 }
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["version by version", "all at once"])
+def test_row_ids_after_row_tracking_began_again(
+    service: Service, spark: SparkSession, tmp_path: Path, held: bool
+) -> None:
+    """Delta then names another column for row ids, and gives the files other ones; so does a table made anew."""
+    delta = Tracked(spark, tmp_path / "delta", Random("again"), partitioned=False)
+    delta.run("UPDATE {t} SET name = concat(name, '+') WHERE id % 2 = 0")
+    table = service.serve(tmp_path / "iceberg", delta.location, format_version=3)
+    service.take_up(table)
+    wait_until_shown(service, [table])
+    with table.held() if held else nullcontext():
+        delta.run("ALTER TABLE {t} DROP FEATURE rowTracking")
+        delta.run("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')")
+        delta.run("DELETE FROM {t} WHERE id % 5 = 0")
+    wait_until_shown(service, [table])
+    delta.check(table.iceberg())
+    with table.held() if held else nullcontext():
+        rmtree(delta.location.removeprefix("file://"))
+        delta.create()
+        delta.run("UPDATE {t} SET name = concat(name, '-') WHERE id % 2 = 0")
+        delta.run("DELETE FROM {t} WHERE id % 5 = 0")
+    service.wait(lambda: table.status()["source_version"] == 3 == table.status()["synced_version"], "the new table")
+    delta.check(table.iceberg())
+    service.command("verify", "--rows", table.name)
 
 
 @dataclass
@@ -85,18 +114,21 @@ class Tracked:
 
     def __init__(self, spark: SparkSession, folder: Path, random: Random, *, partitioned: bool) -> None:
         self.location = f"file://{folder}"
-        self._spark, self._random, self._new_id = spark, random, 0
-        partitions = "PARTITIONED BY (part)" if partitioned else ""
-        self._run(
+        self._spark, self._random, self._new_id, self._partitioned = spark, random, 0, partitioned
+        self.create()
+
+    def create(self) -> None:
+        partitions = "PARTITIONED BY (part)" if self._partitioned else ""
+        self.run(
             "CREATE TABLE {t} (id BIGINT, name STRING, part INT) USING delta " + partitions + " TBLPROPERTIES"
             " ('delta.enableDeletionVectors' = 'true', 'delta.enableRowTracking' = 'true')"
         )
-        self._run(self.STATEMENTS[0])
+        self.run(self.STATEMENTS[0])
 
     def play(self) -> None:
-        self._run(self._random.choice(self.STATEMENTS))
+        self.run(self._random.choice(self.STATEMENTS))
 
-    def _run(self, statement: str) -> None:
+    def run(self, statement: str) -> None:
         mod = self._random.randint(3, 9)
         drawn = {"mod": mod, "rest": self._random.randrange(mod), "new": self._new_id}
         if "{old}" in statement:

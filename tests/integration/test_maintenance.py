@@ -463,13 +463,13 @@ def assert_restored(table: Followed, *, full: bool) -> None:
     """One snapshot on top of theirs shows Delta's rows."""
     before, ids = table.bench.iceberg(), snapshot_ids(table)
     result = table.bench.sync(full=full)
-    assert (result.snapshots, result.operation, result.to_version) == (1, "restore", table.version)
+    assert (result.snapshots, result.operation, result.to_version) == (1, "resync", table.version)
     iceberg = table.bench.iceberg()
     assert snapshot_ids(table) == [*ids, result.snapshot_id]
     current = iceberg.current_snapshot()
     assert current is not None and current.parent_snapshot_id == before.metadata.current_snapshot_id
     table.image = table.check(iceberg, table.truth(iceberg), "the restored table")
-    assert table.image.summary["dvsync.delta.operation"] == "restore"
+    assert table.image.summary["dvsync.delta.operation"] == "resync"
 
 
 def crowd(table: Followed) -> None:

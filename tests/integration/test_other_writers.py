@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree, rmtree
 from typing import Any
 
 import pyarrow as pa
@@ -43,7 +44,10 @@ class ByDeltaRs(Followed):
         self.step(**expected)
 
     def append(self, start: int, end: int) -> None:
-        self.change(lambda table: write_deltalake(table, rows(start, end), mode="append"), operation="append")
+        self.append_again(rows(start, end))
+
+    def append_again(self, more: pa.Table) -> None:
+        self.change(lambda table: write_deltalake(table, more, mode="append"), operation="append")
 
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["whole", "partitioned"])
@@ -70,6 +74,40 @@ def test_delta_rs(service: Service, tmp_path: Path, partitioned: bool) -> None:
 
     table.step(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({DV})", snapshots=0)
     table.step("DELETE FROM {t} WHERE id = 203", operation="delete")
+
+
+def test_empty_and_null_partition_values(service: Service, tmp_path: Path) -> None:
+    """Spark writes no empty ones; those of delta-rs it reads as empty strings, and those of numbers as null."""
+    table = ByDeltaRs(service, tmp_path)
+    table.source.mkdir(parents=True)
+    found = pa.table({"id": [1, 2, 3], "größe x": ["", None, "x"], "n": pa.array([None, 1, 2], pa.int64())})
+    write_deltalake(table.source, found, partition_by=["größe x", "n"])
+    table.step(operation="append")
+    assert "" in {add["partitionValues"]["größe x"] for add in table.live_adds().values()}
+    table.append_again(found)
+
+
+def test_a_replaced_log_whose_synced_commit_is_gone(service: Service, tmp_path: Path) -> None:
+    """As from a backup with a checkpoint and what came after it: the same table, but with another history."""
+    table, other = ByDeltaRs(service, tmp_path), tmp_path / "other"
+    table.source.mkdir(parents=True)
+    for number in range(3):
+        write_deltalake(table.source, rows(10 * number, 10 * number + 10), mode="append")
+    copytree(table.source, other)
+    write_deltalake(table.source, rows(30, 40), mode="append")
+    table.step(operation="append")
+    with table.held():
+        write_deltalake(other, rows(50, 60), mode="append")
+        DeltaTable(other).create_checkpoint()
+        write_deltalake(other, rows(60, 70), mode="append")
+        for version in range(4):
+            (other / "_delta_log" / f"{version:020d}.json").unlink()
+        rmtree(table.source)
+        other.rename(table.source)
+    served = table.bench
+    service.wait(lambda: served.status()["synced_version"] == 4, "the other log")
+    shown = served.iceberg().scan().to_arrow()["id"].to_pylist()
+    assert sorted(shown) == [*range(30), *range(50, 70)]
 
 
 def test_delta_rs_after_its_log_was_cut(service: Service, tmp_path: Path) -> None:

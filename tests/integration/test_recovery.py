@@ -352,7 +352,7 @@ def test_metadata_files_that_somebody_damaged(
     if what == "manifest list" or state == "lost":
         assert_refused(bench, kind, path.name)
     result = bench.sync(full=True)
-    assert (result.operation, result.snapshots) == ("restore", 1)
+    assert (result.operation, result.snapshots) == ("resync", 1)
     assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
     handmade.commit(handmade.delete({path: [7] for path in handmade.live}))
     assert bench.sync().positions_added == len(handmade.live)

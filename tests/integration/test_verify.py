@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,25 @@ def test_a_table_that_is_right(table: HandmadeTable, verify: Any) -> None:
     code, proof = verify("--rows")
     assert (code, proof["is_right"], proof["differences"]) == (0, True, {})
     assert (proof["files"], proof["rows"], proof["delta_version"]) == (4, len(table.live_rows()), 2)
+
+
+def test_a_table_that_cannot_have_deletion_vectors(tmp_path: Path, verify: Any) -> None:
+    """Delta gives no positions of its rows, so values are compared without; equal ones do not cancel each other."""
+    made = HandmadeTable(tmp_path / "lake" / "t", partitioned=True)
+    (made.folder / "_delta_log").mkdir(parents=True)
+    metadata = {**made.metadata(), "configuration": {}}
+    made.commit([{"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}, {"metaData": metadata}])
+    paths = [made.write_file([(row // 2, "a", "twice") for row in range(10)], name=f"a{number}") for number in range(2)]
+    made.commit([made.add(path) for path in paths])
+    with closing(Bench(tmp_path / "dvsync", made.location)) as bench:
+        bench.sync()
+    (tmp_path / "config.yaml").write_text(CONFIG.format(folder=tmp_path, source=made.location))
+    assert verify("--rows")[1]["is_right"]
+    plant_value(made, tmp_path)
+    code, proof = verify("--rows")
+    assert (code, set(proof["differences"])) == (1, {Fault.PARTITION, Fault.VALUES})
+    (found,) = [each for each in proof["first_differences"] if each["fault"] == Fault.VALUES]
+    assert (found["path"], found["column"], found["positions"]) == (f"{made.location}/{paths[1]}", "part", [])
 
 
 @pytest.mark.parametrize(("plant", "expected"), PLANTED)

@@ -28,7 +28,7 @@ from daemon.config.settings import LimitsSettings, PipelineSettings
 from daemon.delta.log import COMMIT_FILE
 from daemon.errors import SyncError
 from daemon.iceberg.catalogs import Catalogs
-from daemon.sync.first_sync import RESTORED
+from daemon.sync.first_sync import RESYNCED
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state.sql.store import SqlStateStore
 from tests.kit.daemons import Daemon
@@ -57,7 +57,7 @@ OUTCOMES = {
 }
 FAILURES = ("sync.failed", "table.parked")
 # The operations of a sync that writes the table whole: of the first one, and of a `dvsync resync`.
-WHOLE = ("first sync", RESTORED)
+WHOLE = ("first sync", RESYNCED)
 # A daemon that starts answers before it has taken up its tables.
 BEFORE_THE_START: dict[str, Any] = {"state": "waiting", "synced_version": None, "error": None}
 COUNTED = (

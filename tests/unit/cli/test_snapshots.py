@@ -11,7 +11,7 @@ from typing import Any
 
 import polars
 import pytest
-from pyiceberg.catalog import Catalog
+from pyiceberg.table import StaticTable
 from typer.testing import CliRunner
 
 from daemon.cli.commands import app
@@ -91,23 +91,22 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     return asked
 
 
-def read(line: str, reader: str, catalog: Catalog) -> list[int]:
+def read(line: str, reader: str) -> list[int]:
     """Run a line that was printed for a reader."""
     if reader == "DuckDB":
         return sorted(row[0] for row in duckdb_connection().execute(line).fetchall())
     if reader == "ClickHouse":
         return sorted(row[0] for row in ask_clickhouse(line))
-    found = eval(line, {"polars": polars, "load_catalog": lambda _: catalog})
+    found = eval(line, {"polars": polars, "StaticTable": StaticTable})
     return sorted(row["id"] for row in (found.to_dicts() if reader == "Polars" else found.to_pylist()))
 
 
 def test_the_lines_read_what_delta_shows(world: World, ask: Ask) -> None:
     """For each version that a snapshot shows, every reader's line gives that version's rows."""
-    catalog = world.bench.catalogs.open("local")
     for version in (0, 1, 2, 3, 4, 6, 7):
         code, choice = ask("--version", f"{version}")
         assert (code, choice["version"]) == (0, version), choice
-        rows = {reader: read(choice["read"][reader], reader, catalog) for reader in ("PyIceberg", "DuckDB", "Polars")}
+        rows = {reader: read(choice["read"][reader], reader) for reader in ("PyIceberg", "DuckDB", "Polars")}
         assert rows == dict.fromkeys(rows, world.rows[version])
     snapshot_id = choice["snapshot"]["snapshot_id"]
     assert choice["snapshot"]["version"] == 6, "version 7 changed no rows"
@@ -115,19 +114,19 @@ def test_the_lines_read_what_delta_shows(world: World, ask: Ask) -> None:
     assert choice["read"]["Trino"] == f"SELECT * FROM local.lake.t FOR VERSION AS OF {snapshot_id}"
     older = ask("--version", "3")[1]
     for found in (older, choice):
-        assert read(found["read"]["ClickHouse"], "ClickHouse", catalog) == world.rows[found["version"]]
+        assert read(found["read"]["ClickHouse"], "ClickHouse") == world.rows[found["version"]]
 
 
 def test_what_the_table_shows_now(world: World, ask: Ask) -> None:
     """Metadata file, snapshot and version are those of the catalog, and every line gives the newest rows."""
     world.delete(6)
     code, shown = ask("show", "t")
-    iceberg, catalog = world.bench.iceberg(), world.bench.catalogs.open("local")
+    iceberg = world.bench.iceberg()
     assert (code, shown["version"], shown["format_version"]) == (0, 7, 2), "version 8 is not synced yet"
     assert shown["metadata_location"] == iceberg.metadata_location
     assert shown["snapshot"]["snapshot_id"] == iceberg.metadata.current_snapshot_id
     for reader in ("PyIceberg", "DuckDB", "Polars", "ClickHouse"):
-        assert read(shown["read"][reader], reader, catalog) == world.rows[7], reader
+        assert read(shown["read"][reader], reader) == world.rows[7], reader
     assert (shown["read"]["Spark"], shown["read"]["Trino"]) == ("SELECT * FROM local.lake.t",) * 2
     text = CliRunner().invoke(app, ["show", "t"], env={"COLUMNS": "40"}).output
     assert f"\n  metadata  {iceberg.metadata_location}\n" in text, "nothing is cut"
@@ -148,7 +147,7 @@ def test_a_table_that_is_not_there_yet(ask: Ask) -> None:
     """The exit code is 1, and the hint says what makes it."""
     code, told = ask("show", "t")
     assert code == 1
-    assert "Run `dvsync sync t` first" in told
+    assert "The first sync makes it: `dvsync sync t`" in told
 
 
 def test_versions_that_no_snapshot_shows(world: World, ask: Ask) -> None:

@@ -156,6 +156,27 @@ tables:
     ]
 
 
+def test_a_faulty_key_hides_no_other_fault_of_its_section(load):
+    """Only the key itself is left out; what depends on it is not checked."""
+    text = """
+catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db"}}
+defaults: {catalog: locl, poll_interval: soon}
+health: {prot: 1, token: short}
+notify: [{url: "http://127.0.0.1/", events: [parkd]}]
+tables:
+- {source: x, target: a.b}
+"""
+    faults = faults_of(load, text)
+    assert [fault.partition(": ")[0] for fault in faults] == [
+        "defaults.poll_interval",
+        "health.prot",
+        "notify[0].events[0]",
+        "health.token",
+        "defaults.catalog",
+    ]
+    assert faults[2].startswith("notify[0].events[0]: input should be 'parked', ")
+
+
 def test_a_misspelt_key_is_told_with_the_nearest_one(load):
     """In sections, tables and lists, at every depth; a key that is like no other is just unknown."""
     text = ONE_CATALOG + (

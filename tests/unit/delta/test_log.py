@@ -232,7 +232,7 @@ def test_a_commit_that_stays_costs_one_request(data: bytes) -> None:
     storage, log, timestamp_ms = read_log(data)
     storage.asked = 0
     storage.read_blocks = storage.list_from = None  # type: ignore[assignment, method-assign]
-    log.check_commit(0, timestamp_ms)
+    log.check_commit(0, timestamp_ms, has_next=False)
     assert log.is_untouched(0)
     assert storage.asked == 2
 
@@ -245,7 +245,7 @@ def test_a_commit_that_has_grown_is_another_one(data: bytes) -> None:
     storage.modified_ms += 1
     assert not log.is_untouched(0)
     with pytest.raises(ResyncNeeded, match="commit 0 was replaced after it was synced: its content differs") as caught:
-        log.check_commit(0, timestamp_ms)
+        log.check_commit(0, timestamp_ms, has_next=False)
     assert (caught.value.version, caught.value.path) == (0, log.commit_path(0))
 
 
@@ -257,7 +257,7 @@ def test_a_commit_of_another_writer_is_another_one() -> None:
     storage.modified_ms += 1
     for each in (log, DeltaLog(storage, LOCATION, FixedClock())):
         with pytest.raises(ResyncNeeded, match="differs"):
-            each.check_commit(0, timestamp_ms)
+            each.check_commit(0, timestamp_ms, has_next=False)
 
 
 def test_another_time_of_the_same_commit_is_no_other_commit() -> None:
@@ -265,19 +265,21 @@ def test_another_time_of_the_same_commit_is_no_other_commit() -> None:
     storage, log, timestamp_ms = read_log(lines({"add": ADD}))
     for _ in range(3):
         storage.modified_ms += 1
-        log.check_commit(0, timestamp_ms)
+        log.check_commit(0, timestamp_ms, has_next=False)
     # After a comparison of states: what is remembered is what the log tells then.
     storage.modified_ms += 1
     timestamp_ms = log.commit_time_ms(0, otherwise=5)
     assert timestamp_ms == storage.modified_ms
     storage.modified_ms += 1
-    log.check_commit(0, timestamp_ms)
+    log.check_commit(0, timestamp_ms, has_next=False)
 
 
 def test_a_commit_that_log_cleanup_took_is_not_asked_about() -> None:
-    """Nothing can be said of a commit file that is gone, but that it is."""
+    """Nothing can be said of a commit file that is gone: if the log goes on after it, it may be another log."""
     log = log_with(name(1))
-    log.check_commit(0, 7)
+    log.check_commit(0, 7, has_next=False)
+    with pytest.raises(ResyncNeeded, match="commit 0, which is synced, is gone from the log, and version 1 is there"):
+        log.check_commit(0, 7, has_next=True)
     assert not log.is_untouched(0)
     assert log.commit_time_ms(0, otherwise=5) == 5
 

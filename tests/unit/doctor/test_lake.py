@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -71,6 +73,20 @@ def test_a_lake(lake: Path, place: str | None) -> None:
     assert names(feature["tables"]) == {"future"} and "timeTravel is not supported" in feature["text"]
     assert found["first_syncs"] == {"tables": 4, "data_files": 8, "rows": 48, "deletion_vectors": 2}
     assert found["readers"]["Daft"] == 4
+
+
+def test_texts_that_arrow_reads_as_views(tmp_path: Path) -> None:
+    """As delta-rs writes them: a reader has trouble, and the columns are named."""
+    table = made(tmp_path, "viewed")
+    path = table.write_file([(1, "x", "v")])
+    file = table.folder / path
+    read = pq.read_table(file)
+    viewed = read.schema.set(2, pa.field("value", pa.string_view()))
+    pq.write_table(read.cast(viewed), file)
+    table.commit([table.add(path)])
+    (found,) = summary(str(table.folder))["tables"]
+    (trouble,) = [each for each in found["readers"] if "PyIceberg" in each["readers"]]
+    assert trouble["text"].startswith("value: stored as Arrow's string views")
 
 
 def test_what_is_printed(lake: Path) -> None:

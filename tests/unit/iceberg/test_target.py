@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, TableAlreadyExistsError
+from pyiceberg.exceptions import (
+    BadRequestError,
+    CommitFailedException,
+    CommitStateUnknownException,
+    TableAlreadyExistsError,
+)
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -15,8 +21,10 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 from structlog.testing import capture_logs
 
-from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown
+from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError, Unsupported
+from daemon.iceberg import target as target_module
 from daemon.iceberg.marker import Marker, find_marker
+from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
 from daemon.iceberg.tags import Tag
 from daemon.iceberg.target import Definition, Misread, Target
 from tests.kit.made import BY_PART, NOW_MS, SCHEMA, UNPARTITIONED, FixedClock, MadeTable, data_file
@@ -96,6 +104,26 @@ def test_a_location_of_ones_own(tmp_path: Path) -> None:
     assert made.table().location() == f"file://{tmp_path}/elsewhere"
     assert prepared.manifest_list_path.startswith(f"file://{tmp_path}/elsewhere/metadata/")
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"), [(2, 2, CommitOutcomeUnknown), (2, 3, Unsupported), (3, 3, CommitOutcomeUnknown)]
+)
+def test_a_request_that_the_catalog_calls_bad(
+    made: MadeTable, monkeypatch: pytest.MonkeyPatch, before: int, after: int, kind: type[SyncError]
+) -> None:
+    """The server does not know version 3 only if this commit brings it; else the next try may succeed."""
+    allow_version_3()
+    made.definition = replace(made.definition, format_version=before)
+    made.commit(**ADDED)
+    made.definition = replace(made.definition, format_version=after)
+
+    def refused(*_: object, **__: object) -> None:
+        raise BadRequestError("Cannot add snapshot with sequence number 2 older than last sequence number 3")
+
+    monkeypatch.setattr(target_module, "commit_updates", refused)
+    with pytest.raises(kind, match="older than last sequence number"):
+        commit(made, made.table(), added_data_files=[data_file("b")])
 
 
 def test_creating_a_table_that_someone_else_created(made: MadeTable) -> None:

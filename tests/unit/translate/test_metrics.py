@@ -281,7 +281,6 @@ def test_the_largest_numbers_have_bounds() -> None:
         "[]",
         "5",
         '"x"',
-        "null",
         "{",
         "{'a': 1}",
         '{"numRecords": 1',
@@ -293,6 +292,11 @@ def test_statistics_that_are_not_json_are_corrupt(stats: str) -> None:
     """Only a JSON object can be statistics."""
     with pytest.raises(CorruptInput, match="the statistics are not JSON"):
         parse_stats(stats, {}, ROWS, has_dv=False)
+
+
+def test_null_is_no_statistics() -> None:
+    """As for Delta on Spark."""
+    assert parse_stats("null", {}, ROWS, has_dv=False) == parse_stats(None, {}, ROWS, has_dv=False)
 
 
 @pytest.mark.parametrize("count", [2, 4, "3", 3.5, None, -1, [3]])
