@@ -1,8 +1,8 @@
 """Mark the rows of a condition in new deletion vectors, without Delta's writer, and print them.
 
 After `make demo`: `python examples/write_deletion_vectors.py [demo/config.yaml] [sales.orders] ["amount < 100"]`.
-The configuration names the table, its store and the Spark master. Nothing is committed, so the table's rows stay as they
-are; the file with the vectors stays in its folder until VACUUM removes it.
+The configuration names the table, its store and the Spark master. Nothing is committed, so the table's rows stay;
+the file with the vectors stays in its folder until VACUUM removes it.
 """
 
 from __future__ import annotations

@@ -159,8 +159,9 @@ class Follower:
         table = self._find_table(record, full)
         record = end_intents(context, record, table)
         if table is None:
+            made = self._show_whole("first sync", record)
             self._tell_if_gone(record)
-            return self._show_whole("first sync", record)
+            return made
         check_ours(context, record, table)
         check_format_version(settings, table)
         check_places(table.metadata.location, table.properties, context.location)
@@ -284,11 +285,11 @@ class Follower:
         )
 
     def _tell_if_gone(self, record: TableRecord) -> None:
-        """Log and announce that the catalog has lost the Iceberg table, which is made anew."""
+        """Log and announce that the catalog had lost the Iceberg table of `record`, which was made anew."""
         if record.metadata_location is None:
             return
         reason = (
-            f"the catalog has no table {record.target} any more, so dvsync makes it anew; the former table's metadata "
+            f"the catalog had no table {record.target} any more, so dvsync made it anew; the former table's metadata "
             f"file was {record.metadata_location}"
         )
         _log.warning(events.TARGET_OVERWRITTEN, reason=reason)

@@ -174,9 +174,9 @@ def check_unchanged(shape: Shape, table: Table, settings: TableSettings, version
     """Raise `SchemaChanged` if a person must accept that the table gets other columns or another partitioning."""
     if settings.on_schema_change != "park":
         return
-    spec_id = int(table.properties.get(SPEC_ID, table.metadata.default_spec_id))
-    before = Layout(_own_schema(table), table.specs().get(spec_id, table.spec()))
-    changes = describe_changes(before, Layout(shape.table.schema, shape.table.spec))
+    own = table.properties.get(SPEC_ID)
+    own_spec = next((spec for spec_id, spec in table.specs().items() if str(spec_id) == own), table.spec())
+    changes = describe_changes(Layout(_own_schema(table), own_spec), Layout(shape.table.schema, shape.table.spec))
     if changes:
         raise SchemaChanged(
             f"the Delta table has another schema: {'; '.join(changes)}",
