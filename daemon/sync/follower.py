@@ -59,6 +59,9 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 CONTINUITY_INTERVAL_S = 600.0
 # The newest synced commit file is checked this often, to notice that the log was replaced.
 NEWEST_COMMIT_INTERVAL_S = 60.0
+# On a local file system its writer may not have finished it: a file that is copied there may end at a line's end. So
+# each poll checks a commit file that is younger than this.
+UNFINISHED_COMMIT_MAX_S = 60.0
 # If Delta's newest version is older than Iceberg's for this long, Iceberg goes back to it.
 OLDER_STATE_MIN_S = 60.0
 
@@ -71,6 +74,7 @@ class Follower:
         # When this process began to follow the table.
         self._since_ms = context.clock.now_ms()
         self._synced_version: int | None = None
+        self._synced_timestamp_ms: int | None = None
         # A version that `has_news` found, so that the next sync need not check it again.
         self._seen_version: int | None = None
         self._in_doubt = True
@@ -109,8 +113,13 @@ class Follower:
                 with suppress(ResyncNeeded):
                     log.check_continuity(self._synced_version)
                 return True
-            self._newest_commit_due_s = now_s + NEWEST_COMMIT_INTERVAL_S
+            self._newest_commit_due_s = now_s + self._until_next_check_s()
         return False
+
+    def _until_next_check_s(self) -> float:
+        clock, synced_ms = self._context.clock, self._synced_timestamp_ms
+        is_young = synced_ms is not None and clock.now_ms() - synced_ms < UNFINISHED_COMMIT_MAX_S * 1000
+        return 0.0 if is_young and is_local(self._context.location) else NEWEST_COMMIT_INTERVAL_S
 
     def find_newest(self, known: int | None) -> int | None:
         """Find Delta's newest version, beginning at version `known`. One request if there is no newer one.
@@ -144,7 +153,8 @@ class Follower:
         self._synced_version = shown.record.synced_version if shown else None
         now_s = self._context.clock.monotonic_s()
         self._continuity_due_s = now_s + CONTINUITY_INTERVAL_S
-        self._newest_commit_due_s = now_s + NEWEST_COMMIT_INTERVAL_S
+        self._synced_timestamp_ms = shown.record.source_timestamp_ms if shown else None
+        self._newest_commit_due_s = now_s + self._until_next_check_s()
         return result
 
     def _sync(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from daemon.storage import FileIOStorage
+from daemon.sync.follower import UNFINISHED_COMMIT_MAX_S
 from tests.kit.handmade import Bench, HandmadeTable, in_step
 
 
@@ -19,6 +22,8 @@ def table(tmp_path: Path) -> HandmadeTable:
     table.create()
     path = table.write_file([(number, "x", f"v{number}") for number in range(6)])
     table.commit([table.add(path)])
+    written_s = time.time() - 2 * UNFINISHED_COMMIT_MAX_S
+    os.utime(table.commit_path(1), (written_s, written_s))
     return table
 
 
@@ -58,6 +63,23 @@ def test_a_quiet_table_costs_one_request(bench: Bench, asked: list[tuple[str, st
     """The next commit is asked for, and nothing else."""
     assert not bench.follower.has_news()
     assert asked == [("exists", "2.json")]
+
+
+def test_a_young_commit_is_checked_at_each_poll(table: HandmadeTable, bench: Bench) -> None:
+    """One that is copied to a local disk may end at a line's end for a moment: the rest is shown at once."""
+    paths = [table.write_file([(number, "x", "late")]) for number in (7, 8)]
+    table.commit([table.add(path) for path in paths])
+    commit = table.commit_path(2)
+    whole = commit.read_bytes()
+    commit.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    bench.sync()
+    assert len(bench.iceberg().scan().to_arrow()) == 7
+    assert not bench.follower.has_news()
+    with commit.open("ab") as rest:
+        rest.write(whole.splitlines(keepends=True)[-1])
+    assert bench.follower.has_news()
+    bench.sync()
+    assert len(bench.iceberg().scan().to_arrow()) == 8
 
 
 def test_a_commit_asks_for_each_thing_once(table: HandmadeTable, bench: Bench, asked: list[tuple[str, str]]) -> None:
