@@ -838,7 +838,7 @@ def _load(context: typer.Context, config: Path | None, *, optional: bool = False
         hide(settings.secrets())
         _hide_environment()
     if quiet:
-        _log_to_stderr("error" if settings.log.level == "error" else "warning")
+        _log_to_stderr(settings.log)
     return settings
 
 
@@ -857,8 +857,12 @@ def _hide_environment() -> None:
     hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
 
 
-def _log_to_stderr(level: Literal["warning", "error"] = "warning") -> None:
-    configure_logging(LogSettings(format="console", level=level), sys.stderr)
+def _log_to_stderr(log: LogSettings | None = None) -> None:
+    """Log warnings and above, in lines for people unless `log` says JSON."""
+    level: Literal["warning", "error"] = "error" if log and log.level == "error" else "warning"
+    configure_logging(
+        LogSettings(format="json" if log and log.format == "json" else "console", level=level), sys.stderr
+    )
 
 
 def _say(text: str) -> None:
