@@ -253,9 +253,9 @@ class Follower:
         self, record: TableRecord, table: Table, reason: str, *, is_wanted: bool = False
     ) -> tuple[Shown, SyncResult]:
         """Write the whole table anew from Delta's state, without relying on the table or the state store."""
-        _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
         before = layout_of(table)
         shown, result = self._show_whole("resync", record, table, is_wanted=is_wanted)
+        _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
         self._tell_changes(before, shown)
         return shown, result
 
