@@ -29,10 +29,11 @@ from state.records import (
     WrittenCount,
     WrittenFile,
 )
-from state.store import FileLedger, LeaseLost, LeaseStore, StateStore, StateUnavailable, TableStore
+from state.store import DatabaseReplaced, FileLedger, LeaseLost, LeaseStore, StateStore, StateUnavailable, TableStore
 
 __all__ = [
     "SHARES",
+    "DatabaseReplaced",
     "DeleteFileRecord",
     "DeletionVectorDescriptor",
     "Deletions",

@@ -37,6 +37,10 @@ class LeaseLost(StateUnavailable):
     """Another process holds the lease that this store had taken."""
 
 
+class DatabaseReplaced(LeaseLost):
+    """The database's file was removed or replaced: another one has the lease, and this store can never have it."""
+
+
 class LeaseStore(Protocol):
     """Who may work on the state: for the process as a whole, and before each commit."""
 

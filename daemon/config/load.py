@@ -359,8 +359,10 @@ def _property_faults(readable: _Readable) -> Iterator[str]:
                 yield f"catalogs.{name}.{key}: unknown property, did you mean {meant[0]}?"
         if kind != "sql":
             continue
-        if "uri" not in properties:
+        if "uri" not in properties and f"catalogs.{name}.uri" not in readable.left_out:
             yield f"catalogs.{name}.uri: is missing; give the SQLAlchemy URL of the catalog's database"
+        if f"catalogs.{name}.warehouse" in readable.left_out:
+            continue
         homeless = next((each for _, each in readable.tables() if each.catalog == name and not each.location), None)
         if "warehouse" not in properties and homeless is not None:
             yield f"catalogs.{name}.warehouse: is missing, and {homeless.name} has no location of its own"

@@ -246,7 +246,8 @@ class DeltaLog:
 
         One request if the file is unchanged. A file with another time but the same size and head is the same commit,
         because a store may report different times for one file. If the file is gone, log cleanup has removed it, or
-        the log is another one; nothing shows which, so `ResyncNeeded` is raised, too, if the next version is there.
+        the log is another one. The totals of the next version show which, if it has a checksum file. Otherwise
+        `ResyncNeeded` is raised, too, if the next version is there.
         """
         known = self._known
         if known is None or (known.version, known.timestamp_ms) != (version, timestamp_ms):
@@ -255,7 +256,7 @@ class DeltaLog:
             return
         found = self._probe(version)
         if found is None:
-            if not has_next:
+            if not has_next or self.read_checksum(version + 1) is not None:
                 return
             raise ResyncNeeded(
                 f"commit {version}, which is synced, is gone from the log, and version {version + 1} is there",

@@ -27,7 +27,7 @@ from daemon.sync.deletions import find_sharing
 from daemon.sync.outcomes import remembered_account, unchanged_outcome
 from daemon.sync.recovery import rebuild
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import Shape, check_places, shape_of
+from daemon.translate.definition import Shape, check_places, lacks_row_ids, shape_of
 from daemon.translate.delete_files import (
     UNKNOWN_DV,
     DeleteFile,
@@ -114,7 +114,7 @@ class Compactor:
             return done
         check_places(table.metadata.location, table.properties, context.location)
         shape = shape_of(table, context.settings)
-        if table.metadata.format_version != shape.definition.format_version:
+        if table.metadata.format_version != shape.definition.format_version or lacks_row_ids(table, context.settings):
             return done  # A sync upgrades the table.
         with_vectors = shape.definition.format_version > 2
         shared = shape.granularity == "partition" and not with_vectors
@@ -358,7 +358,7 @@ def _commit(context: TableContext, transaction: Transaction, written: Written) -
     snapshot, marker = table.current_snapshot(), shown_by(table)
     assert snapshot is not None and marker is not None, "what is recorded is ours"
     definition = shape_of(table, context.settings).definition
-    if table.metadata.format_version != definition.format_version:
+    if table.metadata.format_version != definition.format_version or lacks_row_ids(table, context.settings):
         return None  # Another process upgraded the table meanwhile.
     transaction.move_to(record, table, definition)
     delta = RowDelta(

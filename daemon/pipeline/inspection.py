@@ -151,11 +151,13 @@ class Inspector:
             ):
                 check_int96_micros(value, value, column)
             if self._differs(footer, place, add.path, _as_float(value) if isinstance(kind, FloatType) else value):
+                null = (
+                    ", or null where they have an empty string or __HIVE_DEFAULT_PARTITION__" if value is None else ""
+                )
                 raise Unsupported(
-                    f"partition column {column} is {'null' if value is None else add.partition_values[name]} in the "
-                    "Delta log and something else in the file, from which some readers take it",
-                    hint="Rewrite the file with Delta. Its rows must have the log's value, or null where they have an "
-                    "empty string or __HIVE_DEFAULT_PARTITION__.",
+                    f"partition column {column} is {'null' if value is None else repr(add.partition_values[name])} in "
+                    "the Delta log and something else in the file, from which some readers take it",
+                    hint=f"Rewrite the file with Delta. Its rows must have the log's value{null}.",
                 )
 
 

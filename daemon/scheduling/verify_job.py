@@ -74,7 +74,7 @@ class VerifyJob:
         ended = add_part(last, proof, part, at_ms=now_ms)
         self._report(proof, ended)
         if not proof.is_right:
-            # A replaced log is one reason, which the next poll finds and mends.
+            # A replaced log is one reason. The next poll finds and mends it, unless the table is parked below.
             self.cycle.doubt()
         span.report(
             {

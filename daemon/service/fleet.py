@@ -128,8 +128,8 @@ class Fleet:
 
         From any thread. Raises ConfigInvalid, Unsupported, StateUnavailable.
         """
-        definition = self._running.get(name)
-        if definition is None or name in self._leaving:
+        definition, cycle = self._running.get(name), self._cycles.get(name)
+        if definition is None or cycle is None or name in self._leaving:
             raise ConfigInvalid(f"{name}: the daemon does not follow it now", hint=f"GET /api/tables/{name} says why.")
         store, table = self._parts.store, definition.table
         match verb:
@@ -139,7 +139,7 @@ class Fleet:
                     hint = f"First resume it: `dvsync resume {name}`, or POST /api/tables/{name}/resume."
                     held = paused_text(record.pause) if record.pause else "parked"
                     raise Unsupported(f"{name} is {held}", hint=hint)
-                self._cycles[name].doubt()
+                cycle.doubt()
                 self._scheduler.wake(name)
                 return "is polled now"
             case Verb.PAUSE:

@@ -110,7 +110,7 @@ class LeaseKeeper:
                 self._unlock()
                 on_lost(str(error))
                 return
-            except (StateUnavailable, StateStoreAway) as error:
+            except Exception as error:
                 # While the database is away, nobody else can take the lease either.
                 on_unrenewed(str(error))
                 if not is_unrenewed:

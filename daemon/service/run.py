@@ -31,7 +31,7 @@ from daemon.sync.memory import as_sync_error
 from daemon.web.endpoints import make_app
 from daemon.web.metrics import make_registry
 from daemon.web.server import WebServer
-from state import StateUnavailable
+from state import DatabaseReplaced, StateUnavailable
 
 # For giving back the lease and closing Spark and the stores, after the work has ended or was given up.
 CLOSING_MAX_S = 1.5
@@ -49,6 +49,7 @@ IDLE_INTERVAL_S = 30.0
 # How long a thread that returns from SQLite or a file waits for a busy thread. With Python's default of 5 ms that was
 # most of a transaction's time, in which nobody else can write to the state database.
 THREAD_SWITCH_S = 0.001
+START_AGAIN = "Start the process again: it waits until it gets the lease."
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -86,9 +87,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             notifier.beat(board.summary())
 
         def on_lost(reason: str) -> None:
-            _log.error(
-                events.LEASE_LOST, reason=reason, hint="Start the process again: it waits until it gets the lease."
-            )
+            _log.error(events.LEASE_LOST, reason=reason, hint=START_AGAIN)
             signals.say(events.LEASE_LOST)
 
         def on_unrenewed(reason: str | None) -> None:
@@ -159,6 +158,9 @@ def _stand_by(
         try:
             holder, hint = keeper.try_take(), None
             reason = f"standing by: the lease is held by {holder}"
+        except DatabaseReplaced as error:
+            _log.error(events.LEASE_LOST, reason=str(error), hint=START_AGAIN)
+            return events.LEASE_LOST
         except (StateUnavailable, StateStoreAway) as error:
             holder, hint = "unknown", UNWRITABLE
             reason = f"the state database cannot be written, so nothing is followed: {error}"

@@ -90,10 +90,15 @@ def _encode_vector(location: str, descriptor: DeletionVectorDescriptor | None) -
 
 
 def _partition_value(field: StructField) -> Column:
-    """Return the value that the log has as text. PROTOCOL.md, "Partition Value Serialization": "" is null."""
+    """Return the value that the log has as text. PROTOCOL.md, "Partition Value Serialization": "" is null.
+
+    For strings it is not, as for Delta on Spark.
+    """
     from pyspark.sql import functions as F  # noqa: PLC0415
 
-    text = F.nullif(F.try_element_at("partition_values", F.lit(field.name)), F.lit(""))
+    text = F.try_element_at("partition_values", F.lit(field.name))
+    if field.dataType.typeName() != "string":
+        text = F.nullif(text, F.lit(""))
     what = f" is no {field.dataType.simpleString()}, but the partition value of column {field.name}"
     return F.when(
         text.isNotNull(), F.coalesce(text.try_cast(field.dataType), F.raise_error(F.concat(text, F.lit(what))))

@@ -109,13 +109,15 @@ def find_sharing(
 
     For example, if delete file d1 applies to a and b, and d2 to b and c, then both are found for a.
     """
-    paths = {*data_files}
-    while True:
-        found = store.find_delete_files(table_id, sorted(paths))
-        shared = {mapping.data_file for file in found if joins(file) for mapping in file.mappings}
-        if shared <= paths:
-            return found
-        paths |= shared
+    found: dict[str, DeleteFileRecord] = {}
+    paths, asked = {*data_files}, set[str]()
+    while more := paths - asked:
+        asked |= more
+        for file in store.find_delete_files(table_id, sorted(more)):
+            found[file.path] = file
+            if joins(file):
+                paths |= {mapping.data_file for mapping in file.mappings}
+    return list(found.values())
 
 
 def _begin(context: TableContext, transaction: Transaction, plan: SyncPlan) -> tuple[SyncPlan, list[DeleteFileResult]]:

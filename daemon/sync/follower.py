@@ -77,7 +77,7 @@ class Follower:
         self._synced_timestamp_ms: int | None = None
         # A version that `has_news` found, so that the next sync need not check it again.
         self._seen_version: int | None = None
-        self._in_doubt = True
+        self._in_doubt, self._doubted = True, False
         self._continuity_due_s = self._newest_commit_due_s = 0.0
         # The newest metadata file of another dvsync, and since when it could have synced a newer version.
         self._others_location: str | None = None
@@ -133,8 +133,8 @@ class Follower:
         self._in_doubt, self._compare_reason = True, reason
 
     def doubt(self) -> None:
-        """Let `has_news` return True until the next sync: a person wants the table written anew."""
-        self._in_doubt = True
+        """Let `has_news` return True until a sync has begun after this and ended. From any thread."""
+        self._in_doubt = self._doubted = True
 
     def sync(
         self, *, stop: Event | None = None, full: bool = False, others_wait: Callable[[], bool] = lambda: False
@@ -144,12 +144,13 @@ class Follower:
         `full` writes the Iceberg table anew from Delta's whole newest state instead of following the log. While
         `others_wait`, the available versions may share a snapshot.
         """
-        is_in_doubt, self._in_doubt = self._in_doubt, True
+        is_in_doubt, self._in_doubt, self._doubted = self._in_doubt, True, False
         with as_sync_errors(self._context.settings.name), self._context.committing:
             shown, result = self._sync(stop or Event(), full, others_wait, is_in_doubt=is_in_doubt)
             if shown and shown.record.resync_wanted:
                 self._context.store.record_resync_wanted(shown.record.id, False)
-        self._in_doubt, self._older_since_s = False, None
+        # Somebody may have had doubts while this ran.
+        self._in_doubt, self._older_since_s = self._doubted, None
         self._synced_version = shown.record.synced_version if shown else None
         now_s = self._context.clock.monotonic_s()
         self._continuity_due_s = now_s + CONTINUITY_INTERVAL_S
@@ -225,7 +226,7 @@ class Follower:
         """Upgrade the Iceberg table to the format version of the settings. Its delete files stay as they are."""
         context, table = self._context, shown.table
         # Also if somebody else upgraded the table.
-        if context.settings.format_version > 2 and lacks_row_ids(table):
+        if lacks_row_ids(table, context.settings):
             raise ReplacementNeeded(
                 "the table gets Delta's row ids with the new format version",
                 path=table.metadata_location,

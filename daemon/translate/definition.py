@@ -164,10 +164,14 @@ def row_id_column_of(table: Table) -> str:
     return table.properties.get(DELTA_ROW_IDS, "")
 
 
-def lacks_row_ids(table: Table) -> bool:
-    """Return whether Delta tracks row ids, but the table does not show them: it had version 2 at the last commit."""
+def lacks_row_ids(table: Table, settings: TableSettings) -> bool:
+    """Return whether the table must get Delta's row ids: it did not have format version 3 at dvsync's last commit."""
     column, mapping = row_id_column_of(table), parse_mapping_from_json(table.properties[NAME_MAPPING])
-    return bool(column) and not any(field.field_id == ROW_ID and column in field.names for field in mapping.root)
+    return (
+        settings.format_version > 2
+        and bool(column)
+        and not any(field.field_id == ROW_ID and column in field.names for field in mapping.root)
+    )
 
 
 def check_unchanged(shape: Shape, table: Table, settings: TableSettings, version: int) -> None:

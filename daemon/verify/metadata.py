@@ -172,7 +172,8 @@ class MetadataCheck:
         found = []
         if add.size != data_file.file_size_in_bytes:
             found.append((Fault.SIZE, f"{data_file.file_size_in_bytes} bytes in Iceberg, {add.size} in Delta"))
-        has_row_id = self.schema.has_row_ids and self.table.metadata.format_version > 2 and add.base_row_id is not None
+        # Snapshots from before an upgrade have none.
+        has_row_id = self.schema.has_row_ids and self.snapshot.first_row_id is not None and add.base_row_id is not None
         if has_row_id and first_row_id(data_file) != add.base_row_id:
             found.append((Fault.ROW_ID, f"{first_row_id(data_file)} in Iceberg, {add.base_row_id} in Delta"))
         cardinality = add.deletion_vector.cardinality if add.deletion_vector else 0

@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from state.store import LeaseLost, StateUnavailable
+from state.store import DatabaseReplaced, StateUnavailable
 
 # The newest schema, as Alembic numbers it: state/migrations.
 REVISION = "0010"
@@ -47,7 +47,7 @@ class Database:
             # With PostgreSQL's default, each statement of a transaction could see another state.
             self._readers = engine.execution_options(isolation_level="REPEATABLE READ")
         self._file = _file_of(engine.url)
-        self._identity = _identity_of(self._file)
+        self._identity: tuple[int, int] | None = None
         self._one_writer = threading.Lock()
         self._writes = 0
         self._before_write: Callable[[Connection], None] = lambda _: None
@@ -121,9 +121,15 @@ class Database:
             raise StateUnavailable(f"the state database {self._name} has no free connection") from error
 
     def _check_file(self) -> None:
-        """Raise LeaseLost if the file was removed or replaced: what this process wrote would be lost with it."""
-        if self._identity is not None and _identity_of(self._file) != self._identity:
-            raise LeaseLost(f"the state database {self._name} was removed or replaced while dvsync was running")
+        """Raise DatabaseReplaced if the file was removed or replaced: what is written now would be lost with it."""
+        if self._identity is None:
+            return
+        try:
+            found = _identity_of(self._file)
+        except OSError as error:
+            raise StateUnavailable(f"the state database {self._name} is not usable: {error.strerror}") from error
+        if found != self._identity:
+            raise DatabaseReplaced(f"the state database {self._name} was removed or replaced while dvsync was running")
 
     def _migrate(self) -> None:
         with self.read() as connection:
@@ -148,7 +154,7 @@ def _file_of(url: URL) -> Path | None:
 
 
 def _identity_of(file: Path | None) -> tuple[int, int] | None:
-    """Return what the file system knows a file by; None if there is none."""
+    """Return what the file system knows a file by; None if there is none. Raises OSError."""
     try:
         found = file.stat() if file else None
     except FileNotFoundError:

@@ -104,6 +104,33 @@ def test_a_daemon_ends_when_its_state_database_is_removed(tmp_path: Path, table:
     shown_once(tmp_path, table)
 
 
+def test_a_stand_by_ends_too_when_the_state_database_is_removed(tmp_path: Path, table: HandmadeTable) -> None:
+    """It could never take the lease of the new database. Its supervisor starts it again, and it stands by there."""
+    config = write_config(tmp_path)
+    with daemon(config) as running:
+        running.synced_to("t", table.version)
+        with daemon(config) as standby:
+            standby.told("daemon.standing_by")
+            for file in tmp_path.glob("state.db*"):
+                file.unlink()
+            assert running.end() == 1
+            assert "was removed or replaced" in standby.told("lease.lost")["reason"]
+            assert standby.end() == 1
+
+
+def test_a_database_whose_folder_is_away_is_unavailable(tmp_path: Path) -> None:
+    """Until it is back: that is no reason to end."""
+    (tmp_path / "state").mkdir()
+    with closing(SqlStateStore.open(f"sqlite:///{tmp_path}/state/state.db")) as store:
+        (tmp_path / "state").rename(tmp_path / "away")
+        (tmp_path / "state").write_text("a file")
+        with pytest.raises(StateUnavailable, match="is not usable: Not a directory"):
+            store.check_writable()
+        (tmp_path / "state").unlink()
+        (tmp_path / "away").rename(tmp_path / "state")
+        store.check_writable()
+
+
 def test_a_daemon_begins_when_its_state_database_can_be_written_again(tmp_path: Path, table: HandmadeTable) -> None:
     """SQLite opens such a file read-only. Until then the daemon says why nothing is followed, also `dvsync status`."""
     config = write_config(tmp_path)

@@ -282,6 +282,10 @@ def test_a_commit_that_log_cleanup_took_is_not_asked_about() -> None:
         log.check_commit(0, 7, has_next=True)
     assert not log.is_untouched(0)
     assert log.commit_time_ms(0, otherwise=5) == 5
+    # The totals of the next version show whether it follows what was synced.
+    storage = MemoryStorage()
+    storage.files = {log.commit_path(1): b"{}", f"{log.folder}/{1:020d}.crc": b'{"tableSizeBytes": 1, "numFiles": 1}'}
+    DeltaLog(storage, LOCATION, FixedClock()).check_commit(0, 7, has_next=True)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,16 @@ def test_a_quiet_table_costs_one_request(bench: Bench, asked: list[tuple[str, st
     assert asked == [("exists", "2.json")]
 
 
+def test_a_doubt_during_a_sync_outlasts_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody asks for a check from another thread: the sync that is running may have made its own already."""
+    monkeypatch.setattr(bench.follower, "_give_way", lambda *_: bench.follower.doubt())
+    bench.sync()
+    assert bench.follower.has_news()
+    monkeypatch.undo()
+    bench.sync()
+    assert not bench.follower.has_news()
+
+
 def test_a_young_commit_is_checked_at_each_poll(table: HandmadeTable, bench: Bench) -> None:
     """One that is copied to a local disk may end at a line's end for a moment: the rest is shown at once."""
     paths = [table.write_file([(number, "x", "late")]) for number in (7, 8)]
