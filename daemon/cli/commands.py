@@ -591,7 +591,7 @@ def resync(
     """Rewrite tables from Delta's whole state. A running daemon begins within seconds."""
     from daemon.sync.verbs import want_resync  # noqa: PLC0415
 
-    _ask(context, config, _chosen(tables, every), want_resync, lambda _: "is written anew by its next sync")
+    _ask(context, config, _chosen(tables, every), want_resync, lambda _: "its next sync writes the whole table anew")
 
 
 def _chosen(tables: list[str] | None, every: bool) -> list[str]:
@@ -799,7 +799,8 @@ def check(
     typer.echo(f"state: {settings.redacted()['state']['url']}")
     typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
     typer.echo(f"share: {settings.share}")
-    typer.echo(f"tables: {len(settings.tables)}")
+    patterns = sum(table.is_pattern for table in settings.tables)
+    typer.echo(f"tables: {len(settings.tables) - patterns}" + (f", patterns: {patterns}" if patterns else ""))
     for table in settings.tables:
         line = f"  {table.name}: {table.source} -> {table.catalog} {table.target}, every {table.poll_interval_s:g} s"
         # The targets of a pattern's tables are known once they are found.

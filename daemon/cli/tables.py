@@ -151,7 +151,7 @@ def select_gone(settings: Settings, store: TableStore, wanted: Sequence[str]) ->
     followed = [name for name in wanted if name in names]
     if followed:
         find_tables(settings, followed)  # Raises if another share follows it.
-        hint = "First remove it from the configuration, exclude it from its pattern, or move its folder."
+        hint = "First remove it from the configuration, or exclude it, and reload a running daemon (SIGHUP)."
         raise ConfigInvalid("\n".join(f"{name}: the table is still followed" for name in followed), hint=hint)
     return [gone[name] for name in (select_names(wanted, gone) if wanted else gone)]
 

@@ -150,7 +150,7 @@ class Fleet:
                 said = "resumed" if resume(store, table) else "was neither parked nor paused; nothing to do"
             case Verb.RESYNC:
                 want_resync(store, table)
-                said = "is written anew by its next sync"
+                said = "its next sync writes the whole table anew"
         self._scheduler.wake(WISHES_JOB)
         return said
 

@@ -195,7 +195,7 @@ def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
     assert dvsync("resume", "t").output == "t: resumed\n"
     assert dvsync("resume", "t").output == "t: was neither parked nor paused; nothing to do\n"
     assert dvsync("sync").output.startswith("t: up to date at version 6")
-    assert dvsync("resync", "t").output == "t: is written anew by its next sync\n"
+    assert dvsync("resync", "t").output == "t: its next sync writes the whole table anew\n"
     assert followed.store.list_tables()[0].resync_wanted
     for command in ("pause", "resync"):
         assert dvsync(command, "nobody").exit_code == 2
@@ -246,7 +246,7 @@ def test_one_command_for_several_tables(dvsync):
     assert dvsync("resume", "*.b").output == "db.b: resumed\n"
     assert dvsync("resume", "db.b", "db.c").exit_code == 2
     assert dvsync("resume", "--all").output == ("db.a: resumed\ndb.b: was neither parked nor paused; nothing to do\n")
-    assert dvsync("resync", "db.*", "db.a").output.count("is written anew") == 2
+    assert dvsync("resync", "db.*", "db.a").output.count("writes the whole table anew") == 2
 
 
 def test_a_changed_configuration_forgets_nothing_by_a_pause(dvsync, followed: Bench):
