@@ -119,7 +119,7 @@ def a_foreign_commit_is_undone(world: World) -> Steps:
     assert ours is not None
     iceberg.append(pa.table({"id": [99], "part": ["a"], "value": ["foreign"]}))
     world.delete()
-    yield "TargetChanged", "Set the table to dvsync's last snapshot and `dvsync resume orders`"
+    yield "TargetChanged", f"set the table to dvsync's last snapshot {ours} (CALL catalog.system.set_current_snapshot("
     world.iceberg.manage_snapshots().set_current_snapshot(ours).commit()
     world.dvsync("resume", NAME)
 
