@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import polars
+import pyiceberg.table
 import pytest
-from pyiceberg.table import StaticTable
 from typer.testing import CliRunner
 
 from daemon.cli.commands import app
@@ -97,7 +97,7 @@ def read(line: str, reader: str) -> list[int]:
         return sorted(row[0] for row in duckdb_connection().execute(line).fetchall())
     if reader == "ClickHouse":
         return sorted(row[0] for row in ask_clickhouse(line))
-    found = eval(line, {"polars": polars, "StaticTable": StaticTable})
+    found = eval(line, {"polars": polars, "pyiceberg": pyiceberg})
     return sorted(row["id"] for row in (found.to_dicts() if reader == "Polars" else found.to_pylist()))
 
 
