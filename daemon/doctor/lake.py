@@ -117,9 +117,18 @@ def summary_lines(lake: LakeDiagnosis) -> Sequence[str]:
             f"{syncs.deletion_vectors} deletion vectors."
         )
     if lake.readers:
-        troubles = ", ".join(f"{name} ({tables})" for name, tables in lake.readers.items())
-        lines.append(f"Readers with trouble, and the number of tables: {troubles}.")
+        troubles = "; ".join(f"{reader}: {_counted(_troubling(lake.tables, reader))}" for reader in lake.readers)
+        lines.append(f"Readers with trouble, and with which tables: {troubles}.")
     return lines
+
+
+def _troubling(tables: Sequence[Diagnosis], reader: str) -> list[str]:
+    """Return the sources of the tables that can be followed, and that `reader` has trouble with."""
+    return [
+        table.source
+        for table in tables
+        if table.is_followed and any(reader in trouble.readers for trouble in table.readers)
+    ]
 
 
 def _counted(sources: Sequence[str]) -> str:

@@ -98,6 +98,7 @@ def test_what_is_printed(lake: Path) -> None:
     at = lines.index("4 of 7 tables can be followed.")
     assert lines[at + 1].startswith("  2 (odd, other): a column has the type variant")
     assert "First syncs read the footers of 8 data files (48 rows) and 2 deletion vectors." in lines[at:]
+    assert lines[-1].startswith("Readers with trouble, and with which tables: Daft: 4 (good0, good1, good2")
 
 
 def test_reasons_and_readers_are_counted_by_what_they_are_about() -> None:
