@@ -140,7 +140,9 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
                     places.append(place)
         remaining, left_out = _without(document, places)
         if tables_out:
-            remaining["tables"] = [table for i, table in enumerate(document["tables"]) if i not in tables_out]
+            # The faulty tables may be those of an environment variable, which are not in the document.
+            tables = document.get("tables") or ()
+            remaining["tables"] = [table for i, table in enumerate(tables) if i not in tables_out]
         try:
             settings = Settings(**remaining)
         except ValidationError:

@@ -116,6 +116,9 @@ def test_a_faulty_variable_is_told_with_its_place(load, monkeypatch):
     assert faults_of(load, ONE_CATALOG)[0].startswith("health.port: ")
     monkeypatch.setenv("DVSYNC_TABLES", "[{")
     assert "tables" in faults_of(load, ONE_CATALOG)[0]
+    monkeypatch.setenv("DVSYNC_TABLES", '[{"source": 3}]')
+    for text in (ONE_CATALOG, ONE_CATALOG + "tables:\n"):
+        assert "tables[0].source" in [fault.partition(": ")[0] for fault in faults_of(load, text)]
 
 
 def test_every_fault_is_told_at_once(load):
