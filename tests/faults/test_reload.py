@@ -198,6 +198,7 @@ def test_tables_whose_folders_vanish_beside_the_daemon_are_gone_until_they_are_b
         for folder in ("listed", "lake/orders"):
             shutil.move(tmp_path / folder, tmp_path / f"away-{folder.replace('/', '-')}")
         until(lambda: states() == {"gone"}, "both gone", wait_s=120)
+        assert {status["lag_versions"] for status in running.tables().values()} == {None}, "nobody knows the source now"
         running.told("table.gone", table="lake.orders", wait_s=60)
         for name in names:
             assert f"{name}: its " in running.reasons()

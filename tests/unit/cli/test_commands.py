@@ -325,6 +325,23 @@ def test_config_check_says_what_it_found(dvsync):
     assert "/data/a -> local db.a, every 10 s" in result.stdout
 
 
+def test_config_check_counts_patterns_apart(dvsync):
+    """What a pattern finds is not known yet."""
+    config = EMPTY + "tables:\n- {source: data/a, target: db.a}\n- {source: 'data/*/', target: 'db.{name}'}\n"
+    assert "\ntables: 1, patterns: 1\n" in dvsync("config", "check", config=config).stdout
+
+
+def test_a_sync_logs_as_the_configuration_says(dvsync, tmp_path: Path):
+    """Warnings and above are JSON lines on standard error if it asks for JSON, and lines for people otherwise."""
+    HandmadeTable(tmp_path / "data" / "a").create()
+    (commit,) = (tmp_path / "data" / "a" / "_delta_log").glob("*.json")
+    commit.write_text(commit.read_text().replace('"minReaderVersion": 3', '"minReaderVersion": 9'))
+    config = EMPTY + "pipeline: {engine: local}\ntables: [{source: data/a, target: db.a}]\n"
+    assert json.loads(dvsync("sync", config=config).stderr.splitlines()[-1])["event"] == "table.parked"
+    plain = dvsync("sync", config=config.replace("format: json", "format: auto")).stderr.splitlines()[-1]
+    assert "table.parked" in plain and not plain.startswith("{")
+
+
 def test_config_may_stand_before_or_after_the_command_or_in_the_environment(dvsync, tmp_path, monkeypatch):
     """The nearer to the command wins over the environment."""
     (tmp_path / "mine.yaml").write_text(EMPTY, encoding="utf-8")

@@ -483,3 +483,9 @@ def test_a_reference_to_no_file_is_a_fault(load, path):
     """Whatever the path is."""
     (fault,) = faults_of(load, f'storage: {{s3.secret-access-key: {{file: "{path}"}}}}\n')
     assert fault.startswith("storage.s3.secret-access-key: ")
+
+
+def test_a_local_source_may_name_its_host(load):
+    """`file://localhost/` is `file:///`: the log, the data files and the state know one spelling."""
+    settings = load(ONE_CATALOG + "tables: [{source: 'file://localhost/data/a/', target: db.a}]\n")
+    assert settings.tables[0].source == "file:///data/a"
