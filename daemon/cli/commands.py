@@ -860,10 +860,9 @@ def _hide_environment() -> None:
 
 def _log_to_stderr(log: LogSettings | None = None) -> None:
     """Log warnings and above, in lines for people unless `log` says JSON."""
-    level: Literal["warning", "error"] = "error" if log and log.level == "error" else "warning"
-    configure_logging(
-        LogSettings(format="json" if log and log.format == "json" else "console", level=level), sys.stderr
-    )
+    log = log or LogSettings()
+    level: Literal["warning", "error"] = "error" if log.level == "error" else "warning"
+    configure_logging(LogSettings(format="json" if log.format == "json" else "console", level=level), sys.stderr)
 
 
 def _say(text: str) -> None:

@@ -148,7 +148,7 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
         except ValidationError:
             return None  # The fault is in an environment variable, which Settings reads again by itself.
     indexes = (index for index in range(len(settings.tables) + len(tables_out)) if index not in tables_out)
-    return _Readable(settings, tuple(f"tables[{index}]" for index in indexes), frozenset(left_out))
+    return _Readable(settings, tuple(f"tables[{index}]" for index in indexes), left_out)
 
 
 def _without(
@@ -361,12 +361,11 @@ def _property_faults(readable: _Readable) -> Iterator[str]:
                 yield f"catalogs.{name}.{key}: unknown property, did you mean {meant[0]}?"
         if kind != "sql":
             continue
-        if "uri" not in properties and f"catalogs.{name}.uri" not in readable.left_out:
+        given = {*properties, *(key.removeprefix(f"catalogs.{name}.") for key in readable.left_out)}
+        if "uri" not in given:
             yield f"catalogs.{name}.uri: is missing; give the SQLAlchemy URL of the catalog's database"
-        if f"catalogs.{name}.warehouse" in readable.left_out:
-            continue
         homeless = next((each for _, each in readable.tables() if each.catalog == name and not each.location), None)
-        if "warehouse" not in properties and homeless is not None:
+        if "warehouse" not in given and homeless is not None:
             yield f"catalogs.{name}.warehouse: is missing, and {homeless.name} has no location of its own"
 
 

@@ -258,22 +258,20 @@ class DeltaLog:
         if found is None:
             if not has_next or self.read_checksum(version + 1) is not None:
                 return
-            raise ResyncNeeded(
-                f"commit {version}, which is synced, is gone from the log, and version {version + 1} is there",
-                version=version,
-                path=self.commit_path(version),
-                hint="Log cleanup removed it, or the log was replaced. dvsync compares both states and commits the "
-                "difference.",
-            )
-        if not (known.is_same_commit(found) if known else found.timestamp_ms == timestamp_ms):
-            raise ResyncNeeded(
-                f"commit {version} was replaced after it was synced: its {'content' if known else 'timestamp'} differs",
-                version=version,
-                path=self.commit_path(version),
-                hint="The table was recreated, or its log was copied. dvsync compares both states and commits the "
-                "difference.",
-            )
-        self._known = replace(found, timestamp_ms=timestamp_ms)
+            what = f"commit {version}, which is synced, is gone from the log, and version {version + 1} is there"
+        elif known.is_same_commit(found) if known else found.timestamp_ms == timestamp_ms:
+            self._known = replace(found, timestamp_ms=timestamp_ms)
+            return
+        else:
+            differing = "content" if known else "timestamp"
+            what = f"commit {version} was replaced after it was synced: its {differing} differs"
+        raise ResyncNeeded(
+            what,
+            version=version,
+            path=self.commit_path(version),
+            hint="The table was recreated, or its log copied or cleaned up. dvsync compares both states and commits the "
+            "difference.",
+        )
 
     def is_untouched(self, version: int) -> bool:
         """Return whether the commit file is there, as it was when it was last read or checked. One request."""

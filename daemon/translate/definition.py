@@ -166,12 +166,11 @@ def row_id_column_of(table: Table) -> str:
 
 def lacks_row_ids(table: Table, settings: TableSettings) -> bool:
     """Return whether the table must get Delta's row ids: it did not have format version 3 at dvsync's last commit."""
-    column, mapping = row_id_column_of(table), parse_mapping_from_json(table.properties[NAME_MAPPING])
-    return (
-        settings.format_version > 2
-        and bool(column)
-        and not any(field.field_id == ROW_ID and column in field.names for field in mapping.root)
-    )
+    column = row_id_column_of(table)
+    if settings.format_version < 3 or not column:
+        return False
+    mapping = parse_mapping_from_json(table.properties[NAME_MAPPING])
+    return not any(field.field_id == ROW_ID and column in field.names for field in mapping.root)
 
 
 def check_unchanged(shape: Shape, table: Table, settings: TableSettings, version: int) -> None:
