@@ -269,8 +269,8 @@ class DeltaLog:
             what,
             version=version,
             path=self.commit_path(version),
-            hint="The table was recreated, or its log copied or cleaned up. dvsync compares both states and commits the "
-            "difference.",
+            hint="The table was recreated, or its log copied or cleaned up. dvsync compares both states and commits "
+            "the difference.",
         )
 
     def is_untouched(self, version: int) -> bool:
