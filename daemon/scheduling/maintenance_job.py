@@ -6,7 +6,6 @@ A round that fails has no effect on the syncs; the next round tries again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from random import Random
 from threading import Event
 
 import structlog
@@ -22,9 +21,6 @@ from daemon.status.timeline import FileDeletions
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-# Upper bound of the first delay, so that a daemon restarted nightly still does weekly maintenance.
-FIRST_AFTER_MAX_S = 600.0
-
 
 class MaintenanceJob:
     """Maintains the table of `cycle`, in a thread of its own."""
@@ -37,12 +33,9 @@ class MaintenanceJob:
         find_worst_files: Callable[[], Sequence[FileDeletions]],
         board: Board,
         clock: Clock,
-        random: Random,
     ) -> None:
         self.name = cycle.name
         self.interval_s = cycle.table.maintenance.interval_s
-        # Tables that start together must not be maintained together: that would crowd out the syncs.
-        self.first_after_s = random.uniform(0, min(self.interval_s, FIRST_AFTER_MAX_S))
         self.cycle = cycle
         self._maintainer = maintainer
         self._find_worst_files = find_worst_files

@@ -5,7 +5,6 @@ What a verification finds is recorded, logged and shown. By setting, it also par
 
 from __future__ import annotations
 
-from random import Random
 from threading import Event
 
 import structlog
@@ -27,18 +26,15 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 # How often a table is asked whether a part of it is due. A part that failed is tried again then.
 CHECKS_A_PERIOD = 10
 CHECK_INTERVAL_MAX_S = 600.0
-# The syncs after a start come first.
-FIRST_AFTER_MIN_S = 60.0
 
 
 class VerifyJob:
     """Verifies the table of `cycle`, in a thread of its own."""
 
-    def __init__(self, cycle: TableCycle, context: TableContext, *, random: Random) -> None:
+    def __init__(self, cycle: TableCycle, context: TableContext) -> None:
         self.name = cycle.name
         self.settings = cycle.table.verify
         self.interval_s = min(self.settings.period_s / CHECKS_A_PERIOD, CHECK_INTERVAL_MAX_S)
-        self.first_after_s = random.uniform(min(FIRST_AFTER_MIN_S, self.interval_s), self.interval_s)
         self.cycle = cycle
         self._context = context
 

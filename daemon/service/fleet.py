@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from random import Random
 from typing import NamedTuple
 
 import structlog
@@ -223,9 +222,8 @@ class Fleet:
             find_worst_files=partial(find_worst_files, context, files_max=WORST_FILES_MAX),
             board=board,
             clock=parts.clock,
-            random=Random(),
         )
-        self._scheduler.add(cycle, job, VerifyJob(cycle, context, random=Random()))
+        self._scheduler.add(cycle, job, VerifyJob(cycle, context))
         self._cycles[table.name] = cycle
         self._running[table.name] = definition
         _log.info(events.TABLE_ADDED, table=table.name, source=table.source, target=table.target)

@@ -647,9 +647,9 @@ class Running:
         self.scheduler.every("/beat", 5.0, self.board.beat)
         self.scheduler.every("/wishes", wishes_interval_s, self.fleet.read_wishes)
         for cycle in cycles:
-            maintainer, random = self.maintainers[cycle.name], Random(cycle.name)
-            job = MaintenanceJob(cycle, maintainer, find_worst_files=list, board=self.board, clock=clock, random=random)
-            self.scheduler.add(cycle, job, VerifyJob(cycle, context=None, random=random))
+            maintainer = self.maintainers[cycle.name]
+            job = MaintenanceJob(cycle, maintainer, find_worst_files=list, board=self.board, clock=clock)
+            self.scheduler.add(cycle, job, VerifyJob(cycle, context=None))
 
     def __enter__(self) -> Running:
         self.scheduler.start()
@@ -967,7 +967,6 @@ def job_of(
         find_worst_files=find_worst_files,
         board=bench.board,
         clock=bench.clock,
-        random=Random(1),
     )
     return job, maintainer
 
