@@ -36,8 +36,8 @@ JITTER = 0.1
 TICK_MAX_S = 0.1
 # A thread for each table, so that a store that hangs delays only its own tables. An idle thread costs some 50 kB.
 POLL_THREADS_MAX = 128
-# Bounds of the first delay of maintenance and verification, unless their interval is shorter: the syncs after a start
-# come first, and a daemon that is restarted nightly still does weekly maintenance.
+# Bounds of the first delay of maintenance and verification; shorter intervals have less. The syncs after a start come
+# first, and a daemon that is restarted nightly still does weekly maintenance.
 FIRST_BESIDE_MIN_S = 60.0
 FIRST_BESIDE_MAX_S = 600.0
 _MAINTENANCE = "maintenance"
@@ -128,7 +128,7 @@ class Scheduler:
         )
         for executor, job in ((_MAINTENANCE, maintenance), (_VERIFICATION, verification)):
             # Tables that start together must not be maintained together: that would crowd out the syncs.
-            first_s = uniform(min(FIRST_BESIDE_MIN_S, job.interval_s), min(FIRST_BESIDE_MAX_S, job.interval_s))
+            first_s = uniform(min(FIRST_BESIDE_MIN_S, job.interval_s / 10), min(FIRST_BESIDE_MAX_S, job.interval_s))
             self._timer.add_job(
                 self._run_beside,
                 _Interval(job.interval_s),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from random import Random
 from threading import Event
 from types import SimpleNamespace
@@ -1045,11 +1046,16 @@ def test_tables_that_begin_together_are_not_maintained_together():
         assert time.monotonic() - first_s > 0.5
 
 
-def test_a_long_interval_of_maintenance_outlives_restarts(bench):
-    """The first round comes soon, however long it is until the next."""
+def test_the_first_round_comes_after_the_syncs_of_a_start_and_before_a_nightly_restart(bench):
+    """Whatever the interval, of maintenance and of verification."""
     weekly = MaintenanceSettings(interval="7d")
     bench.cycle.table = bench.cycle.table.model_copy(update={"maintenance": weekly})
-    assert job_of(bench)[0].first_after_s <= 600
+    for _ in range(20):
+        scheduler, start = Scheduler(bench.clock, tables_at_once=1), datetime.now(UTC)
+        scheduler.add(bench.cycle, job_of(bench)[0], VerifyJob(bench.cycle, context=None))
+        poll, *beside = sorted(job.next_run_time - start for job in scheduler._timer.get_jobs())
+        assert poll < timedelta(seconds=1)
+        assert [timedelta(seconds=60) <= delay <= timedelta(seconds=601) for delay in beside] == [True, True]
 
 
 def test_maintenance_runs_beside_the_polls_and_ends_with_them():
