@@ -21,6 +21,7 @@ from rich.text import Text
 
 from daemon.errors import SyncError
 from daemon.status.table_status import (
+    ErrorStatus,
     ProofStatus,
     SyncState,
     TableStatus,
@@ -31,6 +32,7 @@ from daemon.status.table_status import (
     paused_text,
     size_text,
     span,
+    unverified_text,
     worst_first,
 )
 from daemon.texts import printable
@@ -116,6 +118,8 @@ def print_statuses(
                 console.print(Padding(Text(printable(line)), (0, 0, 0, GAP)))
         if status and status.proof and not status.proof.is_right:
             console.print(Padding(Text(printable(_differs(status.name, status.proof))), (0, 0, 0, GAP)))
+        if status and status.verify_error:
+            console.print(Padding(Text(printable(_unverified(status.verify_error))), (0, 0, 0, GAP)))
 
 
 def _print_lines(console: Console, statuses: Sequence[TableStatus]) -> None:
@@ -158,11 +162,17 @@ def _status_line(status: TableStatus) -> str:
         line += f" {paused_text(status.pause)}"
     if status.proof and not status.proof.is_right:
         line += f" {_differs(status.name, status.proof)}"
+    if status.verify_error:
+        line += f" {_unverified(status.verify_error)}"
     return f"{line} error={status.error.kind}: {status.error.message} ({status.error.hint})" if status.error else line
 
 
 def _differs(name: str, proof: ProofStatus) -> str:
     return f"{differing_text(proof)}. {hint_for(name, proof.differences)}"
+
+
+def _unverified(error: ErrorStatus) -> str:
+    return f"{unverified_text(error)} ({error.hint})"
 
 
 def _or_dash(value: int | None) -> str:

@@ -1,4 +1,4 @@
-"""`dvsync sync --wait`: waits until Iceberg tables show a Delta version that a daemon syncs. Imports no PyIceberg."""
+"""`dvsync sync --wait`: waits until Iceberg tables show a Delta version that a daemon syncs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from daemon.cli.probe import ask_to_sync
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
+from daemon.errors import SyncError
+from daemon.iceberg.marker import shown_by
+from daemon.service.assembly import open_parts
 from daemon.status.table_status import gone_status, has_lost_log, paused_text
 from daemon.storage import FileIOStorage
+from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record, open_store
 from state import TableRecord
 
 POLL_INTERVAL_S = 0.2
+# While the catalog does not show what the state database has.
+CATALOG_INTERVAL_S = 1.0
 SHOWN, FAILED, TIMED_OUT = 0, 1, 3
 
 
@@ -45,10 +51,10 @@ def wait_for_version(
     """Yield a verdict for each table, as soon as it shows `min_version`, is held up, or the deadline has passed.
 
     Without `min_version`, it is the newest version that the Delta table has now. With a token, the daemon is asked to
-    sync at once. `deadline_s` is on the monotonic clock. Raises ObjectStoreAway, StateStoreAway.
+    check both tables at once. `deadline_s` is on the monotonic clock. Raises ObjectStoreAway, StateStoreAway.
     """
-    clock = SystemClock()
-    with open_store(settings) as store:
+    with open_parts(settings) as parts:
+        store, clock = parts.store, parts.clock
         records = store.list_tables()
         waiting = {
             table.name: (table, min_version if min_version is not None else _find_newest(settings, table, records))
@@ -59,14 +65,17 @@ def wait_for_version(
                 # Without an answer, the daemon syncs at its next poll.
                 ask_to_sync(settings.health, table.name)
         while waiting:
-            is_late, records = clock.monotonic_s() >= deadline_s, store.list_tables()
+            is_late, records, interval_s = clock.monotonic_s() >= deadline_s, store.list_tables(), POLL_INTERVAL_S
             for table, wanted in list(waiting.values()):
-                verdict = _judge(table.name, find_record(records, table), wanted, clock.now_ms(), is_late=is_late)
+                record, fault = find_record(records, table), None
+                if record and record.synced_version is not None and record.synced_version >= wanted:
+                    fault, interval_s = _find_fault(parts.context(table), record, wanted), CATALOG_INTERVAL_S
+                verdict = _judge(table.name, record, wanted, fault, clock.now_ms(), is_late=is_late)
                 if verdict:
                     del waiting[table.name]
                     yield verdict
             if waiting:
-                time.sleep(POLL_INTERVAL_S)
+                time.sleep(interval_s)
 
 
 def _find_newest(settings: Settings, table: TableSettings, records: Sequence[TableRecord]) -> int:
@@ -76,17 +85,37 @@ def _find_newest(settings: Settings, table: TableSettings, records: Sequence[Tab
     return log.find_newest(record.synced_version if record else None) or 0
 
 
-def _judge(name: str, record: TableRecord | None, wanted: int, now_ms: int, *, is_late: bool) -> Verdict | None:
+def _find_fault(context: TableContext, record: TableRecord, wanted: int) -> str | None:
+    """Return why the Iceberg table does not show `wanted`, although the state database has it; None if it does."""
+    try:
+        table = context.target.find_table()
+    except SyncError as error:
+        return f"the Iceberg table cannot be read: {error.kind}: {error.message}"
+    if table and table.metadata.current_snapshot_id == record.snapshot_id:
+        return None
+    marker = shown_by(table) if table else None
+    if marker and marker.version >= wanted:
+        return None
+    what = f"shows version {marker.version}" if marker else "was changed by somebody else" if table else "is gone"
+    return f"dvsync showed version {record.synced_version}, but the Iceberg table {context.settings.target} {what}"
+
+
+def _judge(
+    name: str, record: TableRecord | None, wanted: int, fault: str | None, now_ms: int, *, is_late: bool
+) -> Verdict | None:
+    """Return the verdict by the record, and by the `fault` of the Iceberg table; None while waiting may help."""
     synced, error = (record.synced_version, record.error) if record else (None, None)
     if record and error and has_lost_log(record):
         return Verdict(FAILED, f"{name}: gone: {error.message}\n  {error.hint}")
-    if synced is not None and synced >= wanted:
+    if synced is not None and synced >= wanted and not fault:
         return Verdict(SHOWN, f"{name}: shows version {synced}")
-    shown = "shows nothing yet" if synced is None else f"shows version {synced}"
+    shown = fault or f"{'shows nothing yet' if synced is None else f'shows version {synced}'}, not {wanted}"
     if pause := record.pause_at(now_ms) if record else None:
         held = f"{paused_text(pause)}; `dvsync resume {name}` resumes it"
-        return Verdict(FAILED, f"{name}: {shown}, not {wanted}; {held}")
+        return Verdict(FAILED, f"{name}: {shown}; {held}")
     because = f": {error.kind}: {error.message}\n  {error.hint}" if error else ""
     if error and error.parked:
-        return Verdict(FAILED, f"{name}: parked, and {shown}, not {wanted}{because}")
-    return Verdict(TIMED_OUT, f"{name}: time is over: {shown}, not {wanted}{because}") if is_late else None
+        return Verdict(FAILED, f"{name}: parked, and {shown}{because}")
+    if fault and not error:
+        because = f"\n  The daemon checks the table within ten minutes; `dvsync resync {name}` mends it at once."
+    return Verdict(TIMED_OUT, f"{name}: time is over: {shown}{because}") if is_late else None

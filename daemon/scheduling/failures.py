@@ -39,8 +39,8 @@ class Failure:
     is_news: bool
 
 
-def warn_of(event: str, raised: Exception, span: Span) -> None:
-    """Log and trace that work beside the syncs failed, with the traceback if dvsync itself is wrong."""
+def warn_of(event: str, raised: Exception, span: Span) -> SyncError:
+    """Log and trace that work beside the syncs failed, with the traceback if dvsync itself is wrong. Returns it."""
     known = as_sync_error(raised)
     span.fail(known.kind, str(known))
     _log.warning(
@@ -50,6 +50,7 @@ def warn_of(event: str, raised: Exception, span: Span) -> None:
         hint=known.hint,
         exc_info=raised if isinstance(known, InternalError) else None,
     )
+    return known
 
 
 def described(known: SyncError, *, now_ms: int, last: TableError | None = None) -> TableError:

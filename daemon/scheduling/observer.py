@@ -70,6 +70,11 @@ class Observer:
         self._seen = replace(self._seen, record=record, syncing=syncing)
         self._board.show(self._name, self._seen)
 
+    def show_verify_error(self, error: TableError | None) -> None:
+        """Show why the last verification failed; None if none has failed since one ended. From any thread."""
+        self._seen = replace(self._seen, verify_error=error)
+        self._board.show(self._name, self._seen)
+
     def show_sync_begun(self, record: TableRecord) -> None:
         self._find_first_unsynced(record)
         self.show(record, syncing=True)

@@ -19,7 +19,7 @@ from daemon.tracing import Span
 from daemon.verify.findings import Level, Proof, Scope, hint_for
 from daemon.verify.passes import add_part, due_ms, next_part
 from daemon.verify.verifier import Verifier
-from state import ProofRecord
+from state import ProofRecord, TableError
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -37,6 +37,7 @@ class VerifyJob:
         self.interval_s = min(self.settings.period_s / CHECKS_A_PERIOD, CHECK_INTERVAL_MAX_S)
         self.cycle = cycle
         self._context = context
+        self._error: TableError | None = None
 
     def run(self, stop: Event) -> None:
         """Compare the next part, if one is due and the table is in order. Nothing is recorded once `stop` is set."""
@@ -49,9 +50,17 @@ class VerifyJob:
             except Exception as error:
                 if stop.is_set():
                     return  # The daemon ends, and with it Spark; or the table has other settings now.
-                warn_of(events.VERIFY_FAILED, error, span)
+                known = warn_of(events.VERIFY_FAILED, error, span)
+                self._show_error(described(known, now_ms=self._context.clock.now_ms(), last=self._error))
                 # If the Iceberg table is gone or not ours any more, the next poll says so.
                 self.cycle.doubt()
+            else:
+                self._show_error(None)
+
+    def _show_error(self, error: TableError | None) -> None:
+        if error != self._error:
+            self._error = error
+            self.cycle.observer.show_verify_error(error)
 
     def _verify_next(self, stop: Event, span: Span) -> None:
         context, settings = self._context, self.settings

@@ -87,7 +87,8 @@ class TableStatus(msgspec.Struct, frozen=True):
     """One table. Versions are Delta's; times are ISO 8601, UTC; what is not known is null.
 
     `lag_versions` counts the Delta versions not shown yet. `lag_seconds` is the age of the oldest of them.
-    `orphan_bytes` is the sum of the known sizes. `catalog` is null for a table that is gone.
+    `orphan_bytes` is the sum of the known sizes. `catalog` is null for a table that is gone. `verify_error` is why the
+    running daemon's last verification compared nothing; null if it did, or if the table has an `error`.
     """
 
     name: str
@@ -105,6 +106,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     pause: PauseStatus | None
     error: ErrorStatus | None
     proof: ProofStatus | None
+    verify_error: ErrorStatus | None
     live_data_files: int | None
     live_rows: int | None
     live_delete_files: int | None
@@ -163,6 +165,8 @@ class Observation(msgspec.Struct, frozen=True):
     accounts: AccountCounts = AccountCounts()
     # When a poll or a sync last succeeded, on the monotonic clock; None before the first.
     polled_at_s: float | None = None
+    # Why the last verification failed; None if none has failed since one ended.
+    verify_error: TableError | None = None
 
 
 # The kind of error of a table that is gone because nothing leads to it any more, so that no cycle runs for it.
@@ -215,6 +219,8 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
         pause=pause_status(pause) if pause else None,
         error=_error_status(error) if error else None,
         proof=_proof_status(record.proof) if record and record.proof else None,
+        # While the table has an error, it is not verified.
+        verify_error=_error_status(seen.verify_error) if seen.verify_error and not error else None,
         live_data_files=counts.live_data_files if counts else None,
         live_rows=counts.live_rows if counts else None,
         live_delete_files=counts.live_delete_files if counts else None,
@@ -379,6 +385,11 @@ def paused_text(pause: Pause | PauseStatus) -> str:
 def differences_text(differences: Mapping[str, int]) -> str:
     """The differences in one line: how many of each kind."""
     return ", ".join(f"{fault} ({count:,})" for fault, count in differences.items())
+
+
+def unverified_text(error: ErrorStatus) -> str:
+    """A verification that failed, in one line, as the end of a sentence about the table."""
+    return f"cannot be verified since {error.since}: {error.kind}: {error.message}"
 
 
 def differing_text(proof: ProofStatus) -> str:

@@ -16,10 +16,10 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from daemon.iceberg.position_deletes import PositionDeleteWriter
 from tests.kit.daemons import Daemon, command, daemon, until
 from tests.kit.handmade import HandmadeTable
+from tests.kit.servers import free_port
 
 CONFIG: dict[str, Any] = {
     "catalogs": {"local": {"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "warehouse"}},
-    "health": {"port": 0},
     "log": {"format": "json"},
     "maintenance": {"interval": "1d"},
     "verify": {"period": "3s"},
@@ -42,12 +42,12 @@ class World:
     def config(self) -> Path:
         return self.folder / "config.yaml"
 
-    def configure(self, *, poll_interval: str = "100ms", **verify: object) -> None:
+    def configure(self, *, poll_interval: str = "100ms", port: int = 0, **verify: object) -> None:
         tables = [
             {"name": name, "source": table.location, "target": f"lake.{name}"} for name, table in self.tables.items()
         ]
         settings = {**CONFIG, "state": {"url": "sqlite:///state.db"}, "tables": tables}
-        settings["defaults"] = {"poll_interval": poll_interval}
+        settings |= {"defaults": {"poll_interval": poll_interval}, "health": {"port": port}}
         self.config.write_text(json.dumps({**settings, "verify": {**CONFIG["verify"], **verify}}))
 
     def cut_delete_file(self) -> str:
@@ -246,3 +246,28 @@ def test_a_deeper_level_in_the_daemon(world: World) -> None:
         time.sleep(CHECKS_S)
         assert not verified_since(running, "wrong", 0)
         assert "differs from Delta" in running.reasons()
+
+
+def test_a_verification_that_cannot_run_is_shown_until_one_ends(world: World) -> None:
+    """No poll comes that could say what is wrong: only the verification meets it."""
+    world.configure(poll_interval="1h", port=free_port())
+    log = world.folder / "lake" / "wrong" / "_delta_log"
+    with daemon(world.config) as running:
+        for name in NAMES:
+            until(lambda name=name: proof(running, name), f"the verification of {name}")
+        log.rename(log.with_name("away"))
+        until(lambda: running.tables()["wrong"]["verify_error"], "the failed verification")
+        failed = running.tables()
+        assert failed["right"]["verify_error"] is None
+        assert failed["wrong"]["verify_error"]["consecutive"] >= 1
+        assert running.told("verify.failed", table="wrong")["kind"] == failed["wrong"]["verify_error"]["kind"]
+        assert failed["wrong"]["error"] is None
+        shown = command(world.config, "status", "wrong").stdout
+        assert "cannot be verified since 20" in shown
+        assert failed["wrong"]["verify_error"]["hint"].split()[0] in shown
+        for page in ("/", "/tables/wrong"):
+            assert "cannot be verified" in running.fetch(page)
+        assert "cannot be verified" not in running.fetch("/tables/right")
+        log.with_name("away").rename(log)
+        until(lambda: running.tables()["wrong"]["verify_error"] is None, "the next verification")
+        assert proof(running, "wrong")["is_right"]

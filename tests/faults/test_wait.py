@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
-from tests.kit.daemons import ROOT, command, daemon, write_config
+from tests.kit.daemons import ROOT, command, daemon, sql_catalog, write_config
 from tests.kit.handmade import HandmadeTable
 
 PROCESS = "tests.kit.daemon_process"
@@ -82,6 +84,34 @@ def test_beside_a_daemon_it_ends_when_the_version_is_shown_or_cannot_be(tmp_path
         assert "; `dvsync resume b`" in held.stdout
         assert "found.c: gone: " in held.stdout
         assert "dvsync forget found.c" in held.stdout
+
+
+def test_a_dropped_iceberg_table_is_not_shown(tmp_path: Path, config: Path) -> None:
+    """What the state database has is not enough: readers ask the catalog."""
+    append(make_table(tmp_path / "lake" / "a"))
+    settings, catalog = json.loads(config.read_text()), SqlCatalog("local", **sql_catalog(tmp_path))
+    settings["health"].pop("token")
+    without_token = tmp_path / "without-token.yaml"
+    without_token.write_text(json.dumps(settings))
+    with daemon(config) as running:
+        running.synced_to("a", 1)
+        catalog.drop_table("lake.a")
+        late = wait(without_token, "a", "--timeout", "2s")
+        assert late.returncode == 3
+        assert "a: time is over: dvsync showed version 1, but the Iceberg table lake.a is gone\n" in late.stdout
+        # The daemon is asked, and writes the table anew.
+        done = wait(config, "a")
+        assert (done.returncode, done.stdout) == (0, "a: shows version 1\n")
+        assert catalog.load_table("lake.a").scan().to_arrow().num_rows == 1
+        table = catalog.load_table("lake.a")
+        table.append(table.scan().to_arrow())
+        changed = wait(without_token, "a", "--timeout", "2s")
+        assert "but the Iceberg table lake.a was changed by somebody else\n" in changed.stdout
+        # Parked as soon as the daemon looks at the table.
+        parked = wait(config, "a", "--timeout", "10s")
+        assert (parked.returncode, parked.stdout.partition(":")[0]) == (1, "a"), parked.stdout
+        assert parked.stdout.startswith("a: parked, and dvsync showed version 1, but ")
+        assert ": TargetChanged: " in parked.stdout
 
 
 def test_without_a_daemon_it_syncs_by_itself(tmp_path: Path, config: Path) -> None:

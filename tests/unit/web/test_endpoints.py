@@ -133,6 +133,7 @@ def test_tables_are_the_list_of_status_json(server):
                 "pause": None,
                 "error": None,
                 "proof": None,
+                "verify_error": None,
                 "live_data_files": 3,
                 "live_rows": 90,
                 "live_delete_files": 2,
