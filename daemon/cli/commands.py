@@ -643,7 +643,8 @@ def forget(
     from daemon.cli.operations import forget_tables  # noqa: PLC0415
 
     with _reported_errors():
-        for line in forget_tables(_load_with_found(context, config), wanted, drop=drop):
+        configured, settings = _load(context, config, quiet=True), _load_with_found(context, config)
+        for line in forget_tables(configured, settings, wanted, drop=drop):
             _say(line)
 
 

@@ -23,7 +23,7 @@ from daemon.maintenance.cleanup import drop_table
 from daemon.maintenance.maintainer import Maintainer
 from daemon.scheduling.cycle import CycleResult
 from daemon.service.assembly import Parts, open_parts
-from daemon.service.discovery import discover
+from daemon.service.discovery import discover, find_pattern, vanished_by_pattern
 from daemon.service.lease import hold_lease
 from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
@@ -176,11 +176,12 @@ def opened_table(settings: Settings, table: TableSettings) -> Iterator[tuple[Tab
         yield context, context.load_table()
 
 
-def forget_tables(settings: Settings, wanted: Sequence[str], *, drop: bool) -> Iterator[str]:
+def forget_tables(configured: Settings, settings: Settings, wanted: Sequence[str], *, drop: bool) -> Iterator[str]:
     """Remove tables that are gone from the state database, all or those `wanted`, and yield a line for each.
 
-    With `drop`, first drop their Iceberg tables and remove the files that dvsync wrote for them. Raises ConfigInvalid,
-    CatalogAway, ObjectStoreAway, StateStoreAway.
+    `settings` is `configured` with the tables that patterns find. With `drop`, first drop their Iceberg tables and
+    remove the files that dvsync wrote for them; a pattern that finds no table any more is not trusted. Raises
+    ConfigInvalid, CatalogAway, ObjectStoreAway, StateStoreAway.
     """
     with open_parts(settings) as parts:
         records = select_gone(settings, parts.store, wanted)
@@ -200,10 +201,28 @@ def forget_tables(settings: Settings, wanted: Sequence[str], *, drop: bool) -> I
         ]
         if drop and taken:
             raise ConfigInvalid("\n".join(taken), hint="Forget it without --drop.")
+        if drop:
+            _check_patterns(configured, settings, records)
         for record in records:
             dropped = _drop(parts, record) if drop else ""
             parts.store.forget_table(record.id)
             yield f"{record.name}: {dropped}forgotten"
+
+
+def _check_patterns(configured: Settings, settings: Settings, records: Sequence[TableRecord]) -> None:
+    """Raise ConfigInvalid if a pattern that would find one of the tables finds none at all: its volume may be away."""
+    listed = {table.source for table in configured.tables}
+    finding = {find_pattern(configured, table.source) for table in settings.tables if table.source not in listed}
+    vanished = vanished_by_pattern(configured, records)
+    lost = [
+        f"{name}: the pattern {pattern} finds no table any more, as when a volume is not mounted"
+        for pattern, names in vanished.items()
+        if pattern not in finding
+        for name in names
+    ]
+    if lost:
+        hint = "Mount it again. If the tables are really gone, exclude their folders, or remove the pattern."
+        raise ConfigInvalid("\n".join(lost), hint=hint)
 
 
 def _drop(parts: Parts, record: TableRecord) -> str:

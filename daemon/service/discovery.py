@@ -136,6 +136,15 @@ def find_pattern(settings: Settings, source: str) -> str | None:
     return next((table.source for table in patterns if not _is_excluded(source, table)), None)
 
 
+def vanished_by_pattern(settings: Settings, gone: Iterable[TableRecord]) -> dict[str, list[str]]:
+    """The names of the `gone` tables that a pattern would find if their folders were there, by the pattern."""
+    vanished: dict[str, list[str]] = {}
+    for record in gone:
+        if pattern := find_pattern(settings, record.source):
+            vanished.setdefault(pattern, []).append(record.name)
+    return vanished
+
+
 def _is_excluded(source: str, pattern: TableSettings) -> bool:
     return any(_fits("/".join(source.split("/")[-1 - folders.count("/") :]), folders) for folders in pattern.exclude)
 

@@ -17,7 +17,7 @@ from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.scheduler import Scheduler
 from daemon.scheduling.verify_job import VerifyJob
 from daemon.service.assembly import Parts
-from daemon.service.discovery import Found, discover, find_pattern, gone_among, owners_among
+from daemon.service.discovery import Found, discover, gone_among, owners_among, vanished_by_pattern
 from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.deletions import find_worst_files
@@ -197,9 +197,15 @@ class Fleet:
         self._gone = {record.name for record in gone}
         self._board.show_gone([gone_status(record, parts.store.count(record.id), now_ms) for record in gone])
         # Only a vanished folder makes the daemon unready: whoever removed an entry knows about it.
-        vanished = [record.name for record in gone if find_pattern(parts.settings, record.source)]
-        reason = "its folder is gone: bring it back, or `dvsync forget` the table"
-        self._board.set_unready(Topic.GONE, [Unready(name, reason) for name in vanished])
+        reasons, finding = list[Unready](), {*self._found.patterns.values()}
+        for pattern, names in vanished_by_pattern(parts.settings, gone).items():
+            if pattern in finding or len(names) == 1:
+                reason = "its folder is gone: bring it back, or `dvsync forget` the table"
+                reasons += [Unready(name, reason) for name in names]
+            else:
+                reason = f"{pattern}: it finds no table any more, and {len(names)} are gone: is a volume not mounted?"
+                reasons.append(Unready(None, reason))
+        self._board.set_unready(Topic.GONE, reasons)
 
     def _definition(self, table: TableSettings) -> _Definition:
         settings = self._parts.settings

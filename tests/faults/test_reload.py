@@ -265,6 +265,40 @@ def test_a_table_that_is_excluded_can_be_dropped(tmp_path, config):
     assert (again.returncode, "lake.voidy: no such table" in again.stderr) == (2, True)
 
 
+def test_tables_of_a_volume_that_is_not_mounted_cannot_be_dropped(tmp_path, config):
+    """The mount point is an empty folder, so the pattern finds nothing: one reason, and no Iceberg table is dropped."""
+    volume, away = tmp_path / "volume", tmp_path / "away"
+    tables = [make_table(volume / name) for name in ("a", "b")]
+    entry = f"{HEAD}- {{source: volume/*/, target: 'lake.{{name}}'%s}}\n"
+    config.write_text(entry % "")
+    catalog = load_catalog("local", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db")
+    with daemon(config) as running:
+        for name, table in zip(("lake.a", "lake.b"), tables, strict=True):
+            running.synced_to(name, append(table))
+    volume.rename(away)
+    volume.mkdir()
+    with daemon(config) as running:
+        until(lambda: {each["state"] for each in running.tables().values()} == {"gone"})
+        (reason,) = running.get("/readyz")[1]["reasons"]
+        assert (reason["table"], "finds no table any more, and 2 are gone" in reason["reason"]) == (None, True)
+        for names in (["--all"], ["lake.a"]):
+            refused = command(config, "forget", *names, "--drop", environment=port_of(running))
+            assert (refused.returncode, refused.stdout) == (2, "")
+            assert f"lake.a: the pattern file://{volume}/* finds no table any more" in refused.stderr, refused.stderr
+        assert sorted(catalog.list_tables("lake")) == [("lake", "a"), ("lake", "b")]
+        # The hint leads out: for a table that is really gone, and for one that is not.
+        config.write_text(entry % ", exclude: [b]")
+        running.signal(signal.SIGHUP)
+        until(lambda: "lake.b" not in running.reasons() and "lake.a: its folder is gone" in running.reasons())
+        dropped = command(config, "forget", "lake.b", "--drop", environment=port_of(running))
+        assert (dropped.returncode, dropped.stderr) == (0, "")
+        volume.rmdir()
+        away.rename(volume)
+        running.synced_to("lake.a", append(tables[0]))
+        until(lambda: running.reasons() == "")
+    assert catalog.list_tables("lake") == [("lake", "a")]
+
+
 @pytest.mark.parametrize("ready_when", ["tables", "daemon"])
 def test_what_keeps_it_from_ready_is_a_setting(tmp_path, config, ready_when):
     """A parked table, or only what is wrong with the daemon itself."""
