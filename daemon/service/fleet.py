@@ -175,7 +175,8 @@ class Fleet:
         for name in [name for name in self._leaving if not self._scheduler.is_busy(name)]:
             self._leaving.remove(name)
             del self._running[name]
-            self._board.remove(name)
+            if name in wanted:
+                self._board.remove(name)
             _log.info(events.TABLE_REMOVED, table=name)
         # A new table with the same target waits until the leaving one has ended.
         taken = {self._running[name].target for name in self._leaving}
@@ -196,6 +197,9 @@ class Fleet:
                 _log.warning(events.TABLE_GONE, table=record.name, source=record.source, target=record.target)
         self._gone = {record.name for record in gone}
         self._board.show_gone([gone_status(record, parts.store.count(record.id), now_ms) for record in gone])
+        # Only now, so that a table that is gone is shown at every moment.
+        for name in self._board.names - {*self._running}:
+            self._board.remove(name)
         # Only a vanished folder makes the daemon unready: whoever removed an entry knows about it.
         reasons, finding = list[Unready](), {*self._found.patterns.values()}
         for pattern, names in vanished_by_pattern(parts.settings, gone).items():

@@ -102,6 +102,12 @@ class Board:
             self._maintained[table.name] = MaintenanceCounts()
             self._timelines[table.name] = Timeline()
 
+    @property
+    def names(self) -> set[str]:
+        """The tables that were added and not removed."""
+        with self._lock:
+            return {*self._tables}
+
     def remove(self, name: str) -> None:
         with self._lock:
             for places in (self._tables, self._s3_endpoints, self._seen, self._maintained, self._timelines):
@@ -202,8 +208,9 @@ class Board:
         """All tables, in the order of the configuration; those that are gone come last."""
         now_ms = self._clock.now_ms()
         followed = [table_status(table, seen, now_ms) for table, seen in self._observed()]
+        shown = {status.name for status in followed}
         with self._lock:
-            return [*followed, *self._gone]
+            return [*followed, *(status for status in self._gone if status.name not in shown)]
 
     def find_status(self, name: str) -> TableStatus | None:
         """One table, followed or gone."""
