@@ -161,25 +161,25 @@ def sync(
 
     from daemon.cli.console import SyncProgress, verdict_line  # noqa: PLC0415
     from daemon.cli.operations import sync_tables  # noqa: PLC0415
-    from daemon.cli.tables import find_tables  # noqa: PLC0415
-    from daemon.cli.waiting import FAILED, SHOWN, find_gone, wait_for_version  # noqa: PLC0415
+    from daemon.cli.tables import find_gone, find_tables  # noqa: PLC0415
+    from daemon.cli.waiting import FAILED, SHOWN, wait_for_version  # noqa: PLC0415
 
     codes, names = {SHOWN}, tables or []
     with _reported_errors():
         deadline_s = time.monotonic() + timeout_s
-        settings = _load_with_found(context, config)
+        configured, settings = _load(context, config, quiet=True), _load_with_found(context, config)
         if not tables and PATTERN_FAILED in context.meta:
             codes.add(FAILED)
-        gone = find_gone(settings, names) if wait else {}
-        for verdict in gone.values():
-            codes.add(verdict.code)
-            _say(verdict.text)
-        names = [name for name in names if name not in gone]
+        gone = find_gone(configured, settings, names)
+        for each in gone:
+            codes.add(FAILED)
+            _say(each.text)
+        names = [name for name in names if name not in {each.record.name for each in gone}]
         chosen = find_tables(settings, names) if names or not tables else []
         console = Console()
         try:
             with SyncProgress(console) as progress:
-                for table, done in sync_tables(settings, chosen, progress.of_table, full=full):
+                for table, done in sync_tables(settings, chosen, progress.of_table, full=full, gone=gone):
                     if done.error is not None:
                         codes.add(FAILED)
                     line = printable(verdict_line(table.name, done), keep="\n")
@@ -189,7 +189,9 @@ def sync(
             if not wait:
                 raise
         if wait:
-            for verdict in wait_for_version(settings, chosen, min_version, deadline_s=deadline_s):
+            for verdict in wait_for_version(
+                settings, chosen, min_version, deadline_s=deadline_s, is_named=bool(tables)
+            ):
                 codes.add(verdict.code)
                 _say(verdict.text)
     raise typer.Exit(FAILED if FAILED in codes else max(codes))
@@ -255,8 +257,8 @@ def _find_statuses(context: typer.Context, config: Path | None) -> tuple[list[st
     report = ask_for_tables(settings)
     if report.statuses is not None:
         return report.lines, report.statuses
-    settings = _load_with_found(context, config)
-    statuses, moved = read_statuses(settings)
+    configured, settings = _load(context, config, quiet=True), _load_with_found(context, config)
+    statuses, moved = read_statuses(configured, settings)
     lines = [*report.lines, "what follows is from the state database", *moved]
     if settings.share.count > 1:
         others = sum(not settings.share.owns(table.target) for table in settings.tables)
@@ -431,13 +433,13 @@ def show(
     import_arrow()
     from daemon.cli.operations import opened_table  # noqa: PLC0415
     from daemon.cli.snapshots import table_lines  # noqa: PLC0415
-    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.cli.tables import find_table  # noqa: PLC0415
     from daemon.status.snapshots import show_table  # noqa: PLC0415
 
     with _reported_errors():
         settings = _load_with_found(context, config)
-        with opened_table(settings, find_tables(settings, [table])[0]) as (_, iceberg):
-            shown = show_table(table, iceberg)
+        with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
+            shown = show_table(opened.settings.name, iceberg)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
     else:
@@ -470,13 +472,13 @@ def snapshots(
     import_arrow()
     from daemon.cli.operations import opened_table  # noqa: PLC0415
     from daemon.cli.snapshots import choice_lines, list_lines, parse_time_ms  # noqa: PLC0415
-    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.cli.tables import find_table  # noqa: PLC0415
     from daemon.status.snapshots import choose_by_time, choose_by_version, list_snapshots  # noqa: PLC0415
 
     with _reported_errors():
         at_ms = parse_time_ms(timestamp) if timestamp is not None else None
         settings = _load_with_found(context, config)
-        with opened_table(settings, find_tables(settings, [table])[0]) as (opened, iceberg):
+        with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
             choice = None if delta_version is None else choose_by_version(iceberg, delta_version)
             if at_ms is not None:
                 choice = choose_by_time(iceberg, opened.log, at_ms)
@@ -514,13 +516,13 @@ def inspect(
     from daemon.cli.inspect import file_lines, table_lines  # noqa: PLC0415
     from daemon.cli.operations import opened_table  # noqa: PLC0415
     from daemon.cli.pictures import draw_table  # noqa: PLC0415
-    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.cli.tables import find_table  # noqa: PLC0415
     from daemon.status.deletions import inspect_file, inspect_table  # noqa: PLC0415
 
     found: TableDeletions | FileDetail
     with _reported_errors():
         settings = _load_with_found(context, config)
-        with opened_table(settings, find_tables(settings, [table])[0]) as (opened, iceberg):
+        with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
             if file is not None:
                 found = inspect_file(opened, iceberg, file, ranges_max=limit * 10)
                 lines = file_lines(found)
@@ -644,8 +646,14 @@ def forget(
 
     with _reported_errors():
         configured, settings = _load(context, config, quiet=True), _load_with_found(context, config)
-        for line in forget_tables(configured, settings, wanted, drop=drop):
-            _say(line)
+        has_failed = False
+        for line, error in forget_tables(configured, settings, wanted, drop=drop):
+            if error:
+                has_failed = True
+                typer.echo(printable(f"{error}\n{error.hint}", keep="\n"), err=True)
+            else:
+                _say(line)
+    raise typer.Exit(1 if has_failed else 0)
 
 
 @app.command()

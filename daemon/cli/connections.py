@@ -8,7 +8,7 @@ from functools import partial
 
 from daemon.cli.tables import with_found_tables
 from daemon.config.settings import Settings, TableSettings
-from daemon.delta.log import DeltaLog
+from daemon.delta.log import DeltaLog, log_gone
 from daemon.errors import CatalogAway, SyncError
 from daemon.service.assembly import Parts, open_parts
 from daemon.spark.installed import check_jars, check_pipeline
@@ -69,6 +69,9 @@ def _try_catalog(parts: Parts, name: str) -> str:
 def _try_source(parts: Parts, table: TableSettings) -> str:
     storage = FileIOStorage(parts.settings.file_properties(table.catalog))
     is_there = DeltaLog(storage, table.source, parts.clock).is_there()
+    record = parts.store.find_table(table.name, table.source, table.target)
+    if not is_there and record and record.synced_version is not None:
+        raise log_gone(table.source)
     return f"{table.source} {'is a Delta table' if is_there else 'is not there yet; dvsync waits for it'}"
 
 

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from daemon.cli.report import ask_for_tables
 from daemon.cli.survey import survey
-from daemon.cli.tables import select_gone
+from daemon.cli.tables import GoneTable, select_gone
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
@@ -23,7 +23,7 @@ from daemon.maintenance.cleanup import drop_table
 from daemon.maintenance.maintainer import Maintainer
 from daemon.scheduling.cycle import CycleResult
 from daemon.service.assembly import Parts, open_parts
-from daemon.service.discovery import discover, find_pattern, vanished_by_pattern
+from daemon.service.discovery import discover, find_pattern, remember_vanished, vanished_by_pattern
 from daemon.service.lease import hold_lease
 from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
@@ -46,12 +46,18 @@ NOTICES_MAX_S = 30.0
 
 
 def sync_tables(
-    settings: Settings, tables: Sequence[TableSettings], progress_of: Callable[[str], Progress], *, full: bool
+    settings: Settings,
+    tables: Sequence[TableSettings],
+    progress_of: Callable[[str], Progress],
+    *,
+    full: bool,
+    gone: Sequence[GoneTable] = (),
 ) -> Iterator[tuple[TableSettings, CycleResult]]:
     """Bring each of `tables` up to date, one after the other, and yield the result of each cycle.
 
-    `full` rewrites the tables from Delta's whole state. An error of one table does not stop the others. After a signal,
-    no other table is started. Raises StateStoreAway.
+    `full` rewrites the tables from Delta's whole state. People are notified of the `gone` tables whose folders have
+    vanished, each once. An error of one table does not stop the others. After a signal, no other table is started.
+    Raises StateStoreAway.
     """
     stop = Event()
     # A cycle only reads the event, so setting it inside a signal handler cannot block.
@@ -63,6 +69,11 @@ def sync_tables(
         board = parts.board()
         keep_rows(parts.store, tables, {table.name for table in settings.tables})
         watch = Watch(parts.announcer(board), parts.clock, parts.store.list_tables(), hooks=False)
+        vanished = [each for each in gone if each.is_vanished]
+        for each in vanished:
+            remember_vanished(parts.store, each.record, parts.clock.now_ms())
+        board.show_gone([each.status for each in vanished])
+        watch.look(board.statuses(), parts.store.list_tables())
         for table in tables:
             board.add(table)
             cycle = parts.cycle(parts.context(table, progress_of(table.name), board), board)
@@ -176,12 +187,14 @@ def opened_table(settings: Settings, table: TableSettings) -> Iterator[tuple[Tab
         yield context, context.load_table()
 
 
-def forget_tables(configured: Settings, settings: Settings, wanted: Sequence[str], *, drop: bool) -> Iterator[str]:
-    """Remove tables that are gone from the state database, all or those `wanted`, and yield a line for each.
+def forget_tables(
+    configured: Settings, settings: Settings, wanted: Sequence[str], *, drop: bool
+) -> Iterator[tuple[str, SyncError | None]]:
+    """Remove tables that are gone from the state database, all or those `wanted`. Yields a line or an error for each.
 
     `settings` is `configured` with the tables that patterns find. With `drop`, first drop their Iceberg tables and
     remove the files that dvsync wrote for them; a pattern that finds no table any more is not trusted. Raises
-    ConfigInvalid, CatalogAway, ObjectStoreAway, StateStoreAway.
+    ConfigInvalid, StateStoreAway.
     """
     with open_parts(settings) as parts:
         records = select_gone(settings, parts.store, wanted)
@@ -204,21 +217,26 @@ def forget_tables(configured: Settings, settings: Settings, wanted: Sequence[str
         if drop:
             _check_patterns(configured, settings, records)
         for record in records:
-            dropped = _drop(parts, record) if drop else ""
+            try:
+                # Before its first sync, a table has nothing to drop.
+                dropped = _drop(parts, record) if drop and record.metadata_location else ""
+            except SyncError as error:
+                yield "", error
+                continue
             parts.store.forget_table(record.id)
-            yield f"{record.name}: {dropped}forgotten"
+            yield f"{record.name}: {dropped}forgotten", None
 
 
-def _check_patterns(configured: Settings, settings: Settings, records: Sequence[TableRecord]) -> None:
+def _check_patterns(configured: Settings, settings: Settings, gone: Sequence[TableRecord]) -> None:
     """Raise ConfigInvalid if a pattern that would find one of the tables finds none at all: its volume may be away."""
     listed = {table.source for table in configured.tables}
     finding = {find_pattern(configured, table.source) for table in settings.tables if table.source not in listed}
-    vanished = vanished_by_pattern(configured, records)
+    vanished = vanished_by_pattern(configured, gone)
     lost = [
-        f"{name}: the pattern {pattern} finds no table any more, as when a volume is not mounted"
-        for pattern, names in vanished.items()
+        f"{record.name}: the pattern {pattern} finds no table any more, as when a volume is not mounted"
+        for pattern, records in vanished.items()
         if pattern not in finding
-        for name in names
+        for record in records
     ]
     if lost:
         hint = "Mount it again. If the tables are really gone, exclude their folders, or remove the pattern."

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+import msgspec
 import structlog
 
 from daemon import log as events
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
-from daemon.delta.log import DeltaLog
+from daemon.delta.log import DeltaLog, log_gone
 from daemon.errors import ConfigInvalid, ObjectStoreAway, SyncError, Unsupported
-from daemon.service.discovery import discover, gone_among, owners_among
-from daemon.status.table_status import Observation, TableStatus, gone_status, table_status
+from daemon.scheduling.failures import described
+from daemon.service.discovery import discover, find_pattern, gone_among, owners_among
+from daemon.status.table_status import Observation, TableStatus, gone_status, has_lost_log, table_status
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import find_record, open_store
 from state import SyncRun, TableRecord, TableStore
@@ -25,6 +28,37 @@ LISTED_MAX = 10
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True)
+class GoneTable:
+    """A table of the state database that nothing in the configuration leads to; `is_vanished` as in `gone_status`."""
+
+    record: TableRecord
+    status: TableStatus
+    is_vanished: bool
+
+    @property
+    def text(self) -> str:
+        error = self.status.error
+        return f"{self.record.name}: gone: {error.message}\n  {error.hint}" if error else ""
+
+
+def find_gone(configured: Settings, settings: Settings, wanted: Sequence[str]) -> list[GoneTable]:
+    """Return the tables that are gone: those that `wanted` names, and by default or by `*` those that have vanished.
+
+    `settings` is `configured` with the tables that patterns find. Raises StateStoreAway.
+    """
+    now_ms = SystemClock().now_ms()
+    with open_store(settings) as store:
+        gone = gone_among(store.list_tables(), _names(settings), settings.share)
+    found = []
+    for record in gone:
+        is_vanished = find_pattern(configured, record.source) is not None
+        is_chosen = not wanted or any("*" in name and fnmatchcase(record.name, name) for name in wanted)
+        if record.name in wanted or (is_vanished and is_chosen):
+            found.append(GoneTable(record, gone_status(record, None, now_ms, is_vanished=is_vanished), is_vanished))
+    return found
+
+
 def find_tables(settings: Settings, wanted: Sequence[str]) -> list[TableSettings]:
     """Return the tables with these names, or all tables of our share if `wanted` is empty.
 
@@ -32,6 +66,7 @@ def find_tables(settings: Settings, wanted: Sequence[str]) -> list[TableSettings
     of other shares.
     """
     known, share = {table.name: table for table in settings.tables}, settings.share
+    _check_gone(settings, [name for name in wanted if name not in known and "*" not in name])
     own = [name for name, table in known.items() if share.owns(table.target)]
     names = select_names(wanted, own, known) if wanted else own
     others = {name: owner for name in names if (owner := share.owner_of(known[name].target)) != share}
@@ -44,6 +79,36 @@ def find_tables(settings: Settings, wanted: Sequence[str]) -> list[TableSettings
             hint="Run the command with the share's own DVSYNC_SHARE and DVSYNC_STATE__URL.",
         )
     return [known[name] for name in names]
+
+
+def find_table(settings: Settings, wanted: str) -> TableSettings:
+    """Return the one table that `wanted` names. Raises ConfigInvalid as `find_tables` does, and if it names several."""
+    found = find_tables(settings, [wanted])
+    if len(found) > 1:
+        names = ", ".join(table.name for table in found[:LISTED_MAX])
+        raise ConfigInvalid(f"{wanted} stands for {len(found)} tables", hint=f"Name one of them: {names}.")
+    return found[0]
+
+
+def _check_gone(settings: Settings, names: Sequence[str]) -> None:
+    """Raise ConfigInvalid for those among these names, which nothing leads to, that the state database knows."""
+    if not names:
+        return
+    with open_store(settings) as store:
+        gone = {record.name: record for record in gone_among(store.list_tables(), (), settings.share)}
+    lines = [
+        f"{name}: the table is gone: its Delta table has vanished, or the configuration no longer leads to it"
+        + (
+            f"; its Iceberg table {record.target} is left as {record.metadata_location}"
+            if record.metadata_location
+            else ""
+        )
+        for name in names
+        if (record := gone.get(name))
+    ]
+    if lines:
+        hint = "`dvsync status` says why. Bring it back, and dvsync goes on; or `dvsync forget` the table."
+        raise ConfigInvalid("\n".join(lines), hint=hint)
 
 
 def select_names(wanted: Sequence[str], listed: Collection[str], known: Collection[str] = ()) -> list[str]:
@@ -104,10 +169,11 @@ def with_found_tables(settings: Settings) -> tuple[Settings, dict[str, SyncError
     return settings.model_copy(update={"tables": (*found.tables, *found.others)}), troubles
 
 
-def read_statuses(settings: Settings) -> tuple[list[TableStatus], list[str]]:
+def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableStatus], list[str]]:
     """Return each table's status from the state store and its Delta log. Works beside a running daemon.
 
-    If a Delta log cannot be read, the fields that come from it are null. The second list describes the tables whose
+    `settings` is `configured` with the tables that patterns find. If a Delta log cannot be read, the fields that come
+    from it are null. The second list describes the tables whose
     names the state store has for other places. Raises StateStoreAway.
     """
     clock = SystemClock()
@@ -120,14 +186,21 @@ def read_statuses(settings: Settings) -> tuple[list[TableStatus], list[str]]:
             log = DeltaLog(FileIOStorage(settings.file_properties(table.catalog)), table.source, clock)
             synced = record.synced_version if record else None
             try:
+                if record and synced is not None and not log.is_there():
+                    last = record.error if has_lost_log(record) else None
+                    lost = described(log_gone(table.source), now_ms=clock.now_ms(), last=last)
+                    seen = Observation(msgspec.structs.replace(record, error=lost), seen.counts)
+                    statuses.append(table_status(table, seen, clock.now_ms()))
+                    continue
                 source_version = log.find_newest(synced)
                 behind_since_ms = None if synced is None else log.find_written_ms(synced + 1)
                 seen = Observation(seen.record, seen.counts, source_version, behind_since_ms)
             except SyncError as error:
                 _log.debug(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
             statuses.append(table_status(table, seen, clock.now_ms()))
-        gone = gone_among(records, _names(settings), settings.share)
-        statuses += (gone_status(record, store.count(record.id), clock.now_ms()) for record in gone)
+        for record in gone_among(records, _names(settings), settings.share):
+            is_vanished = find_pattern(configured, record.source) is not None
+            statuses.append(gone_status(record, store.count(record.id), clock.now_ms(), is_vanished=is_vanished))
         return statuses, _moved_lines(settings, records)
 
 

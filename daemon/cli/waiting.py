@@ -13,10 +13,10 @@ from daemon.delta.log import DeltaLog
 from daemon.errors import SyncError
 from daemon.iceberg.marker import shown_by
 from daemon.service.assembly import open_parts
-from daemon.status.table_status import gone_status, has_lost_log, paused_text
+from daemon.status.table_status import has_lost_log, paused_text
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
-from daemon.sync.memory import find_record, open_store
+from daemon.sync.memory import find_record
 from state import TableRecord
 
 POLL_INTERVAL_S = 0.2
@@ -33,33 +33,26 @@ class Verdict:
     text: str
 
 
-def find_gone(settings: Settings, names: Sequence[str]) -> dict[str, Verdict]:
-    """Return a verdict for each name whose table is gone. Raises StateStoreAway."""
-    followed, now_ms = {table.name for table in settings.tables}, SystemClock().now_ms()
-    gone = {}
-    with open_store(settings) as store:
-        for record in store.list_tables():
-            error = gone_status(record, None, now_ms).error
-            if record.name in names and record.name not in followed and error:
-                gone[record.name] = Verdict(FAILED, f"{record.name}: gone: {error.message}\n  {error.hint}")
-    return gone
-
-
 def wait_for_version(
-    settings: Settings, tables: Sequence[TableSettings], min_version: int | None, *, deadline_s: float
+    settings: Settings, tables: Sequence[TableSettings], min_version: int | None, *, deadline_s: float, is_named: bool
 ) -> Iterator[Verdict]:
     """Yield a verdict for each table, as soon as it shows `min_version`, is held up, or the deadline has passed.
 
-    Without `min_version`, it is the newest version that the Delta table has now. With a token, the daemon is asked to
+    Without `min_version`, it is the newest version that the Delta table has now; unless the tables were named, those
+    that wait for a Delta table are passed over. With a token, the daemon is asked to
     check both tables at once. `deadline_s` is on the monotonic clock. Raises ObjectStoreAway, StateStoreAway.
     """
     with open_parts(settings) as parts:
         store, clock = parts.store, parts.clock
         records = store.list_tables()
-        waiting = {
-            table.name: (table, min_version if min_version is not None else _find_newest(settings, table, records))
-            for table in tables
-        }
+        waiting = {}
+        for table in tables:
+            wanted = _find_newest(settings, table, records) if min_version is None else min_version
+            if wanted is None and not is_named:
+                yield Verdict(SHOWN, f"{table.name}: waits for a Delta table at {table.source}")
+            else:
+                # Any version will do if only a listing would tell the newest.
+                waiting[table.name] = (table, wanted or 0)
         if settings.health.token:
             for table in tables:
                 # Without an answer, the daemon syncs at its next poll.
@@ -78,11 +71,12 @@ def wait_for_version(
                 time.sleep(interval_s)
 
 
-def _find_newest(settings: Settings, table: TableSettings, records: Sequence[TableRecord]) -> int:
-    """Find Delta's newest version. 0 if it is not there yet, or if only a listing would tell: any version will do."""
+def _find_newest(settings: Settings, table: TableSettings, records: Sequence[TableRecord]) -> int | None:
+    """Find Delta's newest version. 0 if only a listing would tell; None if there is no Delta table yet."""
     log = DeltaLog(FileIOStorage(settings.file_properties(table.catalog)), table.source, SystemClock())
     record = find_record(records, table)
-    return log.find_newest(record.synced_version if record else None) or 0
+    newest = log.find_newest(record.synced_version if record else None)
+    return 0 if newest is None and log.is_there() else newest
 
 
 def _find_fault(context: TableContext, record: TableRecord, wanted: int) -> str | None:

@@ -48,6 +48,8 @@ def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[st
             problem, advice = problem.partition(", but ")[0], "Check the brackets, quotes and indentation up to there. "
             if error.context and error.context_mark:
                 problem += f", {error.context} that begins in line {error.context_mark.line + 1}"
+        elif "'\\t'" in problem:
+            problem, advice = "a tab where YAML wants spaces", "Indent with spaces. "
         else:
             problem, advice = problem.partition("'")[0].strip(), "Put text that begins with one of *&!%@` in quotes. "
         raise ConfigInvalid(f"{where}{problem}", path=str(path), hint=advice + hint) from None

@@ -172,7 +172,7 @@ def _commits_after(
     """Find the files of the commits after `after` up to `version`, preferring compacted files."""
     listed = [commit for commit in listing.commits if commit > after and (version is None or commit <= version)]
     newest = max(listed, default=after) if version is None else version
-    if newest < 0:
+    if newest < 0 or not (listing.commits or listing.checkpoints):
         raise _nothing_left(log, listing)
     files = {commit: CommitFile(commit, commit, listing.commits[commit].size) for commit in listed}
     for commit in range(after + 1, newest + 1):

@@ -126,7 +126,7 @@ def _diagnose(settings: TableSettings, state: TableState, properties: Mapping[st
         return Diagnosis(settings.source, state.version, tuple(findings))
     findings += _of_features(state)
     try:
-        files = examine_files(state, ExaminationTask(schema, properties))
+        files = examine_files(state, ExaminationTask(schema, settings.source, properties))
     except (CorruptInput, Unsupported) as error:
         return Diagnosis(settings.source, state.version, (*findings, _refused("data files", error)))
     findings += _of_files(files, settings, refused)

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from pyiceberg.types import TimestamptzType
 
 from daemon.delta.actions import AddFile
+from daemon.delta.deletion_vector import find_place
 from daemon.delta.table_state import TableState
 from daemon.errors import SyncError
 from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import Inspector
 from daemon.storage import FileIOStorage
 from daemon.translate.schema import TableSchema
+from state import DeletionVectorDescriptor
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,37 @@ class Examination:
 
 @dataclass(frozen=True)
 class ExaminationTask:
-    """Inspects one part of a table's live files."""
+    """Inspects one part of the live files of the table at `location`."""
 
     table: TableSchema
+    location: str
     properties: Mapping[str, str]
 
     def __call__(self, _part: int, adds: Iterable[AddFile]) -> Iterator[Examination]:
-        inspector, seen = Inspector(FileIOStorage(self.properties), self.table), Examination()
+        storage, seen, vector_files = FileIOStorage(self.properties), Examination(), set[str]()
+        inspector = Inspector(storage, self.table)
         for add in adds:
             self._examine(add, inspector, seen)
+            if add.deletion_vector:
+                self._find_vector(add, add.deletion_vector, storage, vector_files, seen)
         yield seen
+
+    def _find_vector(
+        self,
+        add: AddFile,
+        vector: DeletionVectorDescriptor,
+        storage: FileIOStorage,
+        known: set[str],
+        seen: Examination,
+    ) -> None:
+        """Check that the file of a deletion vector is there: one request for each file."""
+        try:
+            place = find_place(self.location, vector)
+            if place.offset is not None and place.path not in known:
+                storage.stat(place.path)
+                known.add(place.path)
+        except SyncError as error:
+            seen.add_refusal(Refusal(f"its deletion vector: {error}", error.hint, add.path, 1))
 
     def _examine(self, add: AddFile, inspector: Inspector, seen: Examination) -> None:
         seen.files += 1

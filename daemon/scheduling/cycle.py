@@ -350,11 +350,11 @@ class TableCycle:
     def _wait_after(self, failure: Failure) -> _Wait:
         before, now_s, error = self._wait, self._clock.monotonic_s(), failure.error
         versions = (error.version, self._record.synced_version, before.tried_version if before else None)
-        # The first newer version is tried at once; after that, a table that changes often must not be tried each time.
+        # A newer version is tried at once, but not if the last one was: a table may change at every poll.
         return _Wait(
             retry_at_s=None if error.parked else now_s + failure.delay_s,
             tried_version=max((version for version in versions if version is not None), default=None),
-            newer_at_s=now_s + failure.delay_s if before else now_s,
+            newer_at_s=now_s + failure.delay_s if before and before.has_newer else now_s,
         )
 
     def _record_failure(self, error: TableError) -> None:

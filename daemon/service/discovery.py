@@ -6,14 +6,17 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from msgspec.structs import replace
+
 from daemon.clock import Clock
 from daemon.config.load import faults_of_found
 from daemon.config.settings import Settings, TableSettings
 from daemon.config.share import Share
-from daemon.delta.log import DeltaLog
+from daemon.delta.log import DeltaLog, log_gone
 from daemon.errors import ObjectMissing, SyncError, Unsupported
+from daemon.scheduling.failures import described
 from daemon.storage import FileIOStorage, check_path
-from state import TableRecord
+from state import TableRecord, TableStore
 
 
 @dataclass
@@ -136,13 +139,22 @@ def find_pattern(settings: Settings, source: str) -> str | None:
     return next((table.source for table in patterns if not _is_excluded(source, table)), None)
 
 
-def vanished_by_pattern(settings: Settings, gone: Iterable[TableRecord]) -> dict[str, list[str]]:
-    """The names of the `gone` tables that a pattern would find if their folders were there, by the pattern."""
-    vanished: dict[str, list[str]] = {}
+def vanished_by_pattern(settings: Settings, gone: Iterable[TableRecord]) -> dict[str, list[TableRecord]]:
+    """The `gone` tables that a pattern would find if their folders were there, by the pattern."""
+    vanished: dict[str, list[TableRecord]] = {}
     for record in gone:
         if pattern := find_pattern(settings, record.source):
-            vanished.setdefault(pattern, []).append(record.name)
+            vanished.setdefault(pattern, []).append(record)
     return vanished
+
+
+def remember_vanished(store: TableStore, record: TableRecord, now_ms: int) -> TableRecord:
+    """Remember since when the folder of a table is gone, unless the table has another error. Returns its row."""
+    if record.error is not None or record.synced_version is None:
+        return record
+    error = described(log_gone(record.source), now_ms=now_ms)
+    store.record_failure(record.id, error)
+    return replace(record, error=error)
 
 
 def _is_excluded(source: str, pattern: TableSettings) -> bool:

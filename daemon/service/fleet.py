@@ -17,7 +17,14 @@ from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.scheduler import Scheduler
 from daemon.scheduling.verify_job import VerifyJob
 from daemon.service.assembly import Parts
-from daemon.service.discovery import Found, discover, gone_among, owners_among, vanished_by_pattern
+from daemon.service.discovery import (
+    Found,
+    discover,
+    gone_among,
+    owners_among,
+    remember_vanished,
+    vanished_by_pattern,
+)
 from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.deletions import find_worst_files
@@ -196,18 +203,23 @@ class Fleet:
             if record.name not in self._gone:
                 _log.warning(events.TABLE_GONE, table=record.name, source=record.source, target=record.target)
         self._gone = {record.name for record in gone}
-        self._board.show_gone([gone_status(record, parts.store.count(record.id), now_ms) for record in gone])
+        vanished = vanished_by_pattern(parts.settings, gone)
+        ids = {record.id for records in vanished.values() for record in records}
+        gone = [remember_vanished(parts.store, record, now_ms) if record.id in ids else record for record in gone]
+        self._board.show_gone(
+            [gone_status(record, parts.store.count(record.id), now_ms, is_vanished=record.id in ids) for record in gone]
+        )
         # Only now, so that a table that is gone is shown at every moment.
         for name in self._board.names - {*self._running}:
             self._board.remove(name)
         # Only a vanished folder makes the daemon unready: whoever removed an entry knows about it.
         reasons, finding = list[Unready](), {*self._found.patterns.values()}
-        for pattern, names in vanished_by_pattern(parts.settings, gone).items():
-            if pattern in finding or len(names) == 1:
+        for pattern, records in vanished.items():
+            if pattern in finding or len(records) == 1:
                 reason = "its folder is gone: bring it back, or `dvsync forget` the table"
-                reasons += [Unready(name, reason) for name in names]
+                reasons += [Unready(record.name, reason) for record in records]
             else:
-                reason = f"{pattern}: it finds no table any more, and {len(names)} are gone: is a volume not mounted?"
+                reason = f"{pattern}: it finds no table any more, and {len(records)} are gone: is a volume not mounted?"
                 reasons.append(Unready(None, reason))
         self._board.set_unready(Topic.GONE, reasons)
 

@@ -173,22 +173,41 @@ class Observation(msgspec.Struct, frozen=True):
 NOT_FOLLOWED = "TableGone"
 
 
-def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int) -> TableStatus:
-    """The status of a table in the state database that no entry or pattern of the configuration leads to any more."""
+def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int, *, is_vanished: bool) -> TableStatus:
+    """The status of a table in the state database that no entry or pattern of the configuration leads to any more.
+
+    With `is_vanished`, a pattern would find it if its folder were there.
+    """
+    message = (
+        "its folder is gone, or holds no Delta table any more"
+        if is_vanished
+        else "no entry of the configuration names this table, and no pattern finds it"
+    )
+    if record.metadata_location is not None:
+        message += "; its Iceberg table stays as it was, and reading it fails where Delta's files are gone"
+    if is_vanished:
+        hint = "If the folder was moved, or its volume is not mounted, bring it back, and dvsync goes on."
+    else:
+        hint = "To follow it again, give it an entry, or let a pattern find it."
+    forget = f"it keeps the Iceberg table {record.target}, or with --drop removes it, too"
     error = TableError(
         kind=NOT_FOLLOWED,
-        message="no entry of the configuration names this table, and no pattern finds a Delta table at its source; its "
-        "Iceberg table stays as it was, and reading it fails where Delta's files are gone",
-        hint="If its folder was moved, or its volume is not mounted, bring it back, and dvsync goes on. Only if no one "
-        f"needs the table any more, run `dvsync forget {record.name}`: it keeps the Iceberg table {record.target}, or "
-        "with --drop removes it, too.",
+        message=message,
+        hint=f"{hint} Only if no one needs the table any more, run `dvsync forget {record.name}`: {forget}.",
         version=None,
-        since_ms=record.last_synced_at_ms or now_ms,
+        since_ms=_gone_since_ms(record, is_vanished=is_vanished) or now_ms,
         consecutive=1,
         parked=False,
     )
     seen = Observation(replace(record, error=error), counts)
     return replace(table_status(record, seen, now_ms), state=SyncState.GONE)
+
+
+def _gone_since_ms(record: TableRecord, *, is_vanished: bool) -> int | None:
+    """When a vanished folder was first missed, or when the table was last synced; None if that is not known."""
+    if is_vanished:
+        return record.error.since_ms if record.error and has_lost_log(record) else None
+    return record.last_synced_at_ms
 
 
 def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: int) -> TableStatus:

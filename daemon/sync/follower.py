@@ -166,6 +166,9 @@ class Follower:
         record = context.store.open_table(settings.name, settings.source, settings.target)
         full = full or record.resync_wanted
         if record.synced_version is None and not context.log.is_there():
+            if record.resync_wanted:
+                # The first sync writes the whole table anyway.
+                context.store.record_resync_wanted(record.id, False)
             return None, SyncResult(SyncOutcome.WAITING, None, None)
         table = self._find_table(record, full)
         record = end_intents(context, record, table)

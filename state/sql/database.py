@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from state.store import DatabaseReplaced, StateUnavailable
 
@@ -48,6 +48,8 @@ class Database:
             self._readers = engine.execution_options(isolation_level="REPEATABLE READ")
         self._file = _file_of(engine.url)
         self._identity: tuple[int, int] | None = None
+        self._fresh = create_engine(engine.url, poolclass=NullPool) if self._file else None
+        self._is_abandoned = False
         self._one_writer = threading.Lock()
         self._writes = 0
         self._before_write: Callable[[Connection], None] = lambda _: None
@@ -103,8 +105,23 @@ class Database:
         """Run `check` at the start of each later write. If it raises, the transaction writes nothing."""
         self._before_write = check
 
+    def check_seen(self, read: Callable[[Connection], T], expected: T) -> None:
+        """Raise DatabaseReplaced if a new connection to the SQLite file reads something else than `expected`.
+
+        A backup that is copied over the file keeps its identity; our connections go on with the former contents.
+        """
+        if self._fresh is None:
+            return
+        with self._translated(), self._fresh.begin() as connection:
+            if read(connection) == expected:
+                return
+        # If our connections were closed, SQLite would write the former contents into the file.
+        self._is_abandoned = True
+        raise DatabaseReplaced(f"the state database {self._name} was overwritten while dvsync was running")
+
     def close(self) -> None:
-        self._engine.dispose()
+        if not self._is_abandoned:
+            self._engine.dispose()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

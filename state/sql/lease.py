@@ -38,6 +38,11 @@ def read_share(connection: Connection) -> int | None:
     return connection.scalar(select(LEASE.c.share))
 
 
+def touch(connection: Connection) -> None:
+    """Write what is there: SQLite refuses a write to a read-only file, but not an empty transaction."""
+    connection.execute(update(LEASE).values(share=LEASE.c.share))
+
+
 def update_lease(connection: Connection, **columns: object) -> None:
     """Change the lease that is held; its renewals grow by one."""
     connection.execute(update(LEASE).values(renewals=LEASE.c.renewals + 1, **columns))

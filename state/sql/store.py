@@ -135,8 +135,8 @@ class SqlStateStore:
         return known
 
     def check_writable(self) -> None:
-        with self._database.write():
-            pass
+        with self._database.write() as connection:
+            sql_lease.touch(connection)
 
     def read_lease(self) -> Lease:
         with self._database.read() as connection:
@@ -155,6 +155,8 @@ class SqlStateStore:
     def renew_lease(self, *, has_lock: bool) -> None:
         with self._database.write() as connection:
             sql_lease.update_lease(connection, has_lock=has_lock)
+            renewed = sql_lease.read_lease(connection)
+        self._database.check_seen(sql_lease.read_lease, renewed)
 
     def check_lease(self) -> None:
         if self._token is not None:
