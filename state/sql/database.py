@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.pool import ConnectionPoolEntry, NullPool
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from state.store import DatabaseReplaced, StateUnavailable
 
@@ -48,8 +48,9 @@ class Database:
             self._readers = engine.execution_options(isolation_level="REPEATABLE READ")
         self._file = _file_of(engine.url)
         self._identity: tuple[int, int] | None = None
-        self._fresh = create_engine(engine.url, poolclass=NullPool) if self._file else None
-        self._is_abandoned = False
+        # The write-ahead log that our connections hold open, once the first of them has written.
+        self._log_identity: tuple[int, int] | None = None
+        self._is_replaced = False
         self._one_writer = threading.Lock()
         self._writes = 0
         self._before_write: Callable[[Connection], None] = lambda _: None
@@ -105,23 +106,11 @@ class Database:
         """Run `check` at the start of each later write. If it raises, the transaction writes nothing."""
         self._before_write = check
 
-    def check_seen(self, read: Callable[[Connection], T], expected: T) -> None:
-        """Raise DatabaseReplaced if a new connection to the SQLite file reads something else than `expected`.
-
-        A backup that is copied over the file keeps its identity; our connections go on with the former contents.
-        """
-        if self._fresh is None:
-            return
-        with self._translated(), self._fresh.begin() as connection:
-            if read(connection) == expected:
-                return
-        # If our connections were closed, SQLite would write the former contents into the file.
-        self._is_abandoned = True
-        raise DatabaseReplaced(f"the state database {self._name} was overwritten while dvsync was running")
-
     def close(self) -> None:
-        if not self._is_abandoned:
+        # When the last connection is closed, SQLite writes what it had logged into the file: not into another's.
+        if not self._is_replaced:
             self._engine.dispose()
+            self._log_identity = None
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -131,7 +120,7 @@ class Database:
             code = getattr(error.orig, "sqlite_errorcode", 0) & PRIMARY_CODE
             if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):
                 # SQLite opens a file that cannot be written read-only, and the connection stays so.
-                self._engine.dispose()
+                self.close()
             # Only the driver's message: SQLAlchemy's would add the statement and its values.
             raise StateUnavailable(f"the state database {self._name} is not usable: {error.orig}") from error
         except PoolTimeoutError as error:
@@ -142,10 +131,13 @@ class Database:
         if self._identity is None:
             return
         try:
-            found = _identity_of(self._file)
+            found, log = _identity_of(self._file), _identity_of(_log_of(self._file))
         except OSError as error:
             raise StateUnavailable(f"the state database {self._name} is not usable: {error.strerror}") from error
-        if found != self._identity:
+        self._log_identity = self._log_identity or log
+        # A copy that is put in the place of the contents leaves the file, but takes the log away.
+        if found != self._identity or log != self._log_identity:
+            self._is_replaced = True
             raise DatabaseReplaced(f"the state database {self._name} was removed or replaced while dvsync was running")
 
     def _migrate(self) -> None:
@@ -168,6 +160,11 @@ class Database:
 def _file_of(url: URL) -> Path | None:
     is_file = url.get_backend_name() == "sqlite" and url.database and not url.database.startswith((":", "file:"))
     return Path(url.database or "") if is_file else None
+
+
+def _log_of(file: Path | None) -> Path | None:
+    """SQLite's write-ahead log: https://sqlite.org/wal.html."""
+    return file.with_name(f"{file.name}-wal") if file else None
 
 
 def _identity_of(file: Path | None) -> tuple[int, int] | None:

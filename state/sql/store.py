@@ -155,8 +155,6 @@ class SqlStateStore:
     def renew_lease(self, *, has_lock: bool) -> None:
         with self._database.write() as connection:
             sql_lease.update_lease(connection, has_lock=has_lock)
-            renewed = sql_lease.read_lease(connection)
-        self._database.check_seen(sql_lease.read_lease, renewed)
 
     def check_lease(self) -> None:
         if self._token is not None:

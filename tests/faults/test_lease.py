@@ -104,6 +104,26 @@ def test_a_daemon_ends_when_its_state_database_is_removed(tmp_path: Path, table:
     shown_once(tmp_path, table)
 
 
+def test_a_daemon_ends_when_its_state_database_is_overwritten(tmp_path: Path, table: HandmadeTable) -> None:
+    """By an older copy, at the same place: the daemon's connections would go on with the contents of before."""
+    config, state = write_config(tmp_path), tmp_path / "state.db"
+    with daemon(config) as running:
+        running.synced_to("t", table.version)
+    older = state.read_bytes()
+    with daemon(config) as running:
+        running.synced_to("t", delete_next(table))
+        state.write_bytes(older)
+        for suffix in ("-wal", "-shm"):
+            state.with_name(f"{state.name}{suffix}").unlink()
+        assert "was removed or replaced while dvsync was running" in running.told("lease.lost")["reason"]
+        assert running.end() == 1
+    # Nothing of the former contents was written into the copy.
+    assert state.read_bytes() == older
+    with daemon(config) as running:
+        running.synced_to("t", delete_next(table))
+    shown_once(tmp_path, table)
+
+
 def test_a_stand_by_ends_too_when_the_state_database_is_removed(tmp_path: Path, table: HandmadeTable) -> None:
     """It could never take the lease of the new database. Its supervisor starts it again, and it stands by there."""
     config = write_config(tmp_path)
@@ -142,6 +162,8 @@ def test_a_daemon_begins_when_its_state_database_can_be_written_again(tmp_path: 
         asked = command(config, "status", environment={"DVSYNC_HEALTH__PORT": running.url.rpartition(":")[2]})
         assert "the state database cannot be written, so nothing is followed" in asked.stderr
         assert "holds the lease" not in asked.stderr
+        tried = command(config, "config", "check", "--connect")
+        assert (tried.returncode, "attempt to write a readonly database" in tried.stdout) == (1, True), tried.stdout
         subprocess.run(["chattr", "-i", tmp_path / "state.db"], check=True)
         running.synced_to("t", table.version)
 

@@ -329,12 +329,65 @@ def test_a_pattern_that_cannot_be_listed_stops_no_other_table(tmp_path, config):
     append(tables["b"])
     by_name = command(config, "sync", "lake.b")
     assert (by_name.returncode, by_name.stdout.split()[:2]) == (0, ["lake.b:", "advanced,"])
-    # What a pattern found before is not gone because the pattern cannot be listed now.
+    # What a pattern found before is still followed although the pattern cannot be listed now, but has no log.
     shutil.move(tmp_path / "lake", tmp_path / "unmounted")
     listed = command(config, "status")
     assert listed.returncode == 1
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["lake.b", "lake.a"]
-    assert "gone" not in listed.stdout
+    assert [line.split()[:2] for line in listed.stdout.splitlines()] == [["lake.b", "synced"], ["lake.a", "gone"]]
+    assert "error=LogMissing: " in listed.stdout
+    assert "lake.a: the table is still followed" in command(config, "forget", "lake.a", "--drop").stderr
+
+
+def test_commands_without_a_daemon_name_what_is_gone(tmp_path, config):
+    """Listed, found by a pattern, or taken out of the configuration: each says what it is, and what is left."""
+    tables = {name: make_table(tmp_path / name) for name in ("listed", "lake/a", "lake/b", "lake/c")}
+    entries = "- {source: lake/*/, target: 'lake.{name}'%s}\n- {source: listed, target: lake.listed}\n"
+    told = f"notify: [{{command: [sh, -c, 'cat >> {tmp_path}/told.jsonl; echo >> {tmp_path}/told.jsonl']}}]\n"
+    config.write_text(f"{told}{HEAD}{entries}" % "")
+    for table in tables.values():
+        append(table)
+    assert command(config, "sync").returncode == 0
+    for name in ("listed", "lake/a"):
+        tables[name].folder.rename(tmp_path / f"away-{name[-1]}")
+    shown = command(config, "status", "lake.listed")
+    assert (shown.returncode, shown.stdout.split()[:2]) == (1, ["lake.listed", "gone"])
+    assert json.loads(command(config, "status", "lake.listed", "--json").stdout)[0]["error"]["kind"] == "LogMissing"
+    assert "lake.listed: the Delta log is gone" in command(config, "config", "check", "--connect").stdout
+    assert "the Delta log is gone" in command(config, "verify", "lake.listed", "--metadata").stdout
+    for words in ([], ["lake.*"], ["lake.a"]):
+        synced = command(config, "sync", *words)
+        assert (synced.returncode, "lake.a: gone: its folder is gone" in synced.stdout) == (1, True), synced.stdout
+    gone = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines() if '"gone"' in line]
+    assert sorted(line["table"] for line in gone) == ["lake.a", "lake.listed"]
+    # What still can be said of it, and how to have it back, is said by the commands on tables.
+    refused = command(config, "show", "lake.a")
+    assert (refused.returncode, "lake.a: the table is gone" in refused.stderr) == (2, True)
+    assert f"its Iceberg table lake.a is left as file://{tmp_path}/warehouse/" in refused.stderr
+    several = command(config, "show", "lake.*")
+    assert (several.returncode, "stands for 3 tables" in several.stderr) == (2, True)
+    assert command(config, "show", "*.b").stdout.startswith("lake.b: lake.b in the catalog")
+    config.write_text(f"{told}{HEAD}{entries}" % ", exclude: [c]")
+    excluded = command(config, "status", "lake.c").stdout
+    assert "no entry of the configuration names this table" in excluded
+    assert "lake.c" not in command(config, "sync").stdout
+
+
+def test_forgetting_goes_on_after_a_table_that_cannot_be_dropped(tmp_path, config):
+    """And a table that never was in Iceberg has nothing to drop."""
+    tables = {name: make_table(tmp_path / name) for name in ("a", "b")}
+    entries = "".join(f"- {{source: {name}, target: lake.{name}}}\n" for name in ("a", "b", "never"))
+    config.write_text(HEAD + entries)
+    for table in tables.values():
+        append(table)
+    assert command(config, "sync").returncode == 0
+    catalog = load_catalog("local", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db")
+    catalog.drop_table("lake.a")
+    config.write_text(HEAD.replace("tables:\n", "tables: []\n"))
+    done = command(config, "forget", "--all", "--drop")
+    assert done.returncode == 1
+    assert "lake.a: no configured catalog has its Iceberg table lake.a" in done.stderr
+    assert sorted(line.split(":")[0] for line in done.stdout.splitlines()) == ["lake.b", "lake.never"]
+    assert catalog.list_tables("lake") == []
 
 
 def test_a_catalog_that_pyiceberg_cannot_open_is_no_outage(tmp_path, config):
