@@ -73,6 +73,22 @@ class S3Object:
             found = obstore.get(self.store, self.key)
         return _info(found.meta), _blocks(found.stream(min_chunk_size=block_bytes))
 
+    def delete(self) -> bool:
+        """Remove the file, which may be missing. One request. False if the store refused it.
+
+        Not every store knows S3's DeleteObjects, which obstore sends.
+        """
+        import obstore  # noqa: PLC0415
+
+        try:
+            with as_os_errors():
+                obstore.delete(self.store, self.key)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
     def open_writer(self) -> WritableFile:
         """Open a new file for writing. It exists once it is closed; up to PART_BYTES are one request."""
         import obstore  # noqa: PLC0415

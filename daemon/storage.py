@@ -247,6 +247,10 @@ class FileIOStorage:
 
     def delete(self, path: str) -> None:
         """Remove one file. A missing file is no error. Raises ObjectStoreAway."""
+        with _store_errors(path):
+            remote = self._on_s3(path)
+        if remote and remote.delete():
+            return
         fs, name = self._open_fs(path)
         try:
             fs.delete_file(name)

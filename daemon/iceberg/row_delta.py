@@ -33,6 +33,7 @@ from daemon.iceberg.manifests import (
 )
 from daemon.iceberg.merging import live_files, plan_merges
 from daemon.iceberg.pyiceberg_ext.records import entry_record
+from daemon.storage import map_files
 
 # The index of `partition` among the fields of a data file record.
 PARTITION_FIELD = 3
@@ -156,11 +157,11 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
     touched = {manifest.manifest_path for manifest, _ in changed}
     untouched = [each for each in parent if each.manifest_path not in touched and live_files(each)]
     carried = [] if delta.replaces_all else untouched
-    merged = [
-        (manifest, _entries_without(table, manifest, frozenset(), delta.snapshot_id))
-        for group in plan_merges(carried, table.properties)
-        for manifest in group
-    ]
+    merged = _read_changed(
+        table,
+        [(each, frozenset()) for group in plan_merges(carried, table.properties) for each in group],
+        delta.snapshot_id,
+    )
     kept = [(manifest, entries) for manifest, entries in changed if _may_stay(table, manifest, entries)]
     rewritten = list(_pack(names, [*kept, *merged]))
     moved = {source: draft.path for draft in rewritten for source in draft.sources}
@@ -219,11 +220,10 @@ def _read_parent(table: TableView, delta: RowDelta) -> list[ManifestFile]:
 def _without_removed(table: TableView, parent: Sequence[ManifestFile], delta: RowDelta) -> _Changed:
     """Return the manifests that lose entries to `delta`, each with its rewritten entries."""
     removed = {ManifestContent.DATA: delta.removed_data_files, ManifestContent.DELETES: delta.removed_delete_files}
-    changed = [
-        (manifest, _entries_without(table, manifest, gone, delta.snapshot_id))
-        for manifest in parent
-        if (gone := removed[manifest.content].get(manifest.manifest_path))
+    losing = [
+        (manifest, gone) for manifest in parent if (gone := removed[manifest.content].get(manifest.manifest_path))
     ]
+    changed = _read_changed(table, losing, delta.snapshot_id)
     found = {manifest.manifest_path for manifest, _ in changed}
     for manifest_path, files in (item for by_manifest in removed.values() for item in by_manifest.items()):
         if manifest_path not in found:
@@ -265,6 +265,16 @@ def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[M
         new[PARTITION_FIELD] = removed[path].partition
         new.spec_id = removed[path].spec_id
     return [new for _, new in replacements]
+
+
+def _read_changed(
+    table: TableView, losing: Sequence[tuple[ManifestFile, Set[EntryKey] | Set[str]]], snapshot_id: int
+) -> _Changed:
+    """Return each manifest with its rewritten entries. Manifests on other machines are read at the same time."""
+    entries = map_files(
+        lambda each: _entries_without(table, *each, snapshot_id), losing, lambda each: each[0].manifest_path
+    )
+    return [(manifest, rewritten) for (manifest, _), rewritten in zip(losing, entries, strict=True)]
 
 
 def _entries_without(

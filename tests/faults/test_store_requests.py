@@ -81,6 +81,10 @@ class Lake:
         until(lambda: len(self._store.requests) > 1)
         return set(self._store.requests)
 
+    def keep_metadata_files(self, number: int) -> None:
+        with self._load().transaction() as transaction:
+            transaction.set_properties({"write.metadata.previous-versions-max": str(number)})
+
     @property
     def format_version(self) -> int:
         return self._load().metadata.format_version
@@ -148,3 +152,10 @@ def test_requests_of_a_commit_on_s3(lake: Lake, running: Daemon) -> None:
     added = lake.requests_of_a_sync(running)
     assert added == log | snapshot | {"GET data file": 3}
     assert lake.rows() == sorted(row[0] for row in table.live_rows())
+
+    # As after a hundred commits: each removes the oldest metadata file.
+    lake.keep_metadata_files(2)
+    for _ in range(2):
+        table.commit([table.add(lake.write())])
+        old = lake.requests_of_a_sync(running)
+    assert old == log | snapshot | {"GET data file": 1, "POST other": 1}

@@ -47,6 +47,12 @@ class S3FileIO(PyArrowFileIO):
         remote = find_s3_object(self.properties, location)
         return _S3File(location, remote) if remote else super().new_output(location)
 
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        path = location if isinstance(location, str) else location.location
+        remote = find_s3_object(self.properties, path)
+        if remote is None or not remote.delete():
+            super().delete(path)
+
 
 IMPLEMENTATION = f"{S3FileIO.__module__}.{S3FileIO.__name__}"
 

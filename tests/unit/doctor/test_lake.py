@@ -57,6 +57,21 @@ def summary(*arguments: str) -> dict[str, Any]:
     return found
 
 
+def test_a_deletion_vector_whose_file_is_gone(lake: Path) -> None:
+    """Its file is asked for, once for all vectors in it: a first sync would fail on it."""
+    table = HandmadeTable(lake / "gone")
+    table.create()
+    paths = [table.write_file([(row, "x", "v") for row in range(6)]) for _ in range(2)]
+    table.commit([table.add(path) for path in paths])
+    table.commit(table.delete({path: [1] for path in paths}))
+    for file in table.folder.glob("deletion_vector*"):
+        file.unlink()
+    code, output = doctor(str(table.folder))
+    assert code == 1
+    assert "its deletion vector: the file is not there" in output
+    assert "Restore it, or" in output
+
+
 def names(sources: list[str]) -> set[str]:
     return {source.rpartition("/")[2] for source in sources}
 

@@ -391,6 +391,18 @@ def test_a_newer_version_is_tried_at_once_and_then_ever_less_often(bench, kind):
     assert bench.store.list_tables()[0].error is None
 
 
+def test_a_newer_version_is_tried_at_once_after_many_retries(bench):
+    """A RESTORE may come an hour after the first error: none of the tries since then was for a newer version."""
+    bench.poll()
+    bench.follower.newest, bench.follower.fails = 1, ObjectMissing("gone", hint="Restore it.", version=1)
+    for _ in range(60):
+        bench.poll(after_s=1)
+    assert bench.follower.comparisons == 0
+    bench.follower.newest, bench.follower.fails = 2, None
+    bench.poll(after_s=1)
+    assert (bench.follower.comparisons, bench.status.error) == (1, None)
+
+
 def test_a_newer_version_waits_for_a_slot(bench):
     """While other tables sync, the try is not lost."""
     bench.poll()
