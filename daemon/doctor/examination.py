@@ -72,7 +72,7 @@ class ExaminationTask:
     properties: Mapping[str, str]
 
     def __call__(self, _part: int, adds: Iterable[AddFile]) -> Iterator[Examination]:
-        storage, seen, vector_files = FileIOStorage(self.properties), Examination(), set[str]()
+        storage, seen, vector_files = FileIOStorage(self.properties), Examination(), dict[str, SyncError | None]()
         inspector = Inspector(storage, self.table)
         for add in adds:
             self._examine(add, inspector, seen)
@@ -85,16 +85,20 @@ class ExaminationTask:
         add: AddFile,
         vector: DeletionVectorDescriptor,
         storage: FileIOStorage,
-        known: set[str],
+        known: dict[str, SyncError | None],
         seen: Examination,
     ) -> None:
-        """Check that the file of a deletion vector is there: one request for each file."""
+        """Check that the file of a deletion vector is there: one request for each of the files, `known` afterwards."""
+        error: SyncError | None = None
         try:
             place = find_place(self.location, vector)
-            if place.offset is not None and place.path not in known:
-                storage.stat(place.path)
-                known.add(place.path)
-        except SyncError as error:
+            if place.offset is not None:
+                if place.path not in known:
+                    known[place.path] = _why_missing(storage, place.path)
+                error = known[place.path]
+        except SyncError as invalid:
+            error = invalid
+        if error:
             seen.add_refusal(Refusal(f"its deletion vector: {error}", error.hint, add.path, 1))
 
     def _examine(self, add: AddFile, inspector: Inspector, seen: Examination) -> None:
@@ -118,6 +122,14 @@ class ExaminationTask:
             zoned = isinstance(self.table.schema.find_type(partition.source_id), TimestamptzType)
             if value and zoned and not value.endswith("Z"):
                 seen.partitions_without_zone.add(partition.name)
+
+
+def _why_missing(storage: FileIOStorage, path: str) -> SyncError | None:
+    try:
+        storage.stat(path)
+    except SyncError as error:
+        return error
+    return None
 
 
 def examine_files(state: TableState, task: ExaminationTask) -> Examination:

@@ -37,6 +37,8 @@ from daemon.storage import map_files
 
 # The index of `partition` among the fields of a data file record.
 PARTITION_FIELD = 3
+# Added delete files do not join a larger manifest: a data file whose deletions change often would rewrite it each time.
+JOINED_ENTRIES_MAX = 100
 TOTALS = (
     ("total-data-files", "added-data-files", "deleted-data-files"),
     ("total-delete-files", "added-delete-files", "removed-delete-files"),
@@ -169,7 +171,7 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         *_draft_added(names, ManifestContent.DATA, delta.added_data_files, delta.snapshot_id),
         *_draft_added(names, ManifestContent.DELETES, [*delta.added_delete_files, *replacements], delta.snapshot_id),
     ]
-    drafts = [*added, *rewritten]
+    drafts = _joined(added, rewritten)
     manifest_list_path = table.locations.new_metadata_location(f"snap-{delta.snapshot_id}-{uuid4()}.avro")
     announce([*(draft.path for draft in drafts), manifest_list_path])
     written = [
@@ -254,6 +256,20 @@ def _draft_added(
                 draft = _Draft(next(names), content, spec_id, [])
             draft.entries += entries
         yield draft
+
+
+def _joined(added: Sequence[_Draft], rewritten: Sequence[_Draft]) -> list[_Draft]:
+    """Return the manifests to write. Added delete files go into a small one that is rewritten anyway, if any is."""
+    small = {(draft.content, draft.spec_id): draft for draft in rewritten if draft.content is ManifestContent.DELETES}
+    drafts = []
+    for draft in added:
+        host = small.get((draft.content, draft.spec_id))
+        if host and len(host.entries) + len(draft.entries) <= JOINED_ENTRIES_MAX:
+            host.entries += draft.entries
+            draft.path = host.path
+        else:
+            drafts.append(draft)
+    return [*drafts, *rewritten]
 
 
 def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[ManifestEntry]) -> list[DataFile]:

@@ -195,19 +195,12 @@ def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int, *,
         message=message,
         hint=f"{hint} Only if no one needs the table any more, run `dvsync forget {record.name}`: {forget}.",
         version=None,
-        since_ms=_gone_since_ms(record, is_vanished=is_vanished) or now_ms,
+        since_ms=record.error.since_ms if record.error and has_lost_log(record) else record.last_synced_at_ms or now_ms,
         consecutive=1,
         parked=False,
     )
     seen = Observation(replace(record, error=error), counts)
     return replace(table_status(record, seen, now_ms), state=SyncState.GONE)
-
-
-def _gone_since_ms(record: TableRecord, *, is_vanished: bool) -> int | None:
-    """When a vanished folder was first missed, or when the table was last synced; None if that is not known."""
-    if is_vanished:
-        return record.error.since_ms if record.error and has_lost_log(record) else None
-    return record.last_synced_at_ms
 
 
 def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: int) -> TableStatus:

@@ -64,7 +64,7 @@ def _look(status: TableStatus, record: TableRecord, before: _Seen) -> _Seen:
     trouble = before.trouble
     if status.state is SyncState.PARKED and status.error:
         trouble = f"{status.error.kind} {status.error.since}"
-    elif status.state is SyncState.GONE:
+    elif status.state is SyncState.GONE and record.synced_version is not None:
         trouble = status.state
     elif status.state is SyncState.SYNCED:
         trouble = None
