@@ -260,10 +260,10 @@ def _draft_added(
 
 def _joined(added: Sequence[_Draft], rewritten: Sequence[_Draft]) -> list[_Draft]:
     """Return the manifests to write. Added delete files go into a small one that is rewritten anyway, if any is."""
-    small = {(draft.content, draft.spec_id): draft for draft in rewritten if draft.content is ManifestContent.DELETES}
+    hosts = {draft.spec_id: draft for draft in rewritten if draft.content is ManifestContent.DELETES}
     drafts = []
     for draft in added:
-        host = small.get((draft.content, draft.spec_id))
+        host = hosts.get(draft.spec_id) if draft.content is ManifestContent.DELETES else None
         if host and len(host.entries) + len(draft.entries) <= JOINED_ENTRIES_MAX:
             host.entries += draft.entries
             draft.path = host.path

@@ -16,7 +16,7 @@ from pyiceberg.types import LongType, NestedField
 from daemon.errors import ResyncNeeded
 from daemon.iceberg import merging, row_delta
 from daemon.iceberg.merging import live_files
-from daemon.iceberg.row_delta import RowDelta
+from daemon.iceberg.row_delta import JOINED_ENTRIES_MAX, RowDelta
 from daemon.iceberg.target import Definition
 from tests.kit.made import BY_PART, SCHEMA, UNPARTITIONED, MadeTable, data_file, delete_file, entries, read_avro
 from tests.kit.readers import duckdb_connection
@@ -252,7 +252,9 @@ def test_a_shared_delete_file_is_replaced_in_its_partition(partitioned: MadeTabl
     )
     assert set(partitioned.live()) == {"b", "c", "rest"}
     assert partitioned.live()["rest"] == (prepared.placements["rest"], 2, 2)
-    (row,) = read_avro(prepared.placements["rest"])
+    # Both entries are in one manifest, which is written anew for the one that goes.
+    gone, row = read_avro(prepared.placements["rest"])
+    assert (gone["status"], row["status"], prepared.moved_manifests[deletes]) == (2, 1, prepared.placements["rest"])
     assert row["data_file"]["partition"] == {"part": "x"}
     assert row["data_file"]["referenced_data_file"] == "b"
     summary = partitioned.summary()
@@ -274,12 +276,28 @@ def test_several_delete_files_become_one_in_a_replace_snapshot(partitioned: Made
     assert prepared.operation is Operation.REPLACE
     assert set(partitioned.live()) == {"a", "all"}
     deletes = [each for each in partitioned.manifests() if each.content is ManifestContent.DELETES]
-    assert sorted((each.added_files_count, each.deleted_files_count) for each in deletes) == [(0, 3), (1, 0)]
-    (row,) = read_avro(prepared.placements["all"])
+    assert sorted((each.added_files_count, each.deleted_files_count) for each in deletes) == [(1, 3)]
+    *gone, row = read_avro(prepared.placements["all"])
+    assert ([each["status"] for each in gone], row["status"]) == ([2, 2, 2], 1)
     assert row["data_file"]["partition"] == {"part": "x"}
     assert set(prepared.moved_manifests) == {live[f"d{number}"][0] for number in range(3)}
     summary = partitioned.summary()
     assert (summary["total-delete-files"], summary["total-position-deletes"]) == ("1", "6")
+
+
+def test_an_added_delete_file_joins_no_large_manifest(made: MadeTable) -> None:
+    """Else each commit to one data file would write the entries of all others anew."""
+    files = [data_file(f"f{number}") for number in range(JOINED_ENTRIES_MAX)]
+    deletes = [delete_file(f"d{number}", 1, f"f{number}") for number in range(JOINED_ENTRIES_MAX)]
+    made.commit(added_data_files=files, added_delete_files=deletes)
+    (large,) = {made.live()[f"d{number}"][0] for number in range(JOINED_ENTRIES_MAX)}
+    for number in (1, 2):
+        place = made.live()["d0" if number == 1 else "n1"][0]
+        assert (place == large) is (number == 1)
+        gone = "d0" if number == 1 else "n1"
+        made.commit(removed_delete_files={place: {gone}}, added_delete_files=[delete_file(f"n{number}", 1, "f0")])
+    in_small = [path for path, place in made.live().items() if place[0] == made.live()["n2"][0]]
+    assert in_small == ["n2"]
 
 
 def test_small_manifests_are_merged_when_there_are_enough(made: MadeTable) -> None:
