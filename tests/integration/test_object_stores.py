@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from daemon.clock import SystemClock
 from daemon.config.settings import MaintenanceSettings, PipelineSettings
 from daemon.errors import ObjectStoreAway, SyncError
+from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.iceberg.references import referenced_files
 from daemon.maintenance.cleanup import clean_up
 from daemon.maintenance.maintainer import Maintainer
@@ -174,6 +175,15 @@ def test_what_is_not_there_and_what_is_not_allowed(store):
             assert "credentials" in raised.value.hint
             assert "made-up-secret" not in str(raised.value)
             assert store.secret not in str(raised.value)
+
+
+def test_a_bucket_that_is_not_there_cannot_be_written_to(store):
+    """It is not a missing file of the table, for which the hint would be a resync."""
+    output = S3FileIO(store.properties).new_output("s3://nobody/t/metadata/m0.avro").create()
+    output.write(b"x")
+    with pytest.raises(OSError, match="there is no bucket for s3:") as raised:
+        output.close()
+    assert not isinstance(raised.value, FileNotFoundError)
 
 
 def test_reading_past_the_end(store):

@@ -132,8 +132,12 @@ class S3Output(io.RawIOBase):
         if self.closed:
             return
         super().close()
-        with as_os_errors():
-            self._writer.close()
+        try:
+            with as_os_errors():
+                self._writer.close()
+        except FileNotFoundError as error:
+            # A file need not be there to be written, but its bucket.
+            raise OSError(f"there is no bucket for {self._location}: {error}") from error
         if self._kept is not None:
             with _written_lock:
                 _written_manifests[self._location] = bytes(self._kept)
