@@ -206,14 +206,16 @@ def test_verify_finds_a_second_delete_file(pair: Pair) -> None:
     (manifest,) = [
         each
         for each in read_manifest_list(iceberg.io, snapshot.manifest_list)
-        if each.content is ManifestContent.DELETES and not entries_of(iceberg, each)
+        if each.content is ManifestContent.DELETES
     ]
+    # The former entry, which is marked as deleted there, is live again.
+    entries = [*entries_of(iceberg, manifest), *first]
     Path(manifest.manifest_path.removeprefix("file://")).unlink()
     write_manifest(
         iceberg.io,
         manifest.manifest_path,
         ManifestContent.DELETES,
-        first,
+        entries,
         spec=iceberg.spec(),
         schema=iceberg.schema(),
         snapshot_id=snapshot.snapshot_id,
