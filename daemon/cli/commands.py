@@ -167,7 +167,7 @@ def sync(
     codes, names = {SHOWN}, tables or []
     with _reported_errors():
         deadline_s = time.monotonic() + timeout_s
-        configured, settings = _load(context, config, quiet=True), _load_with_found(context, config)
+        configured, settings = _load_both(context, config)
         if not tables and PATTERN_FAILED in context.meta:
             codes.add(FAILED)
         gone = find_gone(configured, settings, names)
@@ -257,7 +257,7 @@ def _find_statuses(context: typer.Context, config: Path | None) -> tuple[list[st
     report = ask_for_tables(settings)
     if report.statuses is not None:
         return report.lines, report.statuses
-    configured, settings = _load(context, config, quiet=True), _load_with_found(context, config)
+    configured, settings = _load_both(context, config)
     statuses, moved = read_statuses(configured, settings)
     lines = [*report.lines, "what follows is from the state database", *moved]
     if settings.share.count > 1:
@@ -645,14 +645,14 @@ def forget(
     from daemon.cli.operations import forget_tables  # noqa: PLC0415
 
     with _reported_errors():
-        configured, settings = _load(context, config, quiet=True), _load_with_found(context, config)
+        configured, settings = _load_both(context, config)
         has_failed = False
-        for line, error in forget_tables(configured, settings, wanted, drop=drop):
-            if error:
-                has_failed = True
-                typer.echo(printable(f"{error}\n{error.hint}", keep="\n"), err=True)
+        for done in forget_tables(configured, settings, wanted, drop=drop):
+            if isinstance(done, str):
+                _say(done)
             else:
-                _say(line)
+                has_failed = True
+                typer.echo(printable(f"{done}\n{done.hint}", keep="\n"), err=True)
     raise typer.Exit(1 if has_failed else 0)
 
 
@@ -854,13 +854,19 @@ def _load(context: typer.Context, config: Path | None, *, optional: bool = False
 
 def _load_with_found(context: typer.Context, config: Path | None) -> Settings:
     """The settings with the tables that patterns find now; a pattern that cannot be listed is printed and noted."""
+    return _load_both(context, config)[1]
+
+
+def _load_both(context: typer.Context, config: Path | None) -> tuple[Settings, Settings]:
+    """The settings as they were written, with the patterns, and those of `_load_with_found`."""
     from daemon.cli.tables import with_found_tables  # noqa: PLC0415
 
-    settings, troubles = with_found_tables(_load(context, config, quiet=True))
+    configured = _load(context, config, quiet=True)
+    settings, troubles = with_found_tables(configured)
     for trouble in troubles.values():
         typer.echo(f"{trouble}\n{trouble.hint}", err=True)
         context.meta[PATTERN_FAILED] = True
-    return settings
+    return configured, settings
 
 
 def _hide_environment() -> None:

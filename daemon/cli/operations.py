@@ -189,7 +189,7 @@ def opened_table(settings: Settings, table: TableSettings) -> Iterator[tuple[Tab
 
 def forget_tables(
     configured: Settings, settings: Settings, wanted: Sequence[str], *, drop: bool
-) -> Iterator[tuple[str, SyncError | None]]:
+) -> Iterator[str | SyncError]:
     """Remove tables that are gone from the state database, all or those `wanted`. Yields a line or an error for each.
 
     `settings` is `configured` with the tables that patterns find. With `drop`, first drop their Iceberg tables and
@@ -221,10 +221,10 @@ def forget_tables(
                 # Before its first sync, a table has nothing to drop.
                 dropped = _drop(parts, record) if drop and record.metadata_location else ""
             except SyncError as error:
-                yield "", error
+                yield error
                 continue
             parts.store.forget_table(record.id)
-            yield f"{record.name}: {dropped}forgotten", None
+            yield f"{record.name}: {dropped}forgotten"
 
 
 def _check_patterns(configured: Settings, settings: Settings, gone: Sequence[TableRecord]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 from pyiceberg.types import TimestamptzType
 
@@ -72,34 +73,24 @@ class ExaminationTask:
     properties: Mapping[str, str]
 
     def __call__(self, _part: int, adds: Iterable[AddFile]) -> Iterator[Examination]:
-        storage, seen, vector_files = FileIOStorage(self.properties), Examination(), dict[str, SyncError | None]()
+        storage, seen = FileIOStorage(self.properties), Examination()
         inspector = Inspector(storage, self.table)
+        # A file of deletion vectors serves many data files, and is asked for once.
+        why_missing = cache(partial(_why_missing, storage))
         for add in adds:
             self._examine(add, inspector, seen)
-            if add.deletion_vector:
-                self._find_vector(add, add.deletion_vector, storage, vector_files, seen)
+            if error := self._fault_of_vector(add.deletion_vector, why_missing):
+                seen.add_refusal(Refusal(f"its deletion vector: {error}", error.hint, add.path, 1))
         yield seen
 
-    def _find_vector(
-        self,
-        add: AddFile,
-        vector: DeletionVectorDescriptor,
-        storage: FileIOStorage,
-        known: dict[str, SyncError | None],
-        seen: Examination,
-    ) -> None:
-        """Check that the file of a deletion vector is there: one request for each of the files, `known` afterwards."""
-        error: SyncError | None = None
+    def _fault_of_vector(
+        self, vector: DeletionVectorDescriptor | None, why_missing: Callable[[str], SyncError | None]
+    ) -> SyncError | None:
         try:
-            place = find_place(self.location, vector)
-            if place.offset is not None:
-                if place.path not in known:
-                    known[place.path] = _why_missing(storage, place.path)
-                error = known[place.path]
-        except SyncError as invalid:
-            error = invalid
-        if error:
-            seen.add_refusal(Refusal(f"its deletion vector: {error}", error.hint, add.path, 1))
+            place = find_place(self.location, vector) if vector else None
+        except SyncError as error:
+            return error
+        return why_missing(place.path) if place and place.offset is not None else None
 
     def _examine(self, add: AddFile, inspector: Inspector, seen: Examination) -> None:
         seen.files += 1
