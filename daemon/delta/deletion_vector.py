@@ -16,6 +16,7 @@ from daemon.delta.position_set import (
     DVPlace,
     PositionSet,
     as_bitmap,
+    check_positions,
     decode_positions,
     encode_positions,
 )
@@ -29,8 +30,12 @@ MERGED_GAP_BYTES_MAX: Final = 64 << 10
 # Delta PROTOCOL.md, "Deletion Vector File Storage Format"
 FILE_VERSION: Final = 1
 FIRST_DV_OFFSET: Final = 1
-SIZE_FIELD_BYTES: Final = 4
-FRAME_BYTES: Final = 8  # the size field before and the CRC-32 after the bytes
+_SIZE_FIELD: Final = struct.Struct(">i")
+_CRC_FIELD: Final = struct.Struct(">I")
+SIZE_FIELD_BYTES: Final = _SIZE_FIELD.size
+FRAME_BYTES: Final = SIZE_FIELD_BYTES + _CRC_FIELD.size  # before and after the bytes
+_BLOB: Final = slice(SIZE_FIELD_BYTES, -_CRC_FIELD.size)  # of a frame
+_MAGIC: Final = slice(SIZE_FIELD_BYTES, SIZE_FIELD_BYTES + len(MAGIC_PORTABLE_BYTES))
 
 # Z85 (ZeroMQ RFC 32) is base64.b85decode with another alphabet. '"' is in neither, so it marks illegal characters.
 _Z85: Final = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -104,23 +109,36 @@ def _find_file(table_location: str, storage_type: str, path: str) -> str:
 
 
 class Vector(NamedTuple):
-    """A DV that was read: its frame, as it is in its file, and its positions."""
+    """A DV that was read: its frame, as it is in its file, whose size and CRC-32 are right."""
 
     frame: memoryview
-    positions: PositionSet
+    cardinality: int
+    place: DVPlace
+
+    def positions(self) -> PositionSet:
+        """Decode the positions. Raises CorruptInput."""
+        return decode_positions(self._blob, cardinality=self.cardinality, place=self.place)
+
+    def last_position(self) -> int:
+        """Check the positions, and return the largest one, -1 if there is none. Raises CorruptInput."""
+        return check_positions(self._blob, cardinality=self.cardinality, place=self.place)
 
     def portable_frame(self) -> memoryview:
         """The frame in the portable form, which Puffin files have too. Only the native form is written anew."""
-        if self.frame[SIZE_FIELD_BYTES:][: len(MAGIC_PORTABLE_BYTES)] == MAGIC_PORTABLE_BYTES:
+        if self.frame[_MAGIC] == MAGIC_PORTABLE_BYTES:
             return self.frame
-        return frame_bytes(encode_positions(as_bitmap(self.positions)))
+        return frame_bytes(encode_positions(as_bitmap(self.positions())))
+
+    @property
+    def _blob(self) -> memoryview:
+        return self.frame[_BLOB]
 
 
 def read_position_sets(
     storage: Storage, table_location: str, descriptors: Sequence[DeletionVectorDescriptor]
 ) -> list[PositionSet]:
     """Read the position set of each descriptor, in order. Raises as `read_vectors` does."""
-    return [vector.positions for vector in read_vectors(storage, table_location, descriptors)]
+    return [vector.positions() for vector in read_vectors(storage, table_location, descriptors)]
 
 
 def read_vectors(
@@ -133,16 +151,13 @@ def read_vectors(
     DVs that are near each other in one file share one ranged read, because a `.bin` file can hold thousands of DVs.
     """
     places = [find_place(table_location, descriptor) for descriptor in descriptors]
-    vectors = []
-    for frame, descriptor, place in zip(_read_frames(storage, places, descriptors), descriptors, places, strict=True):
-        blob = frame[SIZE_FIELD_BYTES : SIZE_FIELD_BYTES + descriptor.size_in_bytes]
-        vectors.append(Vector(frame, decode_positions(blob, cardinality=descriptor.cardinality, place=place)))
-    return vectors
+    frames = _read_frames(storage, places, descriptors)
+    return [Vector(f, d.cardinality, p) for f, d, p in zip(frames, descriptors, places, strict=True)]
 
 
 def frame_bytes(blob: bytes | memoryview) -> memoryview:
     """Put magic and bitmap into a frame: PROTOCOL.md, "Deletion Vector File Storage Format"."""
-    return memoryview(b"".join((struct.pack(">i", len(blob)), blob, struct.pack(">I", zlib.crc32(blob)))))
+    return memoryview(b"".join((_SIZE_FIELD.pack(len(blob)), blob, _CRC_FIELD.pack(zlib.crc32(blob)))))
 
 
 def _read_frames(
@@ -163,9 +178,10 @@ def _read_frames(
         data = memoryview(part)
         if span.offset == 0 and data[:1] != bytes([FILE_VERSION]):
             raise DVPlace(path, 0).corrupt(f"the file does not begin with the version byte {FILE_VERSION}")
-        for frame in neighbours:
-            size_in_bytes = descriptors[frame.number].size_in_bytes
-            read[frame.number] = _check_frame(data[frame.offset - span.offset :], size_in_bytes, places[frame.number])
+        for _, offset, end, number in neighbours:
+            frame = data[offset - span.offset : end - span.offset]
+            _check_frame(frame, descriptors[number].size_in_bytes, places[number])
+            read[number] = frame
     return read
 
 
@@ -199,8 +215,8 @@ def _span_of(neighbours: Sequence[_Extent]) -> tuple[str, Span]:
     return first.path, Span(start, max(frame.end for frame in neighbours) - start)
 
 
-def _check_frame(data: memoryview, size_in_bytes: int, place: DVPlace) -> memoryview:
-    """Return a frame of PROTOCOL.md, "Deletion Vector File Storage Format"; `data` may be longer.
+def _check_frame(frame: memoryview, size_in_bytes: int, place: DVPlace) -> None:
+    """Check a frame of PROTOCOL.md, "Deletion Vector File Storage Format".
 
     4 B  dataSize, of the bytes alone     int32, big-endian
     n B  bitmapData: magic and bitmap     as written
@@ -208,16 +224,14 @@ def _check_frame(data: memoryview, size_in_bytes: int, place: DVPlace) -> memory
 
     No message contains bytes of the file: a malicious log may name any file that dvsync can read.
     """
-    if len(data) < (needed := size_in_bytes + FRAME_BYTES):
-        raise place.corrupt(f"the file ends {len(data)} bytes after the offset, the DV needs {needed}")
-    (size_in_file,) = struct.unpack_from(">i", data)
+    if len(frame) < (needed := size_in_bytes + FRAME_BYTES):
+        raise place.corrupt(f"the file ends {len(frame)} bytes after the offset, the DV needs {needed}")
+    (size_in_file,) = _SIZE_FIELD.unpack_from(frame)
     if size_in_file != size_in_bytes:
         raise place.corrupt(f"the DV's size in its file is not the {size_in_bytes} of the log")
-    blob = data[SIZE_FIELD_BYTES : SIZE_FIELD_BYTES + size_in_bytes]
-    (crc_in_file,) = struct.unpack_from(">I", data, SIZE_FIELD_BYTES + size_in_bytes)
-    if zlib.crc32(blob) != crc_in_file:
+    (crc_in_file,) = _CRC_FIELD.unpack_from(frame, SIZE_FIELD_BYTES + size_in_bytes)
+    if zlib.crc32(frame[_BLOB]) != crc_in_file:
         raise place.corrupt("the DV's bytes do not match the CRC-32 in its file")
-    return data[:needed]
 
 
 def decode_inline(descriptor: DeletionVectorDescriptor, place: DVPlace) -> memoryview:

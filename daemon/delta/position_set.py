@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import ge
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from pyroaring import BitMap64
+from pyroaring import BitMap, BitMap64
 
 from daemon.errors import CorruptInput
 
@@ -31,6 +31,9 @@ MAGIC_PORTABLE: Final = 1681511377
 MAGIC_PORTABLE_BYTES: Final = MAGIC_PORTABLE.to_bytes(4, "little")
 MAGIC_NATIVE: Final = 1681511376
 UPPER_MAX: Final = (1 << 31) - 1  # "every key in the bitmap has a 0 as its most significant bit"
+
+# The magic, and the header of the one bitmap of a DV whose positions are below 2^32, as `_index_portable` reads it.
+_ONE_BITMAP: Final = MAGIC_PORTABLE_BYTES + struct.pack("<QI", 1, 0)
 
 # RoaringFormatSpec, "General layout"
 COOKIE_NO_RUNS: Final = 12346
@@ -138,6 +141,7 @@ def encode_positions(positions: BitMap64) -> bytes:
 
 # What `decode_positions` returns.
 PositionSet = BitMap64 | LargeSet
+_Bitmap = TypeVar("_Bitmap", BitMap, BitMap64)
 
 
 def new_positions(after: PositionSet, before: PositionSet | None = None) -> Iterator[array[int]]:
@@ -220,20 +224,36 @@ def decode_positions(data: memoryview, *, cardinality: int, place: DVPlace) -> P
     return positions
 
 
+def check_positions(data: memoryview, *, cardinality: int, place: DVPlace) -> int:
+    """Check a DV as `decode_positions` does, and return its largest position, -1 if there is none.
+
+    A small DV with positions below 2^32 takes half the time. Raises CorruptInput.
+    """
+    if len(data) <= SMALL_BYTES_MAX and data[: len(_ONE_BITMAP)] == _ONE_BITMAP:
+        bitmap = _deserialize(BitMap, bytes(data[len(_ONE_BITMAP) :]))
+        if bitmap and len(bitmap) == cardinality:
+            return int(bitmap.max())
+    return last_position(decode_positions(data, cardinality=cardinality, place=place))
+
+
 def _decode_small(data: memoryview) -> BitMap64 | None:
-    """Decode a DV in the portable form; None if it is empty, has another form or a fault, which the index then names.
+    """Decode a DV in the portable form; None if it is empty, has another form, or a fault that the index names."""
+    if data[:4] != MAGIC_PORTABLE_BYTES:
+        return None
+    bitmap = _deserialize(BitMap64, bytes(data[4:]))
+    return bitmap if bitmap and bitmap.max() >> 32 <= UPPER_MAX else None
+
+
+def _deserialize(kind: type[_Bitmap], serialized: bytes) -> _Bitmap | None:
+    """Deserialize a bitmap; None if it has a fault.
 
     pyroaring checks that keys and positions ascend. That the bitmap serializes to the same bytes proves the headers.
     """
-    if data[:4] != MAGIC_PORTABLE_BYTES:
-        return None
-    serialized = bytes(data[4:])
     try:
-        bitmap = BitMap64.deserialize(serialized)
+        bitmap = kind.deserialize(serialized)
     except (ValueError, IndexError):  # IndexError: no bytes
         return None
-    sound = bitmap.serialize() == serialized and bitmap and bitmap.max() >> 32 <= UPPER_MAX
-    return bitmap if sound else None
+    return bitmap if bitmap.serialize() == serialized else None
 
 
 def _index_small(positions: PositionSet) -> LargeSet:

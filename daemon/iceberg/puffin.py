@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import msgspec
 from pyiceberg.io import FileIO
@@ -33,6 +33,8 @@ UNKNOWN: Final = -1
 # Payload size, flags and magic at the end of the footer.
 FOOTER_END: Final = struct.Struct("<i4s4s")
 FOOTER_READ_BYTES: Final = 64 << 10
+# Small vectors are written together.
+PENDING_BYTES_MAX: Final = 64 << 10
 
 
 class BlobMetadata(msgspec.Struct, frozen=True, rename="kebab"):
@@ -52,8 +54,7 @@ class _Footer(msgspec.Struct, frozen=True):
     properties: dict[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(NamedTuple):
     """A deletion vector in a Puffin file: `size_bytes` from `offset`, with `cardinality` positions of `data_file`."""
 
     data_file: str
@@ -96,6 +97,7 @@ class PuffinWriter:
         self._io = io
         self._blobs: list[Blob] = []
         self._size_bytes = 0
+        self._pending = bytearray()
         self._finished = False
         try:
             self._place = place_to_write(path, at_once=at_once)
@@ -118,8 +120,18 @@ class PuffinWriter:
         return sum(blob.cardinality for blob in self._blobs)
 
     def _put(self, data: bytes | memoryview) -> None:
-        self._stream.write(data)  # type: ignore[arg-type]  # PyArrow's streams and ours take any buffer
         self._size_bytes += len(data)
+        if len(data) < PENDING_BYTES_MAX:
+            self._pending += data
+            if len(self._pending) < PENDING_BYTES_MAX:
+                return
+            data = b""
+        self._flush()
+        self._stream.write(data)  # type: ignore[arg-type]  # PyArrow's streams and ours take any buffer
+
+    def _flush(self) -> None:
+        self._stream.write(bytes(self._pending))
+        self._pending.clear()
 
     def finish(self) -> PuffinFile:
         """Write the footer, close the file and describe it."""
@@ -138,6 +150,7 @@ class PuffinWriter:
         payload = msgspec.json.encode(_Footer(blobs, {"created-by": "dvsync"}))
         try:
             self._put(b"".join((MAGIC, payload, FOOTER_END.pack(len(payload), bytes(4), MAGIC))))
+            self._flush()
             self._stream.close()
             put_in_place(self._place, self.path)
         except OSError as error:

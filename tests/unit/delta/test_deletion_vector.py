@@ -18,7 +18,15 @@ from pyroaring import BitMap, BitMap64
 from daemon.delta import deletion_vector
 from daemon.delta import position_set as position_sets
 from daemon.delta.deletion_vector import _read_frames, find_place, read_position_sets
-from daemon.delta.position_set import DVPlace, PositionSet, decode_positions, is_restored, new_positions
+from daemon.delta.position_set import (
+    DVPlace,
+    PositionSet,
+    check_positions,
+    decode_positions,
+    is_restored,
+    last_position,
+    new_positions,
+)
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.storage import FileIOStorage, Span
 from state import DeletionVectorDescriptor
@@ -192,6 +200,26 @@ def test_random_bytes_are_refused(magic: bytes, tail: bytes) -> None:
     """Bytes that only begin like a DV give CorruptInput, whatever sizes they claim."""
     with pytest.raises(CorruptInput):
         listed(decoded(magic + tail, 77))
+
+
+@given(positions(upper_max=2), st.booleans(), st.booleans(), st.data())
+@example({5, 2**32 - 1}, False, False, None)
+@settings(max_examples=200, deadline=None)
+def test_a_check_agrees_with_decoding(model: set[int], runs: bool, native: bool, data: st.DataObject | None) -> None:
+    """The check of a vector that is copied finds the last position, or the fault, that decoding finds."""
+    encoded = bytearray((native_bytes if native else portable_bytes)(model, runs=runs))
+    if data and data.draw(st.booleans()):
+        encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
+    cardinality = len(model) + (data.draw(st.sampled_from([0, 0, 1])) if data else 0)
+    try:
+        expected: int | str = last_position(decoded(bytes(encoded), cardinality))
+    except CorruptInput as error:
+        expected = str(error)
+    try:
+        found: int | str = check_positions(memoryview(encoded), cardinality=cardinality, place=PLACE)
+    except CorruptInput as error:
+        found = str(error)
+    assert found == expected
 
 
 def test_counts_that_promise_too_much_are_refused() -> None:
