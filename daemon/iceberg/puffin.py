@@ -33,8 +33,6 @@ UNKNOWN: Final = -1
 # Payload size, flags and magic at the end of the footer.
 FOOTER_END: Final = struct.Struct("<i4s4s")
 FOOTER_READ_BYTES: Final = 64 << 10
-# Small vectors are written together.
-PENDING_BYTES_MAX: Final = 64 << 10
 
 
 class BlobMetadata(msgspec.Struct, frozen=True, rename="kebab"):
@@ -97,7 +95,6 @@ class PuffinWriter:
         self._io = io
         self._blobs: list[Blob] = []
         self._size_bytes = 0
-        self._pending = bytearray()
         self._finished = False
         try:
             self._place = place_to_write(path, at_once=at_once)
@@ -120,18 +117,8 @@ class PuffinWriter:
         return sum(blob.cardinality for blob in self._blobs)
 
     def _put(self, data: bytes | memoryview) -> None:
-        self._size_bytes += len(data)
-        if len(data) < PENDING_BYTES_MAX:
-            self._pending += data
-            if len(self._pending) < PENDING_BYTES_MAX:
-                return
-            data = b""
-        self._flush()
         self._stream.write(data)  # type: ignore[arg-type]  # PyArrow's streams and ours take any buffer
-
-    def _flush(self) -> None:
-        self._stream.write(bytes(self._pending))
-        self._pending.clear()
+        self._size_bytes += len(data)
 
     def finish(self) -> PuffinFile:
         """Write the footer, close the file and describe it."""
@@ -150,7 +137,6 @@ class PuffinWriter:
         payload = msgspec.json.encode(_Footer(blobs, {"created-by": "dvsync"}))
         try:
             self._put(b"".join((MAGIC, payload, FOOTER_END.pack(len(payload), bytes(4), MAGIC))))
-            self._flush()
             self._stream.close()
             put_in_place(self._place, self.path)
         except OSError as error:

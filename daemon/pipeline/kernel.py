@@ -14,7 +14,7 @@ from typing import Final, Self
 from pyiceberg.io import FileIO
 
 from daemon.delta.deletion_vector import Vector, read_vectors
-from daemon.delta.position_set import PositionSet, is_restored, new_positions
+from daemon.delta.position_set import PositionSet, is_restored, last_position, new_positions
 from daemon.durable import force_to_disk, is_local
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteWriter
@@ -90,7 +90,6 @@ class _Outputs:
         self._table_location = table_location
         self._at_once = at_once
         self._task: DeleteFileTask | None = None
-        self._is_puffin = False
         self._writer: PositionDeleteWriter | PuffinWriter | None = None
         self._restored: list[str] = []
 
@@ -108,18 +107,22 @@ class _Outputs:
         for task, change in changes:
             if task is not self._task:
                 self.finish()
-                self._task, self._is_puffin = task, task.is_puffin
+                self._task = task
             before, after = next(vectors).positions() if change.before else None, next(vectors)
-            if self._is_puffin:
-                self._copy(change, before, after)
+            if task.is_puffin and before is None:
+                self._copy(change, after, after.last_position())
+                continue
+            positions = after.positions()
+            restored = before is not None and is_restored(before, positions)
+            if restored:
+                self._restored.append(change.data_file)
+            if task.is_puffin:
+                self._copy(change, after, last_position(positions))
             else:
-                self._translate(change, before, after.positions())
+                self._translate(change, None if restored else before, positions)
 
-    def _copy(self, change: DvChange, before: PositionSet | None, after: Vector) -> None:
-        last = after.last_position()
+    def _copy(self, change: DvChange, after: Vector, last: int) -> None:
         _check_below(change, after.cardinality, "deleted positions")
-        if before is not None and is_restored(before, after.positions()):
-            self._restored.append(change.data_file)
         if last < 0:
             return
         _check_below(change, last + 1, ROWS_NEEDED)
@@ -130,9 +133,6 @@ class _Outputs:
 
     def _translate(self, change: DvChange, before: PositionSet | None, after: PositionSet) -> None:
         _check_below(change, len(after), "deleted positions")
-        if before is not None and is_restored(before, after):
-            self._restored.append(change.data_file)
-            before = None
         for chunk in new_positions(after, before):
             _check_below(change, chunk[-1] + 1, ROWS_NEEDED)
             if self._writer is None:
