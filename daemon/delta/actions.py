@@ -81,6 +81,8 @@ class Protocol(_Action, frozen=True, rename="camel"):
 class Commit(msgspec.Struct, frozen=True):
     """One commit file, whole. `timestamp_ms` is the in-commit timestamp, else the file's modification time.
 
+    `absolute_paths` are those files of the table's own folder that the log names by their absolute paths. Delta
+    compares paths as they are written: the same file, named by its relative path, is another file for it.
     `size_bytes` is the file's; 0 for a commit that dvsync made by comparing states.
     """
 
@@ -91,6 +93,7 @@ class Commit(msgspec.Struct, frozen=True):
     metadata: Metadata | None = None
     protocol: Protocol | None = None
     operation: str | None = None
+    absolute_paths: frozenset[str] = frozenset()
     size_bytes: int = 0
 
     @property
@@ -105,14 +108,23 @@ def resolve_path(table_location: str, path: str) -> str:
     partition folders are escaped on disk too, so their `%` arrives here as `%25`.
     """
     decoded = unquote(path)
-    if "://" in path:
-        return decoded
-    if path.startswith("file:/"):
-        return "file://" + decoded.removeprefix("file:")
+    if not is_absolute(path):
+        return f"{table_location}/{decoded}"
     if path.startswith("/"):
         scheme, _, rest = table_location.partition("://")
         return f"file://{decoded}" if scheme == "file" else f"{scheme}://{rest.split('/', 1)[0]}{decoded}"
-    return f"{table_location}/{decoded}"
+    return decoded if "://" in path else "file://" + decoded.removeprefix("file:")
+
+
+def is_absolute(path: str) -> bool:
+    """Return whether an action's `path` names its file without the table's location."""
+    return "://" in path or path.startswith(("/", "file:/"))
+
+
+def absolute_paths(table_location: str, paths: Iterable[str]) -> frozenset[str]:
+    """Return the resolved paths of those files in the table's own folder that `paths` name absolutely."""
+    resolved = (resolve_path(table_location, path) for path in paths if is_absolute(path))
+    return frozenset(path for path in resolved if path.startswith(f"{table_location}/"))
 
 
 def find_doubled(paths: Iterable[str]) -> tuple[str, int] | None:

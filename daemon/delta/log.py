@@ -15,7 +15,16 @@ import msgspec
 from msgspec.structs import replace as with_fields
 
 from daemon.clock import Clock
-from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, RemoveFile, find_doubled, resolve_path
+from daemon.delta.actions import (
+    AddFile,
+    Commit,
+    Metadata,
+    Protocol,
+    RemoveFile,
+    absolute_paths,
+    find_doubled,
+    resolve_path,
+)
 from daemon.delta.checksum import Totals, decode_checksum
 from daemon.delta.uri import find_uri_fault
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
@@ -298,6 +307,7 @@ class DeltaLog:
     def _validated(self, version: int, path: str, actions: list[_Line], known: _Known) -> Commit:
         adds = tuple(self._resolved(version, path, action.add) for action in actions if action.add)
         removes = tuple(self._resolved(version, path, action.remove) for action in actions if action.remove)
+        written = [action.path for line in actions for action in (line.add, line.remove) if action]
         metadata = [action.meta_data for action in actions if action.meta_data]
         protocols = [action.protocol for action in actions if action.protocol]
         if len(metadata) > 1 or len(protocols) > 1:
@@ -311,6 +321,7 @@ class DeltaLog:
             metadata=metadata[0] if metadata else None,
             protocol=protocols[0] if protocols else None,
             operation=next((_operation_of(action.commit_info) for action in actions if action.commit_info), None),
+            absolute_paths=absolute_paths(self.location, written),
             size_bytes=known.meta.size,
         )
 

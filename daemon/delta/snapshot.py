@@ -14,17 +14,20 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, find_doubled, resolve_path
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, absolute_paths, resolve_path
 from daemon.delta.checkpoint import Rows, read_checkpoint
 from daemon.delta.checksum import Totals
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import CommitFile, LogSegment
-from daemon.delta.table_state import ADDS, TableState, adds_batch, adds_from_batches
+from daemon.delta.table_state import ADDS, TableState, adds_batch, adds_from_batches, check_unique
 from daemon.delta.uri import find_uri_fault
 from daemon.errors import CorruptInput, SyncError
 from daemon.storage import FileIOStorage
 
 T = TypeVar("T")
+
+# A path, and whether the log names a file of the table's own folder by it absolutely.
+_Named = tuple[str, bool]
 
 # The actions of a bounded replay take this much memory at most, and one batch more.
 ROWS_BYTES_MAX = 64 << 20
@@ -123,6 +126,9 @@ class _NewestFirst:
     3. Checkpoint: `a` is skipped, because it is decided; `c` is skipped, because it is removed; `b` is live.
 
     The state is `a` with `v`, and `b`.
+
+    Paths are compared as they are written, as Delta does: a remove of `/lake/t/a` does not remove the file `a` of the
+    table at `/lake/t`. If both are live, Delta shows the file's rows twice, and the log is refused.
     """
 
     def __init__(self, location: str) -> None:
@@ -130,8 +136,8 @@ class _NewestFirst:
         self._protocol: Protocol | None = None
         self._metadata: Metadata | None = None
         # Paths with an add. Older adds of such a path do not count, whatever their deletion vectors.
-        self._decided: set[str] = set()
-        self._removed: dict[str, set[str | None]] = {}
+        self._decided: set[_Named] = set()
+        self._removed: dict[_Named, set[str | None]] = {}
         self._live: list[pa.RecordBatch] = []
         self._files = self._bytes = 0
         # Hashes of the checkpoint's paths: if all differ, no path occurs twice, and a costly check is not needed.
@@ -142,12 +148,14 @@ class _NewestFirst:
         """Replay one commit, and return its time in ms."""
         self._protocol = self._protocol or commit.protocol
         self._metadata = self._metadata or commit.metadata
-        live = [add for add in commit.adds if self._is_live(add.path, add.dv_unique_id)]
+        absolute = commit.absolute_paths
+        live = [add for add in commit.adds if self._is_live((add.path, add.path in absolute), add.dv_unique_id)]
         if live:
             self._keep(adds_batch(live))
-        self._decided |= {add.path for add in commit.adds}
+        self._decided |= {(add.path, add.path in absolute) for add in commit.adds}
         for remove in commit.removes:
-            self._removed.setdefault(remove.path, set()).add(remove.dv_unique_id)
+            self._removed.setdefault((remove.path, remove.path in absolute), set()).add(remove.dv_unique_id)
+        self._may_have_doubles |= bool(absolute)
         return commit.timestamp_ms
 
     def take_checkpoint_rows(self, rows: Rows) -> None:
@@ -156,9 +164,10 @@ class _NewestFirst:
         for metadata in rows.metadata:
             self._metadata = self._metadata or metadata
         if rows.adds.num_rows:
-            paths = self._resolved(rows.adds["path"], rows.path)
+            paths, absolute = self._resolved(rows.adds["path"], rows.path)
             self._note(paths)
-            self._keep(self._without_superseded(rows.adds.set_column(0, "path", paths)))
+            self._may_have_doubles |= bool(absolute)
+            self._keep(self._without_superseded(rows.adds.set_column(0, "path", paths), absolute))
 
     def _keep(self, live: pa.RecordBatch) -> None:
         self._live.append(live)
@@ -180,56 +189,55 @@ class _NewestFirst:
         adds = pa.Table.from_batches(self._live, ADDS)
         try:
             if self._may_have_doubles:
-                self._check_unique(adds)
+                check_unique(adds["path"].to_pylist())
         except SyncError as error:
             raise error.located(version=version, path=folder) from error.__cause__
         return ReplayedState(self._location, version, timestamp_ms, self._protocol, self._metadata, adds.num_rows, adds)
 
-    def _is_live(self, path: str, dv_unique_id: str | None) -> bool:
-        return path not in self._decided and dv_unique_id not in self._removed.get(path, ())
+    def _is_live(self, named: _Named, dv_unique_id: str | None) -> bool:
+        return named not in self._decided and dv_unique_id not in self._removed.get(named, ())
 
     @cached_property
     def _named(self) -> pa.Array:
         """The paths that commits name. All commits are taken before the checkpoint, so the set is complete."""
-        return pa.array(self._decided | self._removed.keys(), pa.string())
+        return pa.array({path for path, _ in self._decided | self._removed.keys()}, pa.string())
 
-    def _without_superseded(self, adds: pa.RecordBatch) -> pa.RecordBatch:
+    def _without_superseded(self, adds: pa.RecordBatch, absolute: frozenset[str]) -> pa.RecordBatch:
         """Remove the adds that a later commit replaced or removed.
 
         Only rows whose path a later commit names are compared one by one, because that is slow.
         """
         paths = adds["path"]
         suspects = pc.indices_nonzero(pc.is_in(paths, self._named)).to_pylist()
-        gone = [row for row in suspects if not self._is_live(paths[row].as_py(), _dv_unique_id(adds, row))]
+        named = ((row, paths[row].as_py()) for row in suspects)
+        gone = [row for row, path in named if not self._is_live((path, path in absolute), _dv_unique_id(adds, row))]
         if not gone:
             return adds
         return adds.filter(pc.invert(pc.is_in(pa.array(range(len(adds))), pa.array(gone, pa.int64()))))
 
-    def _resolved(self, paths: pa.Array, checkpoint: str) -> pa.Array:
-        """Resolve to plain absolute paths. Raises `CorruptInput` for a path that Delta cannot read."""
+    def _resolved(self, paths: pa.Array, checkpoint: str) -> tuple[pa.Array, frozenset[str]]:
+        """Resolve to plain absolute paths; also return those of `absolute_paths`.
+
+        Raises `CorruptInput` for a path that Delta cannot read.
+        """
         plain = pc.and_not(pc.match_substring_regex(paths, PLAIN_PATH), pc.match_substring(paths, DOTS))
         others = pc.invert(plain)
         spelled = paths.filter(others).to_pylist()
         below = pc.binary_join_element_wise(self._location, paths, "/")
         if not spelled:
-            return below
+            return below, frozenset()
         for path in spelled:
             if fault := find_uri_fault(path):
                 what = f"Delta cannot read the path {path!r} of a data file: {fault}"
                 raise CorruptInput(what, path=checkpoint, hint="Fix the program that wrote the checkpoint.")
         resolved = [resolve_path(self._location, path) for path in spelled]
-        return pc.replace_with_mask(below, others, pa.array(resolved, pa.string()))
+        plain_paths = pc.replace_with_mask(below, others, pa.array(resolved, pa.string()))
+        return plain_paths, absolute_paths(self._location, spelled)
 
     def _note(self, paths: pa.Array) -> None:
         expected = len(self._hashes) + len(paths)
         self._hashes.update(map(hash, paths.to_pylist()))
         self._may_have_doubles |= len(self._hashes) != expected
-
-    def _check_unique(self, adds: pa.Table) -> None:
-        if doubled := find_doubled(adds["path"].to_pylist()):
-            path, count = doubled
-            hint = "Remove this checkpoint if the log has an older checkpoint and all commits after it."
-            raise CorruptInput(f"the checkpoint has {count} adds for the one path {path}", hint=hint)
 
 
 def _dv_unique_id(adds: pa.RecordBatch, row: int) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from daemon.delta.actions import AddFile, Metadata, Protocol, resolve_path
+from daemon.delta.actions import AddFile, Metadata, Protocol, find_doubled, resolve_path
 from daemon.errors import CorruptInput
 from state.records import DeletionVectorDescriptor
 
@@ -64,6 +64,20 @@ class TableState(ABC):
         files may be skipped. `on_progress` receives the number of parts done, and of all parts. The values may be
         iterated several times. Raises what `function` raises.
         """
+
+
+def check_unique(paths: Iterable[str]) -> None:
+    """Raise `CorruptInput` if two live adds have the same (resolved) path. Delta shows the file's rows twice."""
+    if doubled := find_doubled(paths):
+        path, count = doubled
+        raise CorruptInput(
+            f"the log has {count} live adds for the one path {path}",
+            path=path,
+            hint="Delta shows the file's rows as often. If the log names the file by its relative and by its absolute "
+            "path, remove one of both with the program that wrote it. If the adds are in a checkpoint, remove the "
+            "checkpoint, provided the log has an older checkpoint and all commits after it. Then `dvsync resume` the "
+            "table.",
+        )
 
 
 def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:

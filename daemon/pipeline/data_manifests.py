@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
 
-from daemon.delta.actions import AddFile, find_doubled
+from daemon.delta.actions import AddFile
+from daemon.delta.table_state import check_unique
 from daemon.durable import force_to_disk
-from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, end_of_row_ids, write_manifest
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.iceberg.pyiceberg_ext.records import entry_record
@@ -75,7 +75,7 @@ class ManifestTask:
 
     def __call__(self, part: int, adds: Iterable[AddFile]) -> Iterator[ManifestAnswer]:
         adds, manifest_path = list(adds), self.paths[part]
-        _check_unique(adds)
+        check_unique(add.path for add in adds)
         inspection = Inspector(FileIOStorage(self.properties), self.table).inspect(adds)
         entries = []
         for add in adds:
@@ -103,17 +103,6 @@ class ManifestTask:
             record_counts,
             sizes_bytes,
             [encode_partition(entry.data_file.partition) for entry in entries],
-        )
-
-
-def _check_unique(adds: Sequence[AddFile]) -> None:
-    """Delta may list one path with two deletion vectors. Iceberg would show the file twice."""
-    if doubled := find_doubled(add.path for add in adds):
-        path, count = doubled
-        raise CorruptInput(
-            f"the Delta table has {count} adds for the one path {path}",
-            path=path,
-            hint="Rewrite the file in Delta, for example by an UPDATE of its rows.",
         )
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from daemon.delta.actions import AddFile, Metadata, Protocol
+from daemon.delta.actions import AddFile, Metadata, Protocol, absolute_paths, resolve_path
 from daemon.delta.features import check_features, used_features
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.delta.protocol import check_metadata, check_protocol
-from daemon.delta.table_state import TableState, adds_from_batches
+from daemon.delta.table_state import TableState, adds_from_batches, check_unique
 from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
 from daemon.spark.answers import collect
 from daemon.spark.failures import as_known_error
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# `is_absolute` as Arrow's regular expression.
+ABSOLUTE_PATH = "^/|^file:/|://"
 # The columns of `ADDS`, as Delta names them.
 ADD_COLUMNS = (
     "path",
@@ -75,7 +78,11 @@ class SparkState(TableState):
 
     @cached_property
     def _rows(self) -> pa.Table:
-        return collect(self.frame.drop("stats"))
+        rows = collect(self.frame.drop("stats"))
+        paths = rows["path"]
+        if absolute_paths(self.location, paths.filter(pc.match_substring_regex(paths, ABSOLUTE_PATH)).to_pylist()):
+            check_unique(resolve_path(self.location, path) for path in paths.to_pylist())
+        return rows
 
 
 def _map_part(

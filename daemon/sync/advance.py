@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from daemon.delta.actions import Commit
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
-from daemon.errors import ReplacementNeeded, Unsupported
+from daemon.errors import ReplacementNeeded, ResyncNeeded, Unsupported
 from daemon.iceberg.account import Account, check_account
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import Change, write_positions, write_vectors
@@ -27,6 +27,7 @@ from daemon.translate.definition import (
     shape_of,
 )
 from daemon.translate.plan import account_change
+from state import LiveFile
 
 
 def advance(
@@ -46,6 +47,7 @@ def advance(
     """
     store, record = context.store, shown.record
     live = store.find_live_files(record.id, touched_paths(commits))
+    _check_named_alike(commits, live)
     dv_ids = {path: file.dv_unique_id for path, file in live.items()}
     change = fold_commits(commits, dv_ids)
 
@@ -85,6 +87,22 @@ def advance(
             operation=change.operation,
         )
     return shown, result_of_change(change, completed, shown.record, snapshots=1)
+
+
+def _check_named_alike(commits: Sequence[Commit], live: Mapping[str, LiveFile]) -> None:
+    """Raise `ResyncNeeded` if a live file of the table's folder is named by its absolute path.
+
+    Delta takes that for another file if the log named it by its relative path before, which only the log knows.
+    """
+    for commit in commits:
+        for path in commit.absolute_paths & live.keys():
+            raise ResyncNeeded(
+                f"version {commit.version} names the live file {path} by its absolute path",
+                version=commit.version,
+                path=path,
+                hint="Delta compares paths as they are written. dvsync compares both states and commits the "
+                "difference.",
+            )
 
 
 def _shape_after(context: TableContext, shown: Shown, change: TableChange, commits: Sequence[Commit]) -> Shape:

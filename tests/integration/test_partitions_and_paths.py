@@ -21,12 +21,12 @@ from pyiceberg.types import DoubleType, FloatType, NestedField, TimestamptzType
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from daemon.errors import ConfigInvalid, Unsupported
+from daemon.errors import ConfigInvalid, CorruptInput, Unsupported
 from daemon.sync.outcomes import SyncResult
 from tests.integration.test_delta_log import DELTA, DV, confs
 from tests.kit.follow import Followed, unfit_readers
 from tests.kit.handmade import ARROW, HandmadeTable
-from tests.kit.readers import assert_readers_agree, duckdb_connection, read_delta
+from tests.kit.readers import assert_readers_agree, duckdb_connection, read_delta, rows_of
 from tests.kit.service import Service
 
 NUMBERS = {
@@ -584,3 +584,37 @@ def test_cut_paths_are_refused(service: Service, tmp_path: Path, mark: str) -> N
     third = service.serve(tmp_path / "third", elsewhere.location)
     with pytest.raises((Unsupported, ConfigInvalid), match=f"x[{mark}]y"):
         third.sync()
+
+
+def test_two_names_of_one_file(service: Service, tmp_path: Path) -> None:
+    """A remove by another name of a file removes nothing, as in Delta; a file that is live by two names is refused."""
+    table = HandmadeTable(tmp_path / "lake" / "t")
+    table.create()
+    bench = service.serve(tmp_path / "bench", table.location)
+
+    def check() -> None:
+        service.wait(lambda: bench.status()["synced_version"] == table.version, f"version {table.version}")
+        delta = service.spark.read.format("delta").load(str(table.folder)).toArrow()
+        iceberg = bench.iceberg()
+        assert_readers_agree(iceberg, service.spark, rows_of(delta, iceberg.schema().fields), "two names")
+
+    def by_its_absolute_path(action: dict[str, Any]) -> dict[str, Any]:
+        return {kind: {**each, "path": f"{table.location}/{each['path']}"} for kind, each in action.items()}
+
+    relative, absolute = (table.write_file([(number, "a", "x"), (number + 1, "a", "y")]) for number in (1, 3))
+    table.commit([table.add(relative), by_its_absolute_path(table.add(absolute))])
+    bench.sync()
+    check()
+    table.commit([by_its_absolute_path(action) for action in table.delete({absolute: [0]})])
+    check()
+    table.commit([by_its_absolute_path({"remove": {"path": relative, "deletionTimestamp": 0, "dataChange": True}})])
+    check()
+    assert len(bench.iceberg().scan().to_arrow()) == 3
+    shown = bench.iceberg().metadata_location
+    table.commit([by_its_absolute_path(table.add(relative))])
+    for each in (bench, service.serve(tmp_path / "second", table.location)):
+        with pytest.raises(CorruptInput, match=f"the log has 2 live adds for the one path .*{relative}"):
+            each.sync()
+    assert bench.iceberg().metadata_location == shown
+    table.commit([by_its_absolute_path({"remove": {"path": relative, "deletionTimestamp": 0, "dataChange": True}})])
+    check()

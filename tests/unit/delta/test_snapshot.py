@@ -145,13 +145,36 @@ def test_the_newest_add_of_a_path_wins(log: HandmadeLog) -> None:
 
 
 def test_spellings_of_one_path(log: HandmadeLog) -> None:
-    """Paths are compared and given decoded and absolute."""
+    """Paths are compared decoded, and given decoded and absolute."""
     spelled = ["p=%25C3/a%20b", "x", "plain,+", f"file://{log.folder}/abs", "q/./r", "stays%20here", "..hidden/y"]
     log.create()
     log.checkpoint([*START, *(add(path) for path in spelled)])
-    absolute = [f"file:{log.folder}/p=%25C3/a%20b", f"{log.folder}/x", "plain%2C%2B", "abs", "q/%2E/r"]
-    log.commit(*(remove(path) for path in absolute), add("file:///elsewhere/z"))
+    others = ["p=%25C3/%61%20b", "%78", "plain%2C%2B", f"file:{log.folder}/%61bs", "q/%2E/r"]
+    log.commit(*(remove(path) for path in others), add("file:///elsewhere/z"))
     assert live(log.state()) == {"stays here": None, "..hidden/y": None, "file:///elsewhere/z": None}
+
+
+@pytest.mark.parametrize("kind", ["commit", *KINDS])
+def test_two_names_of_one_file(log: HandmadeLog, kind: str) -> None:
+    """Delta compares paths as they are written; a file that is live by two names is refused."""
+    absolute = f"file://{log.folder}/"
+    log.create()
+    actions = [add("a"), add(f"{absolute}b"), add("c"), add(f"file:{log.folder}/d")]
+    if kind == "commit":
+        log.commit(*actions)
+    else:
+        log.commit()
+        log.checkpoint([*START, *actions], kind=kind)
+        log.drop_commits(0, 1)
+    log.commit(remove(f"{absolute}a"), remove(f"{absolute}b"), remove("d"))
+    log.commit(remove("c"))
+    log.commit(add(f"{absolute}c"))
+    assert live(log.state()).keys() == {"a", "c", "d"}
+    log.commit(add(f"{absolute}a", vector("dv")))
+    with pytest.raises(CorruptInput, match=f"the log has 2 live adds for the one path .*{log.folder}/a"):
+        log.state()
+    log.commit(remove("a"))
+    assert live(log.state()) == {"a": "dv", "c": None, "d": None}
 
 
 def test_hint(log: HandmadeLog) -> None:
@@ -347,8 +370,8 @@ def with_field(name: str, kind: pa.DataType) -> pa.Schema:
         (CHECKPOINT, {"path": "a b"}, "Delta cannot read the path 'a b' of a data file: ' ' is not escaped"),
         (CHECKPOINT, {"path": ""}, "it names no file"),
         (CHECKPOINT, {"path": "a/.."}, "it names no file"),
-        (CHECKPOINT, {"path": "b"}, "the checkpoint has 2 adds for the one path .*/b"),
-        (CHECKPOINT, {"path": "%62"}, "the checkpoint has 2 adds for the one path .*/b"),
+        (CHECKPOINT, {"path": "b"}, "the log has 2 live adds for the one path .*/b"),
+        (CHECKPOINT, {"path": "%62"}, "the log has 2 live adds for the one path .*/b"),
     ],
 )
 def test_faults_of_a_checkpoint(log: HandmadeLog, schema: pa.Schema, fields: Action, says: str) -> None:
@@ -361,7 +384,7 @@ def test_faults_of_a_checkpoint(log: HandmadeLog, schema: pa.Schema, fields: Act
     log.write_parquet(log.name(0, "checkpoint.parquet"), rows, schema)
     with pytest.raises(CorruptInput, match=says) as raised:
         log.state()
-    assert str(raised.value.path).startswith(f"file://{log.path}")
+    assert str(raised.value.path).startswith(f"file://{log.folder}")
     assert raised.value.hint
 
 
