@@ -207,8 +207,11 @@ class FileLedger(Protocol):
         delete_files: Iterable[DeleteFileRecord],
         *,
         at_ms: int,
+        synced_at_ms: int | None = None,
     ) -> None:
         """Replace all that is remembered as live for the table by what was read from Iceberg and Delta.
+
+        `synced_at_ms` is when Iceberg began to show it, if that was before `at_ms`.
 
         For example, delete files {d0, d1} are live, d2 and d3 are pending, and `delete_files` has {d1, d2}. Afterwards
         {d1, d2} are live. d0 is an orphan for DATA_FILES_GONE, unless the outcome gives the reason; d3 is an orphan for

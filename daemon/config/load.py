@@ -70,6 +70,7 @@ class _Readable:
     settings: Settings
     places: tuple[str, ...]  # the place in the file of each table in `settings`, such as `tables[2]`
     left_out: frozenset[str]  # invalid keys, such as `health.port`; `settings` has their defaults instead
+    other_catalogs: tuple[tuple[str, str], ...] = ()  # place and `catalog` of each table that is invalid by itself
 
     def tables(self) -> Iterator[tuple[str, TableSettings]]:
         return zip(self.places, self.settings.tables, strict=True)
@@ -122,6 +123,7 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
     """Validate the document. After faults, validate it again without the faulty parts, to check the rest as well."""
     left_out: frozenset[str] = frozenset()
     tables_out: set[int] = set()
+    tables = document.get("tables") or ()
     try:
         settings = Settings(**document)
     except SettingsError as error:
@@ -141,14 +143,15 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
         remaining, left_out = _without(document, places)
         if tables_out:
             # The faulty tables may be those of an environment variable, which are not in the document.
-            tables = document.get("tables") or ()
             remaining["tables"] = [table for i, table in enumerate(tables) if i not in tables_out]
         try:
             settings = Settings(**remaining)
         except ValidationError:
             return None  # The fault is in an environment variable, which Settings reads again by itself.
     indexes = (index for index in range(len(settings.tables) + len(tables_out)) if index not in tables_out)
-    return _Readable(settings, tuple(f"tables[{index}]" for index in indexes), left_out)
+    faulty = [(f"tables[{i}]", each) for i, each in enumerate(tables) if i in tables_out and isinstance(each, dict)]
+    other_catalogs = [(place, each["catalog"]) for place, each in faulty if isinstance(each.get("catalog"), str)]
+    return _Readable(settings, tuple(f"tables[{index}]" for index in indexes), left_out, tuple(other_catalogs))
 
 
 def _without(
@@ -395,11 +398,12 @@ def _catalog_faults(readable: _Readable) -> Iterator[str]:
     default = readable.settings.defaults.catalog
     if default and default not in known:
         yield f"defaults.catalog: there is no catalog {default!r} under catalogs ({named})"
-    for place, table in readable.tables():
-        if not table.catalog:
+    of_tables = [(place, table.catalog) for place, table in readable.tables()]
+    for place, catalog in (*of_tables, *readable.other_catalogs):
+        if not catalog:
             yield f"{place}.catalog: is missing; name one of the catalogs ({named}), here or under defaults"
-        elif table.catalog not in known and table.catalog != default:
-            yield f"{place}.catalog: there is no catalog {table.catalog!r} under catalogs ({named})"
+        elif catalog not in known and catalog != default:
+            yield f"{place}.catalog: there is no catalog {catalog!r} under catalogs ({named})"
 
 
 def _clashes(readable: _Readable) -> Iterator[str]:

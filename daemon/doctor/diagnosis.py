@@ -16,7 +16,7 @@ from daemon.delta.log import DeltaLog
 from daemon.delta.protocol import READER_FEATURES, check_protocol
 from daemon.delta.table_state import TableState
 from daemon.doctor.examination import Examination, ExaminationTask, examine_files
-from daemon.errors import CorruptInput, SyncError, Unsupported
+from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
@@ -109,11 +109,14 @@ def diagnose(
 ) -> Diagnosis:
     """Examine a Delta table: settings, protocol, columns and every file. `properties` are PyIceberg FileIO properties.
 
-    A fault of the table is a finding. Temporary faults are raised (`Retryable`).
+    A fault of the table is a finding. Temporary faults are raised (`Retryable`), and `LogMissing`.
     """
     try:
         with Runner(pipeline, settings.pipeline).open_state(log, FileIOStorage(properties)) as state:
             return _diagnose(settings, state, properties)
+    except LogMissing as error:
+        hint = "Check the path: a Delta table is a folder with a folder `_delta_log`."
+        raise LogMissing("there is no Delta table", path=error.path, hint=hint) from error
     except (CorruptInput, Unsupported) as error:
         return Diagnosis(settings.source, None, (_refused("table", error),))
 

@@ -260,7 +260,7 @@ def _why_left(file: WrittenFile, *, in_use: Container[str], own: _OwnPlaces, due
     if file.reason is OrphanReason.TABLE_REPLACED:
         return "written for a table that was dropped, renamed or moved to another catalog"
     if name_of(file.path) in in_use:
-        return "a snapshot still uses it"
+        return "used by a snapshot"
     if file.since_ms > due_ms:
         return IN_GRACE
     return None if own.has(file.path) else "it lies outside of the table's own folders"

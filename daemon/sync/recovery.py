@@ -243,7 +243,8 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         )
         for file in delete_files
     ]
-    context.store.record_rebuilt(outcome, live, deletes, at_ms=context.clock.now_ms())
+    at_ms = context.clock.now_ms()
+    context.store.record_rebuilt(outcome, live, deletes, at_ms=at_ms, synced_at_ms=current.timestamp_ms)
     return Shown(remembered(record, outcome), table)
 
 

@@ -326,12 +326,13 @@ class SqlStateStore:
         delete_files: Iterable[DeleteFileRecord],
         *,
         at_ms: int,
+        synced_at_ms: int | None = None,
     ) -> None:
         table_id = outcome.table_id
         with self._database.write() as connection:
             # Iceberg shows the version already. The snapshot id is stored last, since it means that all rows are right.
             advanced = advance_cursor(_load_table(connection, table_id), outcome, at_ms=at_ms)
-            _write_table(connection, replace(advanced, snapshot_id=None, last_synced_at_ms=at_ms))
+            _write_table(connection, replace(advanced, snapshot_id=None, last_synced_at_ms=synced_at_ms or at_ms))
             sql_files.take_out_delete_files(connection, table_id)
             sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
         # A transaction for each batch, as in `_remove_live_files`.

@@ -715,13 +715,13 @@ def test_rebuilt_replaces_what_is_live(store: StateStore, table_id: int) -> None
     files = [live_file("both", dv=deletion_vector("x")), live_file("new", manifest="m5")]
     deletes = [delete_file("d-both", "both"), delete_file("d-new", "both", "new", manifest="m6")]
     store.record_failure(table_id, TableError("ResyncNeeded", "a gap", "Nothing.", 1, 1, 1, False))
-    store.record_rebuilt(outcome(table_id, 9), iter(files), iter(deletes), at_ms=90)
+    store.record_rebuilt(outcome(table_id, 9), iter(files), iter(deletes), at_ms=90, synced_at_ms=80)
     assert list(store.read_live_files(table_id)) == files
     assert store.find_delete_files(table_id, ["old", "both", "new"]) == deletes
     assert totals(store, table_id) == (2, 198, 2, 2, 1)
     assert orphans(store, table_id) == [("d-old", FileKind.DELETE_FILE, OrphanReason.DATA_FILES_GONE)]
     (table,) = store.list_tables()
-    assert (table.synced_version, table.last_synced_at_ms, table.error) == (9, 90, None)
+    assert (table.synced_version, table.last_synced_at_ms, table.error) == (9, 80, None)
 
 
 def test_rebuilt_ends_intents(store: StateStore, table_id: int) -> None:

@@ -11,19 +11,21 @@ from threading import Event
 
 import pytest
 from filelock import FileLock
+from pyiceberg.catalog import load_catalog
 
 from daemon.clock import SystemClock
 from daemon.errors import CommitConflict, CommitOutcomeUnknown, StateStoreAway, TargetChanged, TargetHeld
 from daemon.iceberg import target
 from daemon.pipeline.runner import Runner
 from daemon.service.lease import LeaseKeeper, hold_lease
+from daemon.status.table_status import iso_time
 from daemon.sync.context import Writer
 from daemon.sync.recovery import end_intents
 from state import LeaseLost, StateUnavailable
 from state.sql.store import SqlStateStore
 from tests.kit.checks import duckdb_rows
 from tests.kit.daemons import command, daemon, until
-from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.handmade import Bench, HandmadeTable, sql_catalog
 
 CONFIG = """
 state: {url: "sqlite:///state.db", lease: 2s}
@@ -99,7 +101,11 @@ def test_a_daemon_ends_when_its_state_database_is_removed(tmp_path: Path, table:
         lost = running.told("lease.lost")
         assert "was removed or replaced while dvsync was running" in lost["reason"]
         assert running.end() == 1
+    with closing(load_catalog("local", **sql_catalog(tmp_path))) as catalog:
+        shown = catalog.load_table("lake.t").current_snapshot()
     with daemon(config) as running:
+        running.synced_to("t", table.version)
+        assert running.tables()["t"]["last_synced_at"] == iso_time(shown.timestamp_ms), "the table did not sync anew"
         running.synced_to("t", delete_next(table))
     shown_once(tmp_path, table)
 

@@ -352,11 +352,12 @@ class MemoryStateStore:
         delete_files: Iterable[DeleteFileRecord],
         *,
         at_ms: int,
+        synced_at_ms: int | None = None,
     ) -> None:
         with self._lock:
             table = self._tables[outcome.table_id]
             advanced = advance_cursor(table.record, outcome, at_ms=at_ms)
-            table.record = replace(advanced, snapshot_id=None, last_synced_at_ms=at_ms)
+            table.record = replace(advanced, snapshot_id=None, last_synced_at_ms=synced_at_ms or at_ms)
             table.data_files.clear()
             table.delete_files.clear()
             for path, reason in outcome.removed_delete_files:

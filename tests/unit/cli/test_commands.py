@@ -160,7 +160,7 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
         verb = "would remove" if "--dry-run" in command else "removed"
         assert result.output.startswith(f"t: {verb} 6 files, "), result.output
         assert "(manifest-list 6)" in result.output
-        assert "  left 5: a snapshot still uses it\n" in result.output
+        assert "  left 5: used by a snapshot\n" in result.output
     assert dvsync("cleanup").output.startswith("t: removed 0 files, 0 bytes\n")
     lost = Path(followed.iceberg().location().removeprefix("file://")) / "data" / "7-000000-deletes.parquet"
     lost.write_bytes(b"x")
@@ -238,6 +238,9 @@ def test_doctor_counts_what_a_pattern_finds_and_leaves_out(dvsync, tmp_path: Pat
     assert json.loads(dvsync("doctor", "db.orders", "--json").stdout)["unexamined"] == []
     alone = dvsync("doctor", config=pattern.replace("data/*", "data/v*"))
     assert (alone.exit_code, "cannot be part of" in alone.stderr) == (1, True)
+    never = dvsync("doctor", config=EMPTY + "tables:\n- {source: data/none, target: db.none}\n").output
+    assert f"there is no Delta table [file file://{tmp_path}/data/none" in never
+    assert "Check the path: a Delta table is a folder with a folder `_delta_log`." in never
 
 
 def test_one_command_for_several_tables(dvsync):
@@ -247,6 +250,17 @@ def test_one_command_for_several_tables(dvsync):
     assert dvsync("resume", "db.b", "db.c").exit_code == 2
     assert dvsync("resume", "--all").output == ("db.a: resumed\ndb.b: was neither parked nor paused; nothing to do\n")
     assert dvsync("resync", "db.*", "db.a").output.count("writes the whole table anew") == 2
+
+
+def test_all_tables_beside_a_folder_that_cannot_be_followed(dvsync, tmp_path: Path):
+    """The folder is named, and the command is done: there was nothing to ask of the folder."""
+    for name in ("orders", "v1.2"):
+        HandmadeTable(tmp_path / "data" / name).create()
+    pattern = EMPTY + 'tables:\n- {source: "data/*", target: "db.{name}"}\n'
+    for verb, says in (("pause", "paused"), ("resume", "resumed")):
+        asked = dvsync(verb, "--all", config=pattern)
+        assert (asked.exit_code, asked.stdout) == (0, f"db.orders: {says}\n")
+        assert "v1.2 is not followed: " in asked.stderr
 
 
 def test_a_changed_configuration_forgets_nothing_by_a_pause(dvsync, followed: Bench):

@@ -418,6 +418,9 @@ def test_references_that_lead_nowhere_are_faults(load, tmp_path):
         "state.url: the text in no-url (file) is not an SQLAlchemy URL",
         "tables[0].catalog: there is no catalog 'other' under catalogs (c)",
     ]
+    # A fault of the table's own does not hide that its catalog is missing.
+    faulty = faults_of(load, "catalogs: {c: {type: rest, uri: x}}\ntables: [{source: x, target: none, catalog: other}]")
+    assert len(faulty) == 2 and faulty[1] == "tables[0].catalog: there is no catalog 'other' under catalogs (c)"
     wrong = "must be a text, {file: PATH} or {env: NAME}"
     assert faults[:4] == [f"storage.{key}: {wrong}" for key in "abcd"]
 

@@ -271,7 +271,7 @@ def test_snapshots_beyond_the_count_are_expired_and_their_files_removed_after_th
     assert {file.kind for file in done.removed} == {FileKind.MANIFEST_LIST}, "manifests were carried over"
     assert done.removed_bytes > 0
     assert not any(Path(file.path.removeprefix("file://")).exists() for file in done.removed)
-    assert done.left["a snapshot still uses it"] == 10, "the delete files before the compaction"
+    assert done.left["used by a snapshot"] == 10, "the delete files before the compaction"
     world.check()
     world.delete(2, first=10)
     world.maintainer.expire()
