@@ -36,7 +36,7 @@ def make_folder_of(path: str) -> None:
     """
     if not is_local(path):
         return
-    folder = _local(path).parent
+    folder = local_path(path).parent
     with _making:
         missing = list(takewhile(lambda each: not each.exists(), (folder, *folder.parents)))
         for each in reversed(missing):
@@ -61,7 +61,7 @@ def place_to_write(path: str, *, at_once: bool) -> str:
 def put_in_place(place: str, path: str) -> None:
     """Give the complete file at `place` its name. Raises OSError."""
     if place != path:
-        _local(place).replace(_local(path))
+        local_path(place).replace(local_path(path))
 
 
 def force_to_disk(paths: Collection[str]) -> None:
@@ -69,7 +69,7 @@ def force_to_disk(paths: Collection[str]) -> None:
 
     Raises ObjectStoreAway; some of the files may then be on the disk and others not.
     """
-    files = {_local(path) for path in paths if is_local(path)}
+    files = {local_path(path) for path in paths if is_local(path)}
     if not files:
         return
     folders = {file.parent for file in files}
@@ -88,7 +88,7 @@ def is_local(path: str) -> bool:
     return canonical(path).startswith(_LOCAL)
 
 
-def _local(path: str) -> Path:
+def local_path(path: str) -> Path:
     return Path(canonical(path).removeprefix(_LOCAL))
 
 

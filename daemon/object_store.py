@@ -6,7 +6,7 @@ Arrow's client asks for a file's size before each read. This one, obstore's, lea
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -74,20 +74,8 @@ class S3Object:
         return _info(found.meta), _blocks(found.stream(min_chunk_size=block_bytes))
 
     def delete(self) -> bool:
-        """Remove the file, which may be missing. One request. False if the store refused it.
-
-        Not every store knows S3's DeleteObjects, which obstore sends.
-        """
-        import obstore  # noqa: PLC0415
-
-        try:
-            with as_os_errors():
-                obstore.delete(self.store, self.key)
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return True
+        """Remove the file, which may be missing. One request. False if the store refused it."""
+        return delete_together([self])
 
     def open_writer(self) -> WritableFile:
         """Open a new file for writing. It exists once it is closed; up to PART_BYTES are one request."""
@@ -112,6 +100,23 @@ class S3Object:
                 raise
             # S3 refuses a range that begins at the end of the file, or beyond it.
             return self.head(), b""
+
+
+def delete_together(objects: Sequence[S3Object]) -> bool:
+    """Remove files of one bucket, which may be missing. One request. False if the store refused it.
+
+    Not every store knows S3's DeleteObjects, which obstore sends.
+    """
+    import obstore  # noqa: PLC0415
+
+    try:
+        with as_os_errors():
+            obstore.delete(objects[0].store, [each.key for each in objects])
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def find_s3_object(properties: Mapping[str, str], location: str) -> S3Object | None:

@@ -18,7 +18,7 @@ from daemon.errors import ConfigInvalid, ObjectStoreAway, SyncError, Unsupported
 from daemon.scheduling.failures import described
 from daemon.service.discovery import discover, find_pattern, gone_among, owners_among
 from daemon.status.table_status import Observation, TableStatus, gone_status, has_lost_log, table_status
-from daemon.storage import FileIOStorage
+from daemon.storage import CUT_AT, FileIOStorage
 from daemon.sync.memory import find_record, open_store
 from state import SyncRun, TableRecord, TableStore
 
@@ -162,8 +162,9 @@ def with_found_tables(settings: Settings) -> tuple[Settings, dict[str, SyncError
             troubles[about] = ObjectStoreAway(reason, hint=hint)
         else:
             folder_hint = (
-                "If only its name does not fit, give the folder an entry of its own. "
-                "Otherwise rename it, or exclude it from the pattern."
+                "Rename the folder, or exclude it from the pattern."
+                if any(sign in about for sign in CUT_AT)
+                else "Give the folder an entry of its own, rename it, or exclude it from the pattern."
             )
             troubles[about] = Unsupported(f"{about} is not followed: {reason}", hint=folder_hint)
     return settings.model_copy(update={"tables": (*found.tables, *found.others)}), troubles

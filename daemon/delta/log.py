@@ -510,8 +510,8 @@ def log_gone(location: str) -> LogMissing:
     return LogMissing(
         "the Delta log is gone",
         path=f"{location}/_delta_log",
-        hint="Restore the Delta table, and dvsync continues. Or remove its entry from the configuration, and run "
-        "`dvsync forget`.",
+        hint="Restore the Delta table, and dvsync continues. If no one needs it any more, remove its entry from the "
+        "configuration, or exclude it from its pattern, and run `dvsync forget` with its name.",
     )
 
 

@@ -21,6 +21,7 @@ from pyroaring import BitMap, BitMap64
 from daemon.errors import CorruptInput
 
 SMALL_BYTES_MAX: Final = 1 << 16
+CHECKED_BYTES_MAX: Final = 1 << 23  # decoding a DV to check it needs about twice its size
 CHUNK_POSITIONS_MAX: Final = 1 << 20  # 8 MB of int64
 CHUNK_CONTAINERS_MAX: Final = 1 << 10  # bounds what the other side of a difference decodes, 8 kB a container
 
@@ -53,7 +54,10 @@ class DVPlace(NamedTuple):
     offset: int | None
 
     def corrupt(self, message: str) -> CorruptInput:
-        hint = "The deletion vector is damaged: restore its file from a copy, or RESTORE the Delta table."
+        hint = (
+            "The deletion vector is damaged: restore its file from a copy, or RESTORE the Delta table; then `dvsync "
+            "resume` the table."
+        )
         return CorruptInput(message, path=self.path, offset=self.offset, hint=hint)
 
 
@@ -165,15 +169,11 @@ def _differences(after: PositionSet, before: PositionSet | None) -> Iterator[Bit
 
 
 def last_position(positions: PositionSet) -> int:
-    """Return the largest position, -1 if there is none; of a large set only the last container is decoded.
+    """Return the largest position, -1 if there is none. All containers are decoded, a bounded run of them at a time.
 
     Raises CorruptInput as `new_positions`.
     """
-    if not len(positions):
-        return -1
-    if isinstance(positions, BitMap64):
-        return int(positions.max())
-    return int(positions.decode_containers([len(positions.keys) - 1]).max())
+    return max((int(bitmap.max()) for bitmap in _differences(positions, None) if bitmap), default=-1)
 
 
 def as_bitmap(positions: PositionSet) -> BitMap64:
@@ -225,11 +225,11 @@ def decode_positions(data: memoryview, *, cardinality: int, place: DVPlace) -> P
 
 
 def check_positions(data: memoryview, *, cardinality: int, place: DVPlace) -> int:
-    """Check a DV as `decode_positions` does, and return its largest position, -1 if there is none.
+    """Check every header and container of a DV, and return its largest position, -1 if there is none.
 
-    A small DV with positions below 2^32 takes half the time. Raises CorruptInput.
+    One with positions below 2^32 takes half the time of the others. Raises CorruptInput.
     """
-    if len(data) <= SMALL_BYTES_MAX and data[: len(_ONE_BITMAP)] == _ONE_BITMAP:
+    if len(data) <= CHECKED_BYTES_MAX and data[: len(_ONE_BITMAP)] == _ONE_BITMAP:
         bitmap = _deserialize(BitMap, bytes(data[len(_ONE_BITMAP) :]))
         if bitmap and len(bitmap) == cardinality:
             return int(bitmap.max())

@@ -10,7 +10,7 @@ from pyiceberg.exceptions import NotInstalledError
 from pyiceberg.io import PY_IO_IMPL
 
 from daemon.errors import ConfigInvalid
-from daemon.iceberg.pyiceberg_ext.commits import announce_metadata_files, complete_rest_requests, writes_metadata_files
+from daemon.iceberg.pyiceberg_ext.commits import complete_rest_requests, manage_metadata_files, writes_metadata_files
 from daemon.iceberg.pyiceberg_ext.file_io import IMPLEMENTATION
 from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
 from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
@@ -33,7 +33,7 @@ class Catalogs:
                 remember_metadata()
                 allow_version_3()
                 catalog = _load(name, self._properties[name])
-                announce_metadata_files(catalog)
+                manage_metadata_files(catalog)
                 if not writes_metadata_files(catalog):
                     complete_rest_requests()
                 self._catalogs[name] = catalog

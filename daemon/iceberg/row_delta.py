@@ -76,7 +76,7 @@ class RowDelta:
     both may appear in several pairs. `replaces_all` removes everything that was in the table, whoever wrote it.
     `written_manifests` are data manifests that Spark tasks wrote for this snapshot, and `written_size_bytes` is the
     total size of their data files. Delta gave their rows ids below `written_row_ids_end`. `same_rows` says that the
-    commit only moves rows between files.
+    commit only moves rows between files, `rows_come_back` that deleted rows may be shown again without a new data file.
     """
 
     snapshot_id: int
@@ -90,11 +90,12 @@ class RowDelta:
     written_size_bytes: int = 0
     written_row_ids_end: int = 0
     same_rows: bool = False
+    rows_come_back: bool = False
 
     @property
     def operation(self) -> Operation:
         """The snapshot's operation. Iceberg spec, "Snapshots", `operation`."""
-        adds = bool(self.added_data_files or self.written_manifests)
+        adds = bool(self.added_data_files or self.written_manifests or self.rows_come_back)
         deletes = bool(
             self.removed_data_files
             or self.added_delete_files

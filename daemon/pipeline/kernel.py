@@ -14,7 +14,7 @@ from typing import Final, Self
 from pyiceberg.io import FileIO
 
 from daemon.delta.deletion_vector import Vector, read_vectors
-from daemon.delta.position_set import PositionSet, is_restored, last_position, new_positions
+from daemon.delta.position_set import DVPlace, PositionSet, is_restored, last_position, new_positions
 from daemon.durable import force_to_disk, is_local
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteWriter
@@ -119,22 +119,22 @@ class _Outputs:
             if task.is_puffin:
                 self._copy(change, after, last_position(positions))
             else:
-                self._translate(change, None if restored else before, positions)
+                self._translate(change, None if restored else before, positions, after.place)
 
     def _copy(self, change: DvChange, after: Vector, last: int) -> None:
-        _check_below(change, after.cardinality, "deleted positions")
+        _check_below(change, after.cardinality, "deleted positions", after.place)
         if last < 0:
             return
-        _check_below(change, last + 1, ROWS_NEEDED)
+        _check_below(change, last + 1, ROWS_NEEDED, after.place)
         if self._writer is None:
             self._writer = PuffinWriter(self._io, self._path, at_once=self._at_once)
         assert isinstance(self._writer, PuffinWriter)
         self._writer.write(change.data_file, after.portable_frame(), after.cardinality)
 
-    def _translate(self, change: DvChange, before: PositionSet | None, after: PositionSet) -> None:
-        _check_below(change, len(after), "deleted positions")
+    def _translate(self, change: DvChange, before: PositionSet | None, after: PositionSet, place: DVPlace) -> None:
+        _check_below(change, len(after), "deleted positions", place)
         for chunk in new_positions(after, before):
-            _check_below(change, chunk[-1] + 1, ROWS_NEEDED)
+            _check_below(change, chunk[-1] + 1, ROWS_NEEDED, place)
             if self._writer is None:
                 self._writer = PositionDeleteWriter(self._io, self._path, at_once=self._at_once)
             assert isinstance(self._writer, PositionDeleteWriter)
@@ -178,11 +178,14 @@ def _finished(writer: PositionDeleteWriter | PuffinWriter | None, restored: tupl
         return DeleteFileResult(writer.finish(), restored)
 
 
-def _check_below(change: DvChange, rows_needed: int, what: str) -> None:
+def _check_below(change: DvChange, rows_needed: int, what: str, place: DVPlace) -> None:
     # Some writers store live rows in numRecords (trino#30343). This check finds them before Iceberg gets the count.
     if rows_needed > change.record_count:
         raise CorruptInput(
-            f"the deletion vector has {rows_needed} {what}, the data file only {change.record_count} rows",
-            path=change.data_file,
-            hint="The Delta log's numRecords or the deletion vector is wrong. Rewrite the data file with REORG.",
+            f"the deletion vector of {change.data_file} has {rows_needed} {what}, the data file only "
+            f"{change.record_count} rows",
+            path=place.path,
+            offset=place.offset,
+            hint="The Delta log's numRecords or the deletion vector is wrong. Rewrite the data file with REORG, or "
+            "RESTORE the Delta table; then `dvsync resume` the table.",
         )

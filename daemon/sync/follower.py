@@ -260,6 +260,7 @@ class Follower:
         before = layout_of(table)
         shown, result = self._show_whole("resync", record, table, is_wanted=is_wanted)
         _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
+        self._tell_if_replaced(record, shown.record)
         self._tell_changes(before, shown)
         return shown, result
 
@@ -309,6 +310,18 @@ class Follower:
         _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
         self._context.announce(make_notice(NoticeKind.TARGET_CHANGED, record, reason, self._context.clock))
 
+    def _tell_if_replaced(self, before: TableRecord, record: TableRecord) -> None:
+        """Log and announce that another Delta table is at the source than the one of `before`."""
+        if before.delta_table_id in (None, record.delta_table_id):
+            return
+        text = (
+            f"the Delta table was replaced by another one at version {record.synced_version} (id "
+            f"{record.delta_table_id} instead of {before.delta_table_id}); the former one was at version "
+            f"{before.synced_version}"
+        )
+        _log.warning(events.SOURCE_REPLACED, reason=text)
+        self._context.announce(make_notice(NoticeKind.SOURCE_REPLACED, record, text, self._context.clock))
+
     def _tell_changes(self, before: Layout, shown: Shown) -> None:
         """Log and announce the columns that differ from those of `before`, which readers may have relied on."""
         changes, record, clock = describe_changes(before, layout_of(shown.table)), shown.record, self._context.clock
@@ -347,8 +360,9 @@ class Follower:
             return
         raise TargetHeld(
             f"the dvsync with the state {marker.writer} keeps the Iceberg table in step (at version {marker.version})",
-            hint=f"This process takes over if the other has not synced a new version for {writer.lease_s:g} s. Stop "
-            f"one of the two; `dvsync resync {self._context.settings.name}` takes over at once.",
+            hint=f"If that dvsync runs, stop one of the two. This process takes over {writer.lease_s:g} s after a new "
+            f"Delta version that the other does not sync. If it no longer exists, perhaps because state.url changed, "
+            f"`dvsync resync {self._context.settings.name}` takes over at once.",
         )
 
     def _is_behind(self, version: int) -> bool:
@@ -466,8 +480,10 @@ class Follower:
         with self._context.open_state(version) as state:
             self._check_not_older(shown, state)
             commits, totals = commits_to_state(self._context, shown, state)
+        before = shown.record
         shown, result = self._advance(shown, commits, totals)
         self._checksums.learn(commits[-1].version, totals)
+        self._tell_if_replaced(before, shown.record)
         return shown, result
 
     def _check_not_older(self, shown: Shown, newest: TableState) -> None:

@@ -1,6 +1,7 @@
 """Repairs a table whose current metadata file is damaged or gone, for example after a power cut.
 
-The catalog's entry stays: the contents of a readable metadata file are written to the path that it names.
+The contents of a readable metadata file are written to the path that the catalog's entry names. If no metadata file of
+the table can be read any more, the entry is dropped, and a first sync makes the table anew.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Iterator
 import structlog
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.table import Table
-from pyiceberg.table.metadata import TableMetadataUtil
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
 from daemon import log as events
-from daemon.durable import force_to_disk
+from daemon.durable import force_to_disk, is_local, local_path
 from daemon.errors import SyncError, TargetUnreadable
 from daemon.iceberg.marker import find_marker
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
@@ -28,21 +29,30 @@ SUFFIX = ".metadata.json"
 def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncError) -> Table | None:
     """Copy the newest readable metadata file to the path in `damaged`, and return the table.
 
-    Only metadata whose current snapshot is dvsync's is used. Raises TargetUnreadable if there is none.
+    Only metadata whose current snapshot is dvsync's is used. Returns None after the table without any readable
+    metadata was dropped from the catalog. Raises TargetUnreadable if the readable metadata is somebody else's, or if
+    the whole volume may be away.
     """
     assert damaged.path is not None, "the catalog names a metadata file"
+    has_others = False
     for path in _newest_first(context, record, damaged.path):
         data = context.storage.read(path)
-        if _is_ours(data):
+        metadata = _parse(data)
+        if metadata and find_marker(metadata.current_snapshot()):
             break
+        has_others = has_others or metadata is not None
     else:
-        raise TargetUnreadable(
-            f"no metadata file of the Iceberg table can be read: {damaged.message}",
-            path=damaged.path,
-            hint=f"Restore the file, or drop {context.settings.target} from the catalog, then `dvsync resume "
-            f"{context.settings.name}`. After a drop, dvsync makes the table anew from Delta's state, without its tags "
-            "and history.",
-        ) from damaged
+        if has_others or not _is_volume_there(damaged.path):
+            raise TargetUnreadable(
+                f"no metadata file of dvsync's can be read for the Iceberg table: {damaged.message}",
+                path=damaged.path,
+                hint=f"Mount the volume or restore the file, or drop {context.settings.target} from the catalog, then "
+                f"`dvsync resume {context.settings.name}`. After a drop, dvsync makes the table anew from Delta's "
+                "state, without its tags and history.",
+            ) from damaged
+        context.target.drop()
+        _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; no other metadata file can be read")
+        return None
     with S3FileIO(dict(context.properties)).new_output(damaged.path).create(overwrite=True) as file:
         file.write(data)
     force_to_disk([damaged.path])
@@ -60,10 +70,13 @@ def _newest_first(context: TableContext, record: TableRecord, damaged: str) -> I
         yield file.path
 
 
-def _is_ours(data: bytes) -> bool:
-    """Return whether this is valid metadata whose current snapshot is dvsync's."""
+def _parse(data: bytes) -> TableMetadata | None:
     try:
-        metadata = TableMetadataUtil.parse_raw(data.decode())
+        return TableMetadataUtil.parse_raw(data.decode())
     except (ValidationError, ValueError):
-        return False
-    return find_marker(metadata.current_snapshot()) is not None
+        return None
+
+
+def _is_volume_there(metadata_path: str) -> bool:
+    """Return whether the folder around the Iceberg table's own exists. An object store has no folders."""
+    return not is_local(metadata_path) or local_path(metadata_path).parents[2].is_dir()

@@ -198,6 +198,7 @@ def complete_vectors(
         added_delete_files=[entry for task, file in written for entry in delete_file_entries(task, file)],
         removed_delete_files=by_manifest(entries),
         same_rows=moves_rows_only(plan, plan.metrics, positions=new_positions),
+        rows_come_back=_come_back(plan, results),
     )
     return CommitPlan(
         delta=delta,
@@ -225,6 +226,21 @@ def entries_of(file: DeleteFileRecord, served: Set[str] | None = None) -> list[t
 
 def _served(file: DeleteFileRecord) -> Set[str]:
     return {mapping.data_file for mapping in file.mappings}
+
+
+def _come_back(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> bool:
+    """Return whether a changed vector may lack rows of its former one.
+
+    Former vectors are not always read. If a vector does not shrink, only a RESTORE takes rows out of it.
+    """
+    before = {path: plan.live[path].deletion_vector for path in plan.change.dv_changed}
+    is_restore = "RESTORE" in (plan.change.operation or "")
+    return any(result.restored for result in results) or any(
+        is_restore or is_unknown(plan.live[path]) or after.cardinality < former.cardinality if after else True
+        for path, former in before.items()
+        for after in (plan.change.dv_changed[path].deletion_vector,)
+        if former
+    )
 
 
 def _new_positions(live: Mapping[str, LiveFile], change: DvChange) -> int:

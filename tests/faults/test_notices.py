@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,6 +72,22 @@ def world(tmp_path: Path) -> Iterator[World]:
         made = World(tmp_path, running)
         made.configure()
         yield made
+
+
+def test_another_table_at_the_source_is_told(world: World) -> None:
+    """With the same columns and a shorter log: nothing else would say that the rows are another table's."""
+    former = world.make_table("lake/free")
+    world.make_table("lake/strict")
+    former.commit([former.add(former.write_file([(2, "a", "y")]))])
+    with daemon(world.config) as running:
+        running.synced_to("free", former.version)
+        shutil.rmtree(former.folder)
+        other = world.make_table("lake/free")
+        until(lambda: "source_replaced" in world.events("free"), "the other table", wait_s=150)
+        told = next(each for each in world.told("free") if each["event"] == "source_replaced")
+        assert f"(id {other.table_id} instead of {former.table_id})" in told["text"]
+        running.synced_to("free", other.version)
+        assert "free" in running.told("source.replaced")["table"]
 
 
 def test_what_happens_to_tables_is_told(world: World) -> None:

@@ -221,7 +221,7 @@ def test_tables_whose_folders_vanish_beside_the_daemon_are_gone_until_they_are_b
         shutil.move(tmp_path / "listed", tmp_path / "away-listed")
         until(lambda: states() == {"gone", "removed"}, "gone again", wait_s=120)
         hint = running.tables()["lake.listed"]["error"]["hint"]
-        assert "remove its entry from the configuration, and run `dvsync forget`" in hint
+        assert "exclude it from its pattern, and run `dvsync forget` with its name" in hint
         config.write_text(f"{HEAD}- {{source: lake/*/, target: 'lake.{{name}}'}}\n")
         running.signal(signal.SIGHUP)
         until(lambda: command(config, "forget", "lake.listed").returncode == 0, "forgotten")

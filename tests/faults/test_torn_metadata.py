@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
 from collections.abc import Callable
 from contextlib import closing
@@ -108,18 +110,38 @@ def test_a_full_sync_goes_back_as_well(tmp_path: Path) -> None:
     scene.check()
 
 
-def test_without_a_readable_file_a_person_is_asked(tmp_path: Path) -> None:
-    """`sync --full` changes nothing then and says what to do, which helps."""
+@pytest.mark.parametrize("whole_folder", [False, True], ids=["metadata files", "whole folder"])
+def test_resync_makes_a_table_anew_whose_metadata_is_lost(tmp_path: Path, *, whole_folder: bool) -> None:
+    """Unless the volume may be away: then nothing changes, and a person is asked."""
     scene = Scene(tmp_path)
     damaged = scene.metadata_file()
+    folder = damaged.parent.parent
+    if whole_folder:
+        shutil.rmtree(folder)
+        namespace = folder.parent.rename(tmp_path / "away")
+        refused = command(scene.config, "sync", "t", "--full")
+        assert refused.returncode == 1
+        assert "Mount the volume" in refused.stdout and "drop lake.t from the catalog" in refused.stdout
+        namespace.rename(folder.parent)
     for file in damaged.parent.glob("*.metadata.json"):
         empty(file)
-    refused = command(scene.config, "sync", "t", "--full")
-    assert refused.returncode == 1
-    assert "drop lake.t from the catalog" in refused.stdout
-    assert damaged.read_bytes() == b""
-    with closing(scene.reader()) as bench:
-        bench.catalogs.open("local").drop_table("lake.t")
-    assert command(scene.config, "sync", "t").returncode == 0
+    with daemon(scene.config) as running:
+        until(lambda: state_of(running) in ("parked", "retrying"))
+        assert command(scene.config, "resync", "t").returncode == 0
+        until(lambda: state_of(running) == "synced")
+        running.synced_to("t", scene.table.commit(scene.table.delete({scene.path: [4]})))
     with closing(scene.reader()) as bench:
         assert duckdb_rows(bench.iceberg()) == scene.table.live_rows()
+
+
+def test_a_resync_drops_no_table_of_somebody_else(tmp_path: Path) -> None:
+    """The readable metadata beside the damaged file is not dvsync's."""
+    scene = Scene(tmp_path)
+    damaged = scene.metadata_file()
+    foreign = re.sub(r"dvsync\.", "other.", damaged.read_text())
+    for file in damaged.parent.glob("*.metadata.json"):
+        file.write_text(foreign)
+    empty(damaged)
+    refused = command(scene.config, "sync", "t", "--full")
+    assert (refused.returncode, "drop lake.t from the catalog" in refused.stdout) == (1, True)
+    assert damaged.read_bytes() == b""

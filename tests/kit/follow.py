@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
 from pyspark.sql.functions import lit
 
 from daemon.delta.log import COMMIT_FILE
@@ -74,6 +75,7 @@ class Followed:
     def forget(self) -> None:
         """The log starts again: what was replayed of it does not count."""
         self._adds: dict[str, dict[str, Any]] = {}
+        self._deleted: Mapping[str, frozenset[int]] = {}
         self._replayed = -1
         self._table_id = ""
 
@@ -191,6 +193,11 @@ class Followed:
         table = self.vectors.iceberg()
         assert_readers_agree(table, self.spark, truth.rows, f"{where}, format version 3")
         assert vectors_of(table) == {path: deleted for path, deleted in truth.deleted.items() if deleted}
+        before, self._deleted = self._deleted, truth.deleted
+        if any(before.get(path, frozenset()) - deleted for path, deleted in truth.deleted.items()):
+            snapshot = table.current_snapshot()
+            # A consumer may skip snapshots that only delete.
+            assert snapshot and snapshot.summary and snapshot.summary.operation is Operation.OVERWRITE, where
 
     def _files(self) -> set[str]:
         return {str(path) for path in self.source.rglob("*") if path.is_file()}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from uuid import UUID
 
 from pydantic import Field, SerializeAsAny
-from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.catalog import METADATA, Catalog, MetastoreCatalog, delete_files
 from pyiceberg.io import FileIO
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
@@ -15,8 +17,9 @@ from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import AddSchemaUpdate, TableRequirement, TableUpdate
 
-from daemon.durable import force_to_disk, make_folder_of
+from daemon.durable import force_to_disk, is_local, make_folder_of
 from daemon.iceberg.pyiceberg_ext import metadata_cache
+from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 
 
 def stage_table(
@@ -51,6 +54,9 @@ class _Commit:
 
 _commit: ContextVar[_Commit | None] = ContextVar("commit", default=None)
 
+# So many former metadata files of a table leave an object store together.
+REMOVED_TOGETHER = 20
+
 
 def writes_metadata_files(catalog: Catalog) -> bool:
     """Return whether the client of `catalog` names and writes metadata files.
@@ -61,10 +67,21 @@ def writes_metadata_files(catalog: Catalog) -> bool:
     return isinstance(catalog, MetastoreCatalog)
 
 
-def announce_metadata_files(catalog: Catalog) -> None:
+class _Removals:
+    """In the place of a FileIO: collects the files that PyIceberg removes."""
+
+    def __init__(self) -> None:
+        self.locations: list[str] = []
+
+    def delete(self, location: str) -> None:
+        self.locations.append(location)
+
+
+def manage_metadata_files(catalog: Catalog) -> None:
     """Make `commit_updates` announce the paths of metadata files before `catalog` writes them.
 
-    The files are also forced to the disk before the catalog refers to them. Does nothing for a REST catalog.
+    The files are also forced to the disk before the catalog refers to them, and former ones leave an object store in
+    groups. Does nothing for a REST catalog.
     """
     if not isinstance(catalog, MetastoreCatalog):
         return
@@ -80,6 +97,21 @@ def announce_metadata_files(catalog: Catalog) -> None:
 
     # PyIceberg makes up the name inside of the commit, and this is the first function that gets it.
     catalog._write_metadata = write_metadata  # type: ignore[method-assign]
+
+    waiting: dict[UUID, list[str]] = defaultdict(list)
+
+    def delete_old_metadata(io: FileIO, base: TableMetadata, metadata: TableMetadata) -> None:
+        removals = _Removals()
+        type(catalog)._delete_old_metadata(removals, base, metadata)  # type: ignore[arg-type]
+        # If the process ends before they are removed, cleanup removes them: nothing references them any more.
+        locations = waiting[metadata.table_uuid] = waiting[metadata.table_uuid] + removals.locations
+        if len(locations) < REMOVED_TOGETHER and not is_local(metadata.location):
+            return
+        del waiting[metadata.table_uuid]
+        if locations and not (isinstance(io, S3FileIO) and io.delete_together(locations)):
+            delete_files(io, set(locations), METADATA)
+
+    catalog._delete_old_metadata = delete_old_metadata  # type: ignore[method-assign]
 
 
 class _AddSchemaUpdate(AddSchemaUpdate):

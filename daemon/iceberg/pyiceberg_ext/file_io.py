@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from cachetools import LRUCache
 from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from daemon.object_store import S3Object, as_os_errors, find_s3_object
+from daemon.object_store import S3Object, as_os_errors, delete_together, find_s3_object
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -52,6 +53,12 @@ class S3FileIO(PyArrowFileIO):
         remote = find_s3_object(self.properties, path)
         if remote is None or not remote.delete():
             super().delete(path)
+
+    def delete_together(self, locations: Sequence[str]) -> bool:
+        """Remove files, which may be missing, with one request. False if they must be removed one by one."""
+        found = [each for location in locations if (each := find_s3_object(self.properties, location))]
+        is_one_bucket = len(found) == len(locations) and all(each.store is found[0].store for each in found)
+        return is_one_bucket and delete_together(found)
 
 
 IMPLEMENTATION = f"{S3FileIO.__module__}.{S3FileIO.__name__}"

@@ -16,7 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from daemon.iceberg.pyiceberg_ext import metadata_cache
-from daemon.iceberg.pyiceberg_ext.commits import announce_metadata_files, commit_updates
+from daemon.iceberg.pyiceberg_ext.commits import commit_updates, manage_metadata_files
 from daemon.iceberg.pyiceberg_ext.metadata_cache import COLUMN_BYTES, METADATA_BYTES, WrittenMetadata
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.handmade_histories import History
@@ -78,7 +78,7 @@ def test_what_others_commit_is_seen(tmp_path: Path, bench: Bench, reads: list[st
 @pytest.fixture
 def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
     catalog = SqlCatalog("c", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
-    announce_metadata_files(catalog)
+    manage_metadata_files(catalog)
     metadata_cache.remember_metadata()
     catalog.create_namespace("n")
     yield catalog

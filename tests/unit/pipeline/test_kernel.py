@@ -217,11 +217,11 @@ def test_function_and_errors_pickle(lake: Lake) -> None:
     ],
 )
 def test_more_deleted_than_there_is_is_corrupt(lake: Lake, record_count: int, message: str) -> None:
-    """More positions than rows, or a position past the last row, is refused with the data file and both values."""
+    """More positions than rows, or a position past the last row, is refused with the places of both and both values."""
     lake.add("x", "a", {0}, {0, 1, 9}, record_count)
-    with pytest.raises(CorruptInput, match=message) as caught:
+    with pytest.raises(CorruptInput, match=f"the deletion vector of a has {message}") as caught:
         lake.translate()
-    assert caught.value.path == "a"
+    assert caught.value.path == f"file://{lake.root}/dv.bin" and caught.value.offset
     assert lake.written() == []
 
 
