@@ -59,7 +59,11 @@ def load_settings(path: Path, text: str | None = None) -> Settings:
             *_places_that_vacuum_cleans(readable),
         ]
     if faults or readable is None:
-        raise ConfigInvalid("\n".join(faults), hint=f"Correct {path}, then run `dvsync config check`.")
+        raise ConfigInvalid(
+            "\n".join(faults),
+            hint=f"Correct {path}, then run `dvsync config check`. A running daemon keeps its former configuration, "
+            "and its page shows the tables.",
+        )
     return readable.settings
 
 
@@ -123,7 +127,7 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
     """Validate the document. After faults, validate it again without the faulty parts, to check the rest as well."""
     left_out: frozenset[str] = frozenset()
     tables_out: set[int] = set()
-    tables = document.get("tables") or ()
+    tables = listed if isinstance(listed := document.get("tables"), list) else []
     try:
         settings = Settings(**document)
     except SettingsError as error:
@@ -178,6 +182,17 @@ def _without(
     return remaining, frozenset(".".join(path) for path in paths)
 
 
+# What is wrong with a value, by the type of Pydantic's error: its own words are those of Python.
+KINDS = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "not a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "not a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "neither true nor false"),
+    **dict.fromkeys(("list_type", "tuple_type", "frozen_set_type"), "not a list"),
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "not a section of keys"),
+    "string_type": "not a text",
+}
+
+
 def _fault_line(fault: ErrorDetails) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
     match fault["type"]:
@@ -196,6 +211,8 @@ def _fault_line(fault: ErrorDetails) -> str:
             found = (
                 f", not {fault['input']!r}" if not is_secret and isinstance(fault["input"], str | int | float) else ""
             )
+            if kind := KINDS.get(fault["type"]):
+                return f"{place}: is {kind}{found and found.replace(', not', ':', 1)}"
             text = ENUM_MEMBER.sub(r"\1", fault["msg"])
             return f"{place}: {text[0].lower()}{text[1:]}{found}"
 

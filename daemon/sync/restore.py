@@ -30,8 +30,8 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
     """Copy the newest readable metadata file to the path in `damaged`, and return the table.
 
     Only metadata whose current snapshot is dvsync's is used. Returns None after the table without any readable
-    metadata was dropped from the catalog. Raises TargetUnreadable if the readable metadata is somebody else's, or if
-    the whole volume may be away.
+    metadata was dropped from the catalog. Raises TargetUnreadable if the readable metadata is somebody else's, if the
+    state store does not know the table as dvsync's, or if the whole volume may be away.
     """
     assert damaged.path is not None, "the catalog names a metadata file"
     has_others = False
@@ -42,7 +42,7 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
             break
         has_others = has_others or metadata is not None
     else:
-        if has_others or not _is_volume_there(damaged.path):
+        if has_others or record.metadata_location is None or not _is_volume_there(damaged.path):
             raise TargetUnreadable(
                 f"no metadata file of dvsync's can be read for the Iceberg table: {damaged.message}",
                 path=damaged.path,
