@@ -14,6 +14,7 @@ from daemon.service.assembly import Parts, open_parts
 from daemon.spark.installed import check_jars, check_pipeline
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import as_sync_error
+from daemon.translate.definition import check_format_version
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Attempt:
 
 
 def try_connections(settings: Settings) -> Iterator[Attempt]:
-    """Try the state database, each catalog, each Delta table, each pattern, and Spark, in this order.
+    """Try the state database, each catalog, each table's Delta log and Iceberg table, each pattern, and Spark.
 
     The state database is created if it is missing; nothing else is written. Raises StateStoreAway if it cannot be read.
     """
@@ -70,8 +71,11 @@ def _try_source(parts: Parts, table: TableSettings) -> str:
     storage = FileIOStorage(parts.settings.file_properties(table.catalog))
     is_there = DeltaLog(storage, table.source, parts.clock).is_there()
     record = parts.store.find_table(table.name, table.source, table.target)
-    if not is_there and record and record.synced_version is not None:
-        raise log_gone(table.source)
+    if record and record.synced_version is not None:
+        if not is_there:
+            raise log_gone(table.source)
+        if shown := parts.context(table).target.find_table():
+            check_format_version(table, shown)
     return f"{table.source} {'is a Delta table' if is_there else 'is not there yet; dvsync waits for it'}"
 
 

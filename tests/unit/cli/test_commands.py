@@ -26,6 +26,7 @@ from urllib.request import urlopen
 
 import pytest
 import structlog
+from pyiceberg.table.update import UpgradeFormatVersionUpdate
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -327,6 +328,10 @@ def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: 
         assert f"\n{line}" in tried.stdout, tried.stdout
     assert "no name is not followed" in tried.stdout
     assert "Check the catalog's address, credentials and health." in tried.stdout
+    iceberg = followed.iceberg()
+    iceberg.catalog.commit_table(iceberg, (), (UpgradeFormatVersionUpdate(format_version=3),))
+    tried = dvsync("config", "check", "--connect", config=config)
+    assert (tried.exit_code, "has format version 3, and cannot go back to 2" in tried.stdout) == (1, True)
     with state_held(followed.state_file):
         assert f"in use by process {os.getpid()} " in dvsync("config", "check", "--connect", config=config).stdout
 
