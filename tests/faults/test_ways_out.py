@@ -6,6 +6,7 @@ Delta's own statements mend is in `tests/integration/test_hints.py`.
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -176,12 +177,20 @@ def unreadable_metadata_is_restored(world: World) -> Steps:
     world.dvsync("resume", NAME)
 
 
-def a_table_without_readable_metadata_is_dropped(world: World) -> Steps:
+def a_table_without_readable_metadata_is_made_anew(world: World) -> Steps:
     with world.stopped():
         for path in metadata_files(world):
             path.write_bytes(b"{")
         world.delete()
     yield "TargetUnreadable", "`dvsync resync`, which goes back to the newest readable metadata file"
+    world.dvsync("resync", NAME)
+
+
+def a_table_whose_volume_is_lost_is_dropped(world: World) -> Steps:
+    with world.stopped():
+        shutil.rmtree(world.folder / "warehouse")
+        world.delete()
+    yield "ObjectMissing", "`dvsync resync`, which goes back to the newest readable metadata file"
     world.dvsync("resync", NAME)
     yield "TargetUnreadable", "drop lake.orders from the catalog"
     world.catalog.drop_table(TARGET)
@@ -285,7 +294,8 @@ CASES = [
     a_table_of_others_is_renamed,
     a_target_of_another_delta_table_is_taken,
     unreadable_metadata_is_restored,
-    a_table_without_readable_metadata_is_dropped,
+    a_table_without_readable_metadata_is_made_anew,
+    a_table_whose_volume_is_lost_is_dropped,
     a_damaged_manifest_list_is_replaced,
     a_new_schema_is_accepted,
     a_new_schema_is_followed,
