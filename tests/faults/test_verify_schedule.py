@@ -185,6 +185,8 @@ def test_files_that_delta_removed_before_the_next_poll_are_no_difference(world: 
         table.commit([table.remove(path)])
         (table.folder / path).unlink()
         known = len(running.lines)
+        until(lambda: verified_since(running, "right", known), "a round after what was under way before")
+        known = len(running.lines)
         until(lambda: len(verified_since(running, "right", known)) > 1, "two rounds of the other table")
         assert verified_since(running, "wrong", known) == []
         assert running.tables()["wrong"]["state"] == "synced"
