@@ -1,8 +1,8 @@
 """Deletion vectors copied into Puffin files against a plain copy of the same bytes, in the same run.
 
 The plain copy reads each vector's range from the `.bin` file and writes it, one file for up to 1,000 vectors as the
-kernel does; it checks nothing. Both end by forcing their files to the disk. The kernel checks size, magic, CRC-32 and
-every header of each vector, and writes the Puffin footer. Times are the best of `--repeats`, taken in turns.
+kernel does; it checks nothing. Both end by forcing their files to the disk. The kernel checks size, magic and CRC-32,
+decodes every container of each vector, and writes the Puffin footer. Times are the best of `--repeats`, taken in turns.
 """
 
 from __future__ import annotations
