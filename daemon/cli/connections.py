@@ -8,11 +8,10 @@ from functools import partial
 
 from daemon.cli.tables import with_found_tables
 from daemon.config.settings import Settings, TableSettings
-from daemon.delta.log import DeltaLog, log_gone
+from daemon.delta.log import log_gone
 from daemon.errors import CatalogAway, SyncError
 from daemon.service.assembly import Parts, open_parts
 from daemon.spark.installed import check_jars, check_pipeline
-from daemon.storage import FileIOStorage
 from daemon.sync.memory import as_sync_error
 from daemon.translate.definition import check_format_version
 
@@ -68,13 +67,12 @@ def _try_catalog(parts: Parts, name: str) -> str:
 
 
 def _try_source(parts: Parts, table: TableSettings) -> str:
-    storage = FileIOStorage(parts.settings.file_properties(table.catalog))
-    is_there = DeltaLog(storage, table.source, parts.clock).is_there()
-    record = parts.store.find_table(table.name, table.source, table.target)
+    context = parts.context(table)
+    is_there, record = context.log.is_there(), context.find_record()
     if record and record.synced_version is not None:
         if not is_there:
             raise log_gone(table.source)
-        if shown := parts.context(table).target.find_table():
+        if shown := context.target.find_table():
             check_format_version(table, shown)
     return f"{table.source} {'is a Delta table' if is_there else 'is not there yet; dvsync waits for it'}"
 

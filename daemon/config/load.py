@@ -182,8 +182,8 @@ def _without(
     return remaining, frozenset(".".join(path) for path in paths)
 
 
-# What is wrong with a value, by the type of Pydantic's error: its own words are those of Python.
-KINDS = {
+# What a value is, by the type of Pydantic's error: its own words are those of Python.
+PLAIN_WORDS = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "not a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "not a number"),
     **dict.fromkeys(("bool_parsing", "bool_type"), "neither true nor false"),
@@ -208,13 +208,11 @@ def _fault_line(fault: ErrorDetails) -> str:
         case _:
             # Values of these places may be secrets, so the message does not quote them.
             is_secret = fault["loc"][0] in SECRET_SECTIONS or fault["loc"] == ("health", "token")
-            found = (
-                f", not {fault['input']!r}" if not is_secret and isinstance(fault["input"], str | int | float) else ""
-            )
-            if kind := KINDS.get(fault["type"]):
-                return f"{place}: is {kind}{found and found.replace(', not', ':', 1)}"
+            value = repr(fault["input"]) if not is_secret and isinstance(fault["input"], str | int | float) else ""
+            if words := PLAIN_WORDS.get(fault["type"]):
+                return f"{place}: is {words}" + (f": {value}" if value else "")
             text = ENUM_MEMBER.sub(r"\1", fault["msg"])
-            return f"{place}: {text[0].lower()}{text[1:]}{found}"
+            return f"{place}: {text[0].lower()}{text[1:]}" + (f", not {value}" if value else "")
 
 
 def _keys_beside(place: tuple[int | str, ...]) -> list[str]:

@@ -361,7 +361,7 @@ class Follower:
         raise TargetHeld(
             f"the dvsync with the state {marker.writer} keeps the Iceberg table in step (at version {marker.version})",
             hint=f"If that dvsync runs, stop one of the two. This process takes over {writer.lease_s:g} s after a new "
-            f"Delta version that the other does not sync. If it no longer exists, perhaps because state.url changed, "
+            "Delta version that the other does not sync. If it no longer exists, perhaps because state.url changed, "
             f"`dvsync resync {self._context.settings.name}` takes over at once.",
         )
 

@@ -190,10 +190,11 @@ def files_to_leave(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> set[s
     A restored file is one of which deleted rows came back. Its entry is removed and added again: older delete files do
     not apply to the new data sequence number.
     """
-    return set(plan.change.removed) | _restored(plan, results)
+    return set(plan.change.removed) | restored_files(plan, results)
 
 
-def _restored(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> set[str]:
+def restored_files(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> set[str]:
+    """Return the live data files of which deleted rows came back, or may have: the former vector may be unknown."""
     without_dv = {path for path, add in plan.change.dv_changed.items() if add.deletion_vector is None}
     unknown = {path for path in plan.change.dv_changed if is_unknown(plan.live[path])}
     return without_dv | unknown | {path for result in results for path in result.restored}
@@ -225,7 +226,7 @@ def complete_plan(
     - A is removed: the snapshot removes A and d1, and adds the rewrite of d1.
     """
     leaving = files_to_leave(plan, results)
-    restored = _restored(plan, results)
+    restored = restored_files(plan, results)
     added = {**plan.change.added, **{path: plan.change.dv_changed[path] for path in restored}}
     metrics = {path: _metrics(plan, path) for path in added}
     files = [(task, result.file) for task, result in zip(plan.tasks, results, strict=True)]

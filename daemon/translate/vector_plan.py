@@ -30,7 +30,16 @@ from daemon.translate.delete_files import (
 )
 from daemon.translate.metrics import Metrics
 from daemon.translate.partition_values import decode_partition
-from daemon.translate.plan import CommitPlan, SyncPlan, by_manifest, dv_changes, is_unknown, moves_rows_only, place_of
+from daemon.translate.plan import (
+    CommitPlan,
+    SyncPlan,
+    by_manifest,
+    dv_changes,
+    is_unknown,
+    moves_rows_only,
+    place_of,
+    restored_files,
+)
 from daemon.translate.schema import TableSchema
 from state import DeleteFileRecord, LiveFile, OrphanReason
 
@@ -120,12 +129,7 @@ def files_to_replace(
 ) -> tuple[list[DeleteFileRecord], set[str]]:
     """Return the delete files that must not stay, and the other data files that they serve."""
     change, gone = plan.change, leaving(plan.change)
-    come_back = {
-        *change.added,
-        *(path for path, add in change.dv_changed.items() if add.deletion_vector is None),
-        *(path for path in change.dv_changed if is_unknown(plan.live[path])),
-        *(path for result in results for path in result.restored),
-    }
+    come_back = {*change.added, *restored_files(plan, results)}
     found = [
         file
         for file in holders.files
@@ -233,14 +237,11 @@ def _come_back(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> bool:
 
     Former vectors are not always read. If a vector does not shrink, only a RESTORE takes rows out of it.
     """
-    before = {path: plan.live[path].deletion_vector for path in plan.change.dv_changed}
+    if restored_files(plan, results):
+        return True
     is_restore = "RESTORE" in (plan.change.operation or "")
-    return any(result.restored for result in results) or any(
-        is_restore or is_unknown(plan.live[path]) or after.cardinality < former.cardinality if after else True
-        for path, former in before.items()
-        for after in (plan.change.dv_changed[path].deletion_vector,)
-        if former
-    )
+    vectors = [(plan.live[path].deletion_vector, add.deletion_vector) for path, add in plan.change.dv_changed.items()]
+    return any(is_restore or after.cardinality < before.cardinality for before, after in vectors if before and after)
 
 
 def _new_positions(live: Mapping[str, LiveFile], change: DvChange) -> int:
