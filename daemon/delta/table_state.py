@@ -75,8 +75,8 @@ def check_unique(paths: Iterable[str]) -> None:
             path=path,
             hint="Delta shows the file's rows as often. Remove one of the adds with the program that wrote them; the "
             "log may name the file by its relative and by its absolute path. Or rewrite the file in Delta, for example "
-            "by an UPDATE of its rows. If a checkpoint has both adds, remove it, provided the log has an older checkpoint "
-            "and all commits after it. Then `dvsync resume` the table.",
+            "by an UPDATE of its rows. If a checkpoint has both adds, remove it, provided the log has an older "
+            "checkpoint and all commits after it. Then `dvsync resume` the table.",
         )
 
 
