@@ -88,10 +88,11 @@ REMARKS = (
 )
 
 
-def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> None:
+def configure_logging(settings: LogSettings, stream: TextIO | None = None, *, has_verdicts: bool = False) -> None:
     """Send our events, and what libraries log at warning and above, to `stream` (standard output). May be repeated.
 
-    The configured level applies to both; messages of libraries below warning are never logged.
+    The configured level applies to both; messages of libraries below warning are never logged. With `has_verdicts`,
+    a failed sync is logged only if it met a bug, whose traceback is needed: the command prints each table's error.
     """
     stream = stream or sys.stdout
     console = settings.format == "console" or (settings.format == "auto" and stream.isatty())
@@ -108,6 +109,8 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> No
         )
     )
     handler.addFilter(_Levels(logging.getLevelNamesMapping()[settings.level.upper()]))
+    if has_verdicts:
+        handler.addFilter(_is_no_known_failure)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
@@ -124,6 +127,11 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None) -> No
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def _is_no_known_failure(record: logging.LogRecord) -> bool:
+    event = record.msg if isinstance(record.msg, dict) else {}
+    return event.get("event") not in (SYNC_FAILED, TABLE_PARKED) or event.get("exc_info") is not None
 
 
 class _Levels(logging.Filter):

@@ -274,7 +274,7 @@ class FileIOStorage:
         """Return the sorted names of the folders directly in `directory`. Raises ObjectMissing, ObjectStoreAway."""
         try:
             entries = self._list(directory, allow_not_found=False)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             hint = "Create or mount the folder, or correct the pattern in source."
             raise ObjectMissing("the folder is not there", path=directory, hint=hint) from error
         return sorted(name for name, file in entries.items() if file is None)
@@ -288,7 +288,7 @@ class FileIOStorage:
     def _list(self, directory: str, *, allow_not_found: bool) -> dict[str, FileMeta | None]:
         """Return the entries directly in `directory` by name: a FileMeta for each file, None for each folder.
 
-        Raises ObjectStoreAway, and FileNotFoundError unless `allow_not_found`.
+        Raises ObjectStoreAway, and unless `allow_not_found` FileNotFoundError and NotADirectoryError.
         """
         local = _local_name(directory)
         try:
@@ -300,6 +300,8 @@ class FileIOStorage:
                 return {}
             raise
         except OSError as error:
+            if isinstance(error, NotADirectoryError) and not allow_not_found:
+                raise
             raise store_away(directory, error) from error
         files = {info.base_name: _file_meta(f"{directory}/{info.base_name}", info) for info in infos if info.is_file}
         return {info.base_name: files.get(info.base_name) for info in infos}

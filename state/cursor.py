@@ -19,6 +19,7 @@ def advance_cursor(table: TableRecord, outcome: Outcome, *, at_ms: int) -> Table
         source_timestamp_ms=outcome.source_timestamp_ms,
         snapshot_id=outcome.snapshot_id,
         metadata_location=outcome.metadata_location,
+        format_version=outcome.format_version,
         must_compare=outcome.must_compare,
     )
     before = (table.delta_table_id, table.synced_version, table.source_timestamp_ms)

@@ -167,7 +167,8 @@ def sync(
     codes, names = {SHOWN}, tables or []
     with _reported_errors():
         deadline_s = time.monotonic() + timeout_s
-        configured, settings = _load_both(context, config)
+        configured, settings = _load_both(context, config, names)
+        _log_to_stderr(settings.log, has_verdicts=True)
         if not tables and PATTERN_FAILED in context.meta:
             codes.add(FAILED)
         gone = find_gone(configured, settings, names)
@@ -245,7 +246,7 @@ def status(
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:
         print_statuses(console, found, lines, wide=wide)
-    raise typer.Exit(1 if PATTERN_FAILED in context.meta or any(status.error for status in found) else 0)
+    raise typer.Exit(1 if any(status.error for status in found) else 0)
 
 
 def _find_statuses(context: typer.Context, config: Path | None) -> tuple[list[str], list[TableStatus]]:
@@ -253,10 +254,11 @@ def _find_statuses(context: typer.Context, config: Path | None) -> tuple[list[st
     from daemon.cli.report import ask_for_tables  # noqa: PLC0415
     from daemon.cli.tables import read_statuses  # noqa: PLC0415
 
-    settings = _load(context, config, quiet=True)
+    settings, is_valid = _load_sections(context, config, "state", "share", "health")
     report = ask_for_tables(settings)
     if report.statuses is not None:
-        return report.lines, report.statuses
+        faulty = "has faults, which `dvsync config check` lists; the daemon keeps its former configuration"
+        return [*report.lines, *([] if is_valid else [f"{_path(context, config)} {faulty}"])], report.statuses
     configured, settings = _load_both(context, config)
     statuses, moved = read_statuses(configured, settings)
     lines = [*report.lines, "what follows is from the state database", *moved]
@@ -281,7 +283,7 @@ def history(
     from daemon.status.table_status import run_status  # noqa: PLC0415
 
     with _reported_errors():
-        runs = read_runs(_load(context, config, quiet=True), table, limit)
+        runs = read_runs(_load_sections(context, config, "state", "share")[0], table, limit)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode([run_status(run) for run in runs]), indent=2))
     else:
@@ -379,7 +381,7 @@ def verify(
     scope = Scope(level, Sample.of(sample), at)
     failed, results = False, []
     with _reported_errors():
-        settings = _load_with_found(context, config)
+        settings = _load_with_found(context, config, tables or ())
         failed = not tables and PATTERN_FAILED in context.meta
         chosen = find_tables(settings, tables or [])
         with SyncProgress(Console(stderr=True)) as progress:
@@ -437,7 +439,7 @@ def show(
     from daemon.status.snapshots import show_table  # noqa: PLC0415
 
     with _reported_errors():
-        settings = _load_with_found(context, config)
+        settings = _load_with_found(context, config, [table])
         with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
             shown = show_table(opened.settings.name, iceberg)
     if as_json:
@@ -477,7 +479,7 @@ def snapshots(
 
     with _reported_errors():
         at_ms = parse_time_ms(timestamp) if timestamp is not None else None
-        settings = _load_with_found(context, config)
+        settings = _load_with_found(context, config, [table])
         with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
             choice = None if delta_version is None else choose_by_version(iceberg, delta_version)
             if at_ms is not None:
@@ -521,7 +523,7 @@ def inspect(
 
     found: TableDeletions | FileDetail
     with _reported_errors():
-        settings = _load_with_found(context, config)
+        settings = _load_with_found(context, config, [table])
         with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
             if file is not None:
                 found = inspect_file(opened, iceberg, file, ranges_max=limit * 10)
@@ -617,7 +619,7 @@ def _ask(
     from daemon.sync.memory import open_store  # noqa: PLC0415
 
     with _reported_errors():
-        settings = _load_with_found(context, config)
+        settings = _load_with_found(context, config, tables)
         chosen = find_tables(settings, tables)
         with open_store(settings) as store:
             for table in chosen:
@@ -727,7 +729,7 @@ def _maintain(
 
     failed = False
     with _reported_errors():
-        settings = _load_with_found(context, config)
+        settings = _load_with_found(context, config, tables or ())
         failed = not tables and PATTERN_FAILED in context.meta
         for table, done in maintain_tables(settings, find_tables(settings, tables or []), work, alone=alone):
             if isinstance(done, SyncError):
@@ -748,7 +750,7 @@ def healthcheck(
     from daemon.cli.probe import ask  # noqa: PLC0415
 
     with _reported_errors():
-        answer = ask(_load(context, config).health, "readyz" if ready else "livez")
+        answer = ask(_load_sections(context, config, "health")[0].health, "readyz" if ready else "livez")
     typer.echo(answer.text)
     raise typer.Exit(0 if answer.is_well else 1)
 
@@ -781,6 +783,30 @@ def demo(
         _log_to_stderr()
         code = run_demo(folder)
     raise typer.Exit(code)
+
+
+@app.command("version")
+def print_version() -> None:
+    """Print the version."""
+    _print_version(True)
+
+
+@app.command("help")
+def print_help(
+    context: typer.Context,
+    command: Annotated[
+        str | None, typer.Argument(metavar="COMMAND", help="A command; all of them when left out.")
+    ] = None,
+) -> None:
+    """Explain the commands, or one of them."""
+    outer = context.find_root()
+    if command is None:
+        typer.echo(outer.get_help())
+        return
+    found = outer.command.get_command(outer, command) if isinstance(outer.command, typer.core.TyperGroup) else None
+    if found is None:
+        raise typer.BadParameter(f"there is no command {command!r}", param_hint="COMMAND")
+    typer.echo(found.get_help(typer.Context(found, parent=outer, info_name=command)))
 
 
 @config_app.command()
@@ -843,28 +869,46 @@ def _load(context: typer.Context, config: Path | None, *, optional: bool = False
 
     settings, path = Settings(), _path(context, config)
     if not optional or config or context.find_root().obj or path.exists():
-        settings = load_settings(path)
-        hide(settings.secrets())
-        _hide_environment()
+        settings = _without_secrets_shown(load_settings(path))
     if quiet:
         _log_to_stderr(settings.log)
     return settings
 
 
-def _load_with_found(context: typer.Context, config: Path | None) -> Settings:
-    """The settings with the tables that patterns find now; a pattern that cannot be listed is printed and noted."""
-    return _load_both(context, config)[1]
+def _load_sections(context: typer.Context, config: Path | None, *sections: str) -> tuple[Settings, bool]:
+    """The settings, of which only these sections may be used, and whether the others are valid, too."""
+    from daemon.config.load import load_sections  # noqa: PLC0415
+
+    settings, is_valid = load_sections(_path(context, config), *sections)
+    _log_to_stderr()
+    return _without_secrets_shown(settings), is_valid
 
 
-def _load_both(context: typer.Context, config: Path | None) -> tuple[Settings, Settings]:
-    """The settings as they were written, with the patterns, and those of `_load_with_found`."""
+def _without_secrets_shown(settings: Settings) -> Settings:
+    """The same settings, after their secrets were hidden from all output."""
+    hide(settings.secrets())
+    _hide_environment()
+    return settings
+
+
+def _load_with_found(context: typer.Context, config: Path | None, wanted: Sequence[str] = ()) -> Settings:
+    """The settings with the tables that patterns find now; see `_load_both`."""
+    return _load_both(context, config, wanted)[1]
+
+
+def _load_both(context: typer.Context, config: Path | None, wanted: Sequence[str] = ()) -> tuple[Settings, Settings]:
+    """The settings as they were written, with the patterns, and with the tables that patterns find now.
+
+    What could not be listed or followed is printed and noted, unless the `wanted` tables are all found.
+    """
     from daemon.cli.tables import with_found_tables  # noqa: PLC0415
 
     configured = _load(context, config, quiet=True)
     settings, troubles = with_found_tables(configured)
-    for trouble in troubles.values():
-        typer.echo(f"{trouble}\n{trouble.hint}", err=True)
-        context.meta[PATTERN_FAILED] = True
+    if not wanted or not {table.name for table in settings.tables}.issuperset(wanted):
+        for about, trouble in troubles.items():
+            typer.echo(printable(f"{about} is not followed: {trouble.message}\n{trouble.hint}", keep="\n"), err=True)
+            context.meta[PATTERN_FAILED] = True
     return configured, settings
 
 
@@ -872,11 +916,12 @@ def _hide_environment() -> None:
     hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
 
 
-def _log_to_stderr(log: LogSettings | None = None) -> None:
-    """Log warnings and above, in lines for people unless `log` says JSON."""
+def _log_to_stderr(log: LogSettings | None = None, *, has_verdicts: bool = False) -> None:
+    """Log warnings and above, in lines for people unless `log` says JSON; `has_verdicts` as in `configure_logging`."""
     log = log or LogSettings()
     level: Literal["warning", "error"] = "error" if log.level == "error" else "warning"
-    configure_logging(LogSettings(format="json" if log.format == "json" else "console", level=level), sys.stderr)
+    chosen = LogSettings(format="json" if log.format == "json" else "console", level=level)
+    configure_logging(chosen, sys.stderr, has_verdicts=has_verdicts)
 
 
 def _say(text: str) -> None:

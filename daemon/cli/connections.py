@@ -9,7 +9,8 @@ from functools import partial
 from daemon.cli.tables import with_found_tables
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import log_gone
-from daemon.errors import CatalogAway, SyncError
+from daemon.errors import SyncError
+from daemon.iceberg.catalogs import catalog_away
 from daemon.service.assembly import Parts, open_parts
 from daemon.spark.installed import check_jars, check_pipeline
 from daemon.sync.memory import as_sync_error
@@ -61,8 +62,7 @@ def _try_catalog(parts: Parts, name: str) -> str:
     except SyncError:
         raise
     except Exception as error:
-        hint = "Check the catalog's address, credentials and health."
-        raise CatalogAway(f"it does not answer: {error}", hint=hint) from error
+        raise catalog_away(name, error) from error
     return f"answers; {len(namespaces)} namespaces"
 
 
@@ -83,8 +83,8 @@ def _try_patterns(settings: Settings) -> Iterator[Attempt]:
         return
     found, troubles = with_found_tables(settings)
     yield Attempt("patterns", f"{len(found.tables) - len(listed)} tables found")
-    for trouble in troubles.values():
-        yield Attempt("patterns", error=trouble)
+    for about, trouble in troubles.items():
+        yield Attempt(about, error=trouble)
 
 
 def _try_spark(parts: Parts) -> str:

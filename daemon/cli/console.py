@@ -30,6 +30,7 @@ from daemon.status.table_status import (
     differing_text,
     iso_time,
     paused_text,
+    resync_text,
     size_text,
     span,
     unverified_text,
@@ -64,7 +65,13 @@ COLUMNS: dict[str, Literal["left", "right"]] = {
     "lag": "right",
     "synced": "right",
 }
-WIDE_COLUMNS: dict[str, Literal["left", "right"]] = {"files": "right", "deleted": "right", "orphans": "right"}
+WIDE_COLUMNS: dict[str, Literal["left", "right"]] = {
+    "files": "right",
+    "deleted": "right",
+    "orphans": "right",
+    # Iceberg's format version. A heading would take the room of the table's name.
+    "": "left",
+}
 # The space between two columns, and the smallest width of the name column. A narrower terminal gets plain lines.
 GAP, NAME_MIN = 2, 16
 
@@ -113,6 +120,8 @@ def print_statuses(
         console.print(_row(cells, widths, columns.values()))
         if status and status.pause:
             console.print(Padding(Text(printable(paused_text(status.pause))), (0, 0, 0, GAP)))
+        if status and status.resync_wanted:
+            console.print(Padding(Text(printable(resync_text(status))), (0, 0, 0, GAP)))
         if status and status.error:
             for line in (f"{status.error.kind}: {status.error.message}", status.error.hint):
                 console.print(Padding(Text(printable(line)), (0, 0, 0, GAP)))
@@ -139,6 +148,7 @@ def _cells(status: TableStatus, now: datetime) -> list[Text]:
         Text(_or_dash(status.live_data_files)),
         Text(_or_dash(status.deleted_positions)),
         Text(_or_dash(status.orphans_waiting)),
+        Text(f"v{status.format_version}" if status.format_version else "-"),
     ]
 
 
@@ -157,9 +167,12 @@ def _status_line(status: TableStatus) -> str:
         f" source={_or_dash(status.source_version)} lag={_lag(status, '{:.0f} s'.format)}"
         f" at={status.last_synced_at or '-'} files={_or_dash(status.live_data_files)}"
         f" deleted={_or_dash(status.deleted_positions)} orphans={_orphans(status)}"
+        f" format={_or_dash(status.format_version)}"
     )
     if status.pause:
         line += f" {paused_text(status.pause)}"
+    if status.resync_wanted:
+        line += f" {resync_text(status)}"
     if status.proof and not status.proof.is_right:
         line += f" {_differs(status.name, status.proof)}"
     if status.verify_error:

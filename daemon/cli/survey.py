@@ -12,7 +12,7 @@ from pathlib import Path
 from daemon.clock import Clock, SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
-from daemon.errors import ConfigInvalid, ObjectMissing, ObjectStoreAway, SyncError
+from daemon.errors import ConfigInvalid, ObjectMissing, SyncError
 from daemon.locations import normalize_location
 from daemon.service.discovery import discover
 from daemon.storage import FileIOStorage
@@ -40,7 +40,7 @@ def survey(settings: Settings, catalog: str, places: Iterable[str], report: Call
     """Return an item for each pattern in `places`, and one for each Delta table at or below the other places.
 
     No two items have the same target. `settings` configure the access to the stores; `report` gets a line for each
-    folder that was skipped. Raises ObjectStoreAway, and ConfigInvalid naming each place without a table.
+    folder that was skipped. Raises ConfigInvalid naming each place without a table, ObjectMissing, ObjectStoreAway.
     """
     clock, storage = SystemClock(), FileIOStorage(settings.file_properties(catalog))
     locations = list(dict.fromkeys(_location(place) for place in places))
@@ -58,14 +58,14 @@ def survey(settings: Settings, catalog: str, places: Iterable[str], report: Call
         {},
     )
     nameless: dict[str, str] = {}
-    for about, reason in found.troubles.items():
+    for about, error in found.troubles.items():
         if any(item.source == about for item in patterns):
-            raise ObjectStoreAway(reason, hint="Check the folder and the store.")
+            raise error
         # A table whose folder name does not fit the pattern gets an item of its own.
         if _is_table(storage, clock, about):
-            nameless[about] = f"The pattern leaves this table out: {reason}."
+            nameless[about] = f"The pattern leaves this table out: {error.message}."
         else:
-            report(f"{about}: skipped: {reason}")
+            report(f"{about}: skipped: {error.message}")
     taken = {table.target.casefold() for table in found.tables}
     listed = []
     for source in sorted({*tables, *nameless} - found.patterns.keys()):

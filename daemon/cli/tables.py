@@ -14,11 +14,11 @@ from daemon import log as events
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog, log_gone
-from daemon.errors import ConfigInvalid, ObjectStoreAway, SyncError, Unsupported
+from daemon.errors import ConfigInvalid, SyncError
 from daemon.scheduling.failures import described
 from daemon.service.discovery import discover, find_pattern, gone_among, owners_among
 from daemon.status.table_status import Observation, TableStatus, gone_status, has_lost_log, table_status
-from daemon.storage import CUT_AT, FileIOStorage
+from daemon.storage import FileIOStorage
 from daemon.sync.memory import find_record, open_store
 from state import SyncRun, TableRecord, TableStore
 
@@ -146,28 +146,14 @@ def _no_such_table(unknown: Sequence[str], known: Collection[str]) -> ConfigInva
 def with_found_tables(settings: Settings) -> tuple[Settings, dict[str, SyncError]]:
     """Return the settings with the tables of all shares that the patterns match now, and what failed, by its place.
 
-    If a pattern's folders cannot be listed, its tables come from the state database. A folder that cannot be followed
-    is an error of the kind Unsupported. Raises StateStoreAway.
+    If a pattern's folders cannot be listed, its tables come from the state database. Raises StateStoreAway.
     """
-    patterns = {table.source for table in settings.tables if table.is_pattern}
-    if not patterns:
+    if not any(table.is_pattern for table in settings.tables):
         return settings, {}
     with open_store(settings) as store:
         owners = owners_among(store.list_tables(), settings.share)
     found = discover(settings, SystemClock(), owners)
-    hint = "Check the folder and the store, or remove the pattern from the configuration."
-    troubles: dict[str, SyncError] = {}
-    for about, reason in found.troubles.items():
-        if about in patterns:
-            troubles[about] = ObjectStoreAway(reason, hint=hint)
-        else:
-            folder_hint = (
-                "Rename the folder, or exclude it from the pattern."
-                if any(sign in about for sign in CUT_AT)
-                else "Give the folder an entry of its own, rename it, or exclude it from the pattern."
-            )
-            troubles[about] = Unsupported(f"{about} is not followed: {reason}", hint=folder_hint)
-    return settings.model_copy(update={"tables": (*found.tables, *found.others)}), troubles
+    return settings.model_copy(update={"tables": (*found.tables, *found.others)}), found.troubles
 
 
 def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableStatus], list[str]]:
@@ -237,7 +223,10 @@ def _names(settings: Settings) -> set[str]:
 def read_runs(settings: Settings, name: str, runs_max: int) -> list[SyncRun]:
     """Return a table's last syncs, the newest first. Raises ConfigInvalid for an unknown table, StateStoreAway."""
     with open_store(settings) as store:
-        records = {record.name: record for record in store.list_tables()}
-        if name not in records:
-            raise _no_such_table([name], records)
-        return store.list_runs(records[name].id, runs_max=runs_max)
+        ids = {record.name: record.id for record in store.list_tables()}
+        if name in ids:
+            return store.list_runs(ids[name], runs_max=runs_max)
+    configured = {table.name for table in settings.tables if not table.is_pattern}
+    if name in configured:
+        return []
+    raise _no_such_table([name], {*ids, *configured})

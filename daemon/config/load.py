@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -45,6 +45,34 @@ def load_settings(path: Path, text: str | None = None) -> Settings:
 
     Raises ConfigInvalid with all faults: one line each, with its place (`tables[2].poll_interval: …`).
     """
+    readable, faults = _read(path, text)
+    if faults or readable is None:
+        raise _invalid(path, faults)
+    return readable.settings
+
+
+def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
+    """Return settings of which these sections are valid, and whether all others are, too.
+
+    Raises ConfigInvalid with all faults if one of them concerns these sections, or may.
+    """
+    readable, faults = _read(path, None)
+    elsewhere = Settings.model_fields.keys() - {*sections}
+    if readable is None or not elsewhere.issuperset(re.split(r"\W", fault, maxsplit=1)[0] for fault in faults):
+        raise _invalid(path, faults)
+    return readable.settings, not faults
+
+
+def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
+    return ConfigInvalid(
+        "\n".join(faults),
+        hint=f"Correct {path}, then run `dvsync config check`. A running daemon keeps its former configuration, "
+        "and its page shows the tables.",
+    )
+
+
+def _read(path: Path, text: str | None) -> tuple[_Readable | None, list[str]]:
+    """Return what is valid, if anything is, and all faults."""
     document, faults = read_document(path, text)
     faults += _unknown_variables()
     readable = _validate(document, faults)
@@ -58,13 +86,7 @@ def load_settings(path: Path, text: str | None = None) -> Settings:
             *_clashes(readable),
             *_places_that_vacuum_cleans(readable),
         ]
-    if faults or readable is None:
-        raise ConfigInvalid(
-            "\n".join(faults),
-            hint=f"Correct {path}, then run `dvsync config check`. A running daemon keeps its former configuration, "
-            "and its page shows the tables.",
-        )
-    return readable.settings
+    return readable, faults
 
 
 @dataclass(frozen=True)

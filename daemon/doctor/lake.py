@@ -18,7 +18,7 @@ COLUMN = re.compile(r"\bcolumn (?!mapping\b)[^\s:,]+(, [^\s:,]+)*")
 
 
 class Unexamined(msgspec.Struct, frozen=True):
-    """A table that was not examined: a store, Spark or a file was away, or its pattern leaves it out."""
+    """A table that was not examined: a store, Spark or a file was away, or its pattern leaves it out; or a pattern."""
 
     source: str
     kind: str
@@ -105,12 +105,16 @@ def _reasons(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
 
 def summary_lines(lake: LakeDiagnosis) -> Sequence[str]:
     """Format the summary as text."""
-    count, syncs = len(lake.tables) + len(lake.unexamined), lake.first_syncs
+    patterns = [each.source for each in lake.unexamined if "*" in each.source]
+    unexamined = [each.source for each in lake.unexamined if "*" not in each.source]
+    count, syncs = len(lake.tables) + len(unexamined), lake.first_syncs
     lines = [f"{syncs.tables} of {count} tables can be followed."]
     for reason in lake.reasons:
         lines += [f"  {_counted(reason.tables)}: {reason.text}", f"    {reason.hint}"]
-    if lake.unexamined:
-        lines.append(f"  {_counted([table.source for table in lake.unexamined])}: could not be examined")
+    if unexamined:
+        lines.append(f"  {_counted(unexamined)}: could not be examined")
+    if patterns:
+        lines.append(f"  patterns that could not be listed: {', '.join(patterns)}")
     if syncs.tables:
         lines.append(
             f"First syncs read the footers of {syncs.data_files} data files ({syncs.rows} rows) and "

@@ -9,7 +9,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NotInstalledError
 from pyiceberg.io import PY_IO_IMPL
 
-from daemon.errors import ConfigInvalid
+from daemon.errors import CatalogAway, ConfigInvalid
 from daemon.iceberg.pyiceberg_ext.commits import complete_rest_requests, manage_metadata_files, writes_metadata_files
 from daemon.iceberg.pyiceberg_ext.file_io import IMPLEMENTATION
 from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
@@ -52,6 +52,16 @@ class Catalogs:
             for catalog in self._catalogs.values():
                 catalog.close()
             self._catalogs.clear()
+
+
+def catalog_away(name: str, error: Exception) -> CatalogAway:
+    """Return the error for a catalog that failed with an exception of its library."""
+    # SQLAlchemy's own text repeats the statement and its parameters.
+    cause = getattr(error, "orig", None) or error
+    return CatalogAway(
+        f"the catalog {name} does not answer: {type(cause).__name__}: {cause}",
+        hint="Check the catalog's address, credentials and health. A running daemon tries again.",
+    )
 
 
 def _load(name: str, properties: Mapping[str, str]) -> Catalog:

@@ -41,7 +41,8 @@ from pyiceberg.table.update import (
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError, Unsupported
+from daemon.errors import CommitConflict, CommitOutcomeUnknown, SyncError, Unsupported
+from daemon.iceberg.catalogs import catalog_away
 from daemon.iceberg.manifests import write_manifest_list
 from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
@@ -97,6 +98,7 @@ class Target:
 
     def __init__(
         self,
+        catalog_name: str,
         open_catalog: Callable[[], Catalog],
         identifier: str,
         location: str | None,
@@ -113,6 +115,7 @@ class Target:
         # The metadata file that the hint names, if we wrote it, and whether the last attempt failed.
         self._hinted_location: str | None = None
         self._hint_failed = False
+        self._catalog_name = catalog_name
         self._open_catalog = open_catalog
         self._location = location
         self._clock = clock
@@ -129,14 +132,14 @@ class Target:
         except SyncError:
             raise
         except Exception as error:
-            raise self._catalog_away(error) from error
+            raise catalog_away(self._catalog_name, error) from error
 
     def drop(self) -> None:
         """Drop the table from the catalog, which keeps its files. Raises CatalogAway."""
         try:
             self._open_catalog().drop_table(self.identifier)
         except Exception as error:
-            raise self._catalog_away(error) from error
+            raise catalog_away(self._catalog_name, error) from error
 
     def stage(self, definition: Definition) -> Table:
         """Stage a table that the first commit will create. Its namespace is created now if it is missing."""
@@ -154,13 +157,7 @@ class Target:
         except SyncError:
             raise
         except Exception as error:
-            raise self._catalog_away(error) from error
-
-    def _catalog_away(self, error: Exception) -> CatalogAway:
-        return CatalogAway(
-            f"the catalog of {self.identifier} does not answer: {type(error).__name__}: {error}",
-            hint="Check the catalog's address, credentials and health. dvsync tries again.",
-        )
+            raise catalog_away(self._catalog_name, error) from error
 
     def define(
         self,

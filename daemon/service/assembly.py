@@ -139,6 +139,7 @@ def make_context(
         settings=table,
         log=DeltaLog(storage, table.source, clock),
         target=Target(
+            table.catalog,
             open_catalog,
             table.target,
             table.location,

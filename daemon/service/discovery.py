@@ -18,19 +18,22 @@ from daemon.scheduling.failures import described
 from daemon.storage import FileIOStorage, check_path
 from state import TableRecord, TableStore
 
+# The ways out for a folder of which a pattern makes no table.
+OUT_OF_PATTERN = "Give the folder an entry of its own, rename it, or exclude it from the pattern."
+
 
 @dataclass
 class Found:
     """The tables of this daemon's share: first those that are listed, then those of each pattern, by source.
 
     `others` are the tables of other shares. `patterns` maps a source to the pattern that found it. `troubles` maps a
-    pattern or source to the reason why something that may be a table is not among the tables.
+    pattern or source to the error because of which something that may be a table is not among the tables.
     """
 
     tables: list[TableSettings] = field(default_factory=list)
     others: list[TableSettings] = field(default_factory=list)
     patterns: dict[str, str] = field(default_factory=dict)
-    troubles: dict[str, str] = field(default_factory=dict)
+    troubles: dict[str, SyncError] = field(default_factory=dict)
 
 
 def discover(
@@ -57,7 +60,7 @@ def discover(
         try:
             matched, unlisted = _match(storage, pattern.source)
         except SyncError as error:
-            found.troubles[pattern.source] = str(error)
+            found.troubles[pattern.source] = error
             fitting = followed_here
         else:
             folders = set(matched)
@@ -68,11 +71,8 @@ def discover(
             sources.add(source)
             try:
                 table = _table_of(settings, pattern, source, names, owners)
-            except ValueError as error:
-                found.troubles[source] = str(error)
-                continue
             except Unsupported as error:
-                found.troubles[source] = error.message
+                found.troubles[source] = error
                 continue
             names |= _names(table)
             found.tables.append(table)
@@ -95,7 +95,7 @@ def gone_among(records: Iterable[TableRecord], followed: Container[str], share: 
 
 
 def _tables_among(
-    folders: set[str], storage: FileIOStorage, clock: Clock, followed: set[str], troubles: dict[str, str]
+    folders: set[str], storage: FileIOStorage, clock: Clock, followed: set[str], troubles: dict[str, SyncError]
 ) -> set[str]:
     """The folders that hold a Delta table. One that cannot be read counts if it was `followed`, and is a trouble."""
     tables = set()
@@ -103,7 +103,7 @@ def _tables_among(
         try:
             is_there = DeltaLog(storage, folder, clock).is_there()
         except SyncError as error:
-            troubles[folder] = str(error)
+            troubles[folder] = error
             is_there = folder in followed
         if is_there:
             tables.add(folder)
@@ -118,18 +118,23 @@ def _names(table: TableSettings) -> set[str]:
 def _table_of(
     settings: Settings, pattern: TableSettings, source: str, names: set[str], owners: Mapping[str, str]
 ) -> TableSettings:
-    """The table that `pattern` makes of `source`. Raises ValueError and Unsupported, saying why, when it makes none."""
-    # First: with another name, the table could not be followed either.
-    check_path(source)
-    table = pattern.for_found(source)
+    """The table that `pattern` makes of `source`. Raises Unsupported, saying why, when it makes none."""
+    try:
+        check_path(source)
+    except Unsupported as error:
+        # An entry of its own would not help.
+        raise Unsupported(error.message, hint="Rename the folder, or exclude it from the pattern.") from error
+    try:
+        table = pattern.for_found(source)
+    except ValueError as error:
+        raise Unsupported(str(error), hint=OUT_OF_PATTERN) from error
+    owner, faults = owners.get(table.name, source), faults_of_found(settings, table)
     if not names.isdisjoint(_names(table)):
-        raise ValueError(f"{table.target} is the target or the name of another table already; list it by itself")
-    owner = owners.get(table.name, source)
-    if owner != source:
-        raise ValueError(f"{table.name} was followed from {owner} so far; list it by itself to follow this one instead")
-    faults = faults_of_found(settings, table)
+        faults = [f"{table.target} is the target or the name of another table already"]
+    elif owner != source:
+        faults = [f"{table.name} was followed from {owner} so far"]
     if faults:
-        raise ValueError("; ".join(faults))
+        raise Unsupported("; ".join(faults), hint=OUT_OF_PATTERN)
     return table
 
 
@@ -178,14 +183,14 @@ def _is_below(source: str, folders: Iterable[str]) -> bool:
     return any(source.startswith(f"{folder}/") for folder in folders)
 
 
-def _match(storage: FileIOStorage, pattern: str) -> tuple[list[str], dict[str, str]]:
+def _match(storage: FileIOStorage, pattern: str) -> tuple[list[str], dict[str, SyncError]]:
     """The folders that fit `pattern`, in which `*` stands for any part of one folder's name; hidden ones are left out.
 
-    Also returns the folders on the way that cannot be listed, with the reasons; missing folders are passed over. Raises
+    Also returns the folders on the way that cannot be listed, with the errors; missing folders are passed over. Raises
     ObjectMissing, ObjectStoreAway when the folder above the first `*` cannot be listed.
     """
     base = pattern.partition("*")[0].rpartition("/")[0]
-    places, unlisted = [base], {}
+    places, unlisted = [base], dict[str, SyncError]()
     for part in pattern.removeprefix(f"{base}/").split("/"):
         if "*" not in part:
             places = [f"{place}/{part}" for place in places]
@@ -199,7 +204,7 @@ def _match(storage: FileIOStorage, pattern: str) -> tuple[list[str], dict[str, s
                 if place == base:
                     raise
                 if not isinstance(error, ObjectMissing):
-                    unlisted[place] = str(error)
+                    unlisted[place] = error
                 continue
             fitting += [
                 f"{place}/{name}" for name in names if fnmatchcase(name, wanted) and not name.startswith(("_", "."))

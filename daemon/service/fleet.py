@@ -165,10 +165,10 @@ class Fleet:
         owners = owners_among(parts.store.list_tables(), parts.settings.share)
         self._found = discover(parts.settings, parts.clock, owners, before)
         troubles = self._found.troubles
-        for about, reason in troubles.items():
-            if before.troubles.get(about) != reason:
-                _log.warning(events.PATTERN_REFUSED, source=about, reason=reason)
-        reasons = [Unready(None, f"{about}: {reason}") for about, reason in troubles.items()]
+        for about, error in troubles.items():
+            if str(before.troubles.get(about)) != str(error):
+                _log.warning(events.PATTERN_REFUSED, source=about, reason=error.message, hint=error.hint)
+        reasons = [Unready(None, f"{about}: {error.message}") for about, error in troubles.items()]
         self._board.set_unready(Topic.SOURCES, reasons)
         self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S
 

@@ -87,8 +87,10 @@ class TableStatus(msgspec.Struct, frozen=True):
     """One table. Versions are Delta's; times are ISO 8601, UTC; what is not known is null.
 
     `lag_versions` counts the Delta versions not shown yet. `lag_seconds` is the age of the oldest of them.
-    `orphan_bytes` is the sum of the known sizes. `catalog` is null for a table that is gone. `verify_error` is why the
-    running daemon's last verification compared nothing; null if it did, or if the table has an `error`.
+    `orphan_bytes` is the sum of the known sizes. `catalog` is null for a table that is gone. `format_version` is that
+    of the Iceberg table now; after a changed setting, the next sync changes it. With `resync_wanted`, the next sync
+    writes the whole table anew. `verify_error` is why the running daemon's last verification compared nothing; null if
+    it did, or if the table has an `error`.
     """
 
     name: str
@@ -102,7 +104,9 @@ class TableStatus(msgspec.Struct, frozen=True):
     lag_seconds: float | None
     snapshot_id: int | None
     metadata_location: str | None
+    format_version: int | None
     last_synced_at: str | None
+    resync_wanted: bool
     pause: PauseStatus | None
     error: ErrorStatus | None
     proof: ProofStatus | None
@@ -227,7 +231,9 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
         lag_seconds=lag_seconds,
         snapshot_id=record.snapshot_id if record else None,
         metadata_location=record.metadata_location if record else None,
+        format_version=record.format_version if record else None,
         last_synced_at=iso_time(record.last_synced_at_ms) if record and record.last_synced_at_ms is not None else None,
+        resync_wanted=record is not None and record.resync_wanted,
         pause=pause_status(pause) if pause else None,
         error=_error_status(error) if error else None,
         proof=_proof_status(record.proof) if record and record.proof else None,
@@ -392,6 +398,12 @@ def paused_text(pause: Pause | PauseStatus) -> str:
     until = f", until {pause.until}" if pause.until else ""
     reason = f": {pause.reason}" if pause.reason else ""
     return f"paused since {pause.since} by {pause.by}{until}{reason}"
+
+
+def resync_text(status: TableStatus) -> str:
+    """What a wanted resync waits for, as the end of a sentence about the table."""
+    held = f", after `dvsync resume {status.name}`" if status.state is SyncState.PAUSED else ""
+    return f"its next sync writes the whole table anew{held}"
 
 
 def differences_text(differences: Mapping[str, int]) -> str:

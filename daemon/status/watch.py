@@ -41,21 +41,23 @@ class Watch:
         """
         self._announce = announce
         self._clock = clock
-        self._seen: dict[str, _Seen] = {}
+        # By the row's id: a table that was forgotten and comes back is another one.
+        self._seen: dict[int, _Seen] = {}
         for record in records:
             status = table_status(record, Observation(record), clock.now_ms())
             seen = _look(status, record, _Seen())
-            self._seen[record.name] = replace(seen, metadata_location=None) if hooks else seen
+            self._seen[record.id] = replace(seen, metadata_location=None) if hooks else seen
 
     def look(self, statuses: Iterable[TableStatus], records: Iterable[TableRecord]) -> None:
         """Compare the tables as the board shows them, and their rows in the state store."""
-        shown = {status.name: status for status in statuses}
+        shown, former = {status.name: status for status in statuses}, self._seen
+        self._seen = {}
         for record in records:
+            before = self._seen[record.id] = former.get(record.id, _Seen())
             status = shown.get(record.name)
             if status is None:
                 continue
-            before = self._seen.get(record.name, _Seen())
-            after = self._seen[record.name] = _look(status, record, before)
+            after = self._seen[record.id] = _look(status, record, before)
             for kind, text, hint in _changes(before, after, status):
                 self._announce(make_notice(kind, record, text, self._clock, hint))
 

@@ -109,6 +109,7 @@ def outcome_of_change(record: TableRecord, change: TableChange, completed: Commi
         source_timestamp_ms=change.timestamp_ms,
         snapshot_id=record.snapshot_id,
         metadata_location=record.metadata_location,
+        format_version=record.format_version,
         added_files=tuple(
             live_file(data_file, "", completed.added_files[data_file.file_path].deletion_vector)
             for data_file in completed.delta.added_data_files
@@ -155,8 +156,14 @@ def unchanged_outcome(record: TableRecord) -> Outcome:
         source_timestamp_ms=record.source_timestamp_ms,
         snapshot_id=record.snapshot_id,
         metadata_location=record.metadata_location,
+        format_version=record.format_version,
         must_compare=record.must_compare,
     )
+
+
+def shown_in(outcome: Outcome, table: Table) -> Outcome:
+    """Return the outcome with the metadata file and format version of `table`, which shows it."""
+    return with_fields(outcome, metadata_location=table.metadata_location, format_version=table.metadata.format_version)
 
 
 def placed(outcome: Outcome, prepared: PreparedSnapshot) -> Outcome:
@@ -182,6 +189,7 @@ def remembered(record: TableRecord, outcome: Outcome) -> TableRecord:
         source_timestamp_ms=outcome.source_timestamp_ms,
         snapshot_id=outcome.snapshot_id,
         metadata_location=outcome.metadata_location,
+        format_version=outcome.format_version,
         must_compare=outcome.must_compare,
     )
 

@@ -34,7 +34,7 @@ from daemon.iceberg.puffin import read_blobs
 from daemon.iceberg.references import live_entries, metadata_files
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
-from daemon.sync.outcomes import Shown, live_file, remembered, remembered_account, unchanged_outcome
+from daemon.sync.outcomes import Shown, live_file, remembered, remembered_account, shown_in, unchanged_outcome
 from daemon.translate.definition import check_shape, row_id_column
 from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason, Outcome, TableRecord
@@ -61,7 +61,7 @@ def end_intents(context: TableContext, record: TableRecord, table: Table | None)
             continue
         landed = table is not None and table.snapshot_by_id(intent.id) is not None
         if landed and outcome is not None and table is not None:
-            done = with_fields(outcome, metadata_location=table.metadata_location)
+            done = shown_in(outcome, table)
             store.record_synced(intent.id, done, at_ms=context.clock.now_ms())
             record = remembered(record, done)
         elif not landed:
@@ -125,7 +125,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
         if record.metadata_location != table.metadata_location:
             # Someone set a property, or a crash prevented the recording of an expiry.
-            same = with_fields(unchanged_outcome(record), metadata_location=table.metadata_location)
+            same = shown_in(unchanged_outcome(record), table)
             context.store.record_synced(None, same, at_ms=context.clock.now_ms())
             record = remembered(record, same)
         if not is_in_doubt or record.must_compare or _adds_up(context, record, table):
@@ -230,6 +230,7 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         source_timestamp_ms=marker.timestamp_ms,
         snapshot_id=current.snapshot_id,
         metadata_location=table.metadata_location,
+        format_version=table.metadata.format_version,
         must_compare=not known,
     )
     live = (

@@ -34,7 +34,7 @@ from daemon.iceberg.tags import Tag, tag_name
 from daemon.iceberg.target import Definition, view_of
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
-from daemon.sync.outcomes import Shown, marker_of, placed, remembered
+from daemon.sync.outcomes import Shown, marker_of, placed, remembered, shown_in
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask
 from state import FileKind, FileStatus, Intent, LiveFile, OrphanReason, Outcome, TableRecord
 
@@ -172,7 +172,7 @@ class Transaction:
         outcome = placed(outcome, prepared)
         marker = marker_of(outcome).to_summary(operation=operation)
         table = self._commit(definition, prepared, {**marker, **account.to_summary()}, outcome.to_version)
-        outcome = with_fields(outcome, metadata_location=table.metadata_location)
+        outcome = shown_in(outcome, table)
         store, at_ms = self._context.store, self._context.clock.now_ms()
         delete_files = outcome.added_delete_files
         with self._step("record"):
@@ -220,7 +220,7 @@ class Transaction:
             return self._context.target.commit(self._table, definition, prepared, summary, self.announce, tag=tag)
 
     def _recorded(self, outcome: Outcome, table: Table) -> Shown:
-        outcome = with_fields(outcome, metadata_location=table.metadata_location)
+        outcome = shown_in(outcome, table)
         with self._step("record"):
             self._context.store.record_synced(self.id, outcome, at_ms=self._context.clock.now_ms())
         return Shown(remembered(self._record, outcome), table)

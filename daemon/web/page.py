@@ -16,6 +16,7 @@ from daemon.status.table_status import (
     TableStatus,
     count_states,
     differences_text,
+    resync_text,
     run_status,
     size_text,
     span,
@@ -110,6 +111,7 @@ _templates.filters.update(
     place=_place,
     versions=_versions,
     style=STYLES.__getitem__,
+    resync=resync_text,
     differences=lambda proof: differences_text(proof.differences),
     remedy=lambda proof, table: hint_for(table, proof.differences),
 )

@@ -95,6 +95,7 @@ TABLES = Table(
     Column("source_timestamp_ms", BigInteger),
     Column("snapshot_id", BigInteger),
     Column("metadata_location", Text),
+    Column("format_version", Integer),
     Column("last_synced_at_ms", BigInteger),
     Column("must_compare", Boolean, nullable=False),
     Column("resync_wanted", Boolean, nullable=False, server_default="0"),

@@ -407,7 +407,9 @@ class SqlStateStore:
         self._remove_live_files(table_id)
         with self._database.write() as connection:
             sql_files.orphan_written(connection, table_id, OrphanReason.TABLE_REPLACED, at_ms=at_ms)
-            _write_table(connection, replace(_load_table(connection, table_id), metadata_location=None))
+            _write_table(
+                connection, replace(_load_table(connection, table_id), metadata_location=None, format_version=None)
+            )
 
     def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
         columns = {path: {"size_bytes": size_bytes} for path, size_bytes in sizes_bytes.items()}

@@ -60,6 +60,10 @@ def test_a_new_configuration_is_followed_and_a_faulty_one_refused(tmp_path, conf
         refused = running.told("config.refused")
         assert "tables[1].target: 'oops' is not an Iceberg identifier" in refused["reason"]
         assert "the changed configuration is refused" in running.reasons()
+        asked = command(config, "status", environment=port_of(running))
+        assert re.findall(r"^lake\.\w+ synced", asked.stdout, re.MULTILINE) == ["lake.a synced", "lake.b synced"]
+        assert "has faults, which `dvsync config check` lists" in asked.stderr
+        assert "version 1" in command(config, "history", "lake.b").stdout
         running.synced_to("lake.b", append(tables["b"]))
 
         config.write_text(f"{HEAD}- {{source: a, target: lake.a, name: 2026-13-45}}\n")

@@ -142,7 +142,7 @@ def test_the_hint_belongs_to_the_holder_of_the_lease(bench: Bench) -> None:
 
     hint_of(bench).write_text("the next holder's")
     former = Target(
-        lambda: bench.catalogs.open("local"), "lake.t", None, bench.clock, check_lease=lost, version_hint=True
+        "local", lambda: bench.catalogs.open("local"), "lake.t", None, bench.clock, check_lease=lost, version_hint=True
     )
     former.update_hint(bench.iceberg())
     assert hint_of(bench).read_text() == "the next holder's"

@@ -94,7 +94,7 @@ class MadeTable:
         self.folder = folder
         self.catalog = StumblingCatalog("memory", uri="sqlite:///:memory:", warehouse=f"file://{folder}")
         remember_metadata()
-        self.target = Target(lambda: self.catalog, "lake.t", None, FixedClock())
+        self.target = Target("local", lambda: self.catalog, "lake.t", None, FixedClock())
         self.definition = Definition(SCHEMA, spec, {"gc.enabled": "false"})
         self.announced: list[str] = []
         self.snapshots = 0

@@ -437,7 +437,7 @@ class MemoryStateStore:
                 in_use = file.status in (FileStatus.PENDING, FileStatus.LIVE)
                 if in_use or (file.status is FileStatus.ORPHANED and file.reason and file.reason.shown_by_older):
                     table.make_orphan(file, OrphanReason.TABLE_REPLACED, at_ms)
-            table.record = replace(table.record, snapshot_id=None, metadata_location=None)
+            table.record = replace(table.record, snapshot_id=None, metadata_location=None, format_version=None)
 
     def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
         with self._lock:

@@ -37,7 +37,7 @@ PARKED = TableError(
 )
 AWAY = TableError(
     "CatalogAway",
-    "the catalog of crm.customers does not answer: 503 Service Unavailable",
+    "the catalog warehouse does not answer: 503 Service Unavailable",
     "It is tried again with growing pauses; see the catalog's own log.",
     version=None,
     since_ms=NOW_MS - 9 * 60_000,

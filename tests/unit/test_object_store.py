@@ -7,11 +7,13 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from socket import create_server
 from threading import Thread
+from typing import ClassVar
 
 import pytest
 
 from daemon import object_store
 from daemon.errors import ObjectStoreAway
+from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.object_store import find_s3_object
 from daemon.storage import FileIOStorage
 
@@ -39,6 +41,29 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: object) -> None:
         pass
+
+
+class _WithoutDeleteObjects(_Handler):
+    """Has every file, and removes them one by one only."""
+
+    removed: ClassVar[list[str]] = []
+
+    def _answer(self, code: int, length: int = 0) -> None:
+        self.send_response(code)
+        self.send_header("content-length", str(length))
+        self.send_header("last-modified", "Wed, 25 Nov 2026 14:00:00 GMT")
+        self.end_headers()
+
+    def do_HEAD(self) -> None:
+        self._answer(200, 3)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self._answer(501)
+
+    def do_DELETE(self) -> None:
+        self.removed.append(self.path)
+        self._answer(204)
 
 
 @pytest.fixture
@@ -138,3 +163,16 @@ def test_a_store_that_never_answers() -> None:
         with pytest.raises(ObjectStoreAway, match="error sending request") as raised:
             storage.read("s3://bucket/a")
     assert "Debug" not in str(raised.value)
+
+
+def test_a_store_without_delete_objects() -> None:
+    """Some stores refuse the request that removes many files: the caller hears of it, and one by one they leave."""
+    with Server(("127.0.0.1", 0), _WithoutDeleteObjects) as refusing:
+        Thread(target=refusing.serve_forever, daemon=True).start()
+        io = S3FileIO({**KEYS, **refusing.properties})
+        assert not io.delete_together(["s3://lake/a", "s3://lake/b"])
+        assert _WithoutDeleteObjects.removed == []
+        for path in ("s3://lake/a", "s3://lake/b"):
+            io.delete(path)
+        refusing.shutdown()
+    assert _WithoutDeleteObjects.removed == ["/lake/a", "/lake/b"]

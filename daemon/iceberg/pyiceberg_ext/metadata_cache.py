@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from gzip import BadGzipFile
 from threading import Lock
@@ -11,7 +12,7 @@ from uuid import UUID
 from pyiceberg.io import InputFile
 from pyiceberg.schema import Schema
 from pyiceberg.serializers import FromInputFile
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry
 from pyiceberg.typedef import UTF8
 
@@ -25,16 +26,31 @@ CHECK_INTERVAL_S = 60.0
 
 # Estimated bytes in memory. The values for snapshots and columns were measured; METADATA_BYTES is a guess for the rest.
 SNAPSHOT_BYTES, COLUMN_BYTES, METADATA_BYTES = 6000, 1200, 20_000
+# What an entry needs besides its packed metadata.
+PACKED_BYTES = 1000
 
 
 @dataclass
 class _Entry:
-    """Metadata in the file at `place`, which was there at `checked_s` of the monotonic clock."""
+    """Metadata in the file at `place`, which was there at `checked_s` of the monotonic clock.
+
+    If it is packed, it is compressed JSON.
+    """
 
     place: str
-    metadata: TableMetadata
+    kept: TableMetadata | bytes
     size_bytes: int
     checked_s: float
+
+    @property
+    def metadata(self) -> TableMetadata:
+        if isinstance(self.kept, bytes):
+            return TableMetadataUtil.parse_raw(zlib.decompress(self.kept).decode())
+        return self.kept
+
+    def packed(self) -> _Entry:
+        packed = zlib.compress(self.metadata.model_dump_json().encode(), level=1)
+        return _Entry(self.place, packed, len(packed) + PACKED_BYTES, self.checked_s)
 
     def is_there(self, input_file: InputFile) -> bool:
         """Return whether the file still exists: if somebody removed it, the table is broken for everyone else."""
@@ -47,17 +63,19 @@ class _Entry:
 
 
 class WrittenMetadata:
-    """A cache of the newest metadata of each table that this process committed to. The oldest entry is dropped first.
+    """A cache of the newest metadata of each table that this process committed to.
 
-    A commit reads the metadata twice; with many snapshots that took most of its time. The cache is safe: metadata
+    Where memory is short, the oldest entries are packed, and when all but the newest are, the oldest are dropped. A
+    commit reads the metadata twice; with many snapshots that took most of its time. The cache is safe: metadata
     objects are immutable, and a metadata file's unique name is written once.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        # The entries by table uuid, and the table uuids by the path of the metadata file.
+        # The entries by table uuid, those of them that are not packed, and the uuids by the path of the metadata file.
         self._by_table: dict[UUID, _Entry] = {}
+        self._unpacked: dict[UUID, _Entry] = {}
         self._tables: dict[str, UUID] = {}
         self._lock = Lock()
 
@@ -66,20 +84,30 @@ class WrittenMetadata:
             self._forget(metadata.table_uuid)
             columns = metadata.last_column_id * len(metadata.schemas)
             size = METADATA_BYTES + SNAPSHOT_BYTES * len(metadata.snapshots) + COLUMN_BYTES * columns
-            self._by_table[metadata.table_uuid] = _Entry(place, metadata, size, monotonic())
+            entry = _Entry(place, metadata, size, monotonic())
+            self._by_table[metadata.table_uuid] = self._unpacked[metadata.table_uuid] = entry
             self._tables[place] = metadata.table_uuid
             self._bytes += size
             while self._bytes > self._max_bytes:
-                self._forget(next(iter(self._by_table)))
+                if len(self._unpacked) > 1:
+                    self._pack(next(iter(self._unpacked)))
+                else:
+                    self._forget(next(iter(self._by_table)))
 
     def find(self, place: str) -> _Entry | None:
         with self._lock:
             table = self._tables.get(place)
             return None if table is None else self._by_table[table]
 
+    def _pack(self, table: UUID) -> None:
+        entry = self._unpacked.pop(table)
+        packed = self._by_table[table] = entry.packed()
+        self._bytes += packed.size_bytes - entry.size_bytes
+
     def _forget(self, table: UUID) -> None:
         if table in self._by_table:
             entry = self._by_table.pop(table)
+            self._unpacked.pop(table, None)
             del self._tables[entry.place]
             self._bytes -= entry.size_bytes
 

@@ -197,11 +197,12 @@ def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
     assert dvsync("resume", "t").output == "t: was neither parked nor paused; nothing to do\n"
     assert dvsync("sync").output.startswith("t: up to date at version 6")
     assert dvsync("resync", "t").output == "t: its next sync writes the whole table anew\n"
-    assert followed.store.list_tables()[0].resync_wanted
+    assert "its next sync writes the whole table anew" in dvsync("status").output
     for command in ("pause", "resync"):
         assert dvsync(command, "nobody").exit_code == 2
         assert dvsync(command, "t", "--all").exit_code == 2
     dvsync("pause", "t")
+    assert "its next sync writes the whole table anew, after `dvsync resume t`" in dvsync("status").output
     for command in ("compact", "expire"):
         result = dvsync(command)
         assert (result.exit_code, "it is paused since 20" in result.output) == (1, True)
@@ -261,7 +262,35 @@ def test_all_tables_beside_a_folder_that_cannot_be_followed(dvsync, tmp_path: Pa
     for verb, says in (("pause", "paused"), ("resume", "resumed")):
         asked = dvsync(verb, "--all", config=pattern)
         assert (asked.exit_code, asked.stdout) == (0, f"db.orders: {says}\n")
-        assert "v1.2 is not followed: " in asked.stderr
+        assert f"file://{tmp_path}/data/v1.2 is not followed: " in asked.stderr
+        assert "rename it, or exclude it" in asked.stderr
+        asked = dvsync(verb, "db.orders")
+        assert (asked.exit_code, asked.stderr) == (0, ""), "the folder is none of this table's business"
+    asked = dvsync("status")
+    assert (asked.exit_code, "v1.2 is not followed: " in asked.stderr) == (0, True)
+    (tmp_path / "data" / "v1.2").rename(tmp_path / "data" / "v#1")
+    assert "Rename the folder, or exclude it from the pattern." in dvsync("status").stderr
+
+
+def test_status_beside_a_daemon_that_keeps_a_former_configuration(dvsync, followed: Bench, tmp_path: Path):
+    """A fault elsewhere keeps no command from the daemon, or from the state database; a fault there does."""
+    faulty = FOLLOWED + "- {source: x, target: oops}\n"
+    assert "tables[1].target: 'oops' is not an Iceberg identifier" in dvsync("status", config=faulty).stderr
+    assert dvsync("history", "t").stdout == "no sync is recorded yet\n"
+    for wrong in ("state: {url: nonsense}\n", "stat: {}\n"):
+        result = dvsync("history", "t", config=re.sub(r"state: .*\n", wrong, faulty))
+        assert (result.exit_code, "oops" in result.stderr) == (2, True), result.stderr
+
+
+def test_history_of_a_table_that_was_never_synced(dvsync):
+    assert dvsync("history", "db.a", config=TWO_TABLES).output == "no sync is recorded yet\n"
+    assert dvsync("history", "db.c").exit_code == 2
+
+
+def test_doctor_of_what_is_no_folder(dvsync, tmp_path: Path):
+    (tmp_path / "note.txt").write_text("")
+    result = dvsync("doctor", "note.txt", config=EMPTY)
+    assert (result.exit_code, f"file://{tmp_path}/note.txt: no such folder" in result.stderr) == (2, True)
 
 
 def test_a_changed_configuration_forgets_nothing_by_a_pause(dvsync, followed: Bench):
@@ -324,9 +353,13 @@ def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: 
     faulty = config.replace("catalogs: {", rest).replace("target: lake.t,", "target: lake.t, catalog: local,")
     tried = dvsync("config", "check", "--connect", config=faulty.replace("pipeline:", f"{patterns}pipeline:"))
     assert tried.exit_code == 1
-    for line in ("catalog away: it does not answer: ", "catalog local: answers", "patterns: the folder is not there"):
+    for line in (
+        "catalog away: the catalog away does not answer: ",
+        "catalog local: answers",
+        f"file://{tmp_path}/lakee/*: the folder is not there",
+    ):
         assert f"\n{line}" in tried.stdout, tried.stdout
-    assert "no name is not followed" in tried.stdout
+    assert "lake/no name: the folder 'no name' cannot be part of lake.{name}" in tried.stdout
     assert "Check the catalog's address, credentials and health." in tried.stdout
     iceberg = followed.iceberg()
     iceberg.catalog.commit_table(iceberg, (), (UpgradeFormatVersionUpdate(format_version=3),))
@@ -353,12 +386,29 @@ def test_config_check_counts_patterns_apart(dvsync):
 def test_a_sync_logs_as_the_configuration_says(dvsync, tmp_path: Path):
     """Warnings and above are JSON lines on standard error if it asks for JSON, and lines for people otherwise."""
     HandmadeTable(tmp_path / "data" / "a").create()
-    (commit,) = (tmp_path / "data" / "a" / "_delta_log").glob("*.json")
-    commit.write_text(commit.read_text().replace('"minReaderVersion": 3', '"minReaderVersion": 9'))
     config = EMPTY + "pipeline: {engine: local}\ntables: [{source: data/a, target: db.a}]\n"
-    assert json.loads(dvsync("sync", config=config).stderr.splitlines()[-1])["event"] == "table.parked"
-    plain = dvsync("sync", config=config.replace("format: json", "format: auto")).stderr.splitlines()[-1]
-    assert "table.parked" in plain and not plain.startswith("{")
+    assert dvsync("sync", config=config).stderr == ""
+    assert json.loads(dvsync("sync", "--full").stderr.splitlines()[-1])["event"] == "target.overwritten"
+    plain = dvsync("sync", "--full", config=config.replace("format: json", "format: auto")).stderr.splitlines()[-1]
+    assert "target.overwritten" in plain and not plain.startswith("{")
+
+
+def test_a_sync_says_an_error_once(dvsync, tmp_path: Path, monkeypatch):
+    """A table's verdict has the error and its hint; only the traceback of a bug is logged beside it."""
+    HandmadeTable(tmp_path / "data" / "a").create()
+    (commit,) = (tmp_path / "data" / "a" / "_delta_log").glob("*.json")
+    written = commit.read_text()
+    commit.write_text(written.replace('"minReaderVersion": 3', '"minReaderVersion": 9'))
+    config = EMPTY + "pipeline: {engine: local}\ntables: [{source: data/a, target: db.a}]\n"
+    parked = dvsync("sync", config=config)
+    assert (parked.exit_code, parked.stderr, "db.a: Unsupported: " in parked.stdout) == (1, "", True), parked.output
+
+    def fails(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    commit.write_text(written)
+    monkeypatch.setattr("daemon.sync.follower.Follower.sync", fails)
+    assert "ZeroDivisionError: a bug" in json.loads(dvsync("sync").stderr.splitlines()[-1])["exception"]
 
 
 def test_config_may_stand_before_or_after_the_command_or_in_the_environment(dvsync, tmp_path, monkeypatch):
@@ -495,10 +545,10 @@ def test_status_on_a_terminal(four_states: Path, columns: int, wide: bool):
     state = lines[1].index("state")
     rows = [line for line in lines[2:] if line[state - 1 :].startswith((" parked", " retrying", " waiting", " synced"))]
     assert [re.sub(r"\d+ s ago", "now", row[state:]).split() for row in rows] == [
-        ["parked", "-", "-", "-", *(["0", "0", "0"] if wide else [])],
-        ["retrying", "-", "-", "-", *(["0", "0", "0"] if wide else [])],
-        ["waiting", "-", "-", "-", *(["-", "-", "-"] if wide else [])],
-        ["synced", "6", "0", "now", *(["1", "5", "0"] if wide else [])],
+        ["parked", "-", "-", "-", *(["0", "0", "0", "-"] if wide else [])],
+        ["retrying", "-", "-", "-", *(["0", "0", "0", "-"] if wide else [])],
+        ["waiting", "-", "-", "-", *(["-", "-", "-", "-"] if wide else [])],
+        ["synced", "6", "0", "now", *(["1", "5", "0", "v2"] if wide else [])],
     ]
     of_bad, of_long = (lines.index(row) for row in rows[:2])
     bad, long = lines[of_bad + 1 : of_long], lines[of_long : lines.index(rows[2])]
@@ -530,16 +580,19 @@ def test_status_watched(four_states: Path):
 def test_status_on_a_narrow_terminal(four_states: Path):
     """Where the columns have no room, the tables have lines."""
     output = on_terminal(four_states, 40, "status")
-    assert "lake.bad parked synced=- source=- lag=- at=- files=0 deleted=0 orphans=0 error=CorruptInput: " in output
+    assert (
+        "lake.bad parked synced=- source=- lag=- at=- files=0 deleted=0 orphans=0 format=- error=CorruptInput: "
+        in output
+    )
 
 
 def test_status_elsewhere(four_states: Path, dvsync):
     """Each table is one line, in the order of the configuration."""
-    error = f"at=- files=0 deleted=0 orphans=0 error=CorruptInput: line 1 is not JSON [file {PATH}] ({HINT})"
+    error = f"at=- files=0 deleted=0 orphans=0 format=- error=CorruptInput: line 1 is not JSON [file {PATH}] ({HINT})"
     result = dvsync("status")
     assert re.sub(r"at=20\S+Z", "at=now", result.stdout).splitlines() == [
-        "t synced synced=6 source=6 lag=0 at=now files=1 deleted=5 orphans=0",
-        "lake.later waiting synced=- source=- lag=- at=- files=- deleted=- orphans=-",
+        "t synced synced=6 source=6 lag=0 at=now files=1 deleted=5 orphans=0 format=2",
+        "lake.later waiting synced=- source=- lag=- at=- files=- deleted=- orphans=- format=-",
         f"{LONG} retrying synced=- source=- lag=- {error}",
         f"lake.bad parked synced=- source=- lag=- {error}",
     ]

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from daemon.cli.commands import app
 from daemon.doctor.diagnosis import Diagnosis, Finding, ReaderTrouble, Verdict
-from daemon.doctor.lake import summarize
+from daemon.doctor.lake import summarize, summary_lines
+from daemon.errors import ObjectMissing
 from tests.kit.handmade import COLUMNS, HandmadeTable
 
 CONFIG = """
@@ -123,6 +124,13 @@ def test_reasons_and_readers_are_counted_by_what_they_are_about() -> None:
     lake = summarize([("t", diagnosis(refused)), ("u", diagnosis(readers=troubles))])
     assert [reason.text for reason in lake.reasons] == ["a column is a list, and column mapping gives no id"]
     assert lake.readers == {"Polars": 1, "PyIceberg": 1}
+
+
+def test_a_pattern_is_no_table() -> None:
+    away = ObjectMissing("the folder is not there", hint="Mount it.")
+    text = "\n".join(summary_lines(summarize([("file:///lake/*", away), ("file:///t", diagnosis())])))
+    assert "1 of 1 tables can be followed." in text
+    assert "patterns that could not be listed: file:///lake/*" in text
 
 
 def diagnosis(*findings: Finding, readers: tuple[ReaderTrouble, ...] = ()) -> Diagnosis:

@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from daemon.iceberg.pyiceberg_ext import metadata_cache
 from daemon.iceberg.pyiceberg_ext.commits import commit_updates, manage_metadata_files
-from daemon.iceberg.pyiceberg_ext.metadata_cache import COLUMN_BYTES, METADATA_BYTES, WrittenMetadata
+from daemon.iceberg.pyiceberg_ext.metadata_cache import METADATA_BYTES, WrittenMetadata
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.handmade_histories import History
 
@@ -89,12 +89,14 @@ def set_property(table: Table, value: str) -> None:
     commit_updates(table, (SetPropertiesUpdate(updates={"p": value}),), (), lambda _: None)
 
 
-@pytest.mark.parametrize("columns", [1, 400])
-def test_a_bounded_size_is_remembered(catalog: SqlCatalog, reads: list[str], monkeypatch, columns: int) -> None:
-    """The tables that were committed to longest ago are read from their files again, narrow or wide."""
-    monkeypatch.setattr(metadata_cache, "written_metadata", WrittenMetadata(2 * METADATA_BYTES + 4 * COLUMN_BYTES))
-    schema = pa.schema([(f"c{number}", pa.int64()) for number in range(columns)])
-    tables = [catalog.create_table(("n", name), schema) for name in ("a", "b", "c")]
+# The sizes: one table unpacked beside two packed ones, only packed ones beside the newest, and not even the newest.
+@pytest.mark.parametrize(("max_bytes", "read"), [(METADATA_BYTES + 6000, 0), (METADATA_BYTES + 3500, 1), (9_000, 3)])
+def test_a_bounded_size_is_remembered(
+    catalog: SqlCatalog, reads: list[str], monkeypatch, max_bytes: int, read: int
+) -> None:
+    """The tables that were committed to longest ago are packed first, and then read from their files again."""
+    monkeypatch.setattr(metadata_cache, "written_metadata", WrittenMetadata(max_bytes))
+    tables = [catalog.create_table(("n", name), pa.schema([("id", pa.int64())])) for name in ("a", "b", "c")]
     for table in tables:
         for value in ("1", "2", "3"):
             set_property(table, value)
@@ -102,7 +104,27 @@ def test_a_bounded_size_is_remembered(catalog: SqlCatalog, reads: list[str], mon
     for table in tables:
         again = catalog.load_table(table.name())
         assert again.metadata == on_disk(again.metadata_location)
-    assert reads == [table.metadata_location for table in tables[: 1 if columns == 1 else 3]]
+        assert again.properties["p"] == "3"
+    assert reads == [table.metadata_location for table in tables[:read]]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_packed_metadata_is_the_same(tmp_path: Path, version: int) -> None:
+    table = HandmadeTable(tmp_path / "lake")
+    table.create()
+    bench = Bench(tmp_path / "bench", f"file://{tmp_path}/lake", table_options={"format_version": version})
+    bench.first_sync_empty(table)
+    history = History(table, Random(5))
+    for _ in range(12):
+        history.play()
+        bench.follower.sync()
+    iceberg = bench.iceberg()
+    assert (iceberg.metadata.format_version, len(iceberg.metadata.snapshots) > 5) == (version, True)
+    entry = metadata_cache.written_metadata.find(iceberg.metadata_location)
+    assert entry is not None
+    packed = entry.packed()
+    assert packed.metadata == iceberg.metadata == on_disk(iceberg.metadata_location)
+    assert packed.size_bytes < entry.size_bytes / 5
 
 
 def test_what_was_not_committed_is_not_remembered(catalog: SqlCatalog, reads: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
+from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, SyncError, Unsupported
 from daemon.iceberg import target as target_module
+from daemon.iceberg.catalogs import catalog_away
 from daemon.iceberg.marker import Marker, find_marker
 from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
 from daemon.iceberg.tags import Tag
@@ -99,7 +102,7 @@ def test_field_ids_stay_as_they_are_given(made: MadeTable) -> None:
 def test_a_location_of_ones_own(tmp_path: Path) -> None:
     """A configured location is the table's, and its files go there."""
     made = MadeTable(tmp_path / "warehouse")
-    made.target = Target(lambda: made.catalog, "lake.t", f"file://{tmp_path}/elsewhere", FixedClock())
+    made.target = Target("local", lambda: made.catalog, "lake.t", f"file://{tmp_path}/elsewhere", FixedClock())
     prepared = made.commit(**ADDED)
     assert made.table().location() == f"file://{tmp_path}/elsewhere"
     assert prepared.manifest_list_path.startswith(f"file://{tmp_path}/elsewhere/metadata/")
@@ -387,9 +390,13 @@ def test_a_catalog_that_does_not_answer(tmp_path: Path) -> None:
     def refuse() -> Any:
         raise ConnectionError("refused")
 
-    target = Target(refuse, "lake.t", None, FixedClock())
-    with pytest.raises(CatalogAway, match=r"the catalog of lake\.t does not answer: ConnectionError: refused"):
+    target = Target("local", refuse, "lake.t", None, FixedClock())
+    with pytest.raises(CatalogAway, match=r"the catalog local does not answer: ConnectionError: refused"):
         target.find_table()
+    broken = OperationalError("SELECT secret", {"name": "t"}, sqlite3.OperationalError("unable to open database file"))
+    assert catalog_away("local", broken).message == (
+        "the catalog local does not answer: OperationalError: unable to open database file"
+    )
     with pytest.raises(CatalogAway, match="ConnectionError: refused"):
         target.stage(Definition(SCHEMA, UNPARTITIONED))
 

@@ -42,6 +42,12 @@ def test_a_parking_is_told_once_and_again_when_a_person_tried_in_vain() -> None:
     assert [told.look(RECORD) for _ in range(2)] == [["recovered"], []]
 
 
+def test_a_table_that_was_forgotten_and_comes_back_has_not_recovered() -> None:
+    told = Told(RECORD)
+    assert told.look(replace(RECORD, error=ERROR)) == ["parked"]
+    assert told.look(replace(RECORD, id=2, metadata_location="file:///m0")) == ["synced"]
+
+
 def test_what_an_earlier_process_told_is_not_told_again_but_what_became_of_it() -> None:
     parked = replace(RECORD, error=ERROR)
     told = Told(parked)

@@ -67,6 +67,7 @@ RECORD = TableRecord(
     synced_version=7,
     snapshot_id=123,
     metadata_location="file:///wh/m.json",
+    format_version=2,
     last_synced_at_ms=NOW_MS,
 )
 COUNTS = TableCounts(
@@ -129,7 +130,9 @@ def test_tables_are_the_list_of_status_json(server):
                 "lag_seconds": 0.0,
                 "snapshot_id": 123,
                 "metadata_location": "file:///wh/m.json",
+                "format_version": 2,
                 "last_synced_at": "2023-11-14T22:13:20.000Z",
+                "resync_wanted": False,
                 "pause": None,
                 "error": None,
                 "proof": None,
