@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
+import msgspec
 from isal.isal_zlib import crc32  # ten times as fast as zlib's
 
 from daemon.delta.actions import resolve_path
@@ -109,7 +110,7 @@ def _find_file(table_location: str, storage_type: str, path: str) -> str:
             )
 
 
-class Vector(NamedTuple):
+class Vector(msgspec.Struct, frozen=True):
     """A DV that was read: its frame, as it is in its file, whose size and CRC-32 are right."""
 
     frame: memoryview

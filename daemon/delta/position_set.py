@@ -14,14 +14,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import ge
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
+import msgspec
 from pyroaring import BitMap, BitMap64
 
 from daemon.errors import CorruptInput
 
 SMALL_BYTES_MAX: Final = 1 << 16
 CHECKED_BYTES_MAX: Final = 1 << 23  # decoding a DV to check it needs about twice its size
+LARGE_CONTAINER_BYTES: Final = 2048  # on average
 CHUNK_POSITIONS_MAX: Final = 1 << 20  # 8 MB of int64
 CHUNK_CONTAINERS_MAX: Final = 1 << 10  # bounds what the other side of a difference decodes, 8 kB a container
 
@@ -47,7 +49,7 @@ BITSET_BYTES: Final = 8192
 BITMAPS_MAX: Final = 1 << 10
 
 
-class DVPlace(NamedTuple):
+class DVPlace(msgspec.Struct, frozen=True):
     """Where the frame of a DV (size field, bytes, CRC) begins. The path of an inline DV is its shortened unique id."""
 
     path: str
@@ -230,30 +232,49 @@ def check_positions(data: memoryview, *, cardinality: int, place: DVPlace) -> in
     One with positions below 2^32 takes half the time of the others. Raises CorruptInput.
     """
     if len(data) <= CHECKED_BYTES_MAX and data[: len(_ONE_BITMAP)] == _ONE_BITMAP:
-        bitmap = _deserialize(BitMap, bytes(data[len(_ONE_BITMAP) :]))
+        serialized = bytes(data[len(_ONE_BITMAP) :])
+        if _has_large_containers(serialized):
+            # Of few containers, the index proves the headers in less time than serializing them again.
+            decode_positions(data, cardinality=cardinality, place=place)
+            bitmap = _deserialize(BitMap, serialized)
+        else:
+            bitmap = _deserialize_exactly(BitMap, serialized)
         if bitmap and len(bitmap) == cardinality:
             return int(bitmap.max())
     return last_position(decode_positions(data, cardinality=cardinality, place=place))
+
+
+def _has_large_containers(serialized: bytes) -> bool:
+    """Return whether a large bitmap has no run containers, whose headers need not be true, and few of the others."""
+    if len(serialized) <= SMALL_BYTES_MAX:
+        return False
+    cookie, containers = struct.unpack_from("<II", serialized)
+    return bool(cookie == COOKIE_NO_RUNS and containers * LARGE_CONTAINER_BYTES < len(serialized))
 
 
 def _decode_small(data: memoryview) -> BitMap64 | None:
     """Decode a DV in the portable form; None if it is empty, has another form, or a fault that the index names."""
     if data[:4] != MAGIC_PORTABLE_BYTES:
         return None
-    bitmap = _deserialize(BitMap64, bytes(data[4:]))
+    bitmap = _deserialize_exactly(BitMap64, bytes(data[4:]))
     return bitmap if bitmap and bitmap.max() >> 32 <= UPPER_MAX else None
 
 
 def _deserialize(kind: type[_Bitmap], serialized: bytes) -> _Bitmap | None:
     """Deserialize a bitmap; None if it has a fault.
 
-    pyroaring checks that keys and positions ascend. That the bitmap serializes to the same bytes proves the headers.
+    pyroaring checks that keys and positions ascend, and that a bitset has as many positions as its header says.
     """
     try:
-        bitmap = kind.deserialize(serialized)
+        return kind.deserialize(serialized)
     except (ValueError, IndexError):  # IndexError: no bytes
         return None
-    return bitmap if bitmap.serialize() == serialized else None
+
+
+def _deserialize_exactly(kind: type[_Bitmap], serialized: bytes) -> _Bitmap | None:
+    """Deserialize a bitmap; None if it has a fault. That it serializes to the same bytes proves the headers."""
+    bitmap = _deserialize(kind, serialized)
+    return bitmap if bitmap is not None and bitmap.serialize() == serialized else None
 
 
 def _index_small(positions: PositionSet) -> LargeSet:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import msgspec
 from pyiceberg.io import FileIO
@@ -52,7 +52,7 @@ class _Footer(msgspec.Struct, frozen=True):
     properties: dict[str, str] = {}
 
 
-class Blob(NamedTuple):
+class Blob(msgspec.Struct, frozen=True):
     """A deletion vector in a Puffin file: `size_bytes` from `offset`, with `cardinality` positions of `data_file`."""
 
     data_file: str
