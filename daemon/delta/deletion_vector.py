@@ -6,10 +6,12 @@ import base64
 import struct
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from threading import Lock
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 import msgspec
+from cachetools import LRUCache
 from isal.isal_zlib import crc32  # ten times as fast as zlib's
 
 from daemon.delta.actions import resolve_path
@@ -28,6 +30,7 @@ from state.records import DeletionVectorDescriptor
 
 MERGED_READ_BYTES_MAX: Final = 8 << 20
 MERGED_GAP_BYTES_MAX: Final = 64 << 10
+RECENT_FRAME_BYTES_MAX: Final = 64 << 10
 
 # Delta PROTOCOL.md, "Deletion Vector File Storage Format"
 FILE_VERSION: Final = 1
@@ -136,6 +139,28 @@ class Vector(msgspec.Struct, frozen=True):
         return self.frame[_BLOB]
 
 
+class RecentFrames:
+    """The small frames that were read last, by their places. Safe to use from any thread.
+
+    The files of DVs never change: the protocol gives each a new name.
+    """
+
+    def __init__(self, size_bytes_max: int) -> None:
+        self._frames: LRUCache[tuple[str, int | None, int], bytes] = LRUCache(size_bytes_max, getsizeof=len)
+        self._lock = Lock()
+
+    def find(self, place: DVPlace, size_in_bytes: int) -> memoryview | None:
+        with self._lock:
+            frame = self._frames.get((place.path, place.offset, size_in_bytes))
+        return None if frame is None else memoryview(frame)
+
+    def add(self, place: DVPlace, size_in_bytes: int, frame: memoryview) -> None:
+        if len(frame) <= RECENT_FRAME_BYTES_MAX:
+            with self._lock:
+                # A copy: the frame is part of all that was read with it.
+                self._frames[place.path, place.offset, size_in_bytes] = bytes(frame)
+
+
 def read_position_sets(
     storage: Storage, table_location: str, descriptors: Sequence[DeletionVectorDescriptor]
 ) -> list[PositionSet]:
@@ -144,16 +169,19 @@ def read_position_sets(
 
 
 def read_vectors(
-    storage: Storage, table_location: str, descriptors: Sequence[DeletionVectorDescriptor]
+    storage: Storage,
+    table_location: str,
+    descriptors: Sequence[DeletionVectorDescriptor],
+    recent: RecentFrames | None = None,
 ) -> list[Vector]:
-    """Read the DV of each descriptor, in order.
+    """Read the DV of each descriptor, in order. Those in `recent` are not read again, and the others come in there.
 
     Raises CorruptInput, Unsupported (an unknown storage type), and what `storage` raises.
 
     DVs that are near each other in one file share one ranged read, because a `.bin` file can hold thousands of DVs.
     """
     places = [find_place(table_location, descriptor) for descriptor in descriptors]
-    frames = _read_frames(storage, places, descriptors)
+    frames = _read_frames(storage, places, descriptors, recent)
     return [Vector(f, d.cardinality, p) for f, d, p in zip(frames, descriptors, places, strict=True)]
 
 
@@ -163,13 +191,18 @@ def frame_bytes(blob: bytes | memoryview) -> memoryview:
 
 
 def _read_frames(
-    storage: Storage, places: Sequence[DVPlace], descriptors: Sequence[DeletionVectorDescriptor]
+    storage: Storage,
+    places: Sequence[DVPlace],
+    descriptors: Sequence[DeletionVectorDescriptor],
+    recent: RecentFrames | None = None,
 ) -> list[memoryview]:
     read = [memoryview(b"")] * len(places)
     frames: list[_Extent] = []
     for index, (place, descriptor) in enumerate(zip(places, descriptors, strict=True)):
         if place.offset is None:
             read[index] = frame_bytes(decode_inline(descriptor, place))
+        elif recent and (known := recent.find(place, descriptor.size_in_bytes)):
+            read[index] = known
         else:
             end = place.offset + descriptor.size_in_bytes + FRAME_BYTES
             frames.append(_Extent(place.path, place.offset, end, index))
@@ -184,6 +217,8 @@ def _read_frames(
             frame = data[offset - span.offset : end - span.offset]
             _check_frame(frame, descriptors[number].size_in_bytes, places[number])
             read[number] = frame
+            if recent:
+                recent.add(places[number], descriptors[number].size_in_bytes, frame)
     return read
 
 

@@ -13,7 +13,7 @@ from typing import Final, Self
 
 from pyiceberg.io import FileIO
 
-from daemon.delta.deletion_vector import Vector, read_vectors
+from daemon.delta.deletion_vector import RecentFrames, Vector, read_vectors
 from daemon.delta.position_set import DVPlace, PositionSet, is_restored, last_position, new_positions
 from daemon.durable import force_to_disk, is_local
 from daemon.errors import CorruptInput
@@ -28,7 +28,11 @@ READ_CHANGES_MAX: Final = 1024
 SENT_ASIDE_POSITIONS_MAX: Final = 100_000
 # Results that wait until their files are forced to the disk together.
 RESULTS_MAX: Final = 1024
+# Of tables on other machines: the next DV of a data file is compared with the one before, which then costs no request.
+RECENT_BYTES_MAX: Final = 4 << 20
 ROWS_NEEDED: Final = "rows up to its last deleted position"
+
+_recent = RecentFrames(RECENT_BYTES_MAX)
 
 
 def translate(
@@ -103,7 +107,8 @@ class _Outputs:
 
     def add(self, changes: Sequence[tuple[DeleteFileTask, DvChange]]) -> None:
         descriptors = [dv for _, change in changes for dv in (change.before, change.after) if dv]
-        vectors = iter(read_vectors(self._storage, self._table_location, descriptors))
+        recent = None if is_local(self._table_location) else _recent
+        vectors = iter(read_vectors(self._storage, self._table_location, descriptors, recent))
         for task, change in changes:
             if task is not self._task:
                 self.finish()

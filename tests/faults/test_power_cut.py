@@ -96,7 +96,7 @@ def test_what_maintenance_named_is_on_the_disk(tmp_path: Path, monkeypatch, keep
     bench.close()
     disk.cut(keeps_names=keeps_names)
     # As in a new process: what it wrote it would not read.
-    monkeypatch.setattr(metadata_cache, "written_metadata", metadata_cache.WrittenMetadata(0))
+    monkeypatch.setattr(metadata_cache, "known_metadata", metadata_cache.KnownMetadata(0))
     bench.open()
     assert bench.follower.sync().outcome == "unchanged"
     assert duckdb_rows(bench.iceberg()) == table.live_rows()

@@ -1,4 +1,4 @@
-"""Caches the table metadata that this process wrote, so that the next commit need not read it again."""
+"""Caches the table metadata that this process wrote or read, so that it need not be read again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from daemon.durable import is_local
 from daemon.errors import ObjectMissing
 from daemon.iceberg.pyiceberg_ext.records import unreadable
 
-WRITTEN_METADATA_MAX_BYTES = 64 << 20
+KNOWN_METADATA_MAX_BYTES = 64 << 20
 # On an object store, where each check is a request, a file that was there is not asked for again for so long.
 CHECK_INTERVAL_S = 60.0
 
@@ -62,8 +62,8 @@ class _Entry:
         return True
 
 
-class WrittenMetadata:
-    """A cache of the newest metadata of each table that this process committed to.
+class KnownMetadata:
+    """A cache of the newest metadata of each table that this process wrote or read.
 
     Where memory is short, the oldest entries are packed, and when all but the newest are, the oldest are dropped. A
     commit reads the metadata twice; with many snapshots that took most of its time. The cache is safe: metadata
@@ -112,21 +112,21 @@ class WrittenMetadata:
             self._bytes -= entry.size_bytes
 
 
-written_metadata = WrittenMetadata(WRITTEN_METADATA_MAX_BYTES)
+known_metadata = KnownMetadata(KNOWN_METADATA_MAX_BYTES)
 _read_metadata = FromInputFile.table_metadata
 
 
 def find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableMetadata:
     """Return the metadata from the cache, or read the file. Raises ObjectMissing and TargetUnreadable."""
-    written = written_metadata.find(input_file.location)
-    if written and written.is_there(input_file):
-        return written.metadata
+    known = known_metadata.find(input_file.location)
+    if known and known.is_there(input_file):
+        return known.metadata
     hint = (
         "Restore the file and run `dvsync resume`, or run `dvsync resync`, which goes back to the newest readable "
         "metadata file of the table."
     )
     try:
-        return _read_metadata(input_file, encoding)
+        metadata = _read_metadata(input_file, encoding)
     except FileNotFoundError as error:
         what = "the metadata file that the catalog names is not there"
         raise ObjectMissing(what, path=input_file.location, hint=hint) from error
@@ -134,10 +134,12 @@ def find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableM
         if isinstance(error, OSError) and not isinstance(error, BadGzipFile):
             raise
         raise unreadable(f"it cannot be decoded ({type(error).__name__})", input_file.location, hint) from error
+    known_metadata.add(input_file.location, metadata)
+    return metadata
 
 
 def remember_metadata() -> None:
-    """Make this process cache the metadata that it commits, for tables in any catalog. Patches PyIceberg."""
+    """Make this process cache the metadata that it reads and writes, for tables in any catalog. Patches PyIceberg."""
     # Every catalog client that reads metadata files calls this function.
     FromInputFile.table_metadata = staticmethod(find_or_read_metadata)  # type: ignore[method-assign]
     # Each commit deep-copies the metadata, also of every snapshot, although snapshots never change. Schemas

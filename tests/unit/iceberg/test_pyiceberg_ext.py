@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from daemon.iceberg.pyiceberg_ext import metadata_cache
 from daemon.iceberg.pyiceberg_ext.commits import commit_updates, manage_metadata_files
-from daemon.iceberg.pyiceberg_ext.metadata_cache import METADATA_BYTES, WrittenMetadata
+from daemon.iceberg.pyiceberg_ext.metadata_cache import METADATA_BYTES, KnownMetadata
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.handmade_histories import History
 
@@ -95,17 +95,17 @@ def test_a_bounded_size_is_remembered(
     catalog: SqlCatalog, reads: list[str], monkeypatch, max_bytes: int, read: int
 ) -> None:
     """The tables that were committed to longest ago are packed first, and then read from their files again."""
-    monkeypatch.setattr(metadata_cache, "written_metadata", WrittenMetadata(max_bytes))
+    monkeypatch.setattr(metadata_cache, "known_metadata", KnownMetadata(max_bytes))
     tables = [catalog.create_table(("n", name), pa.schema([("id", pa.int64())])) for name in ("a", "b", "c")]
     for table in tables:
         for value in ("1", "2", "3"):
             set_property(table, value)
     reads.clear()
-    for table in tables:
+    for table in reversed(tables):
         again = catalog.load_table(table.name())
         assert again.metadata == on_disk(again.metadata_location)
         assert again.properties["p"] == "3"
-    assert reads == [table.metadata_location for table in tables[:read]]
+    assert reads == [table.metadata_location for table in reversed(tables[:read])]
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -120,7 +120,7 @@ def test_packed_metadata_is_the_same(tmp_path: Path, version: int) -> None:
         bench.follower.sync()
     iceberg = bench.iceberg()
     assert (iceberg.metadata.format_version, len(iceberg.metadata.snapshots) > 5) == (version, True)
-    entry = metadata_cache.written_metadata.find(iceberg.metadata_location)
+    entry = metadata_cache.known_metadata.find(iceberg.metadata_location)
     assert entry is not None
     packed = entry.packed()
     assert packed.metadata == iceberg.metadata == on_disk(iceberg.metadata_location)
