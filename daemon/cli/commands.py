@@ -164,7 +164,7 @@ def sync(
     from daemon.cli.tables import find_gone, find_tables  # noqa: PLC0415
     from daemon.cli.waiting import FAILED, SHOWN, wait_for_version  # noqa: PLC0415
 
-    codes, names = {SHOWN}, tables or []
+    codes, names, failed = {SHOWN}, tables or [], set[str]()
     with _reported_errors():
         deadline_s = time.monotonic() + timeout_s
         configured, settings = _load_both(context, config, names)
@@ -183,6 +183,7 @@ def sync(
                 for table, done in sync_tables(settings, chosen, progress.of_table, full=full, gone=gone):
                     if done.error is not None:
                         codes.add(FAILED)
+                        failed.add(table.name)
                     line = printable(verdict_line(table.name, done), keep="\n")
                     console.print(line, soft_wrap=True, markup=False, highlight=False)
             deadline_s = time.monotonic()
@@ -190,8 +191,9 @@ def sync(
             if not wait:
                 raise
         if wait:
+            waiting = [table for table in chosen if table.name not in failed]
             for verdict in wait_for_version(
-                settings, chosen, min_version, deadline_s=deadline_s, is_named=bool(tables)
+                settings, waiting, min_version, deadline_s=deadline_s, is_named=bool(tables)
             ):
                 codes.add(verdict.code)
                 _say(verdict.text)
@@ -226,7 +228,7 @@ def status(
 
     def find() -> tuple[list[str], list[TableStatus]]:
         with _reported_errors():
-            lines, found = _find_statuses(context, config)
+            lines, found = _find_statuses(context, config, tables or ())
             if tables:
                 names = {*select_names(tables, [status.name for status in found])}
                 found = [status for status in found if status.name in names]
@@ -249,7 +251,9 @@ def status(
     raise typer.Exit(1 if any(status.error for status in found) else 0)
 
 
-def _find_statuses(context: typer.Context, config: Path | None) -> tuple[list[str], list[TableStatus]]:
+def _find_statuses(
+    context: typer.Context, config: Path | None, wanted: Sequence[str]
+) -> tuple[list[str], list[TableStatus]]:
     """Return lines about the daemon, and every table as the daemon shows it, or else by the state database."""
     from daemon.cli.report import ask_for_tables  # noqa: PLC0415
     from daemon.cli.tables import read_statuses  # noqa: PLC0415
@@ -259,7 +263,7 @@ def _find_statuses(context: typer.Context, config: Path | None) -> tuple[list[st
     if report.statuses is not None:
         faulty = "has faults, which `dvsync config check` lists; the daemon keeps its former configuration"
         return [*report.lines, *([] if is_valid else [f"{_path(context, config)} {faulty}"])], report.statuses
-    configured, settings = _load_both(context, config)
+    configured, settings = _load_both(context, config, wanted)
     statuses, moved = read_statuses(configured, settings)
     lines = [*report.lines, "what follows is from the state database", *moved]
     if settings.share.count > 1:
@@ -283,7 +287,13 @@ def history(
     from daemon.status.table_status import run_status  # noqa: PLC0415
 
     with _reported_errors():
-        runs = read_runs(_load_sections(context, config, "state", "share")[0], table, limit)
+        settings, is_valid = _load_sections(context, config, "state", "share")
+        try:
+            runs = read_runs(settings, table, limit)
+        except ConfigInvalid:
+            if not is_valid:
+                _load(context, config)  # Raises: the table's entry may be the faulty one.
+            raise
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode([run_status(run) for run in runs]), indent=2))
     else:
@@ -795,18 +805,18 @@ def print_version() -> None:
 def print_help(
     context: typer.Context,
     command: Annotated[
-        str | None, typer.Argument(metavar="COMMAND", help="A command; all of them when left out.")
+        list[str] | None, typer.Argument(metavar="COMMAND", help="A command; all of them when left out.")
     ] = None,
 ) -> None:
     """Explain the commands, or one of them."""
     outer = context.find_root()
-    if command is None:
-        typer.echo(outer.get_help())
-        return
-    found = outer.command.get_command(outer, command) if isinstance(outer.command, typer.core.TyperGroup) else None
-    if found is None:
-        raise typer.BadParameter(f"there is no command {command!r}", param_hint="COMMAND")
-    typer.echo(found.get_help(typer.Context(found, parent=outer, info_name=command)))
+    for word in command or ():
+        group = outer.command
+        found = group.get_command(outer, word) if isinstance(group, typer.core.TyperGroup) else None
+        if found is None:
+            raise typer.BadParameter(f"there is no command {' '.join(command or ())!r}", param_hint="COMMAND")
+        outer = typer.Context(found, parent=outer, info_name=word)
+    typer.echo(outer.get_help())
 
 
 @config_app.command()

@@ -69,8 +69,7 @@ WIDE_COLUMNS: dict[str, Literal["left", "right"]] = {
     "files": "right",
     "deleted": "right",
     "orphans": "right",
-    # Iceberg's format version. A heading would take the room of the table's name.
-    "": "left",
+    "fmt": "left",  # Iceberg's format version
 }
 # The space between two columns, and the smallest width of the name column. A narrower terminal gets plain lines.
 GAP, NAME_MIN = 2, 16

@@ -64,9 +64,11 @@ def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
 
 
 def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
+    is_set = any(name.upper().startswith(ENV_PREFIX) and "__" in name for name in os.environ)
+    where = f"{path} or the {ENV_PREFIX}… variables" if is_set else path
     return ConfigInvalid(
         "\n".join(faults),
-        hint=f"Correct {path}, then run `dvsync config check`. A running daemon keeps its former configuration, "
+        hint=f"Correct {where}, then run `dvsync config check`. A running daemon keeps its former configuration, "
         "and its page shows the tables.",
     )
 

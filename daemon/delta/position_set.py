@@ -33,7 +33,6 @@ CHUNK_CONTAINERS_MAX: Final = 1 << 10  # bounds what the other side of a differe
 MAGIC_PORTABLE: Final = 1681511377
 MAGIC_PORTABLE_BYTES: Final = MAGIC_PORTABLE.to_bytes(4, "little")
 MAGIC_NATIVE: Final = 1681511376
-UPPER_MAX: Final = (1 << 31) - 1  # "every key in the bitmap has a 0 as its most significant bit"
 
 # The magic, and the header of the one bitmap of a DV whose positions are below 2^32, as `_index_portable` reads it.
 _ONE_BITMAP: Final = MAGIC_PORTABLE_BYTES + struct.pack("<QI", 1, 0)
@@ -45,8 +44,10 @@ NO_OFFSET_THRESHOLD: Final = 4
 CONTAINERS_MAX: Final = 1 << 16
 ARRAY_CARDINALITY_MAX: Final = 4096
 BITSET_BYTES: Final = 8192
-# A bitmap stands for 2^32 rows. A small header could announce many bitmaps, which need far more memory.
+# A bitmap stands for 2^32 rows. A small header could announce many bitmaps, which need far more memory; so could one
+# with a large key, because Java's readers have an array of all bitmaps up to it.
 BITMAPS_MAX: Final = 1 << 10
+UPPER_MAX: Final = BITMAPS_MAX - 1
 
 
 class DVPlace(msgspec.Struct, frozen=True):
@@ -253,11 +254,10 @@ def _has_large_containers(serialized: bytes) -> bool:
 
 
 def _decode_small(data: memoryview) -> BitMap64 | None:
-    """Decode a DV in the portable form; None if it is empty, has another form, or a fault that the index names."""
-    if data[:4] != MAGIC_PORTABLE_BYTES:
+    """Decode a DV of one bitmap; None if it is empty, has another form, or a fault that the index names."""
+    if data[: len(_ONE_BITMAP)] != _ONE_BITMAP:
         return None
-    bitmap = _deserialize_exactly(BitMap64, bytes(data[4:]))
-    return bitmap if bitmap and bitmap.max() >> 32 <= UPPER_MAX else None
+    return _deserialize_exactly(BitMap64, bytes(data[len(MAGIC_PORTABLE_BYTES) :])) or None
 
 
 def _deserialize(kind: type[_Bitmap], serialized: bytes) -> _Bitmap | None:

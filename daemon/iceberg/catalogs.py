@@ -60,7 +60,7 @@ def catalog_away(name: str, error: Exception) -> CatalogAway:
     cause = getattr(error, "orig", None) or error
     return CatalogAway(
         f"the catalog {name} does not answer: {type(cause).__name__}: {cause}",
-        hint="Check the catalog's address, credentials and health. A running daemon tries again.",
+        hint="Check the catalog's address, credentials and health. dvsync tries again.",
     )
 
 

@@ -168,7 +168,7 @@ class Fleet:
         for about, error in troubles.items():
             if str(before.troubles.get(about)) != str(error):
                 _log.warning(events.PATTERN_REFUSED, source=about, reason=error.message, hint=error.hint)
-        reasons = [Unready(None, f"{about}: {error.message}") for about, error in troubles.items()]
+        reasons = [Unready(None, f"{about}: {error.message} ({error.hint})") for about, error in troubles.items()]
         self._board.set_unready(Topic.SOURCES, reasons)
         self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S
 

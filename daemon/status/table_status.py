@@ -402,7 +402,8 @@ def paused_text(pause: Pause | PauseStatus) -> str:
 
 def resync_text(status: TableStatus) -> str:
     """What a wanted resync waits for, as the end of a sentence about the table."""
-    held = f", after `dvsync resume {status.name}`" if status.state is SyncState.PAUSED else ""
+    is_held = status.state in (SyncState.PAUSED, SyncState.PARKED)
+    held = f", after `dvsync resume {status.name}`" if is_held else ""
     return f"its next sync writes the whole table anew{held}"
 
 

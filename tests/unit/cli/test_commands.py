@@ -277,9 +277,17 @@ def test_status_beside_a_daemon_that_keeps_a_former_configuration(dvsync, follow
     faulty = FOLLOWED + "- {source: x, target: oops}\n"
     assert "tables[1].target: 'oops' is not an Iceberg identifier" in dvsync("status", config=faulty).stderr
     assert dvsync("history", "t").stdout == "no sync is recorded yet\n"
+    assert "is not an Iceberg identifier" in dvsync("history", "oops").stderr, "it may be the faulty entry's"
     for wrong in ("state: {url: nonsense}\n", "stat: {}\n"):
         result = dvsync("history", "t", config=re.sub(r"state: .*\n", wrong, faulty))
         assert (result.exit_code, "oops" in result.stderr) == (2, True), result.stderr
+
+
+def test_a_resync_of_a_parked_table_that_fails_again(dvsync, followed: Bench):
+    dvsync("resync", "t", config=FOLLOWED)
+    record = followed.store.list_tables()[0]
+    followed.store.record_failure(record.id, TableError("Unsupported", "a list", HINT, 12, 1_700_000_000_000, 3, True))
+    assert "writes the whole table anew, after `dvsync resume t`" in dvsync("status").output
 
 
 def test_history_of_a_table_that_was_never_synced(dvsync):
@@ -402,6 +410,9 @@ def test_a_sync_says_an_error_once(dvsync, tmp_path: Path, monkeypatch):
     config = EMPTY + "pipeline: {engine: local}\ntables: [{source: data/a, target: db.a}]\n"
     parked = dvsync("sync", config=config)
     assert (parked.exit_code, parked.stderr, "db.a: Unsupported: " in parked.stdout) == (1, "", True), parked.output
+
+    waited = dvsync("sync", "--wait")
+    assert (waited.exit_code, waited.stdout.count("Unsupported: ")) == (1, 1)
 
     def fails(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a bug")
@@ -540,7 +551,7 @@ def test_status_on_a_terminal(four_states: Path, columns: int, wide: bool):
     assert lines[0] == "4 tables: 1 parked, 1 retrying, 1 waiting, 1 synced"
     assert max(map(len, lines)) <= columns
     assert "…" not in output and "..." not in output
-    more = ["files", "deleted", "orphans"] if wide else []
+    more = ["files", "deleted", "orphans", "fmt"] if wide else []
     assert lines[1].split() == ["table", "state", "version", "lag", "synced", *more]
     state = lines[1].index("state")
     rows = [line for line in lines[2:] if line[state - 1 :].startswith((" parked", " retrying", " waiting", " synced"))]

@@ -35,7 +35,7 @@ from state import DeletionVectorDescriptor
 PORTABLE = (1681511377).to_bytes(4, "little")
 NATIVE = (1681511376).to_bytes(4, "little")
 PLACE = DVPlace("dv.bin", 1)
-POSITION_MAX = (1 << 63) - 1
+POSITION_MAX = (1 << 42) - 1
 
 EDGES = [
     0,
@@ -251,6 +251,15 @@ def test_a_check_decodes_every_container(bits: int, rows: int, filler: int) -> N
         last_position(decoded(bytes(encoded), len(model)))
 
 
+def test_an_empty_bitmap_with_a_large_key_is_refused() -> None:
+    """Java's readers would make an array of all bitmaps up to it, and run out of memory."""
+    for key in (1024, 2**31 - 1):
+        two = struct.pack("<QI", 2, 0) + BitMap({1}).serialize() + struct.pack("<I", key) + BitMap().serialize()
+        for check in (decode_positions, check_positions):
+            with pytest.raises(CorruptInput, match=f"upper bits are {key} after 0, at most 1023"):
+                check(memoryview(PORTABLE + two), cardinality=1, place=PLACE)
+
+
 def test_counts_that_promise_too_much_are_refused() -> None:
     """A count of 2**64 - 1 bitmaps, or of 2**32 - 1 containers, is refused; a smaller one ends where the bytes end."""
     for magic, count in ((PORTABLE, 8), (NATIVE, 4)):
@@ -274,7 +283,7 @@ SMALL = portable_bytes({1, 2, 2**16})
         (0, b"\xd2", r"magic is 1681511378, 1681511377 and 1681511376 are known"),
         (4, b"\x02", r"ends inside a header, after 46 bytes"),
         (4, b"\x00", r"bitmap needs 12 bytes, the DV has 46"),
-        (15, b"\x80", r"upper bits are 2147483648 after -1, at most 2147483647"),
+        (15, b"\x80", r"upper bits are 2147483648 after -1, at most 1023"),
         (16, b"\x00", r"cookie is 12288, 12346 and 12347 are known"),
         (20, b"\x01", r"offset header does not point at its containers"),
         (24, b"\x01", r"keys of a bitmap's containers do not ascend"),
