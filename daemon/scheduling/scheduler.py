@@ -16,6 +16,7 @@ from threading import Event, Lock, Thread
 import structlog
 from apscheduler.events import EVENT_JOB_EXECUTED, JobExecutionEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.job import Job
 from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
@@ -47,15 +48,23 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class _Interval(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types.
-    """After an interval, with jitter. APScheduler's own trigger takes more time, and wakes up for each job."""
+    """After an interval, with jitter. APScheduler's own trigger takes more time, and wakes up for each job.
 
-    def __init__(self, interval_s: float) -> None:
+    APScheduler knows the next time of a job by the wall clock. `due_s` is that time on the monotonic clock.
+    """
+
+    def __init__(self, interval_s: float, clock: Clock, *, first_s: float = 0.0) -> None:
         self._interval_s = interval_s
         self._tick_s = min(TICK_MAX_S, JITTER * interval_s)
+        self._clock = clock
+        self.due_s = clock.monotonic_s() + first_s
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
-        due_s = now.timestamp() + uniform(1 - JITTER, 1 + JITTER) * self._interval_s
-        return datetime.fromtimestamp(round(due_s / self._tick_s) * self._tick_s, UTC)
+        now_s = now.timestamp()
+        next_s = now_s + uniform(1 - JITTER, 1 + JITTER) * self._interval_s
+        next_s = round(next_s / self._tick_s) * self._tick_s
+        self.due_s = self._clock.monotonic_s() + next_s - now_s
+        return datetime.fromtimestamp(next_s, UTC)
 
 
 class Scheduler:
@@ -103,7 +112,7 @@ class Scheduler:
             self._timer.add_executor(ThreadPoolExecutor(1), job_id)
             self._timer.add_job(
                 self._run,
-                _Interval(interval_s),
+                _Interval(interval_s, self._clock),
                 args=(job_id, work),
                 id=job_id,
                 executor=job_id,
@@ -121,7 +130,7 @@ class Scheduler:
             self._leaving[cycle.name] = Event()
         self._timer.add_job(
             self._poll,
-            _Interval(poll_interval_s),
+            _Interval(poll_interval_s, self._clock),
             args=(cycle,),
             id=cycle.name,
             next_run_time=now,
@@ -131,7 +140,7 @@ class Scheduler:
             first_s = uniform(min(FIRST_BESIDE_MIN_S, job.interval_s / 10), min(FIRST_BESIDE_MAX_S, job.interval_s))
             self._timer.add_job(
                 self._run_beside,
-                _Interval(job.interval_s),
+                _Interval(job.interval_s, self._clock, first_s=first_s),
                 args=(job, _job_id(job.name, executor)),
                 id=_job_id(job.name, executor),
                 executor=executor,
@@ -261,14 +270,19 @@ class Scheduler:
                 self._rescheduler.submit(self._reschedule, event.job_id, delay_s)
 
     def _reschedule(self, job_id: str, delay_s: float) -> None:
-        if self._stopping.is_set():
-            return
         # A timer that was shut down in the meantime knows no job.
+        job = None if self._stopping.is_set() else self._timer.get_job(job_id)
+        if job is not None:
+            job.trigger.due_s = self._clock.monotonic_s() + delay_s
+            self._run_when_due(job)
+
+    def _run_when_due(self, job: Job) -> None:
+        left_s = max(0.0, job.trigger.due_s - self._clock.monotonic_s())
         with suppress(JobLookupError):
-            self._timer.modify_job(job_id, next_run_time=datetime.now(UTC) + timedelta(seconds=delay_s))
+            job.modify(next_run_time=datetime.now(UTC) + timedelta(seconds=left_s))
 
     def _follow_the_clock(self) -> None:
-        """Move every job along when the wall clock jumps: APScheduler would sleep until the old time comes again."""
+        """Give every job its time anew when the wall clock jumps: APScheduler would wait for the old time."""
         offset_s = self._wall_offset_s()
         while not self._stopping.wait(CLOCK_CHECK_INTERVAL_S):
             jumped_s = self._wall_offset_s() - offset_s
@@ -276,9 +290,9 @@ class Scheduler:
                 continue
             offset_s += jumped_s
             _log.warning(events.CLOCK_JUMPED, seconds=round(jumped_s))
+            # Some may have run since the jump, and have a time of the new clock already.
             for job in self._timer.get_jobs():
-                with suppress(JobLookupError):
-                    job.modify(next_run_time=job.next_run_time + timedelta(seconds=jumped_s))
+                self._run_when_due(job)
 
     def _wall_offset_s(self) -> float:
         return self._clock.now_ms() / 1000 - self._clock.monotonic_s()
