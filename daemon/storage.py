@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import ELOOP, ENOENT
 from functools import cached_property
 from operator import itemgetter
 from stat import S_ISREG
@@ -343,12 +344,15 @@ def _list_local(directory: str, local: str) -> dict[str, FileMeta | None]:
     entries: dict[str, FileMeta | None] = {}
     with os.scandir(local) as found:
         for entry in found:
-            # Skip an entry that another process removes while we list the folder.
-            with suppress(FileNotFoundError):
+            try:
                 if entry.is_dir():
                     entries[entry.name] = None
                 elif entry.is_file():
                     entries[entry.name] = _local_file(f"{directory}/{entry.name}", entry.stat())
+            except OSError as error:
+                # Skip an entry that another process removes while we list the folder, and a link to itself.
+                if error.errno not in (ENOENT, ELOOP):
+                    raise
     return entries
 
 

@@ -238,7 +238,8 @@ def status(
     if watch:
         with suppress(KeyboardInterrupt):
             while True:
-                with replacing(console):
+                # What went wrong is printed, and may be over at the next look.
+                with suppress(typer.Exit), replacing(console):
                     lines, found = find()
                     print_statuses(console, found, lines, wide=wide)
                 time.sleep(WATCH_INTERVAL_S)
@@ -262,7 +263,12 @@ def _find_statuses(
     report = ask_for_tables(settings)
     if report.statuses is not None:
         faulty = "has faults, which `dvsync config check` lists; the daemon keeps its former configuration"
-        return [*report.lines, *([] if is_valid else [f"{_path(context, config)} {faulty}"])], report.statuses
+        lines = [*report.lines, *([] if is_valid else [f"{_path(context, config)} {faulty}"])]
+        followed = {status.name for status in report.statuses}
+        for table in settings.tables if is_valid else ():
+            if not table.is_pattern and table.name not in followed and settings.share.owns(table.target):
+                lines.append(f"{table.name}: the daemon does not follow it yet; SIGHUP makes it read the configuration")
+        return lines, report.statuses
     configured, settings = _load_both(context, config, wanted)
     statuses, moved = read_statuses(configured, settings)
     lines = [*report.lines, "what follows is from the state database", *moved]
@@ -331,7 +337,8 @@ def doctor(
         left_out = {} if tables else troubles
         chosen: Sequence[TableSettings] = ()
         if settings.tables or not left_out:
-            chosen = tables_to_examine(settings, tables or (), lambda line: typer.echo(line, err=True))
+            chosen, unread = tables_to_examine(settings, tables or (), lambda line: typer.echo(line, err=True))
+            left_out = {**left_out, **unread}
         each_table = ((table.source, found) for table, found in examine_tables(settings, chosen))
         for source, found in chain(left_out.items(), each_table):
             examined.append((source, found))

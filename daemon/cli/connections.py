@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from daemon.cli.tables import with_found_tables
 from daemon.config.settings import Settings, TableSettings
+from daemon.config.value_types import SQLITE_FILE
 from daemon.delta.log import log_gone
-from daemon.errors import SyncError
+from daemon.errors import SyncError, TargetUnreadable
 from daemon.iceberg.catalogs import catalog_away
 from daemon.service.assembly import Parts, open_parts
 from daemon.spark.installed import check_jars, check_pipeline
@@ -57,6 +59,9 @@ def _try_state(parts: Parts) -> str:
 
 
 def _try_catalog(parts: Parts, name: str) -> str:
+    match = SQLITE_FILE.match(parts.settings.catalogs[name].get("uri", ""))
+    if match and not Path(match["path"]).exists():
+        return f"{match['path']} is not there yet; dvsync will make it"
     try:
         namespaces = parts.catalogs.open(name).list_namespaces()
     except SyncError:
@@ -72,8 +77,13 @@ def _try_source(parts: Parts, table: TableSettings) -> str:
     if record and record.synced_version is not None:
         if not is_there:
             raise log_gone(table.source)
-        if shown := context.target.find_table():
-            check_format_version(table, shown)
+        shown = context.target.find_table()
+        if shown is None:
+            raise TargetUnreadable(
+                f"the catalog {table.catalog} has no table {table.target}, which dvsync made",
+                hint="Check the catalog's address. If the table was dropped, dvsync makes it anew at its next sync.",
+            )
+        check_format_version(table, shown)
     return f"{table.source} {'is a Delta table' if is_there else 'is not there yet; dvsync waits for it'}"
 
 

@@ -91,32 +91,37 @@ def sync_tables(
         parts.outbox.close(NOTICES_MAX_S)
 
 
-def tables_to_examine(settings: Settings, wanted: Sequence[str], report: Callable[[str], None]) -> list[TableSettings]:
+def tables_to_examine(
+    settings: Settings, wanted: Sequence[str], report: Callable[[str], None]
+) -> tuple[list[TableSettings], dict[str, SyncError]]:
     """Return the configured tables that `wanted` names, all by default, and the Delta tables in its other places.
 
-    Names may contain `*`. Places are paths or URIs of Delta tables, of folders above them, or patterns with `*`.
-    `report` gets a line for each folder that was skipped. Raises ConfigInvalid if a place has no table, or if there is
-    no table at all, and ObjectStoreAway.
+    Names may contain `*`. Places are paths or URIs of Delta tables, of folders above them, or patterns with `*`. The
+    places that have no table, or cannot be read, are returned beside them, with the errors. `report` gets a line for
+    each folder that was skipped. Raises ConfigInvalid if there is no table at all.
     """
     if not wanted and settings.tables:
-        return list(settings.tables)
+        return list(settings.tables), {}
     named = {name: [table for table in settings.tables if fnmatchcase(table.name, name)] for name in wanted}
     tables = [table for found in named.values() for table in found]
-    places = [name for name, found in named.items() if not found]
-    if places:
+    items, troubles = [], dict[str, SyncError]()
+    for place in (name for name, found in named.items() if not found):
         try:
-            items = survey(settings, settings.defaults.catalog, places, report)
-        except ConfigInvalid as error:
-            known = ", ".join(table.name for table in settings.tables) or "none"
-            raise ConfigInvalid(error.message, hint=f"{error.hint} Configured tables: {known}.") from error
+            items += survey(settings, settings.defaults.catalog, [place], report)
+        except SyncError as error:
+            troubles[place] = error
+    if items:
         options = dict(settings.defaults)
         placed = [TableSettings(source=item.source, target=item.target).model_copy(update=options) for item in items]
         found = discover(settings.model_copy(update={"tables": tuple(placed)}), SystemClock(), {})
         tables += [*found.tables, *found.others]
     if not tables:
-        text = f"no Delta table matches {', '.join(wanted)}" if wanted else "no table is configured"
-        raise ConfigInvalid(text, hint="Name Delta tables, folders above them, or patterns such as 'lake/*/'.")
-    return list({table.source: table for table in tables}.values())
+        text = "\n".join(error.message for error in troubles.values())
+        text = text or (f"no Delta table matches {', '.join(wanted)}" if wanted else "no table is configured")
+        known = ", ".join(table.name for table in settings.tables) or "none"
+        hint = f"Name Delta tables, folders above them, or patterns such as 'lake/*/'. Configured tables: {known}."
+        raise ConfigInvalid(text, hint=hint)
+    return list({table.source: table for table in tables}.values()), troubles
 
 
 def examine_tables(

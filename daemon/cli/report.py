@@ -35,7 +35,10 @@ def ask_for_tables(settings: Settings) -> Report:
     try:
         info = msgspec.json.decode(answer.text, type=DaemonInfo)
         if (info.state, info.share) != (settings.state.place, str(settings.share)):
-            return Report(None, [f"no daemon: the one at {url} has another state database, {info.state}"])
+            has = f"follows share {info.share}, not {settings.share}"
+            if info.state != settings.state.place:
+                has = f"has another state database, {info.state}"
+            return Report(None, [f"no daemon: the one at {url} {has}"])
         line = f"daemon: {info.process}, dvsync {info.version}"
         ready = msgspec.json.decode(ask(health, "readyz").text, type=Readiness)
         lines = [line, *(f"not ready: {each.reason}" for each in ready.reasons if each.table is None)]

@@ -28,6 +28,26 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _problem_of(error: yaml.MarkedYAMLError) -> tuple[str, str]:
+    """Say what is wrong, and what to do about it."""
+    # PyYAML quotes the text at the fault. It may be a secret that was written without quotes, so cut it off.
+    problem = error.problem or error.context or ""
+    if problem.startswith("expected "):
+        problem = problem.partition(", but ")[0]
+        if error.context and error.context_mark:
+            problem += f", {error.context} that begins in line {error.context_mark.line + 1}"
+        return problem, "Check the brackets, quotes and indentation up to there. "
+    if "'\\t'" in problem:
+        return "a tab where YAML wants spaces", "Indent with spaces. "
+    if error.context and "quoted" in error.context and error.context_mark:
+        line = error.context_mark.line + 1
+        return f"the quote that begins in line {line} is not closed", "Close it, or leave it out. "
+    problem = problem.partition("'")[0].strip()
+    if problem.startswith("found"):
+        return problem, "Put text that begins with one of *&!%@` in quotes. "
+    return problem, "Check the indentation and the colons up to there. "
+
+
 def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[str]]:
     """Return the file's mapping and its duplicate and unknown keys. Raises ConfigInvalid if it cannot be parsed."""
     hint = "Name the configuration file with --config PATH. The config.yaml that comes with dvsync explains every key."
@@ -42,16 +62,7 @@ def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[st
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        # PyYAML quotes the text at the fault. It may be a secret that was written without quotes, so cut it off.
-        problem = error.problem or error.context or ""
-        if problem.startswith("expected "):
-            problem, advice = problem.partition(", but ")[0], "Check the brackets, quotes and indentation up to there. "
-            if error.context and error.context_mark:
-                problem += f", {error.context} that begins in line {error.context_mark.line + 1}"
-        elif "'\\t'" in problem:
-            problem, advice = "a tab where YAML wants spaces", "Indent with spaces. "
-        else:
-            problem, advice = problem.partition("'")[0].strip(), "Put text that begins with one of *&!%@` in quotes. "
+        problem, advice = _problem_of(error)
         raise ConfigInvalid(f"{where}{problem}", path=str(path), hint=advice + hint) from None
     except (ValueError, RecursionError) as error:
         is_value = isinstance(error, ValueError)

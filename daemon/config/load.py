@@ -57,8 +57,10 @@ def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
     Raises ConfigInvalid with all faults if one of them concerns these sections, or may.
     """
     readable, faults = _read(path, None)
-    elsewhere = Settings.model_fields.keys() - {*sections}
-    if readable is None or not elsewhere.issuperset(re.split(r"\W", fault, maxsplit=1)[0] for fault in faults):
+    places = [re.split(r"\W", fault, maxsplit=1)[0] for fault in faults]
+    # An unknown key may be a section that is spelled wrong, and the line of a key that appears twice is in any section.
+    about = [place for place in places if place == "line" or get_close_matches(place, sections)]
+    if readable is None or about:
         raise _invalid(path, faults)
     return readable.settings, not faults
 

@@ -56,12 +56,16 @@ class Catalogs:
 
 def catalog_away(name: str, error: Exception) -> CatalogAway:
     """Return the error for a catalog that failed with an exception of its library."""
-    # SQLAlchemy's own text repeats the statement and its parameters.
-    cause = getattr(error, "orig", None) or error
     return CatalogAway(
-        f"the catalog {name} does not answer: {type(cause).__name__}: {cause}",
+        f"the catalog {name} does not answer: {cause_of(error)}",
         hint="Check the catalog's address, credentials and health. dvsync tries again.",
     )
+
+
+def cause_of(error: Exception) -> str:
+    """Say what an exception of a catalog's library is. SQLAlchemy's own text repeats the statement."""
+    cause = getattr(error, "orig", None) or error
+    return f"{type(cause).__name__}: {cause}"
 
 
 def _load(name: str, properties: Mapping[str, str]) -> Catalog:

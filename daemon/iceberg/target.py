@@ -42,7 +42,7 @@ from pyiceberg.table.update import (
 from daemon import log as events
 from daemon.clock import Clock
 from daemon.errors import CommitConflict, CommitOutcomeUnknown, SyncError, Unsupported
-from daemon.iceberg.catalogs import catalog_away
+from daemon.iceberg.catalogs import catalog_away, cause_of
 from daemon.iceberg.manifests import write_manifest_list
 from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
@@ -310,8 +310,9 @@ class Target:
                 hint="Set format_version: 2, or use a version of the catalog's server that supports this one.",
             )
         return CommitOutcomeUnknown(
-            f"the commit to {self.identifier} may or may not have landed: {type(error).__name__}: {error}",
-            hint="dvsync first searches the table for its marker, then tries again.",
+            f"the commit to {self.identifier} in the catalog {self._catalog_name} may or may not have landed: "
+            f"{cause_of(error)}",
+            hint="Check the catalog. dvsync first searches the table for its marker, then tries again.",
         )
 
 

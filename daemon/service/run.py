@@ -13,7 +13,7 @@ import structlog
 
 from daemon import log as events
 from daemon.config.settings import Settings, SparkSettings
-from daemon.errors import InternalError, PipelineAway, StateStoreAway
+from daemon.errors import ConfigInvalid, InternalError, PipelineAway, StateStoreAway
 from daemon.log import configure_logging
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import Parts, open_parts
@@ -143,7 +143,13 @@ def _serve(parts: Parts, board: Board, fleet: Fleet) -> WebServer:
         process=describe_process(),
         state=settings.state.place,
     )
-    web = WebServer.start(settings.health, app)
+    try:
+        web = WebServer.start(settings.health, app)
+    except ConfigInvalid as error:
+        # Most often, the daemon of this configuration runs already.
+        if holder := parts.store.read_lease().holder:
+            raise ConfigInvalid(f"{error.message}; the state database is held by {holder}", hint=error.hint) from error
+        raise
     if parts.telemetry and settings.telemetry.metrics:
         parts.telemetry.report(registry.collect)
     return web

@@ -193,11 +193,13 @@ def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int, *,
         hint = "If the folder was moved, or its volume is not mounted, bring it back, and dvsync goes on."
     else:
         hint = "To follow it again, give it an entry, or let a pattern find it."
-    forget = f"it keeps the Iceberg table {record.target}, or with --drop removes it, too"
+    forget = f": it keeps the Iceberg table {record.target}, or with --drop removes it, too"
+    if record.metadata_location is None:
+        forget = ""
     error = TableError(
         kind=NOT_FOLLOWED,
         message=message,
-        hint=f"{hint} Only if no one needs the table any more, run `dvsync forget {record.name}`: {forget}.",
+        hint=f"{hint} Only if no one needs the table any more, run `dvsync forget {record.name}`{forget}.",
         version=None,
         since_ms=record.error.since_ms if record.error and has_lost_log(record) else record.last_synced_at_ms or now_ms,
         consecutive=1,

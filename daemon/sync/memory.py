@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sqlite3
 from collections.abc import Iterable, Iterator, Set
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from urllib.parse import quote
+from uuid import uuid4
 
 from daemon.config.settings import Settings, TableSettings
 from daemon.config.value_types import SQLITE_FILE
 from daemon.durable import make_folder_of
 from daemon.errors import ConfigInvalid, InternalError, StateStoreAway, SyncError
 from state import StateStore, StateUnavailable, TableRecord, TableStore
+from state.sql.lease import Home
 from state.sql.store import SqlStateStore
 
 
@@ -25,6 +31,8 @@ def open_store(settings: Settings) -> Iterator[StateStore]:
     try:
         with closing(SqlStateStore.open(settings.state.url)) as store:
             _check_share(store, settings)
+            if settings.state.sqlite_file:
+                _check_copy(store, settings.state.sqlite_file, settings.state.place)
             yield store
     except StateUnavailable as error:
         raise as_sync_error(error) from error
@@ -38,6 +46,37 @@ def _check_share(store: StateStore, settings: Settings) -> None:
             hint="Each share has a state database of its own. Set DVSYNC_SHARE and DVSYNC_STATE__URL to the share and "
             "the database that belong together.",
         )
+
+
+def _check_copy(store: SqlStateStore, file: Path, place: str) -> None:
+    """Raise ConfigInvalid if `file` was copied from a database that is still there, and remember its place.
+
+    Both would commit to the same Iceberg tables, and each would remove the other's files.
+    """
+    home = store.read_home()
+    if home.place == place:
+        return
+    if home.place is not None:
+        host, _, path = home.place.partition(":")
+        is_here = host == socket.gethostname() and os.path.exists(path) and not os.path.samefile(path, file)
+        if is_here and _read_identity(path) == home.identity:
+            raise ConfigInvalid(
+                f"state.url: {file} is a copy of {path}, which is still there: dvsync with the copy would change and "
+                "remove files of the Iceberg tables that belong to the other",
+                hint="Use another state.url, without a file: dvsync learns from Delta and Iceberg what it needs. If "
+                f"you have moved the database, remove {path}.",
+            )
+    with suppress(StateUnavailable):  # A copy may be read only.
+        store.record_home(Home(place, home.identity or str(uuid4())))
+
+
+def _read_identity(path: str) -> str | None:
+    """Read the identity of the SQLite database at `path`; None if it has none."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)) as connection:
+            return str(connection.execute("SELECT identity FROM lease").fetchone()[0])
+    except sqlite3.Error:
+        return None
 
 
 def as_sync_error(raised: Exception) -> SyncError:

@@ -191,22 +191,26 @@ class Transaction:
         return self._recorded(outcome, self._context.target.expire(self._table, snapshot_ids, tags, self.announce))
 
     def abandon(self, *, may_be_writing: bool = False) -> None:
-        """Give up the change. Its written files become orphans, and the names of unwritten files are removed.
+        """Give up the change, whose commit has not begun, and remove its files. Those that cannot be become orphans.
 
-        Otherwise a table that fails for days would fill the state database with names.
+        Otherwise a table that fails for days would leave files and their names with each attempt.
         """
         self._is_open = False
-        unwritten = [] if may_be_writing else self._find_unwritten()
+        removed = [] if may_be_writing else self._remove_files()
         at_ms = self._context.clock.now_ms()
-        self._context.store.record_abandoned(self.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, unwritten=unwritten)
+        self._context.store.record_abandoned(self.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, unwritten=removed)
 
-    def _find_unwritten(self) -> list[str]:
+    def _remove_files(self) -> list[str]:
+        """Remove the files of this change, which are named after it; return those that are not there any more."""
+        removed: list[str] = []
         # LookupError: the table's row and its intents were removed meanwhile.
         with suppress(SyncError, LookupError):
             pending = self._context.store.list_written(self._intent.table_id, (FileStatus.PENDING,))
             storage = FileIOStorage(self._context.target_properties(self._table))
-            return storage.find_missing([file.path for file in pending if str(self.id) in file.path])
-        return []
+            for path in (file.path for file in pending if str(self.id) in file.path):
+                storage.delete(path)
+                removed.append(path)
+        return removed
 
     def _commit(
         self, definition: Definition, prepared: PreparedSnapshot, summary: dict[str, str], version: int

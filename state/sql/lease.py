@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec.structs import asdict
 from sqlalchemy import Connection, select, update
 
 from state.records import Lease
 from state.sql.models import LEASE
 from state.store import LeaseLost
+
+
+class Home(NamedTuple):
+    """Where the database was when it was last opened, and its identity, which its copies have, too."""
+
+    place: str | None
+    identity: str | None
+
 
 # Put together once, because every write runs it.
 _LEASE = select(*LEASE.c[Lease.__struct_fields__])
@@ -36,6 +46,14 @@ def claim_share(connection: Connection, number: int) -> None:
 
 def read_share(connection: Connection) -> int | None:
     return connection.scalar(select(LEASE.c.share))
+
+
+def read_home(connection: Connection) -> Home:
+    return Home(*connection.execute(select(LEASE.c.place, LEASE.c.identity)).one())
+
+
+def write_home(connection: Connection, home: Home) -> None:
+    connection.execute(update(LEASE).values(home._asdict()))
 
 
 def touch(connection: Connection) -> None:

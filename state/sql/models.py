@@ -118,6 +118,9 @@ LEASE = Table(
     Column("has_lock", Boolean, nullable=False),
     # The number of the daemon's share; null until a process has opened the database for one.
     Column("share", Integer),
+    # Where the database was when it was last opened, and what tells its copies from other databases at that place.
+    Column("place", Text),
+    Column("identity", Text),
 )
 
 INTENTS = Table(

@@ -37,6 +37,7 @@ from state.sql import files as sql_files
 from state.sql import lease as sql_lease
 from state.sql.bulk import batched
 from state.sql.database import Database
+from state.sql.lease import Home
 from state.sql.models import (
     DATA_FILES,
     DEAD_VECTORS,
@@ -133,6 +134,14 @@ class SqlStateStore:
                 known = sql_lease.read_share(connection)
         assert known is not None, "it was just claimed, by this process or another one"
         return known
+
+    def read_home(self) -> Home:
+        with self._database.read() as connection:
+            return sql_lease.read_home(connection)
+
+    def record_home(self, home: Home) -> None:
+        with self._database.write() as connection:
+            sql_lease.write_home(connection, home)
 
     def check_writable(self) -> None:
         with self._database.write() as connection:

@@ -8,6 +8,7 @@ import logging
 import os
 import pty
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -290,9 +291,56 @@ def test_a_resync_of_a_parked_table_that_fails_again(dvsync, followed: Bench):
     assert "writes the whole table anew, after `dvsync resume t`" in dvsync("status").output
 
 
+def test_a_copy_of_the_state_database_is_refused_while_the_original_is_there(dvsync, followed: Bench, tmp_path: Path):
+    """Both would remove files of one Iceberg table. A moved database is none, nor is a new one at the former place."""
+    assert dvsync("status", config=FOLLOWED).exit_code == 0
+    followed.store.close()
+    original, copy = tmp_path / "state.db", tmp_path / "copy" / "state.db"
+    copy.parent.mkdir()
+    shutil.copy(original, copy)
+    moved = FOLLOWED.replace("sqlite:///state.db", "sqlite:///copy/state.db")
+    for arguments in (["status"], ["sync"], ["cleanup", "--scan", "--remove"], ["forget", "t", "--drop"], ["run"]):
+        refused = dvsync(*arguments, config=moved)
+        assert (refused.exit_code, f"{copy} is a copy of {original}, which is still there" in refused.stderr) == (
+            2,
+            True,
+        )
+        assert f"remove {original}" in refused.stderr
+    original.unlink()
+    assert dvsync("status").stdout.startswith("t synced ")
+    # Another database takes the former place.
+    assert dvsync("status", config=FOLLOWED.replace("lake.t", "lake.u")).exit_code == 0
+    assert original.exists() and dvsync("status", config=moved).exit_code == 0
+
+
+def test_a_first_sync_that_fails_leaves_no_files(dvsync, tmp_path: Path):
+    """However often it is tried: what it wrote before it failed is removed, and is no orphan."""
+    table = HandmadeTable(tmp_path / "data" / "a")
+    table.create()
+    table.commit([table.add(table.write_file([(row, "x", "v") for row in range(9)]), deleted=[1])])
+    (vectors,) = table.folder.glob("deletion_vector_*.bin")
+    saved = vectors.rename(tmp_path / "saved")
+    config = EMPTY + "pipeline: {engine: local}\ntables: [{source: data/a, target: db.a}]\n"
+    for _ in range(3):
+        assert "ObjectMissing" in dvsync("sync", config=config).stdout
+    assert "orphans=0" in dvsync("status").stdout
+    assert [path for path in (tmp_path / "var").rglob("*") if path.suffix in (".avro", ".parquet")] == []
+    saved.rename(vectors)
+    assert dvsync("sync").exit_code == 0
+
+
 def test_history_of_a_table_that_was_never_synced(dvsync):
     assert dvsync("history", "db.a", config=TWO_TABLES).output == "no sync is recorded yet\n"
     assert dvsync("history", "db.c").exit_code == 2
+
+
+def test_doctor_of_good_and_bad_places(dvsync, tmp_path: Path):
+    """What is there is examined, and what is not is named."""
+    HandmadeTable(tmp_path / "good").create()
+    result = dvsync("doctor", "nope/*", "good", "none", config=EMPTY)
+    assert (result.exit_code, "1 of 2 tables can be followed." in result.stdout) == (1, True), result.output
+    assert "patterns that could not be listed: nope/*" in result.stdout
+    assert "none: could not be examined: ConfigInvalid: " in result.stdout
 
 
 def test_doctor_of_what_is_no_folder(dvsync, tmp_path: Path):
@@ -352,8 +400,12 @@ def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: 
     assert well.exit_code == 0
     for line in ("state database: can be written", "catalog local: answers; 1 namespaces", "table t: file://"):
         assert f"\n{line}" in well.stdout, well.stdout
+    lost = dvsync("config", "check", "--connect", config=config.replace("catalog.db", "typo/none.db"))
+    assert (lost.exit_code, f"{tmp_path}/typo/none.db is not there yet" in lost.stdout) == (1, True)
+    assert "table t: the catalog local has no table lake.t, which dvsync made" in lost.stdout
     (tmp_path / "lake" / "no name").mkdir(parents=True)
     HandmadeTable(tmp_path / "lake" / "no name").create()
+    (tmp_path / "lake" / "loop").symlink_to(tmp_path / "lake" / "loop")
     rest = 'catalogs: {away: {type: rest, uri: "http://127.0.0.1:1"}, '
     patterns = "".join(
         f"- {{source: '{folder}/*/', target: '{folder}.{{name}}', catalog: local}}\n" for folder in ("lake", "lakee")

@@ -260,6 +260,14 @@ def test_an_empty_bitmap_with_a_large_key_is_refused() -> None:
                 check(memoryview(PORTABLE + two), cardinality=1, place=PLACE)
 
 
+def test_a_cookie_for_run_containers_without_any_is_refused() -> None:
+    """pyroaring reads it, Java's readers do not."""
+    body = struct.pack("<IBHHHH", 12347, 0, 0, 1, 3, 7)
+    for check in (decode_positions, check_positions):
+        with pytest.raises(CorruptInput, match="says that it has run containers, and it has none"):
+            check(memoryview(PORTABLE + struct.pack("<QI", 1, 0) + body), cardinality=2, place=PLACE)
+
+
 def test_counts_that_promise_too_much_are_refused() -> None:
     """A count of 2**64 - 1 bitmaps, or of 2**32 - 1 containers, is refused; a smaller one ends where the bytes end."""
     for magic, count in ((PORTABLE, 8), (NATIVE, 4)):

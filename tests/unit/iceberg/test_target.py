@@ -384,7 +384,7 @@ def test_a_tag_that_moves_to_a_misread_snapshot_meanwhile(made: MadeTable, *, wi
 # --- a catalog that is away ---
 
 
-def test_a_catalog_that_does_not_answer(tmp_path: Path) -> None:
+def test_a_catalog_that_does_not_answer(made: MadeTable) -> None:
     """Looking and staging say who must be looked after; nothing can have happened."""
 
     def refuse() -> Any:
@@ -394,6 +394,9 @@ def test_a_catalog_that_does_not_answer(tmp_path: Path) -> None:
     with pytest.raises(CatalogAway, match=r"the catalog local does not answer: ConnectionError: refused"):
         target.find_table()
     broken = OperationalError("SELECT secret", {"name": "t"}, sqlite3.OperationalError("unable to open database file"))
+    made.commit(**ADDED)
+    unknown = target._failed(broken, made.table(), 2)
+    assert unknown.message.endswith("may or may not have landed: OperationalError: unable to open database file")
     assert catalog_away("local", broken).message == (
         "the catalog local does not answer: OperationalError: unable to open database file"
     )

@@ -24,7 +24,7 @@ POSITIONS = st.one_of(
     st.integers(0, 300),
     *(st.integers(2**power - 2, 2**power + 65) for power in (16, 31, 32)),
     st.integers(0, 2**40),
-    st.integers(2**63 - 2, 2**63 - 1),
+    st.integers(2**42 - 2, 2**42 - 1),
 )
 SETS = st.one_of(st.sets(POSITIONS, min_size=1, max_size=30), st.builds(set, st.builds(range, st.integers(1, 5000))))
 # Where the rows are cut into batches, as parts of the whole; some batches are empty.
