@@ -85,9 +85,13 @@ def find_table(settings: Settings, wanted: str) -> TableSettings:
     """Return the one table that `wanted` names. Raises ConfigInvalid as `find_tables` does, and if it names several."""
     found = find_tables(settings, [wanted])
     if len(found) > 1:
-        names = ", ".join(table.name for table in found[:LISTED_MAX])
-        raise ConfigInvalid(f"{wanted} stands for {len(found)} tables", hint=f"Name one of them: {names}.")
+        raise _several(wanted, [table.name for table in found])
     return found[0]
+
+
+def _several(wanted: str, names: Sequence[str]) -> ConfigInvalid:
+    listed = ", ".join(names[:LISTED_MAX])
+    return ConfigInvalid(f"{wanted} stands for {len(names)} tables", hint=f"Name one of them: {listed}.")
 
 
 def _check_gone(settings: Settings, names: Sequence[str]) -> None:
@@ -221,12 +225,14 @@ def _names(settings: Settings) -> set[str]:
 
 
 def read_runs(settings: Settings, name: str, runs_max: int) -> list[SyncRun]:
-    """Return a table's last syncs, the newest first. Raises ConfigInvalid for an unknown table, StateStoreAway."""
+    """Return the last syncs of the one table that `name` stands for, the newest first.
+
+    Raises ConfigInvalid if it stands for none or for several, StateStoreAway.
+    """
+    configured = [table.name for table in settings.tables if not table.is_pattern]
     with open_store(settings) as store:
         ids = {record.name: record.id for record in store.list_tables()}
-        if name in ids:
-            return store.list_runs(ids[name], runs_max=runs_max)
-    configured = {table.name for table in settings.tables if not table.is_pattern}
-    if name in configured:
-        return []
-    raise _no_such_table([name], {*ids, *configured})
+        found = select_names([name], {**dict.fromkeys(configured), **ids})
+        if len(found) > 1:
+            raise _several(name, found)
+        return store.list_runs(ids[found[0]], runs_max=runs_max) if found[0] in ids else []

@@ -101,6 +101,7 @@ class Observer:
             except Exception as error:
                 _log.debug(events.SOURCE_UNSEEN, table=self._name, reason=str(error))
             self._find_first_unsynced(record)
+            self._count_if_due(record)
         self.show(record)
 
     def report_sync(self, table_id: int, result: SyncResult, started_ms: int, duration_ms: int) -> None:

@@ -331,6 +331,8 @@ def test_a_first_sync_that_fails_leaves_no_files(dvsync, tmp_path: Path):
 
 def test_history_of_a_table_that_was_never_synced(dvsync):
     assert dvsync("history", "db.a", config=TWO_TABLES).output == "no sync is recorded yet\n"
+    assert dvsync("history", "*.b").output == "no sync is recorded yet\n"
+    assert "db.* stands for 2 tables" in dvsync("history", "db.*").stderr
     assert dvsync("history", "db.c").exit_code == 2
 
 
