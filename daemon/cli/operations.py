@@ -104,15 +104,16 @@ def tables_to_examine(
         return list(settings.tables), {}
     named = {name: [table for table in settings.tables if fnmatchcase(table.name, name)] for name in wanted}
     tables = [table for found in named.values() for table in found]
-    items, troubles = [], dict[str, SyncError]()
+    troubles: dict[str, SyncError] = {}
     for place in (name for name, found in named.items() if not found):
         try:
-            items += survey(settings, settings.defaults.catalog, [place], report)
+            items = survey(settings, settings.defaults.catalog, [place], report)
         except SyncError as error:
             troubles[place] = error
-    if items:
+            continue
         options = dict(settings.defaults)
         placed = [TableSettings(source=item.source, target=item.target).model_copy(update=options) for item in items]
+        # Tables of different places may have the same name: nothing is written for them.
         found = discover(settings.model_copy(update={"tables": tuple(placed)}), SystemClock(), {})
         tables += [*found.tables, *found.others]
     if not tables:

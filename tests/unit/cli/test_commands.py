@@ -342,6 +342,9 @@ def test_doctor_of_good_and_bad_places(dvsync, tmp_path: Path):
     result = dvsync("doctor", "nope/*", "good", "none", config=EMPTY)
     assert (result.exit_code, "1 of 2 tables can be followed." in result.stdout) == (1, True), result.output
     assert "patterns that could not be listed: nope/*" in result.stdout
+    for above in ("x", "y"):
+        HandmadeTable(tmp_path / above / "a" / "orders").create()
+    assert "2 of 2 tables can be followed." in dvsync("doctor", "x/a/*", "y/a/*").stdout
     assert "none: could not be examined: ConfigInvalid: " in result.stdout
 
 
