@@ -63,14 +63,14 @@ def test_a_new_configuration_is_followed_and_a_faulty_one_refused(tmp_path, conf
         asked = command(config, "status", environment=port_of(running))
         assert re.findall(r"^lake\.\w+ synced", asked.stdout, re.MULTILINE) == ["lake.a synced", "lake.b synced"]
         assert "has faults, which `dvsync config check` lists" in asked.stderr
-        share = command(config, "status", environment={**port_of(running), "DVSYNC_SHARE": "1/2"})
-        assert "follows share 1/1, not 1/2" in share.stderr
         assert "version 1" in command(config, "history", "lake.b").stdout
         running.synced_to("lake.b", append(tables["b"]))
 
         config.write_text(f"{HEAD}- {{source: a, target: lake.a}}\n- {{source: c, target: lake.c}}\n")
         asked = command(config, "status", environment=port_of(running))
         assert "lake.c: the daemon does not follow it yet; SIGHUP makes it read" in asked.stderr
+        asked = command(config, "status", environment={**port_of(running), "DVSYNC_SHARE": "1/2"})
+        assert "follows share 1/1, not 1/2" in asked.stderr
         config.write_text(f"{HEAD}- {{source: a, target: lake.a, name: 2026-13-45}}\n")
         running.signal(signal.SIGHUP)
         until(lambda: sum(line["event"] == "config.refused" for line in running.lines) == 2)
