@@ -29,6 +29,7 @@ from daemon.storage import FileIOStorage
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
 # Bounds the paths of a row group: if its dictionary grows past 1 MB, Arrow writes the path of each row in full.
 ROW_GROUP_CHUNKS_MAX: Final = 1 << 12
+SMALL_ROWS_MAX: Final = 1 << 12
 
 POSITION_MAX: Final = (1 << 63) - 1
 # Iceberg spec, "Reserved Field IDs"; the Parquet fields carry them.
@@ -94,20 +95,25 @@ class PositionDeleteWriter:
             self._stream = io.new_output(self._place).create(overwrite=True)
         except OSError as error:
             raise self._away(error) from error
+        self._parquet: pq.ParquetWriter | None = None
+
+    def _open_parquet(self, *, is_small: bool) -> pq.ParquetWriter:
         # DELTA_BINARY_PACKED takes half the time of PLAIN and 2 to 70 % of its bytes (benchmarks/kernel_throughput.py);
         # pyarrow, Polars, DuckDB and Spark's Iceberg reader can read it. `store_schema` would make readers return a
-        # dictionary column instead of strings.
-        self._parquet = pq.ParquetWriter(
+        # dictionary column instead of strings. What is packed hardly shrinks: to compress a small file takes longer
+        # than to write it.
+        parquet = pq.ParquetWriter(
             self._stream,
             _SCHEMA,
-            compression="zstd",
+            compression="none" if is_small else "zstd",
             use_dictionary=["file_path"],
             column_encoding={"pos": "DELTA_BINARY_PACKED"},
             store_schema=False,
             metadata_collector=self._footers,
         )
         # Iceberg's Java library writes this key (Parquet.DeleteWriteBuilder); the specification does not ask for it.
-        self._parquet.add_key_value_metadata({"delete-type": "position"})
+        parquet.add_key_value_metadata({"delete-type": "position"})
+        return parquet
 
     def write(self, file_path: str, positions: array[int] | memoryview[int]) -> None:
         """Add positions of one data file, 8 bytes each. Raises ValueError if they are out of order, a bug of ours.
@@ -146,6 +152,10 @@ class PositionDeleteWriter:
         table = pa.Table.from_arrays([paths, pos], schema=_SCHEMA)
         self._pending, self._pending_rows = [], 0
         try:
+            if self._parquet is None:
+                # The first row group is small only if it is all of the file.
+                is_small = len(codes_of) == 1 and table.num_rows <= SMALL_ROWS_MAX
+                self._parquet = self._open_parquet(is_small=is_small)
             self._parquet.write_table(table, ROW_GROUP_ROWS_MAX)
         except OSError as error:
             raise self._away(error) from error
@@ -167,6 +177,7 @@ class PositionDeleteWriter:
         if self._pending:
             self._write_row_group()
         positions = self.positions
+        assert self._parquet, "it has written a row group"
         try:
             self._parquet.close()
             (footer,) = self._footers
@@ -202,7 +213,7 @@ class PositionDeleteWriter:
         if self._finished:
             return
         # Close the Parquet writer first: otherwise the garbage collector closes it later, after its stream is closed.
-        steps: list[Callable[[], None]] = [self._parquet.close]
+        steps: list[Callable[[], None]] = [self._parquet.close] if self._parquet else []
         if isinstance(self._stream, S3Output):
             steps.append(self._stream.discard)
         else:

@@ -34,7 +34,7 @@ CLOCK_JUMP_MIN_S = 2.0
 # A share of an interval, so that tables which start together do not poll together for ever.
 JITTER = 0.1
 # Jobs that are due at nearly the same time run at the same time: to wake up for each costs more than most polls.
-TICK_MAX_S = 0.1
+TICK_MAX_S = 0.2
 # A thread for each table, so that a store that hangs delays only its own tables. An idle thread costs some 50 kB.
 POLL_THREADS_MAX = 128
 # Bounds of the first delay of maintenance and verification; shorter intervals have less. The syncs after a start come
@@ -55,7 +55,7 @@ class _Interval(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types.
 
     def __init__(self, interval_s: float, clock: Clock, *, first_s: float = 0.0) -> None:
         self._interval_s = interval_s
-        self._tick_s = min(TICK_MAX_S, JITTER * interval_s)
+        self._tick_s = min(TICK_MAX_S, 2 * JITTER * interval_s)
         self._clock = clock
         self.due_s = clock.monotonic_s() + first_s
 

@@ -112,6 +112,18 @@ def test_form_of_the_file(tmp_path: Path) -> None:
     assert (pos.statistics.min, pos.statistics.max) == (0, 2**40)
 
 
+@pytest.mark.parametrize(
+    ("rows", "files", "compression"), [(4096, 1, "UNCOMPRESSED"), (4097, 1, "ZSTD"), (2, 2, "ZSTD")]
+)
+def test_a_small_file_of_one_data_file_is_not_compressed(
+    tmp_path: Path, rows: int, files: int, compression: str
+) -> None:
+    model = {f"file:///lake/{number}": [list(range(0, 3 * rows, 3))] for number in range(files)}
+    write(tmp_path / "d.parquet", model)
+    group = pq.read_metadata(tmp_path / "d.parquet").row_group(0)
+    assert {group.column(number).compression for number in range(2)} == {compression}
+
+
 def test_row_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row group ends at its bound of rows, also inside a chunk; split offsets are where row groups begin."""
     monkeypatch.setattr(position_deletes, "ROW_GROUP_ROWS_MAX", 100)
