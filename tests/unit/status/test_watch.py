@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from daemon.clock import SystemClock
 from daemon.outbox import Notice
-from daemon.status.table_status import Observation, table_status
+from daemon.status.table_status import Observation, gone_status, table_status
 from daemon.status.watch import Watch
 from state import Difference, Differences, Pause, ProofRecord, TableError, TableRecord
 
@@ -63,3 +63,11 @@ def test_a_wrong_table_is_told_until_a_verification_finds_it_right() -> None:
     resynced = replace(RECORD, proof=None, metadata_location="file:///m5")
     assert told.look(resynced) == ["synced"]
     assert told.look(replace(resynced, proof=proof(Differences()))) == ["recovered"]
+
+
+def test_the_hint_for_a_gone_table_names_no_iceberg_table_that_never_was() -> None:
+    never = replace(RECORD, synced_version=None, metadata_location=None)
+    for record, names_it in ((RECORD, True), (never, False)):
+        error = gone_status(record, None, 2_000, is_vanished=False).error
+        assert error is not None
+        assert ("run `dvsync forget a`" in error.hint, "db.a" in error.hint) == (True, names_it)
