@@ -45,16 +45,21 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path / "bench", f"file://{tmp_path}/lake")
 
 
-def test_remembered_metadata_is_what_the_file_says(tmp_path: Path, bench: Bench, reads: list[str]) -> None:
-    """After each of many commits, new columns and properties among them, and none of them reads its own file."""
-    table = HandmadeTable(tmp_path / "lake")
+def follow(folder: Path, bench: Bench, *, seed: int, commits: int) -> Iterator[Table]:
+    """Yield the Iceberg table of a new Delta table after each of its commits."""
+    table = HandmadeTable(folder)
     table.create()
     bench.first_sync_empty(table)
-    history = History(table, Random(3))
-    for _ in range(25):
+    history = History(table, Random(seed))
+    for _ in range(commits):
         history.play()
         bench.follower.sync()
-        iceberg = bench.iceberg()
+        yield bench.iceberg()
+
+
+def test_remembered_metadata_is_what_the_file_says(tmp_path: Path, bench: Bench, reads: list[str]) -> None:
+    """After each of many commits, new columns and properties among them, and none of them reads its own file."""
+    for iceberg in follow(tmp_path / "lake", bench, seed=3, commits=25):
         assert iceberg.metadata == on_disk(iceberg.metadata_location)
     assert len(iceberg.metadata.snapshots) > 10 and len(iceberg.metadata.schemas) > 1
     assert reads == []
@@ -110,15 +115,8 @@ def test_a_bounded_size_is_remembered(
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_packed_metadata_is_the_same(tmp_path: Path, version: int) -> None:
-    table = HandmadeTable(tmp_path / "lake")
-    table.create()
     bench = Bench(tmp_path / "bench", f"file://{tmp_path}/lake", table_options={"format_version": version})
-    bench.first_sync_empty(table)
-    history = History(table, Random(5))
-    for _ in range(12):
-        history.play()
-        bench.follower.sync()
-    iceberg = bench.iceberg()
+    *_, iceberg = follow(tmp_path / "lake", bench, seed=5, commits=12)
     assert (iceberg.metadata.format_version, len(iceberg.metadata.snapshots) > 5) == (version, True)
     entry = metadata_cache.known_metadata.find(iceberg.metadata_location)
     assert entry is not None
