@@ -63,8 +63,8 @@ def _check_copy(store: SqlStateStore, file: Path, place: str) -> None:
             raise ConfigInvalid(
                 f"state.url: {file} is a copy of {path}, which is still there: dvsync with the copy would change and "
                 "remove files of the Iceberg tables that belong to the other",
-                hint="Set state.url to a file that does not exist yet, and give the copy an Iceberg catalog of its own. "
-                f"If you have moved the database, remove {path}.",
+                hint="Set state.url to a file that does not exist yet, and give the copy an Iceberg catalog of its own."
+                f" If you have moved the database, remove {path}.",
             )
     with suppress(StateUnavailable):  # A copy may be read only.
         store.record_home(Home(place, home.identity or str(uuid4())))
