@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +11,37 @@ import yaml
 from daemon.errors import ConfigInvalid
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """A SafeLoader that records duplicate keys. YAML forbids them; PyYAML silently keeps the last one."""
+def _duplicate_keys(node: yaml.Node | None, place: str = "", seen: tuple[yaml.Node, ...] = ()) -> Iterator[str]:
+    """Find keys that a mapping has twice. YAML forbids them; PyYAML silently keeps the last one.
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self.faults: list[str] = []
+    `seen` are the nodes above: a node may contain itself.
+    """
+    if node in seen:
+        return
+    if isinstance(node, yaml.SequenceNode):
+        for number, each in enumerate(node.value):
+            yield from _duplicate_keys(each, f"{place}[{number}]", (*seen, node))
+    elif isinstance(node, yaml.MappingNode):
+        keys: set[str] = set()
+        for key, value in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else "?"
+            inner = f"{place}.{name}".removeprefix(".")
+            if name in keys - {"<<", "?"}:
+                yield f"{inner}: appears twice, the second time in line {key.start_mark.line + 1}"
+            keys.add(name)
+            yield from _duplicate_keys(value, inner, (*seen, node))
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in seen:
-                    self.faults.append(f"line {key.start_mark.line + 1}: the key {key.value!r} appears twice")
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
+
+_OPEN_BRACKETS = {"while parsing a flow sequence": "[", "while parsing a flow mapping": "{"}
 
 
 def _problem_of(error: yaml.MarkedYAMLError) -> tuple[str, str]:
     """Say what is wrong, and what to do about it."""
     # PyYAML quotes the text at the fault. It may be a secret that was written without quotes, so cut it off.
     problem = error.problem or error.context or ""
+    if error.context in _OPEN_BRACKETS and error.context_mark:
+        bracket, line = _OPEN_BRACKETS[error.context], error.context_mark.line + 1
+        return f"the {bracket!r} of line {line} is not closed before here, or a comma is missing", "Close it. "
     if problem.startswith("expected "):
         problem = problem.partition(", but ")[0]
         if error.context and error.context_mark:
@@ -52,13 +62,15 @@ def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[st
     """Return the file's mapping and its duplicate and unknown keys. Raises ConfigInvalid if it cannot be parsed."""
     hint = "Name the configuration file with --config PATH. The config.yaml that comes with dvsync explains every key."
     try:
-        loader = _StrictLoader(path.read_text(encoding="utf-8") if text is None else text)
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8") if text is None else text)
     except OSError as error:
         raise ConfigInvalid(f"{path}: {(error.strerror or str(error)).lower()}", hint=hint) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigInvalid(f"{path}: the file is not UTF-8 text", hint=hint) from error
     try:
-        document = loader.get_single_data()
+        node = loader.get_single_node()
+        duplicates = [*_duplicate_keys(node)]
+        document = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -76,5 +88,5 @@ def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[st
         raise ConfigInvalid(f"{path}: the top level must be a mapping of keys to values", hint=hint)
     # Take out keys that begin with `_`: pydantic-settings treats such keyword arguments as its own options.
     unknown = [key for key in document if not isinstance(key, str) or key.startswith("_")]
-    faults = [*loader.faults, *(f"{key}: unknown key" for key in unknown)]
+    faults = [*duplicates, *(f"{key}: unknown key" for key in unknown)]
     return {key: value for key, value in document.items() if key not in unknown}, faults

@@ -31,6 +31,7 @@ from daemon.config.settings import (
     StateSettings,
     TableSettings,
     TelemetrySettings,
+    Variables,
 )
 from daemon.config.value_types import ENV_PREFIX, SQLITE_FILE, URL, Reference, Secret
 from daemon.errors import ConfigInvalid
@@ -57,9 +58,9 @@ def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
     Raises ConfigInvalid with all faults if one of them concerns these sections, or may.
     """
     readable, faults = _read(path, None)
-    places = [re.split(r"\W", fault, maxsplit=1)[0] for fault in faults]
-    # An unknown key may be a section that is spelled wrong, and the line of a key that appears twice is in any section.
-    about = [place for place in places if place == "line" or get_close_matches(place, sections)]
+    places = [re.split(r"__|\W", fault.removeprefix(ENV_PREFIX), maxsplit=1)[0].lower() for fault in faults]
+    # An unknown key may be a section that is spelled wrong.
+    about = [place for place in places if get_close_matches(place, sections)]
     if readable is None or about:
         raise _invalid(path, faults)
     return readable.settings, not faults
@@ -78,18 +79,21 @@ def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
 def _read(path: Path, text: str | None) -> tuple[_Readable | None, list[str]]:
     """Return what is valid, if anything is, and all faults."""
     document, faults = read_document(path, text)
+    try:
+        document = _merged(document, Variables(Settings)())
+    except SettingsError as error:
+        return None, [*faults, f"environment: {error}"]
     faults += _unknown_variables()
     readable = _validate(document, faults)
-    if readable is not None:
-        readable = readable.dereferenced(path.absolute().parent, faults).resolved(path.absolute().parent)
-        faults += [
-            *_property_faults(readable),
-            *_health_faults(readable.settings.health),
-            *_missing_extras(readable.settings),
-            *_catalog_faults(readable),
-            *_clashes(readable),
-            *_places_that_vacuum_cleans(readable),
-        ]
+    readable = readable.dereferenced(path.absolute().parent, faults).resolved(path.absolute().parent)
+    faults += [
+        *_property_faults(readable),
+        *_health_faults(readable.settings.health),
+        *_missing_extras(readable.settings),
+        *_catalog_faults(readable),
+        *_clashes(readable),
+        *_places_that_vacuum_cleans(readable),
+    ]
     return readable, faults
 
 
@@ -149,16 +153,22 @@ class _Readable:
         )
 
 
-def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
+def _merged(document: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document with the values of the variables, which override those of the file."""
+    merged = dict(document)
+    for key, value in variables.items():
+        below = merged.get(key)
+        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _validate(document: dict[str, Any], faults: list[str]) -> _Readable:
     """Validate the document. After faults, validate it again without the faulty parts, to check the rest as well."""
     left_out: frozenset[str] = frozenset()
     tables_out: set[int] = set()
     tables = listed if isinstance(listed := document.get("tables"), list) else []
     try:
         settings = Settings(**document)
-    except SettingsError as error:
-        faults.append(f"environment: {error}")
-        return None
     except ValidationError as error:
         places: list[tuple[int | str, ...]] = []
         for fault in error.errors(include_url=False):
@@ -172,12 +182,8 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
                     places.append(place)
         remaining, left_out = _without(document, places)
         if tables_out:
-            # The faulty tables may be those of an environment variable, which are not in the document.
             remaining["tables"] = [table for i, table in enumerate(tables) if i not in tables_out]
-        try:
-            settings = Settings(**remaining)
-        except ValidationError:
-            return None  # The fault is in an environment variable, which Settings reads again by itself.
+        settings = Settings(**remaining)
     indexes = (index for index in range(len(settings.tables) + len(tables_out)) if index not in tables_out)
     faulty = [(f"tables[{i}]", each) for i, each in enumerate(tables) if i in tables_out and isinstance(each, dict)]
     other_catalogs = [(place, each["catalog"]) for place, each in faulty if isinstance(each.get("catalog"), str)]

@@ -607,7 +607,7 @@ class LogSettings(_Frozen):
     )
 
 
-class _Variables(EnvSettingsSource):
+class Variables(EnvSettingsSource):
     """Reads `DVSYNC_…` variables. Names of properties follow PyIceberg's own: `__` for a dot, `_` for a dash.
 
     `DVSYNC_STORAGE__S3__ACCESS_KEY_ID` sets `s3.access-key-id`. With `__FILE` at the end, the value is the path of a
@@ -637,7 +637,10 @@ class _Variables(EnvSettingsSource):
 
 
 class Settings(BaseSettings):
-    """The whole configuration. After `load_settings`, each table has the defaults and every path is absolute."""
+    """The whole configuration. After `load_settings`, each table has the defaults and every path is absolute.
+
+    It takes what it is given, and no variables: `load_settings` reads them.
+    """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
@@ -696,7 +699,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return _Variables(settings_cls), init_settings
+        return (init_settings,)
 
     def file_properties(self, catalog: str | None = None) -> dict[str, str]:
         """Return the FileIO properties for the files of a catalog's tables: the catalog's own, overridden by `storage`.

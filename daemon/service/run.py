@@ -147,9 +147,12 @@ def _serve(parts: Parts, board: Board, fleet: Fleet) -> WebServer:
         web = WebServer.start(settings.health, app)
     except ConfigInvalid as error:
         # Most often, the daemon of this configuration runs already.
-        if holder := parts.store.read_lease().holder:
-            raise ConfigInvalid(f"{error.message}; the state database is held by {holder}", hint=error.hint) from error
-        raise
+        keeper = parts.lease_keeper()
+        holder = keeper.try_take()
+        if holder is None:
+            keeper.give_back()
+            raise
+        raise ConfigInvalid(f"{error.message}; the state database is held by {holder}", hint=error.hint) from error
     if parts.telemetry and settings.telemetry.metrics:
         parts.telemetry.report(registry.collect)
     return web

@@ -213,6 +213,7 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
     record, counts, error = seen.record, seen.counts, seen.record.error if seen.record else None
     pause = record.pause_at(now_ms) if record else None
     synced = record.synced_version if record else None
+    live = None if synced is None else counts
     # What the source had before its log vanished is not what it has now.
     source_version = None if record and has_lost_log(record) else seen.source_version
     lag_versions = None if source_version is None else source_version - (-1 if synced is None else synced)
@@ -241,10 +242,10 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
         proof=_proof_status(record.proof) if record and record.proof else None,
         # While the table has an error, it is not verified.
         verify_error=_error_status(seen.verify_error) if seen.verify_error and not error else None,
-        live_data_files=counts.live_data_files if counts else None,
-        live_rows=counts.live_rows if counts else None,
-        live_delete_files=counts.live_delete_files if counts else None,
-        deleted_positions=counts.deleted_positions if counts else None,
+        live_data_files=live.live_data_files if live else None,
+        live_rows=live.live_rows if live else None,
+        live_delete_files=live.live_delete_files if live else None,
+        deleted_positions=live.deleted_positions if live else None,
         orphans_waiting=sum(each.files for each in counts.orphans) if counts else None,
         orphan_bytes=_known_bytes(counts.orphans) if counts else None,
         written_files=[_written_status(each, now_ms) for each in counts.written] if counts else None,

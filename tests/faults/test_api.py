@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from getpass import getuser
+from html import unescape
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -157,6 +158,26 @@ def test_a_pause_for_a_time(world: World, running: Daemon) -> None:
     until(lambda: drilled.items() <= (running.tables()[NAME]["pause"] or {}).items(), "the second pause")
     assert ask(running, f"/api/tables/{NAME}/resume")[0] == 202
     until(lambda: state_of(running) == "synced", "the resumption")
+
+
+def test_a_resync_that_waits_for_a_resume_is_shown(world: World, running: Daemon) -> None:
+    """On every surface, from the moment it is asked for until it is done."""
+    assert ask(running, f"/api/tables/{NAME}/pause")[0] == 202
+    until(lambda: state_of(running) == "paused", "the pause")
+    assert ask(running, f"/api/tables/{NAME}/resync")[0] == 202
+    until(lambda: running.tables()[NAME]["resync_wanted"], "the wanted resync")
+    waits = f"its next sync writes the whole table anew, after `dvsync resume {NAME}`"
+
+    def surfaces() -> Iterator[str]:
+        yield command(world.config, "status").stdout
+        for path in ("/", f"/tables/{NAME}"):
+            yield unescape(running.fetch(path))
+
+    assert all(waits in shown for shown in surfaces())
+    assert ask(running, f"/api/tables/{NAME}/resume")[0] == 202
+    until(lambda: not running.tables()[NAME]["resync_wanted"], "the resync")
+    until(lambda: state_of(running) == "synced", "the end of the resync")
+    assert not any("writes the whole table anew" in shown for shown in surfaces())
 
 
 @pytest.mark.parametrize(

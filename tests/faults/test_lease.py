@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -195,6 +196,24 @@ def test_a_second_daemon_stands_by_and_takes_over_at_once_when_the_first_stops(t
             until(lambda: second.reasons() == "")
             assert "dvsync_standing_by 0.0" in second.fetch("/metrics")
     shown_once(tmp_path, table)
+
+
+def test_a_second_daemon_with_the_same_port_names_the_first(tmp_path, table):
+    """Most often its operator has forgotten that one runs. It ends with exit code 2, and the first goes on."""
+    config = write_config(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config.write_text(config.read_text().replace("port: 0", f"port: {port}"))
+    with daemon(config) as first:
+        first.synced_to("t", table.version)
+        second = command(config, "run")
+        assert second.returncode == 2
+        assert f"127.0.0.1:{port}" in second.stderr
+        assert f"the state database is held by process {first.process.pid} on " in second.stderr
+        first.synced_to("t", delete_next(table))
+    with socket.create_server(("127.0.0.1", port)):
+        alone = command(config, "run")
+        assert (alone.returncode, "is held by" in alone.stderr) == (2, False)
 
 
 def test_a_stand_by_follows_what_the_configuration_says_by_then(tmp_path, table):

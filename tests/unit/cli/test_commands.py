@@ -1,10 +1,9 @@
-"""Commands, what they print and their exit codes. None of these needs a JVM."""
+"""Commands as processes of their own, what they print and their exit codes. None of these needs a JVM."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import logging
 import os
 import pty
 import re
@@ -17,8 +16,9 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -26,7 +26,6 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-import structlog
 from pyiceberg.table.update import UpgradeFormatVersionUpdate
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -44,26 +43,34 @@ EMPTY = CATALOGS + "health: {port: 0}\nlog: {format: json}\n"
 TWO_TABLES = EMPTY + "tables:\n- {source: data/a, target: db.a}\n- {source: data/b, target: db.b}\n"
 
 
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    logging.captureWarnings(False)
-    structlog.reset_defaults()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+@dataclass(frozen=True)
+class Ended:
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
 
 
 @pytest.fixture
 def dvsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
+    """Run a command in `tmp_path`, as from a shell, after `config` was written."""
     monkeypatch.delenv("DVSYNC_CONFIG", raising=False)
 
-    def run(*arguments: str, config: str | None = None):
+    def run(*arguments: str, config: str | None = None, program: Sequence[str] = ("-m", "daemon")) -> Ended:
         if config is not None:
             (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
-        return CliRunner().invoke(app, arguments)
+        ended = subprocess.run(
+            [sys.executable, *program, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return Ended(ended.returncode, ended.stdout, ended.stderr)
 
     return run
 
@@ -216,11 +223,12 @@ def test_a_pause_for_a_time(dvsync, followed: Bench):
     first = json.loads(dvsync("status", "--json").output)[0]["pause"]
     line = dvsync("status").output
     assert f"paused since {first['since']} by {first['by']}, until {first['until']}: a drill\\x1b[2J" in line
-    dvsync("pause", "t", "--for", "200ms")
-    second = json.loads(dvsync("status", "--json").output)[0]["pause"]
+    dvsync("pause", "t", "--for", "1h")
+    second = json.loads(dvsync("status", "--json").stdout)[0]["pause"]
     assert (second["since"], second["reason"]) == (first["since"], None)
-    time.sleep(0.3)
-    assert json.loads(dvsync("status", "--json").output)[0]["pause"] is None
+    dvsync("pause", "t", "--for", "200ms")
+    time.sleep(0.2)
+    assert json.loads(dvsync("status", "--json").stdout)[0]["pause"] is None
     assert dvsync("compact", "--dry-run").exit_code == 0
     assert dvsync("sync").output.startswith("t: up to date at version 6")
     for wrong in ("0s", "10", "400d"):
@@ -273,7 +281,7 @@ def test_all_tables_beside_a_folder_that_cannot_be_followed(dvsync, tmp_path: Pa
     assert "Rename the folder, or exclude it from the pattern." in dvsync("status").stderr
 
 
-def test_status_beside_a_daemon_that_keeps_a_former_configuration(dvsync, followed: Bench, tmp_path: Path):
+def test_a_fault_of_the_configuration_stops_only_what_needs_that_part(dvsync, followed: Bench, monkeypatch):
     """A fault elsewhere keeps no command from the daemon, or from the state database; a fault there does."""
     faulty = FOLLOWED + "- {source: x, target: oops}\n"
     assert "tables[1].target: 'oops' is not an Iceberg identifier" in dvsync("status", config=faulty).stderr
@@ -282,6 +290,16 @@ def test_status_beside_a_daemon_that_keeps_a_former_configuration(dvsync, follow
     for wrong in ("state: {url: nonsense}\n", "stat: {}\n"):
         result = dvsync("history", "t", config=re.sub(r"state: .*\n", wrong, faulty))
         assert (result.exit_code, "oops" in result.stderr) == (2, True), result.stderr
+    twice = FOLLOWED + "log: {level: info, level: debug}\n"
+    assert "log.level: appears twice, the second time in line 7" in dvsync("config", "check", config=twice).stderr
+    assert dvsync("history", "t").exit_code == 0
+    for variable, value, is_elsewhere in (
+        ("DVSYNC_LOG__LEVEL", "loud", True),
+        ("DVSYNC_STATE__ULR", "sqlite:///other.db", False),
+        ("DVSYNC_STAT__URL", "sqlite:///other.db", False),
+    ):
+        monkeypatch.setenv(variable, value)
+        assert dvsync("history", "t", config=FOLLOWED).exit_code == (0 if is_elsewhere else 2), variable
 
 
 def test_a_resync_of_a_parked_table_that_fails_again(dvsync, followed: Bench):
@@ -458,7 +476,7 @@ def test_a_sync_logs_as_the_configuration_says(dvsync, tmp_path: Path):
     assert "target.overwritten" in plain and not plain.startswith("{")
 
 
-def test_a_sync_says_an_error_once(dvsync, tmp_path: Path, monkeypatch):
+def test_a_sync_says_an_error_once(dvsync, tmp_path: Path):
     """A table's verdict has the error and its hint; only the traceback of a bug is logged beside it."""
     HandmadeTable(tmp_path / "data" / "a").create()
     (commit,) = (tmp_path / "data" / "a" / "_delta_log").glob("*.json")
@@ -471,12 +489,15 @@ def test_a_sync_says_an_error_once(dvsync, tmp_path: Path, monkeypatch):
     waited = dvsync("sync", "--wait")
     assert (waited.exit_code, waited.stdout.count("Unsupported: ")) == (1, 1)
 
-    def fails(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a bug")
-
     commit.write_text(written)
-    monkeypatch.setattr("daemon.sync.follower.Follower.sync", fails)
-    assert "ZeroDivisionError: a bug" in json.loads(dvsync("sync").stderr.splitlines()[-1])["exception"]
+    bug = (
+        "from daemon.sync.follower import Follower\n"
+        "from daemon.cli.commands import main\n"
+        "Follower.sync = lambda *_, **__: 1 / 0\n"
+        "main()\n"
+    )
+    logged = json.loads(dvsync("sync", program=("-c", bug)).stderr.splitlines()[-1])
+    assert "ZeroDivisionError: division by zero" in logged["exception"]
 
 
 def test_config_may_stand_before_or_after_the_command_or_in_the_environment(dvsync, tmp_path, monkeypatch):
@@ -613,8 +634,8 @@ def test_status_on_a_terminal(four_states: Path, columns: int, wide: bool):
     state = lines[1].index("state")
     rows = [line for line in lines[2:] if line[state - 1 :].startswith((" parked", " retrying", " waiting", " synced"))]
     assert [re.sub(r"\d+ s ago", "now", row[state:]).split() for row in rows] == [
-        ["parked", "-", "-", "-", *(["0", "0", "0", "-"] if wide else [])],
-        ["retrying", "-", "-", "-", *(["0", "0", "0", "-"] if wide else [])],
+        ["parked", "-", "-", "-", *(["-", "-", "0", "-"] if wide else [])],
+        ["retrying", "-", "-", "-", *(["-", "-", "0", "-"] if wide else [])],
         ["waiting", "-", "-", "-", *(["-", "-", "-", "-"] if wide else [])],
         ["synced", "6", "0", "now", *(["1", "5", "0", "v2"] if wide else [])],
     ]
@@ -645,18 +666,38 @@ def test_status_watched(four_states: Path):
     assert lines[1].startswith("lake.bad parked ")
 
 
+def test_status_is_watched_over_a_fault(four_states: Path):
+    """The fault is in the place of the list, and the list is back once it is over."""
+    config = four_states / "config.yaml"
+    command = [sys.executable, "-m", "daemon", "status", "--watch", "--state", "parked"]
+    with subprocess.Popen(
+        command, cwd=four_states, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+
+        def comes(start: str) -> str:
+            return next(line for line in process.stdout if line.startswith(start))
+
+        comes("lake.bad parked ")
+        config.write_text("state: 1\n")
+        assert "state: is not a section of keys" in comes("state: ")
+        config.write_text(STATUSES)
+        comes("lake.bad parked ")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+
+
 def test_status_on_a_narrow_terminal(four_states: Path):
     """Where the columns have no room, the tables have lines."""
     output = on_terminal(four_states, 40, "status")
     assert (
-        "lake.bad parked synced=- source=- lag=- at=- files=0 deleted=0 orphans=0 format=- error=CorruptInput: "
+        "lake.bad parked synced=- source=- lag=- at=- files=- deleted=- orphans=0 format=- error=CorruptInput: "
         in output
     )
 
 
 def test_status_elsewhere(four_states: Path, dvsync):
     """Each table is one line, in the order of the configuration."""
-    error = f"at=- files=0 deleted=0 orphans=0 format=- error=CorruptInput: line 1 is not JSON [file {PATH}] ({HINT})"
+    error = f"at=- files=- deleted=- orphans=0 format=- error=CorruptInput: line 1 is not JSON [file {PATH}] ({HINT})"
     result = dvsync("status")
     assert re.sub(r"at=20\S+Z", "at=now", result.stdout).splitlines() == [
         "t synced synced=6 source=6 lag=0 at=now files=1 deleted=5 orphans=0 format=2",

@@ -114,6 +114,14 @@ def test_a_faulty_variable_is_told_with_its_place(load, monkeypatch):
     """What the environment says is checked like the file."""
     monkeypatch.setenv("DVSYNC_HEALTH__PORT", "70000")
     assert faults_of(load, ONE_CATALOG)[0].startswith("health.port: ")
+    monkeypatch.setenv("DVSYNC_HEALTH__PROT", "70000")
+    both = faults_of(load, ONE_CATALOG + "tables: [{source: 3}]\n")
+    assert [fault.partition(": ")[0] for fault in both] == [
+        "tables[0].source",
+        "tables[0].target",
+        "health.port",
+        "health.prot",
+    ]
     monkeypatch.setenv("DVSYNC_TABLES", "[{")
     assert "tables" in faults_of(load, ONE_CATALOG)[0]
     monkeypatch.setenv("DVSYNC_TABLES", '[{"source": 3}]')
@@ -140,7 +148,7 @@ tables:
     faults = faults_of(load, text)
     places = [fault.partition(": ")[0] for fault in faults]
     assert places == [
-        "line 6",
+        "health",
         "_env_file",
         "tables[2].poll_interval",
         "tables[2].format_version",
@@ -266,8 +274,9 @@ def test_a_duration_needs_a_unit_and_sane_bounds(load, duration):
         ("- a\n- b\n", "must be a mapping"),
         (
             "a: [1, 2\nb: 3\n",
-            "line 2, column 2: expected ',' or ']', while parsing a flow sequence that begins in line 1",
+            "line 2, column 2: the '[' of line 1 is not closed before here, or a comma is missing",
         ),
+        ("tables: &x [*x]\n", "tables[0]: "),
         ("a: !!python/object/apply:os.system ['true']\n", "line 1, column 4"),
         ("a: \x00", "the file is not UTF-8 text"),
     ],
