@@ -87,7 +87,7 @@ def import_arrow() -> None:
 
 sys.meta_path.insert(0, _Deferring())
 
-# If it found rich, it would format tracebacks with it and with pygments (8 MB). The command line imports this module
+# If it found rich, it would format tracebacks with it and with pygments (8 MB). `daemon.cli` imports this module
 # before any that uses structlog.
 with without("rich"):
     import structlog  # noqa: F401

@@ -3,45 +3,46 @@
 from __future__ import annotations
 
 import gc
-import getpass
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from daemon.config.redaction import SECRET_KEY
-from daemon.config.settings import LogSettings, Settings, TableSettings
-from daemon.config.value_types import ENV_PREFIX, duration_s
-from daemon.errors import ConfigInvalid, StateInUse, SyncError
+from daemon.cli.examination import doctor, inspect, show, snapshots, verify
+from daemon.cli.invocation import (
+    PATTERN_FAILED,
+    ConfigPath,
+    TableName,
+    TableNames,
+    config_path,
+    exit_with,
+    hide_environment,
+    load,
+    load_both,
+    load_valid,
+    log_to_stderr,
+    reported_errors,
+    say,
+    seconds,
+)
+from daemon.cli.maintenance import cleanup, compact, expire
+from daemon.cli.wishes import forget, pause, resume, resync
+from daemon.errors import ConfigInvalid, StateInUse
 from daemon.lean_imports import import_arrow
-from daemon.log import configure_logging
-from daemon.masking import hide, scrub
+from daemon.masking import scrub
 from daemon.texts import printable
 
 if TYPE_CHECKING:
-    from daemon.maintenance.cleanup import Cleanup
-    from daemon.maintenance.compaction import Compaction
-    from daemon.maintenance.expiry import Expiry
-    from daemon.maintenance.maintainer import Maintainer
-    from daemon.status.deletions import FileDetail, TableDeletions
     from daemon.status.table_status import TableStatus
-    from state import StateStore
 
-DEFAULT_CONFIG = Path("config.yaml")
-# Set in a command's context when a pattern could not be listed, so that "all tables" were not all.
-PATTERN_FAILED = "dvsync.pattern_failed"
 PROBE = "healthcheck"
 WATCH_INTERVAL_S = 2.0
 
@@ -56,39 +57,12 @@ app = typer.Typer(
 config_app = typer.Typer(help="Explain and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
 
-ConfigPath = Annotated[
-    Path | None,
-    typer.Option("--config", help="The configuration file (config.yaml, or $DVSYNC_CONFIG).", metavar="PATH"),
-]
-TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name in the configuration.")]
-TableNames = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="TABLE", help="Names of tables, in which `*` stands for any part; all tables when left out."
-    ),
-]
-ChosenTables = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="TABLE", help="Names of tables, in which `*` stands for any part."),
-]
-AllTables = Annotated[bool, typer.Option("--all", help="All tables.")]
-
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
-T = TypeVar("T")
-
 
 def main() -> None:
     """The console script."""
     # Collecting garbage among the imported modules took a third of a command's time, most of it at exit.
     gc.disable()
     app()
-
-
-def _seconds(text: str) -> float:
-    try:
-        return duration_s(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def _print_version(wanted: bool) -> None:
@@ -114,7 +88,7 @@ def dvsync(
     try:
         check_packages()
     except ConfigInvalid as error:
-        raise _exit_with(error) from None
+        raise exit_with(error) from None
 
 
 @app.command()
@@ -127,8 +101,8 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
     import_arrow()
     from daemon.service.run import run_daemon  # noqa: PLC0415 - each command imports what it uses, and nothing else
 
-    with _reported_errors():
-        ending = run_daemon(lambda: _load(context, config), version("dvsync"))
+    with reported_errors():
+        ending = run_daemon(lambda: load(context, config), version("dvsync"))
     sys.stdout.flush()
     # The interpreter's own exit would wait for a thread that still waits for a store.
     os._exit(1 if ending.lost_lease else 0)
@@ -147,7 +121,7 @@ def sync(
         int | None, typer.Option("--min-version", min=0, help="Wait for this Delta version, not for the newest.")
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", parser=_seconds, metavar="DURATION", help="Wait at most this long.")
+        float, typer.Option("--timeout", parser=seconds, metavar="DURATION", help="Wait at most this long.")
     ] = "10m",  # type: ignore[assignment]  # Typer parses the default, too.
     config: ConfigPath = None,
 ) -> None:
@@ -165,16 +139,16 @@ def sync(
     from daemon.cli.waiting import FAILED, SHOWN, wait_for_version  # noqa: PLC0415
 
     codes, names, failed = {SHOWN}, tables or [], set[str]()
-    with _reported_errors():
+    with reported_errors():
         deadline_s = time.monotonic() + timeout_s
-        configured, settings = _load_both(context, config, names)
-        _log_to_stderr(settings.log, has_verdicts=True)
+        configured, settings = load_both(context, config, names)
+        log_to_stderr(settings.log, has_verdicts=True)
         if not tables and PATTERN_FAILED in context.meta:
             codes.add(FAILED)
         gone = find_gone(configured, settings, names)
         for each in gone:
             codes.add(FAILED)
-            _say(each.text)
+            say(each.text)
         names = [name for name in names if name not in {each.record.name for each in gone}]
         chosen = find_tables(settings, names) if names or not tables else []
         console = Console()
@@ -196,7 +170,7 @@ def sync(
                 settings, waiting, min_version, deadline_s=deadline_s, is_named=bool(tables)
             ):
                 codes.add(verdict.code)
-                _say(verdict.text)
+                say(verdict.text)
     raise typer.Exit(FAILED if FAILED in codes else max(codes))
 
 
@@ -227,7 +201,7 @@ def status(
         raise typer.BadParameter("it does not go with --json", param_hint="--watch")
 
     def find() -> tuple[list[str], list[TableStatus]]:
-        with _reported_errors():
+        with reported_errors():
             lines, found = _find_statuses(context, config, tables or ())
             if tables:
                 names = {*select_names(tables, [status.name for status in found])}
@@ -259,17 +233,17 @@ def _find_statuses(
     from daemon.cli.report import ask_for_tables  # noqa: PLC0415
     from daemon.cli.tables import read_statuses  # noqa: PLC0415
 
-    settings, is_valid = _load_sections(context, config, "state", "share", "health")
+    settings, is_valid = load_valid(context, config, "state", "share", "health")
     report = ask_for_tables(settings)
     if report.statuses is not None:
         faulty = "has faults, which `dvsync config check` lists; the daemon keeps its former configuration"
-        lines = [*report.lines, *([] if is_valid else [f"{_path(context, config)} {faulty}"])]
+        lines = [*report.lines, *([] if is_valid else [f"{config_path(context, config)} {faulty}"])]
         followed = {status.name for status in report.statuses}
         for table in settings.tables if is_valid else ():
             if not table.is_pattern and table.name not in followed and settings.share.owns(table.target):
                 lines.append(f"{table.name}: the daemon does not follow it yet; SIGHUP makes it read the configuration")
         return lines, report.statuses
-    configured, settings = _load_both(context, config, wanted)
+    configured, settings = load_both(context, config, wanted)
     statuses, moved = read_statuses(configured, settings)
     lines = [*report.lines, "what follows is from the state database", *moved]
     if settings.share.count > 1:
@@ -292,124 +266,18 @@ def history(
     from daemon.cli.tables import read_runs  # noqa: PLC0415
     from daemon.status.table_status import run_status  # noqa: PLC0415
 
-    with _reported_errors():
-        settings, is_valid = _load_sections(context, config, "state", "share")
+    with reported_errors():
+        settings, is_valid = load_valid(context, config, "state", "share")
         try:
             runs = read_runs(settings, table, limit)
         except ConfigInvalid:
             if not is_valid:
-                _load(context, config)  # Raises: the table's entry may be the faulty one.
+                load(context, config)  # Raises: the table's entry may be the faulty one.
             raise
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode([run_status(run) for run in runs]), indent=2))
     else:
-        _say("\n".join(run_lines(runs)))
-
-
-@app.command()
-def doctor(
-    context: typer.Context,
-    tables: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TABLE|PLACE",
-            help="Tables of the configuration, or paths or URIs of Delta tables or of folders above them; with `*`, all"
-            " that match. Default: all tables of the configuration.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings and the summary as JSON.")] = False,
-    config: ConfigPath = None,
-) -> None:
-    """Say whether Delta tables can be followed; syncs nothing.
-
-    Lists which features, columns and files are supported, which are not and why, and what readers must know. For
-    several tables, it prints what is refused, then a summary: the reasons, what first syncs read, and the readers.
-    """
-    import_arrow()
-    from daemon.cli.operations import examine_tables, tables_to_examine  # noqa: PLC0415
-    from daemon.cli.tables import with_found_tables  # noqa: PLC0415
-    from daemon.doctor.diagnosis import Diagnosis, Verdict, as_lines  # noqa: PLC0415
-    from daemon.doctor.lake import lines_on, summarize, summary_lines  # noqa: PLC0415
-
-    examined: list[tuple[str, Diagnosis | SyncError]] = []
-    with _reported_errors():
-        settings, troubles = with_found_tables(_load(context, config, optional=True, quiet=True))
-        left_out = {} if tables else troubles
-        chosen: Sequence[TableSettings] = ()
-        if settings.tables or not left_out:
-            chosen, unread = tables_to_examine(settings, tables or (), lambda line: typer.echo(line, err=True))
-            left_out = {**left_out, **unread}
-        each_table = ((table.source, found) for table, found in examine_tables(settings, chosen))
-        for source, found in chain(left_out.items(), each_table):
-            examined.append((source, found))
-            if len(chosen) + len(left_out) > 1:
-                lines = lines_on(source, found, Verdict.REFUSED)
-            elif isinstance(found, SyncError):
-                raise found
-            else:
-                lines = as_lines(found)
-            if not as_json:
-                _say("\n".join(lines))
-    lake = summarize(examined)
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(lake), indent=2))
-    elif len(examined) != 1:
-        _say("\n".join(summary_lines(lake)))
-    raise typer.Exit(0 if lake.is_followed else 1)
-
-
-@app.command()
-def verify(
-    context: typer.Context,
-    tables: TableNames = None,
-    *,
-    rows: Annotated[bool, typer.Option("--rows", help="Also compare the values of all rows.")] = False,
-    metadata: Annotated[
-        bool, typer.Option("--metadata", help="Compare only metadata and the files' footers; needs no Spark.")
-    ] = False,
-    sample: Annotated[
-        float,
-        typer.Option(
-            "--sample", min=0.01, max=100, help="Compare this percentage of the data files, chosen at random."
-        ),
-    ] = 100.0,
-    at: Annotated[
-        int | None, typer.Option("--at", min=0, help="Compare the snapshot that shows this Delta version.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
-    config: ConfigPath = None,
-) -> None:
-    """Prove that the Iceberg tables show Delta's rows.
-
-    Compares files, counts, bounds and delete files, and then, with Spark's Iceberg reader, which rows of each file are
-    there. Changes nothing; the exit code is 1 if a table differs.
-    """
-    import_arrow()
-    from rich.console import Console  # noqa: PLC0415
-
-    from daemon.cli.console import SyncProgress, proof_lines  # noqa: PLC0415
-    from daemon.cli.operations import verify_tables  # noqa: PLC0415
-    from daemon.cli.tables import find_tables  # noqa: PLC0415
-    from daemon.verify.findings import Level, Sample, Scope, as_json_object  # noqa: PLC0415
-
-    if rows and metadata:
-        raise typer.BadParameter("it does not go with --metadata", param_hint="--rows")
-    level = Level.ROWS if rows else Level.METADATA if metadata else Level.BITMAPS
-    scope = Scope(level, Sample.of(sample), at)
-    failed, results = False, []
-    with _reported_errors():
-        settings = _load_with_found(context, config, tables or ())
-        failed = not tables and PATTERN_FAILED in context.meta
-        chosen = find_tables(settings, tables or [])
-        with SyncProgress(Console(stderr=True)) as progress:
-            for table, proof in verify_tables(settings, chosen, progress.of_table, scope):
-                failed = failed or isinstance(proof, SyncError) or not proof.is_right
-                results.append(as_json_object(table.name, proof))
-                if not as_json:
-                    _say("\n".join(proof_lines(table.name, proof)))
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(results), indent=2))
-    raise typer.Exit(1 if failed else 0)
+        say("\n".join(run_lines(runs)))
 
 
 @app.command()
@@ -431,330 +299,14 @@ def init(
     import_arrow()
     from daemon.cli.init import write_configuration  # noqa: PLC0415
 
-    with _reported_errors():
-        _hide_environment()
-        _log_to_stderr()
-        write_configuration(_path(context, config), places, typer.echo)
+    with reported_errors():
+        hide_environment()
+        log_to_stderr()
+        write_configuration(config_path(context, config), places, typer.echo)
 
 
-@app.command()
-def show(
-    context: typer.Context,
-    table: TableName,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
-    config: ConfigPath = None,
-) -> None:
-    """Show where a table's Iceberg metadata is, and how to read it.
-
-    Prints the metadata file, the snapshot, the Delta version that it shows, and a line for each of Spark, PyIceberg,
-    DuckDB, Polars, Trino and ClickHouse.
-    """
-    import_arrow()
-    from daemon.cli.operations import opened_table  # noqa: PLC0415
-    from daemon.cli.snapshots import table_lines  # noqa: PLC0415
-    from daemon.cli.tables import find_table  # noqa: PLC0415
-    from daemon.status.snapshots import show_table  # noqa: PLC0415
-
-    with _reported_errors():
-        settings = _load_with_found(context, config, [table])
-        with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
-            shown = show_table(opened.settings.name, iceberg)
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
-    else:
-        _say("\n".join(table_lines(shown)))
-
-
-@app.command()
-def snapshots(
-    context: typer.Context,
-    table: TableName,
-    *,
-    delta_version: Annotated[
-        int | None, typer.Option("--version", help="Find the snapshot that shows this Delta version.", min=0)
-    ] = None,
-    timestamp: Annotated[
-        str | None,
-        typer.Option("--timestamp", help="Find the one that shows Delta as of this time (ISO 8601).", metavar="TIME"),
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", help="List at most this many, the newest first.", min=1)] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
-    config: ConfigPath = None,
-) -> None:
-    """Show which Iceberg snapshot shows which Delta version.
-
-    With --version or --timestamp, finds one snapshot and prints how to read it in the readers that `dvsync show` names.
-    The exit code is 1 if no snapshot shows that version.
-    """
-    if delta_version is not None and timestamp is not None:
-        raise typer.BadParameter("give a version or a time, not both", param_hint="--timestamp")
-    import_arrow()
-    from daemon.cli.operations import opened_table  # noqa: PLC0415
-    from daemon.cli.snapshots import choice_lines, list_lines, parse_time_ms  # noqa: PLC0415
-    from daemon.cli.tables import find_table  # noqa: PLC0415
-    from daemon.status.snapshots import choose_by_time, choose_by_version, list_snapshots  # noqa: PLC0415
-
-    with _reported_errors():
-        at_ms = parse_time_ms(timestamp) if timestamp is not None else None
-        settings = _load_with_found(context, config, [table])
-        with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
-            choice = None if delta_version is None else choose_by_version(iceberg, delta_version)
-            if at_ms is not None:
-                choice = choose_by_time(iceberg, opened.log, at_ms)
-            found = list_snapshots(iceberg)
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(choice or found[:limit]), indent=2))
-    else:
-        _say("\n".join(choice_lines(choice) if choice else list_lines(found[:limit], len(found[limit:]))))
-    raise typer.Exit(1 if choice and choice.snapshot is None else 0)
-
-
-@app.command()
-def inspect(
-    context: typer.Context,
-    table: TableName,
-    *,
-    file: Annotated[
-        str | None, typer.Option("--file", help="Describe this data file only: a URI or a path below the Delta table.")
-    ] = None,
-    png: Annotated[
-        Path | None, typer.Option("--png", help="Also draw a picture into this file.", metavar="PATH", dir_okay=False)
-    ] = None,
-    limit: Annotated[int, typer.Option("--limit", help="List at most this many of each.", min=1, max=1000)] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
-    config: ConfigPath = None,
-) -> None:
-    """Show what is deleted in a table, and where.
-
-    Lists its deletion vectors by storage type, the data files and partitions with the largest share of deleted rows,
-    delete files and what they serve, orphans, and snapshots.
-    """
-    if file is not None and png is not None:
-        raise typer.BadParameter("it shows the whole table, not one file", param_hint="--png")
-    import_arrow()
-    from daemon.cli.inspect import file_lines, table_lines  # noqa: PLC0415
-    from daemon.cli.operations import opened_table  # noqa: PLC0415
-    from daemon.cli.pictures import draw_table  # noqa: PLC0415
-    from daemon.cli.tables import find_table  # noqa: PLC0415
-    from daemon.status.deletions import inspect_file, inspect_table  # noqa: PLC0415
-
-    found: TableDeletions | FileDetail
-    with _reported_errors():
-        settings = _load_with_found(context, config, [table])
-        with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
-            if file is not None:
-                found = inspect_file(opened, iceberg, file, ranges_max=limit * 10)
-                lines = file_lines(found)
-            else:
-                found = inspect_table(opened, iceberg, rows_max=limit)
-                lines = table_lines(found, now_ms=opened.clock.now_ms())
-                if png is not None:
-                    draw_table(found, png)
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
-    else:
-        _say("\n".join(lines))
-
-
-@app.command()
-def resume(
-    context: typer.Context, tables: ChosenTables = None, every: AllTables = False, config: ConfigPath = None
-) -> None:
-    """Continue parked or paused tables. A running daemon sees it within seconds."""
-    from daemon.sync.verbs import resume  # noqa: PLC0415
-
-    nothing = "was neither parked nor paused; nothing to do"
-    _ask(context, config, _chosen(tables, every), resume, lambda cleared: "resumed" if cleared else nothing)
-
-
-@app.command()
-def pause(
-    context: typer.Context,
-    tables: ChosenTables = None,
-    *,
-    every: AllTables = False,
-    for_s: Annotated[
-        float | None,
-        typer.Option(
-            "--for", help="Continue by itself after this time, such as 2h.", parser=_seconds, metavar="DURATION"
-        ),
-    ] = None,
-    reason: Annotated[
-        str | None, typer.Option("--reason", help="Say why; `dvsync status` shows it.", metavar="TEXT")
-    ] = None,
-    config: ConfigPath = None,
-) -> None:
-    """Stop syncing tables until `dvsync resume`, or for a time. A running daemon sees it within seconds."""
-    from daemon.clock import SystemClock  # noqa: PLC0415
-    from daemon.status.table_status import iso_time  # noqa: PLC0415
-    from daemon.sync.verbs import make_pause, pause  # noqa: PLC0415
-
-    with _reported_errors():
-        wanted = make_pause(_person(), SystemClock().now_ms(), for_s=for_s, reason=reason)
-
-    until = f" until {iso_time(wanted.until_ms)}" if wanted.until_ms is not None else ""
-    _ask(context, config, _chosen(tables, every), partial(pause, wanted=wanted), lambda _: f"paused{until}")
-
-
-def _person() -> str:
-    """Who runs this command. A container's user may have no name."""
-    try:
-        name = getpass.getuser()
-    except (OSError, KeyError):
-        name = f"user {os.getuid()}"
-    return f"{name} on {socket.gethostname()}"
-
-
-@app.command()
-def resync(
-    context: typer.Context, tables: ChosenTables = None, every: AllTables = False, config: ConfigPath = None
-) -> None:
-    """Rewrite tables from Delta's whole state. A running daemon begins within seconds."""
-    from daemon.sync.verbs import want_resync  # noqa: PLC0415
-
-    _ask(context, config, _chosen(tables, every), want_resync, lambda _: "its next sync writes the whole table anew")
-
-
-def _chosen(tables: list[str] | None, every: bool) -> list[str]:
-    """The names that a command was given; none for all tables."""
-    if tables and every:
-        raise typer.BadParameter("it does not go with names", param_hint="--all")
-    if not tables and not every:
-        raise typer.BadParameter("name tables, or use --all")
-    return tables or []
-
-
-def _ask(
-    context: typer.Context,
-    config: Path | None,
-    tables: list[str],
-    verb: Callable[[StateStore, TableSettings], T],
-    say: Callable[[T], str],
-) -> None:
-    """Let `verb` write to the state store what is asked of each of the tables, and print what it did."""
-    from daemon.cli.tables import find_tables  # noqa: PLC0415
-    from daemon.sync.memory import open_store  # noqa: PLC0415
-
-    with _reported_errors():
-        settings = _load_with_found(context, config, tables)
-        chosen = find_tables(settings, tables)
-        with open_store(settings) as store:
-            for table in chosen:
-                _say(f"{table.name}: {say(verb(store, table))}")
-
-
-@app.command()
-def forget(
-    context: typer.Context,
-    tables: ChosenTables = None,
-    every: Annotated[bool, typer.Option("--all", help="All tables that are gone.")] = False,
-    drop: Annotated[
-        bool,
-        typer.Option(
-            "--drop",
-            help="Also drop the Iceberg tables from their catalogs, and remove the files that dvsync wrote for them.",
-        ),
-    ] = False,
-    config: ConfigPath = None,
-) -> None:
-    """Remove tables that are gone from the state database. Delta's files stay in any case."""
-    wanted = _chosen(tables, every)
-    import_arrow()
-    from daemon.cli.operations import forget_tables  # noqa: PLC0415
-
-    with _reported_errors():
-        configured, settings = _load_both(context, config)
-        has_failed = False
-        for done in forget_tables(configured, settings, wanted, drop=drop):
-            if isinstance(done, str):
-                _say(done)
-            else:
-                has_failed = True
-                typer.echo(printable(f"{done}\n{done.hint}", keep="\n"), err=True)
-    raise typer.Exit(1 if has_failed else 0)
-
-
-@app.command()
-def compact(
-    context: typer.Context,
-    tables: TableNames = None,
-    dry_run: DryRun = False,
-    config: ConfigPath = None,
-) -> None:
-    """Merge the delete files of each data file that has many. No row changes."""
-    from daemon.cli.console import compaction_lines  # noqa: PLC0415
-
-    def work(maintainer: Maintainer, stop: Event) -> Compaction:
-        return maintainer.compact(stop, dry_run=dry_run)
-
-    _maintain(context, config, tables, work, partial(compaction_lines, dry_run=dry_run), alone=not dry_run)
-
-
-@app.command()
-def expire(
-    context: typer.Context,
-    tables: TableNames = None,
-    dry_run: DryRun = False,
-    config: ConfigPath = None,
-) -> None:
-    """Remove old and unreadable snapshots from the Iceberg tables. `cleanup` removes their files later."""
-    from daemon.cli.console import expiry_lines  # noqa: PLC0415
-
-    def work(maintainer: Maintainer, _: Event) -> Expiry:
-        return maintainer.expire(dry_run=dry_run)
-
-    _maintain(context, config, tables, work, partial(expiry_lines, dry_run=dry_run), alone=not dry_run)
-
-
-@app.command()
-def cleanup(
-    context: typer.Context,
-    tables: TableNames = None,
-    *,
-    dry_run: DryRun = False,
-    scan: Annotated[
-        bool, typer.Option("--scan", help="List the tables' folders for files that the state database does not know.")
-    ] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove what --scan finds, too.")] = False,
-    config: ConfigPath = None,
-) -> None:
-    """Remove files that dvsync wrote and nothing references. The grace period of each must be over."""
-    from daemon.cli.console import cleanup_lines  # noqa: PLC0415
-
-    if remove and not scan:
-        raise typer.BadParameter("it goes with --scan", param_hint="--remove")
-
-    def work(maintainer: Maintainer, stop: Event) -> Cleanup:
-        return maintainer.clean_up(stop, dry_run=dry_run, scan=scan, remove_found=remove)
-
-    _maintain(context, config, tables, work, partial(cleanup_lines, dry_run=dry_run), alone=False)
-
-
-def _maintain(
-    context: typer.Context,
-    config: Path | None,
-    tables: list[str] | None,
-    work: Callable[[Maintainer, Event], T],
-    lines: Callable[[str, T], list[str]],
-    *,
-    alone: bool,
-) -> None:
-    """Do `work` for each of the named tables, and print its `lines`."""
-    import_arrow()
-    from daemon.cli.operations import maintain_tables  # noqa: PLC0415
-    from daemon.cli.tables import find_tables  # noqa: PLC0415
-
-    failed = False
-    with _reported_errors():
-        settings = _load_with_found(context, config, tables or ())
-        failed = not tables and PATTERN_FAILED in context.meta
-        for table, done in maintain_tables(settings, find_tables(settings, tables or []), work, alone=alone):
-            if isinstance(done, SyncError):
-                failed = True
-                _say(f"{table.name}: {done.kind}: {done}\n  {done.hint}")
-            else:
-                _say("\n".join(lines(table.name, done)))
-    raise typer.Exit(1 if failed else 0)
+for command in (doctor, verify, show, snapshots, inspect, resume, pause, resync, forget, compact, expire, cleanup):
+    app.command()(command)
 
 
 @app.command(PROBE)
@@ -766,8 +318,8 @@ def healthcheck(
     """Ask the running daemon whether it is alive. Exit code 0 or 1, for containers."""
     from daemon.cli.probe import ask  # noqa: PLC0415
 
-    with _reported_errors():
-        answer = ask(_load_sections(context, config, "health")[0].health, "readyz" if ready else "livez")
+    with reported_errors():
+        answer = ask(load_valid(context, config, "health")[0].health, "readyz" if ready else "livez")
     typer.echo(answer.text)
     raise typer.Exit(0 if answer.is_well else 1)
 
@@ -783,8 +335,8 @@ def setup(
     from daemon.spark.jars import with_readers, with_s3_jars  # noqa: PLC0415
     from daemon.spark.setup import fetch_jars  # noqa: PLC0415
 
-    with _reported_errors():
-        spark = with_stores(with_readers(_load(context, config, optional=True, quiet=True)))
+    with reported_errors():
+        spark = with_stores(with_readers(load(context, config, optional=True, quiet=True)))
         typer.echo(fetch_jars(with_s3_jars(spark) if s3 else spark))
 
 
@@ -796,8 +348,8 @@ def demo(
     import_arrow()
     from daemon.cli.demo import run_demo  # noqa: PLC0415
 
-    with _reported_errors():
-        _log_to_stderr()
+    with reported_errors():
+        log_to_stderr()
         code = run_demo(folder)
     raise typer.Exit(code)
 
@@ -844,9 +396,9 @@ def check(
     config: ConfigPath = None,
 ) -> None:
     """List every fault in the configuration, or print a summary of it. Exit code 1 if --connect finds a fault."""
-    with _reported_errors():
-        settings = _load(context, config, quiet=True)
-    typer.echo(f"{_path(context, config)}: all well")
+    with reported_errors():
+        settings = load(context, config, quiet=True)
+    typer.echo(f"{config_path(context, config)}: all well")
     typer.echo(f"state: {settings.redacted()['state']['url']}")
     typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
     typer.echo(f"share: {settings.share}")
@@ -863,102 +415,10 @@ def check(
     from daemon.cli.connections import try_connections  # noqa: PLC0415
 
     failed = False
-    with _reported_errors():
+    with reported_errors():
         for attempt in try_connections(settings):
             failed = failed or attempt.error is not None
-            _say(f"{attempt.what}: {attempt.found if attempt.error is None else attempt.error}")
+            say(f"{attempt.what}: {attempt.found if attempt.error is None else attempt.error}")
             if attempt.error is not None:
-                _say(f"  {attempt.error.hint}")
+                say(f"  {attempt.error.hint}")
     raise typer.Exit(1 if failed else 0)
-
-
-def _path(context: typer.Context, config: Path | None) -> Path:
-    from_environment = os.environ.get(f"{ENV_PREFIX}CONFIG")
-    return config or context.find_root().obj or (Path(from_environment) if from_environment else DEFAULT_CONFIG)
-
-
-def _load(context: typer.Context, config: Path | None, *, optional: bool = False, quiet: bool = False) -> Settings:
-    """The settings; the defaults if `optional` and no file is named or there.
-
-    `quiet` is for a command that prints its result: its log goes to standard error, warnings and above.
-    """
-    from daemon.config.load import load_settings  # noqa: PLC0415
-
-    settings, path = Settings(), _path(context, config)
-    if not optional or config or context.find_root().obj or path.exists():
-        settings = _without_secrets_shown(load_settings(path))
-    if quiet:
-        _log_to_stderr(settings.log)
-    return settings
-
-
-def _load_sections(context: typer.Context, config: Path | None, *sections: str) -> tuple[Settings, bool]:
-    """The settings, of which only these sections may be used, and whether the others are valid, too."""
-    from daemon.config.load import load_sections  # noqa: PLC0415
-
-    settings, is_valid = load_sections(_path(context, config), *sections)
-    _log_to_stderr()
-    return _without_secrets_shown(settings), is_valid
-
-
-def _without_secrets_shown(settings: Settings) -> Settings:
-    """The same settings, after their secrets were hidden from all output."""
-    hide(settings.secrets())
-    _hide_environment()
-    return settings
-
-
-def _load_with_found(context: typer.Context, config: Path | None, wanted: Sequence[str] = ()) -> Settings:
-    """The settings with the tables that patterns find now; see `_load_both`."""
-    return _load_both(context, config, wanted)[1]
-
-
-def _load_both(context: typer.Context, config: Path | None, wanted: Sequence[str] = ()) -> tuple[Settings, Settings]:
-    """The settings as they were written, with the patterns, and with the tables that patterns find now.
-
-    What could not be listed or followed is printed and noted, unless the `wanted` tables are all found.
-    """
-    from daemon.cli.tables import with_found_tables  # noqa: PLC0415
-
-    configured = _load(context, config, quiet=True)
-    settings, troubles = with_found_tables(configured)
-    if not wanted or not {table.name for table in settings.tables}.issuperset(wanted):
-        for about, trouble in troubles.items():
-            typer.echo(printable(f"{about} is not followed: {trouble.message}\n{trouble.hint}", keep="\n"), err=True)
-            context.meta[PATTERN_FAILED] = True
-    return configured, settings
-
-
-def _hide_environment() -> None:
-    hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
-
-
-def _log_to_stderr(log: LogSettings | None = None, *, has_verdicts: bool = False) -> None:
-    """Log warnings and above, in lines for people unless `log` says JSON; `has_verdicts` as in `configure_logging`."""
-    log = log or LogSettings()
-    level: Literal["warning", "error"] = "error" if log.level == "error" else "warning"
-    chosen = LogSettings(format="json" if log.format == "json" else "console", level=level)
-    configure_logging(chosen, sys.stderr, has_verdicts=has_verdicts)
-
-
-def _say(text: str) -> None:
-    """Print a text that may contain names and values of a Delta table."""
-    typer.echo(printable(text, keep="\n"))
-
-
-@contextmanager
-def _reported_errors() -> Iterator[None]:
-    """For the work of a command, after its imports: a SyncError is printed and becomes an exit code."""
-    # Imported modules are never garbage: the collector need not visit them.
-    gc.freeze()
-    gc.enable()
-    try:
-        yield
-    except SyncError as error:
-        raise _exit_with(error) from None
-
-
-def _exit_with(error: SyncError) -> typer.Exit:
-    """Print the error on standard error."""
-    typer.echo(f"{error}\n{error.hint}", err=True)
-    return typer.Exit(2 if isinstance(error, ConfigInvalid) else 1)

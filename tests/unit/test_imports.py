@@ -49,7 +49,7 @@ EXCLUSIVE = {
     "jinja2": ("daemon/web/",),
     "obstore": ("daemon/object_store.py",),
     "matplotlib": ("daemon/cli/pictures.py",),
-    "typer": ("daemon/cli/commands.py",),
+    "typer": ("daemon/cli/",),
 }
 PYICEBERG_PRIVATE = "daemon/iceberg/pyiceberg_ext/"
 

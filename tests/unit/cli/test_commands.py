@@ -366,6 +366,14 @@ def test_doctor_of_good_and_bad_places(dvsync, tmp_path: Path):
     assert "none: could not be examined: ConfigInvalid: " in result.stdout
 
 
+def test_doctor_without_a_configuration(dvsync, tmp_path: Path, monkeypatch):
+    """It needs none, and heeds the environment."""
+    HandmadeTable(tmp_path / "good").create()
+    assert dvsync("doctor", "good").exit_code == 0
+    monkeypatch.setenv("DVSYNC_LOG__LEVEL", "loud")
+    assert "log.level: " in dvsync("doctor", "good").stderr
+
+
 def test_doctor_of_what_is_no_folder(dvsync, tmp_path: Path):
     (tmp_path / "note.txt").write_text("")
     result = dvsync("doctor", "note.txt", config=EMPTY)

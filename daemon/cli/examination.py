@@ -1,0 +1,248 @@
+"""Commands that examine Delta and Iceberg tables, and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from daemon.cli.invocation import (
+    PATTERN_FAILED,
+    ConfigPath,
+    TableName,
+    TableNames,
+    load,
+    load_with_found,
+    reported_errors,
+    say,
+)
+from daemon.config.settings import TableSettings
+from daemon.errors import SyncError
+from daemon.lean_imports import import_arrow
+
+if TYPE_CHECKING:
+    from daemon.status.deletions import FileDetail, TableDeletions
+
+
+def doctor(
+    context: typer.Context,
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TABLE|PLACE",
+            help="Tables of the configuration, or paths or URIs of Delta tables or of folders above them; with `*`, all"
+            " that match. Default: all tables of the configuration.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings and the summary as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Say whether Delta tables can be followed; syncs nothing.
+
+    Lists which features, columns and files are supported, which are not and why, and what readers must know. For
+    several tables, it prints what is refused, then a summary: the reasons, what first syncs read, and the readers.
+    """
+    import_arrow()
+    from daemon.cli.operations import examine_tables, tables_to_examine  # noqa: PLC0415
+    from daemon.cli.tables import with_found_tables  # noqa: PLC0415
+    from daemon.doctor.diagnosis import Diagnosis, Verdict, as_lines  # noqa: PLC0415
+    from daemon.doctor.lake import lines_on, summarize, summary_lines  # noqa: PLC0415
+
+    examined: list[tuple[str, Diagnosis | SyncError]] = []
+    with reported_errors():
+        settings, troubles = with_found_tables(load(context, config, optional=True, quiet=True))
+        left_out = {} if tables else troubles
+        chosen: Sequence[TableSettings] = ()
+        if settings.tables or not left_out:
+            chosen, unread = tables_to_examine(settings, tables or (), lambda line: typer.echo(line, err=True))
+            left_out = {**left_out, **unread}
+        each_table = ((table.source, found) for table, found in examine_tables(settings, chosen))
+        for source, found in chain(left_out.items(), each_table):
+            examined.append((source, found))
+            if len(chosen) + len(left_out) > 1:
+                lines = lines_on(source, found, Verdict.REFUSED)
+            elif isinstance(found, SyncError):
+                raise found
+            else:
+                lines = as_lines(found)
+            if not as_json:
+                say("\n".join(lines))
+    lake = summarize(examined)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(lake), indent=2))
+    elif len(examined) != 1:
+        say("\n".join(summary_lines(lake)))
+    raise typer.Exit(0 if lake.is_followed else 1)
+
+
+def verify(
+    context: typer.Context,
+    tables: TableNames = None,
+    *,
+    rows: Annotated[bool, typer.Option("--rows", help="Also compare the values of all rows.")] = False,
+    metadata: Annotated[
+        bool, typer.Option("--metadata", help="Compare only metadata and the files' footers; needs no Spark.")
+    ] = False,
+    sample: Annotated[
+        float,
+        typer.Option(
+            "--sample", min=0.01, max=100, help="Compare this percentage of the data files, chosen at random."
+        ),
+    ] = 100.0,
+    at: Annotated[
+        int | None, typer.Option("--at", min=0, help="Compare the snapshot that shows this Delta version.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Prove that the Iceberg tables show Delta's rows.
+
+    Compares files, counts, bounds and delete files, and then, with Spark's Iceberg reader, which rows of each file are
+    there. Changes nothing; the exit code is 1 if a table differs.
+    """
+    import_arrow()
+    from rich.console import Console  # noqa: PLC0415
+
+    from daemon.cli.console import SyncProgress, proof_lines  # noqa: PLC0415
+    from daemon.cli.operations import verify_tables  # noqa: PLC0415
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.verify.findings import Level, Sample, Scope, as_json_object  # noqa: PLC0415
+
+    if rows and metadata:
+        raise typer.BadParameter("it does not go with --metadata", param_hint="--rows")
+    level = Level.ROWS if rows else Level.METADATA if metadata else Level.BITMAPS
+    scope = Scope(level, Sample.of(sample), at)
+    failed, results = False, []
+    with reported_errors():
+        settings = load_with_found(context, config, tables or ())
+        failed = not tables and PATTERN_FAILED in context.meta
+        chosen = find_tables(settings, tables or [])
+        with SyncProgress(Console(stderr=True)) as progress:
+            for table, proof in verify_tables(settings, chosen, progress.of_table, scope):
+                failed = failed or isinstance(proof, SyncError) or not proof.is_right
+                results.append(as_json_object(table.name, proof))
+                if not as_json:
+                    say("\n".join(proof_lines(table.name, proof)))
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(results), indent=2))
+    raise typer.Exit(1 if failed else 0)
+
+
+def show(
+    context: typer.Context,
+    table: TableName,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Show where a table's Iceberg metadata is, and how to read it.
+
+    Prints the metadata file, the snapshot, the Delta version that it shows, and a line for each of Spark, PyIceberg,
+    DuckDB, Polars, Trino and ClickHouse.
+    """
+    import_arrow()
+    from daemon.cli.operations import opened_table  # noqa: PLC0415
+    from daemon.cli.snapshots import table_lines  # noqa: PLC0415
+    from daemon.cli.tables import find_table  # noqa: PLC0415
+    from daemon.status.snapshots import show_table  # noqa: PLC0415
+
+    with reported_errors():
+        settings = load_with_found(context, config, [table])
+        with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
+            shown = show_table(opened.settings.name, iceberg)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
+    else:
+        say("\n".join(table_lines(shown)))
+
+
+def snapshots(
+    context: typer.Context,
+    table: TableName,
+    *,
+    delta_version: Annotated[
+        int | None, typer.Option("--version", help="Find the snapshot that shows this Delta version.", min=0)
+    ] = None,
+    timestamp: Annotated[
+        str | None,
+        typer.Option("--timestamp", help="Find the one that shows Delta as of this time (ISO 8601).", metavar="TIME"),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", help="List at most this many, the newest first.", min=1)] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Show which Iceberg snapshot shows which Delta version.
+
+    With --version or --timestamp, finds one snapshot and prints how to read it in the readers that `dvsync show` names.
+    The exit code is 1 if no snapshot shows that version.
+    """
+    if delta_version is not None and timestamp is not None:
+        raise typer.BadParameter("give a version or a time, not both", param_hint="--timestamp")
+    import_arrow()
+    from daemon.cli.operations import opened_table  # noqa: PLC0415
+    from daemon.cli.snapshots import choice_lines, list_lines, parse_time_ms  # noqa: PLC0415
+    from daemon.cli.tables import find_table  # noqa: PLC0415
+    from daemon.status.snapshots import choose_by_time, choose_by_version, list_snapshots  # noqa: PLC0415
+
+    with reported_errors():
+        at_ms = parse_time_ms(timestamp) if timestamp is not None else None
+        settings = load_with_found(context, config, [table])
+        with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
+            choice = None if delta_version is None else choose_by_version(iceberg, delta_version)
+            if at_ms is not None:
+                choice = choose_by_time(iceberg, opened.log, at_ms)
+            found = list_snapshots(iceberg)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(choice or found[:limit]), indent=2))
+    else:
+        say("\n".join(choice_lines(choice) if choice else list_lines(found[:limit], len(found[limit:]))))
+    raise typer.Exit(1 if choice and choice.snapshot is None else 0)
+
+
+def inspect(
+    context: typer.Context,
+    table: TableName,
+    *,
+    file: Annotated[
+        str | None, typer.Option("--file", help="Describe this data file only: a URI or a path below the Delta table.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Also draw a picture into this file.", metavar="PATH", dir_okay=False)
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", help="List at most this many of each.", min=1, max=1000)] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Show what is deleted in a table, and where.
+
+    Lists its deletion vectors by storage type, the data files and partitions with the largest share of deleted rows,
+    delete files and what they serve, orphans, and snapshots.
+    """
+    if file is not None and png is not None:
+        raise typer.BadParameter("it shows the whole table, not one file", param_hint="--png")
+    import_arrow()
+    from daemon.cli.inspect import file_lines, table_lines  # noqa: PLC0415
+    from daemon.cli.operations import opened_table  # noqa: PLC0415
+    from daemon.cli.pictures import draw_table  # noqa: PLC0415
+    from daemon.cli.tables import find_table  # noqa: PLC0415
+    from daemon.status.deletions import inspect_file, inspect_table  # noqa: PLC0415
+
+    found: TableDeletions | FileDetail
+    with reported_errors():
+        settings = load_with_found(context, config, [table])
+        with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
+            if file is not None:
+                found = inspect_file(opened, iceberg, file, ranges_max=limit * 10)
+                lines = file_lines(found)
+            else:
+                found = inspect_table(opened, iceberg, rows_max=limit)
+                lines = table_lines(found, now_ms=opened.clock.now_ms())
+                if png is not None:
+                    draw_table(found, png)
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        say("\n".join(lines))

@@ -1,0 +1,141 @@
+"""What the commands share: their parameters, how they read the configuration, and how they print results and errors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from daemon.config.redaction import SECRET_KEY
+from daemon.config.settings import LogSettings, Settings
+from daemon.config.value_types import ENV_PREFIX, duration_s
+from daemon.errors import ConfigInvalid, SyncError
+from daemon.log import configure_logging
+from daemon.masking import hide
+from daemon.texts import printable
+
+DEFAULT_CONFIG = Path("config.yaml")
+# Set in a command's context when a pattern could not be listed, so that "all tables" were not all.
+PATTERN_FAILED = "dvsync.pattern_failed"
+
+ConfigPath = Annotated[
+    Path | None,
+    typer.Option("--config", help="The configuration file (config.yaml, or $DVSYNC_CONFIG).", metavar="PATH"),
+]
+TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name in the configuration.")]
+TableNames = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TABLE", help="Names of tables, in which `*` stands for any part; all tables when left out."
+    ),
+]
+ChosenTables = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="TABLE", help="Names of tables, in which `*` stands for any part."),
+]
+AllTables = Annotated[bool, typer.Option("--all", help="All tables.")]
+
+
+def config_path(context: typer.Context, config: Path | None) -> Path:
+    from_environment = os.environ.get(f"{ENV_PREFIX}CONFIG")
+    return config or context.find_root().obj or (Path(from_environment) if from_environment else DEFAULT_CONFIG)
+
+
+def load(context: typer.Context, config: Path | None, *, optional: bool = False, quiet: bool = False) -> Settings:
+    """The settings; those of the environment alone if `optional` and no file is named or there.
+
+    `quiet` is for a command that prints its result: its log goes to standard error, warnings and above.
+    """
+    from daemon.config.load import load_settings  # noqa: PLC0415
+
+    path = config_path(context, config)
+    is_wanted = not optional or config or context.find_root().obj or path.exists()
+    settings = _without_secrets_shown(load_settings(path, None if is_wanted else "{}"))
+    if quiet:
+        log_to_stderr(settings.log)
+    return settings
+
+
+def load_valid(context: typer.Context, config: Path | None, *sections: str) -> tuple[Settings, bool]:
+    """The settings, of which only these sections may be used, and whether the others are valid, too."""
+    from daemon.config.load import load_sections  # noqa: PLC0415
+
+    settings, is_valid = load_sections(config_path(context, config), *sections)
+    log_to_stderr()
+    return _without_secrets_shown(settings), is_valid
+
+
+def _without_secrets_shown(settings: Settings) -> Settings:
+    """The same settings, after their secrets were hidden from all output."""
+    hide(settings.secrets())
+    hide_environment()
+    return settings
+
+
+def load_with_found(context: typer.Context, config: Path | None, wanted: Sequence[str] = ()) -> Settings:
+    """The settings with the tables that patterns find now; see `load_both`."""
+    return load_both(context, config, wanted)[1]
+
+
+def load_both(context: typer.Context, config: Path | None, wanted: Sequence[str] = ()) -> tuple[Settings, Settings]:
+    """The settings as they were written, with the patterns, and with the tables that patterns find now.
+
+    What could not be listed or followed is printed and noted, unless the `wanted` tables are all found.
+    """
+    from daemon.cli.tables import with_found_tables  # noqa: PLC0415
+
+    configured = load(context, config, quiet=True)
+    settings, troubles = with_found_tables(configured)
+    if not wanted or not {table.name for table in settings.tables}.issuperset(wanted):
+        for about, trouble in troubles.items():
+            typer.echo(printable(f"{about} is not followed: {trouble.message}\n{trouble.hint}", keep="\n"), err=True)
+            context.meta[PATTERN_FAILED] = True
+    return configured, settings
+
+
+def hide_environment() -> None:
+    hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
+
+
+def log_to_stderr(log: LogSettings | None = None, *, has_verdicts: bool = False) -> None:
+    """Log warnings and above, in lines for people unless `log` says JSON; `has_verdicts` as in `configure_logging`."""
+    log = log or LogSettings()
+    level: Literal["warning", "error"] = "error" if log.level == "error" else "warning"
+    chosen = LogSettings(format="json" if log.format == "json" else "console", level=level)
+    configure_logging(chosen, sys.stderr, has_verdicts=has_verdicts)
+
+
+def say(text: str) -> None:
+    """Print a text that may contain names and values of a Delta table."""
+    typer.echo(printable(text, keep="\n"))
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """For the work of a command, after its imports: a SyncError is printed and becomes an exit code."""
+    # Imported modules are never garbage: the collector need not visit them.
+    gc.freeze()
+    gc.enable()
+    try:
+        yield
+    except SyncError as error:
+        raise exit_with(error) from None
+
+
+def exit_with(error: SyncError) -> typer.Exit:
+    """Print the error on standard error."""
+    typer.echo(f"{error}\n{error.hint}", err=True)
+    return typer.Exit(2 if isinstance(error, ConfigInvalid) else 1)
+
+
+def seconds(text: str) -> float:
+    try:
+        return duration_s(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None

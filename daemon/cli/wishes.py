@@ -1,0 +1,146 @@
+"""Commands that write to the state database what is asked of tables: a running daemon sees it within seconds."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from daemon.cli.invocation import (
+    AllTables,
+    ChosenTables,
+    ConfigPath,
+    load_both,
+    load_with_found,
+    reported_errors,
+    say,
+    seconds,
+)
+from daemon.config.settings import TableSettings
+from daemon.lean_imports import import_arrow
+from daemon.texts import printable
+
+if TYPE_CHECKING:
+    from state import StateStore
+
+T = TypeVar("T")
+
+
+def resume(
+    context: typer.Context, tables: ChosenTables = None, every: AllTables = False, config: ConfigPath = None
+) -> None:
+    """Continue parked or paused tables. A running daemon sees it within seconds."""
+    from daemon.sync.verbs import resume  # noqa: PLC0415
+
+    nothing = "was neither parked nor paused; nothing to do"
+    _ask(context, config, _chosen(tables, every), resume, lambda cleared: "resumed" if cleared else nothing)
+
+
+def pause(
+    context: typer.Context,
+    tables: ChosenTables = None,
+    *,
+    every: AllTables = False,
+    for_s: Annotated[
+        float | None,
+        typer.Option(
+            "--for", help="Continue by itself after this time, such as 2h.", parser=seconds, metavar="DURATION"
+        ),
+    ] = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Say why; `dvsync status` shows it.", metavar="TEXT")
+    ] = None,
+    config: ConfigPath = None,
+) -> None:
+    """Stop syncing tables until `dvsync resume`, or for a time. A running daemon sees it within seconds."""
+    from daemon.clock import SystemClock  # noqa: PLC0415
+    from daemon.status.table_status import iso_time  # noqa: PLC0415
+    from daemon.sync.verbs import make_pause, pause  # noqa: PLC0415
+
+    with reported_errors():
+        wanted = make_pause(_person(), SystemClock().now_ms(), for_s=for_s, reason=reason)
+
+    until = f" until {iso_time(wanted.until_ms)}" if wanted.until_ms is not None else ""
+    _ask(context, config, _chosen(tables, every), partial(pause, wanted=wanted), lambda _: f"paused{until}")
+
+
+def _person() -> str:
+    """Who runs this command. A container's user may have no name."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):
+        name = f"user {os.getuid()}"
+    return f"{name} on {socket.gethostname()}"
+
+
+def resync(
+    context: typer.Context, tables: ChosenTables = None, every: AllTables = False, config: ConfigPath = None
+) -> None:
+    """Rewrite tables from Delta's whole state. A running daemon begins within seconds."""
+    from daemon.sync.verbs import want_resync  # noqa: PLC0415
+
+    _ask(context, config, _chosen(tables, every), want_resync, lambda _: "its next sync writes the whole table anew")
+
+
+def _chosen(tables: list[str] | None, every: bool) -> list[str]:
+    """The names that a command was given; none for all tables."""
+    if tables and every:
+        raise typer.BadParameter("it does not go with names", param_hint="--all")
+    if not tables and not every:
+        raise typer.BadParameter("name tables, or use --all")
+    return tables or []
+
+
+def _ask(
+    context: typer.Context,
+    config: Path | None,
+    tables: list[str],
+    verb: Callable[[StateStore, TableSettings], T],
+    verdict: Callable[[T], str],
+) -> None:
+    """Let `verb` write to the state store what is asked of each of the tables, and print what it did."""
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+    from daemon.sync.memory import open_store  # noqa: PLC0415
+
+    with reported_errors():
+        settings = load_with_found(context, config, tables)
+        chosen = find_tables(settings, tables)
+        with open_store(settings) as store:
+            for table in chosen:
+                say(f"{table.name}: {verdict(verb(store, table))}")
+
+
+def forget(
+    context: typer.Context,
+    tables: ChosenTables = None,
+    every: Annotated[bool, typer.Option("--all", help="All tables that are gone.")] = False,
+    drop: Annotated[
+        bool,
+        typer.Option(
+            "--drop",
+            help="Also drop the Iceberg tables from their catalogs, and remove the files that dvsync wrote for them.",
+        ),
+    ] = False,
+    config: ConfigPath = None,
+) -> None:
+    """Remove tables that are gone from the state database. Delta's files stay in any case."""
+    wanted = _chosen(tables, every)
+    import_arrow()
+    from daemon.cli.operations import forget_tables  # noqa: PLC0415
+
+    with reported_errors():
+        configured, settings = load_both(context, config)
+        has_failed = False
+        for done in forget_tables(configured, settings, wanted, drop=drop):
+            if isinstance(done, str):
+                say(done)
+            else:
+                has_failed = True
+                typer.echo(printable(f"{done}\n{done.hint}", keep="\n"), err=True)
+    raise typer.Exit(1 if has_failed else 0)
