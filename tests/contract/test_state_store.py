@@ -2108,7 +2108,6 @@ def test_both_stores_tell_the_same() -> None:
         settings=settings(
             max_examples=15,
             stateful_step_count=12,
-            deadline=None,
             database=None,
             # Twelve steps can be read as they are, and making them fewer takes minutes.
             phases=[Phase.generate],

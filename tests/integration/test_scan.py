@@ -88,7 +88,7 @@ def test_tour(spark: SparkSession, tmp_path: Path, partitioned: bool) -> None:
     play(spark, History(tmp_path / "t", partitioned=partitioned), TOUR)
 
 
-@settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(steps(changes_max=5), st.booleans())
 def test_random_histories(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, played: list[Step], partitioned: bool

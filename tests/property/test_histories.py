@@ -83,7 +83,6 @@ def play(steps: list[Step], *, partitioned: bool, granularity: str, limits: Limi
 @pytest.mark.parametrize("partitioned", [False, True], ids=["unpartitioned", "partitioned"])
 @settings(
     max_examples=HISTORIES,
-    deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -26,7 +26,6 @@ INPUTS = int(os.environ.get("INPUTS", "40"))
 REFUSALS = {"CorruptInput", "Unsupported", "CommitIncomplete", "ObjectMissing"}
 RANDOM = settings(
     max_examples=INPUTS,
-    deadline=None,
     derandomize="INPUTS" not in os.environ,
     print_blob=True,
     suppress_health_check=list(HealthCheck),

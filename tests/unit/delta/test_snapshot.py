@@ -591,7 +591,7 @@ DVS: tuple[Action | None, ...] = (None, vector("one"), vector("two"), vector("tw
 NUMBERS = st.integers(0, 5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_replay_is_a_fold(data: st.DataObject) -> None:
     """Random histories with checkpoints and compacted files at random versions are what a naive fold makes of them."""

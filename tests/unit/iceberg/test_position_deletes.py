@@ -67,7 +67,7 @@ def test_other_engines_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     ),
     st.data(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_equals_its_model(
     tmp_path_factory: pytest.TempPathFactory, model: dict[str, set[int]], data: st.DataObject
 ) -> None:

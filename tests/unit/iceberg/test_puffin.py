@@ -41,7 +41,7 @@ def write(folder: Path, vectors: dict[str, set[int]]) -> PuffinFile:
         max_size=5,
     )
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_others_read_what_was_written(tmp_path_factory: pytest.TempPathFactory, vectors: dict[str, set[int]]) -> None:
     folder = tmp_path_factory.mktemp("puffin")
     written = write(folder, vectors)

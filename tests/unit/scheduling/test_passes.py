@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.config.settings import VerifySettings
@@ -21,7 +21,6 @@ def proof(wrong: int = 0, level: Level = Level.METADATA, path: str = "f") -> Pro
 
 
 @given(files=st.integers(0, 10_000_000), files_at_once=st.integers(10_000, 1_000_000))
-@settings(deadline=None)
 def test_the_parts_of_a_pass_cover_every_share_once(files: int, files_at_once: int) -> None:
     of_table = VerifySettings(files_at_once=files_at_once)
     covered, parts, last = 0, 0, None
@@ -86,7 +85,6 @@ def test_a_clock_that_was_ahead_delays_nothing() -> None:
     files_at_once=st.integers(10_000, 1_000_000),
     late_ms=st.lists(st.integers(0, 5_000), min_size=1, max_size=5),
 )
-@settings(deadline=None)
 def test_a_pass_takes_a_period_however_late_its_parts_are(files: int, files_at_once: int, late_ms: list[int]) -> None:
     """Each part begins late by one of `late_ms`, as when the process looks only now and then."""
     of_table = VerifySettings(period="100s", files_at_once=files_at_once)

@@ -203,7 +203,7 @@ step = st.dictionaries(
 
 
 @given(st.lists(step, max_size=12))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_reader_deletes_too_much_or_too_little(steps: list[dict[str, set[int] | None]]) -> None:
     """Each step gives data files new deletions, or (None) removes or adds them.
 
