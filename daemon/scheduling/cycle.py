@@ -305,7 +305,7 @@ class TableCycle:
     def _synced(self, result: SyncResult, started_ms: int, duration_ms: int) -> None:
         self.observer.report_sync(self._record.id, result, started_ms, duration_ms)
         self._snapshots_unmaintained += result.snapshots
-        self._recover()
+        self._recover(is_recorded=result.outcome.is_progress)
         try:
             record = self._read()
             # A person may have changed the row during this sync, and may want another resync.
@@ -323,10 +323,14 @@ class TableCycle:
         self._recover()
         self.observer.show_in_step(self._record, more=False)
 
-    def _recover(self) -> None:
+    def _recover(self, *, is_recorded: bool = False) -> None:
+        """Forget the table's error. Its end is recorded as a run, unless the sync itself is."""
         self._wait = None
-        if not self._failures.end():
+        error = self._failures.end()
+        if error is None:
             return
+        if not is_recorded:
+            self.observer.report_recovery(self._record, error)
         self._record = replace(self._record, error=None)
         try:
             self._store.record_resumed(self._record.id)

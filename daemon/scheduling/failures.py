@@ -112,11 +112,11 @@ class Failures:
             )
         return Failure(error, delay_s, known.may_end_by_version, is_news)
 
-    def end(self) -> bool:
-        """The table works again: log that and forget the error. False when there was none."""
+    def end(self) -> TableError | None:
+        """The table works again: log that, and forget and return the error, if there was one."""
         error, self._last = self._last, None
         if error is None:
-            return False
+            return None
         self._logged_at_s = None
         _log.info(
             events.SYNC_RECOVERED,
@@ -125,7 +125,7 @@ class Failures:
             consecutive_errors=error.consecutive,
             failed_for_s=(self._clock.now_ms() - error.since_ms) // 1000,
         )
-        return True
+        return error
 
     def forget(self) -> None:
         """A person resumed the table: the next error begins a new row."""

@@ -11,7 +11,7 @@ from daemon.delta.log import DeltaLog
 from daemon.errors import AccountMismatch
 from daemon.scheduling.failures import Failure
 from daemon.status.board import Board
-from daemon.status.table_status import AccountCounts, Observation
+from daemon.status.table_status import AccountCounts, Observation, counted
 from daemon.status.timeline import DAY_MS, RUNS_MAX
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state import StateUnavailable, SyncRun, TableError, TableRecord, TableStore
@@ -121,6 +121,20 @@ class Observer:
             self._count_accounts(checked=1, mismatches=1)
         if failure.is_news:
             self._record_run(_failed_run(record, error, started_ms, self._clock.now_ms() - started_ms))
+
+    def report_recovery(self, record: TableRecord, error: TableError) -> None:
+        """Record as a run that the table's error ended without a change."""
+        self._record_run(
+            SyncRun(
+                table_id=record.id,
+                started_at_ms=self._clock.now_ms(),
+                duration_ms=0,
+                outcome="recovered",
+                from_version=record.synced_version,
+                to_version=record.synced_version,
+                message=f"{error.kind} is over, after {counted(error.consecutive, 'error')}",
+            )
+        )
 
     def _record_run(self, run: SyncRun) -> None:
         self._board.timeline(self._name).add_runs([run])

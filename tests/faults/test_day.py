@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.daemons import Daemon, daemon, until
+from tests.kit.daemons import Daemon, command, daemon, until
 from tests.kit.handmade import HandmadeTable
 
 NAME = "lake.a"
@@ -54,9 +54,29 @@ def test_a_restart_keeps_the_day_and_the_operations(table: HandmadeTable, tmp_pa
         assert [run["operation"] for run in detail["runs"]] == [operation]
         assert detail["status"]["catalog"] == "local"
         assert detail["read"]["DuckDB"] == f"SELECT * FROM iceberg_scan('{detail['status']['metadata_location']}')"
-        page = running.fetch(f"/tables/{NAME}")
-        assert page.count("<polyline") == 4 and operation in page
+        # The first sample of a process may be taken before it knows all numbers.
+        path = f"/tables/{NAME}"
+        page = until(lambda: (page := running.fetch(path)).count("<polyline") == 4 and page, "the four charts")
+        assert operation in page
         assert detail["status"]["metadata_location"] in page
+
+
+def test_the_history_says_that_an_error_is_over(table: HandmadeTable, tmp_path: Path) -> None:
+    """Also if no sync ended it: the writer took back what nobody could read."""
+    config = tmp_path / "config.yaml"
+    with daemon(config) as running:
+        running.synced_to(NAME, table.version)
+        unfinished = table.folder / "_delta_log" / f"{table.version + 1:020}.json"
+        unfinished.write_text("{")
+        until(lambda: running.tables()[NAME]["state"] == "retrying", "the error")
+        unfinished.unlink()
+        until(lambda: running.tables()[NAME]["state"] == "synced", "its end")
+        newest, error, *_ = command(config, "history", NAME).stdout.splitlines()
+        assert f" recovered, version {table.version}, " in newest and newest.endswith(
+            "s: CommitIncomplete is over, after 1 error"
+        )
+        assert " CommitIncomplete, " in error
+        assert "CommitIncomplete is over" in running.fetch(f"/tables/{NAME}")
 
 
 def test_a_restart_says_that_the_error_is_the_last_one(table: HandmadeTable, tmp_path: Path) -> None:
