@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -38,8 +38,15 @@ def resume(
     """Continue parked or paused tables. A running daemon sees it within seconds."""
     from daemon.sync.verbs import resume  # noqa: PLC0415
 
-    nothing = "was neither parked nor paused; nothing to do"
-    _ask(context, config, _chosen(tables, every), resume, lambda cleared: "resumed" if cleared else nothing)
+    idle = []
+    for name, is_cleared in _asked(context, config, _chosen(tables, every), resume):
+        if is_cleared:
+            say(f"{name}: resumed")
+        else:
+            idle.append(name)
+    if idle:
+        who = f"{idle[0]}: was" if len(idle) == 1 else f"{len(idle)} tables were"
+        say(f"{who} neither parked nor paused; nothing to do")
 
 
 def pause(
@@ -67,7 +74,8 @@ def pause(
         wanted = make_pause(_person(), SystemClock().now_ms(), for_s=for_s, reason=reason)
 
     until = f" until {iso_time(wanted.until_ms)}" if wanted.until_ms is not None else ""
-    _ask(context, config, _chosen(tables, every), partial(pause, wanted=wanted), lambda _: f"paused{until}")
+    for name, _ in _asked(context, config, _chosen(tables, every), partial(pause, wanted=wanted)):
+        say(f"{name}: paused{until}")
 
 
 def _person() -> str:
@@ -85,7 +93,8 @@ def resync(
     """Rewrite tables from Delta's whole state. A running daemon begins within seconds."""
     from daemon.sync.verbs import want_resync  # noqa: PLC0415
 
-    _ask(context, config, _chosen(tables, every), want_resync, lambda _: "its next sync writes the whole table anew")
+    for name, _ in _asked(context, config, _chosen(tables, every), want_resync):
+        say(f"{name}: its next sync writes the whole table anew")
 
 
 def _chosen(tables: list[str] | None, every: bool) -> list[str]:
@@ -97,14 +106,10 @@ def _chosen(tables: list[str] | None, every: bool) -> list[str]:
     return tables or []
 
 
-def _ask(
-    context: typer.Context,
-    config: Path | None,
-    tables: list[str],
-    verb: Callable[[StateStore, TableSettings], T],
-    verdict: Callable[[T], str],
-) -> None:
-    """Let `verb` write to the state store what is asked of each of the tables, and print what it did."""
+def _asked(
+    context: typer.Context, config: Path | None, tables: list[str], verb: Callable[[StateStore, TableSettings], T]
+) -> Iterator[tuple[str, T]]:
+    """Let `verb` write to the state store what is asked of each of the tables. Yields their names and the results."""
     from daemon.cli.tables import find_tables  # noqa: PLC0415
     from daemon.sync.memory import open_store  # noqa: PLC0415
 
@@ -113,7 +118,7 @@ def _ask(
         chosen = find_tables(settings, tables)
         with open_store(settings) as store:
             for table in chosen:
-                say(f"{table.name}: {verdict(verb(store, table))}")
+                yield table.name, verb(store, table)
 
 
 def forget(

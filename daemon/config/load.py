@@ -457,9 +457,15 @@ def _clashes(readable: _Readable) -> Iterator[str]:
     names: dict[str, str] = {}
     targets: dict[tuple[str, str], str] = {}
     places: list[tuple[str, str]] = []
+    patterns: dict[str, str] = {}
     for place, table in readable.tables():
         if table.is_pattern:
-            continue  # Tables that match a pattern are checked when they are discovered.
+            # The tables that it matches are checked when they are discovered. The first pattern that finds one has it.
+            if table.source in patterns:
+                yield f"{place}.source: {patterns[table.source]} has the same pattern, and leaves no table to this one"
+            elif not table.exclude:
+                patterns[table.source] = place
+            continue
         first = targets.setdefault((table.catalog, table.target), place)
         if first != place:
             yield f"{place}.target: {table.target} is already the target of {first}"

@@ -20,7 +20,7 @@ from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
-from daemon.translate.definition import check_places, shape_for
+from daemon.translate.definition import VECTORIZED_READS, check_places, shape_for
 from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
 
 # How dvsync treats each table feature. A feature that only writers list, and that is missing here, does not concern
@@ -254,6 +254,9 @@ def _readers(
         text = f"{', '.join(sorted(files.int96_columns))}: INT96 values before 1677 or after 2262 are wrong; "
         text += "dvsync follows such files (int96_overflow)" if settings.may_overflow else "dvsync refuses such files"
         yield ReaderTrouble(("PyIceberg", "Polars"), text)
+    if files.millis_columns:
+        text = f"{', '.join(sorted(files.millis_columns))}: timestamps in milliseconds are wrong in vectorized reads; "
+        yield ReaderTrouble(("Spark",), f"{text}dvsync turns them off for the table ({VECTORIZED_READS})")
     if files.view_columns:
         text = f"{', '.join(sorted(files.view_columns))}: stored as Arrow's string views, as delta-rs does in DELETE, "
         text += "UPDATE and MERGE; fails if other files store strings, or if rows are deleted, until OPTIMIZE"

@@ -39,6 +39,7 @@ class Examination:
     deleted_rows: int = 0
     files_without_stats: int = 0
     int96_columns: set[str] = field(default_factory=set)
+    millis_columns: set[str] = field(default_factory=set)
     view_columns: set[str] = field(default_factory=set)
     hidden_columns: set[str] = field(default_factory=set)
     partitions_without_zone: set[str] = field(default_factory=set)
@@ -57,6 +58,7 @@ class Examination:
         self.deleted_rows += other.deleted_rows
         self.files_without_stats += other.files_without_stats
         self.int96_columns |= other.int96_columns
+        self.millis_columns |= other.millis_columns
         self.view_columns |= other.view_columns
         self.hidden_columns |= other.hidden_columns
         self.partitions_without_zone |= other.partitions_without_zone
@@ -106,6 +108,7 @@ class ExaminationTask:
             return
         seen.physical_rows += metrics.record_count
         seen.int96_columns |= {str(self.table.schema.find_column_name(field_id)) for field_id in file.int96}
+        seen.millis_columns |= {str(self.table.schema.find_column_name(field_id)) for field_id in file.millis}
         seen.view_columns |= {str(self.table.schema.find_column_name(field_id)) for field_id in file.views}
         seen.hidden_columns |= {".".join(column) for column in file.hidden}
         for partition in self.table.spec.fields:

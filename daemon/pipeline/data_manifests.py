@@ -17,7 +17,7 @@ from daemon.iceberg.pyiceberg_ext.records import entry_record
 from daemon.pipeline.inspection import Inspector
 from daemon.storage import FileIOStorage
 from daemon.translate.data_files import data_file_of, partition_of
-from daemon.translate.hidden_columns import Path
+from daemon.translate.file_schema import FileTraits
 from daemon.translate.partition_values import encode_partition
 from daemon.translate.schema import TableSchema
 from state import LiveFile
@@ -25,13 +25,13 @@ from state import LiveFile
 
 @dataclass(frozen=True)
 class WrittenManifest:
-    """A manifest, the totals of its data files, their hidden columns, and `row_ids_end` as in `PreparedSnapshot`."""
+    """A manifest, the totals of its data files, their traits, and `row_ids_end` as in `PreparedSnapshot`."""
 
     manifest: ManifestFile
     files: int
     physical_rows: int
     size_bytes: int
-    hidden: frozenset[Path]
+    traits: FileTraits
     row_ids_end: int
 
 
@@ -98,7 +98,7 @@ class ManifestTask:
         record_counts = [inspection.metrics[add.path].record_count for add in adds]
         sizes_bytes = [add.size for add in adds]
         yield ManifestAnswer(
-            WrittenManifest(manifest, len(adds), sum(record_counts), sum(sizes_bytes), inspection.hidden, row_ids_end),
+            WrittenManifest(manifest, len(adds), sum(record_counts), sum(sizes_bytes), inspection.traits, row_ids_end),
             [add.path for add in adds],
             record_counts,
             sizes_bytes,

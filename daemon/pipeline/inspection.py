@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from operator import attrgetter
+from functools import reduce
+from operator import attrgetter, or_
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +23,7 @@ from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.storage import FileIOStorage, check_path, map_files, store_away
 from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
 from daemon.translate.data_files import metrics_of, partition_of
-from daemon.translate.file_schema import FileSchema, check_file_schema
-from daemon.translate.hidden_columns import Path
+from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
 from daemon.translate.metrics import Metrics
 from daemon.translate.partition_values import EPOCH, EPOCH_DAY, MICROSECOND
 from daemon.translate.schema import TableSchema
@@ -49,7 +49,7 @@ class Inspector:
     _checked: dict[tuple[object, ...], tuple[FileSchema, tuple[str, ...]]] = field(default_factory=dict)
 
     def inspect(self, adds: Sequence[AddFile]) -> Inspection:
-        """Inspect every file, and return their metrics and hidden columns.
+        """Inspect every file, and return their metrics and traits.
 
         Raises `ObjectMissing`; `CorruptInput` for a file that differs from the one that was added; `Unsupported` for a
         file that some reader would not show as Delta does.
@@ -57,7 +57,7 @@ class Inspector:
         inspected = map_files(self.inspect_file, adds, attrgetter("path"))
         return Inspection(
             metrics={add.path: metrics for add, (metrics, _) in zip(adds, inspected, strict=True)},
-            hidden=frozenset().union(*(file.hidden for _, file in inspected)),
+            traits=reduce(or_, (file.traits for _, file in inspected), FileTraits()),
         )
 
     def inspect_file(self, add: AddFile) -> tuple[Metrics, FileSchema]:
@@ -251,10 +251,10 @@ def _no_footer(path: str, error: Exception) -> CorruptInput:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The result of inspecting files. `hidden` are columns of the files that Delta's schema does not have."""
+    """The result of inspecting files."""
 
     metrics: Mapping[str, Metrics]
-    hidden: frozenset[Path]
+    traits: FileTraits
 
 
 @dataclass(frozen=True)
@@ -271,8 +271,8 @@ class InspectionTask:
 def joined(inspections: Iterable[Inspection]) -> Inspection:
     """Join the inspections of several tasks."""
     metrics: dict[str, Metrics] = {}
-    hidden: frozenset[Path] = frozenset()
+    traits = FileTraits()
     for each in inspections:
         metrics |= each.metrics
-        hidden |= each.hidden
-    return Inspection(metrics, hidden)
+        traits |= each.traits
+    return Inspection(metrics, traits)

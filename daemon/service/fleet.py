@@ -67,6 +67,8 @@ class Fleet:
         self._cycles: dict[str, TableCycle] = {}
         self._leaving: set[str] = set()
         self._gone: set[str] = set()
+        # Tables that were never synced and seem to be gone: shown if the next listing does not find them either.
+        self._unsynced: set[str] = set()
         self._found = Found()
         self._discovery_due_s = parts.clock.monotonic_s()
         self._is_reloaded = False
@@ -199,6 +201,12 @@ class Fleet:
         parts, now_ms = self._parts, self._parts.clock.now_ms()
         followed = {*self._running, *(table.name for table in self._found.tables)}
         gone = gone_among(parts.store.list_tables(), followed, parts.settings.share)
+        unsynced = {record.name for record in gone if record.synced_version is None} - self._gone
+        if unsynced - self._unsynced:
+            # A command made the row, perhaps of a folder that no listing has found yet.
+            self._discovery_due_s = parts.clock.monotonic_s()
+            gone = [record for record in gone if record.name not in unsynced]
+        self._unsynced = unsynced
         for record in gone:
             if record.name not in self._gone:
                 _log.warning(events.TABLE_GONE, table=record.name, source=record.source, target=record.target)

@@ -58,7 +58,7 @@ def advance(
         )
     account = before + account_change(change, live, inspection.metrics)
     check(account)
-    shape = shape.with_hidden(inspection.hidden)
+    shape = shape.with_files(inspection.traits)
     transaction = Transaction(
         context,
         record,

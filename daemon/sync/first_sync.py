@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
@@ -28,6 +29,7 @@ from daemon.translate.definition import (
     remembering,
     shape_for,
 )
+from daemon.translate.file_schema import FileTraits
 from daemon.translate.plan import CommitPlan, complete_plan, plan_sync
 from daemon.translate.vector_plan import Holders, complete_vectors, plan_vectors
 from state import DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
@@ -83,7 +85,7 @@ def show_state(
         with tracing.step("manifests"):
             answers = _write_manifests(context, transaction, state, shape, table)
         written = [answer.written for answer in answers]
-        shape = shape.with_hidden(frozenset().union(*(manifest.hidden for manifest in written)))
+        shape = shape.with_files(reduce(or_, (manifest.traits for manifest in written), FileTraits()))
         with tracing.step("translate"):
             dvs, completed = _write_deletions(context, transaction, state, shape, answers)
         delta = replace(

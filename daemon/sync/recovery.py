@@ -180,11 +180,13 @@ def _foreign_commits(table: Table) -> str:
     return f"not committed by dvsync: {'; '.join(named[:FOREIGN_NAMED_MAX])}{more}"
 
 
-def _last_own(table: Table) -> str:
-    """Return the id of dvsync's last snapshot, and how Spark makes it current; an empty text if there is none."""
+def _way_back(table: Table, name: str) -> str:
+    """Return how to make dvsync's last snapshot current; an empty text if there is none, or if it is current."""
     own = [snapshot.snapshot_id for snapshot in table.metadata.snapshots if find_marker(snapshot)]
-    name = ".".join(table.name()[-2:])
-    return f" {own[-1]} (CALL catalog.system.set_current_snapshot('{name}', {own[-1]}))" if own else ""
+    if not own or own[-1] == table.metadata.current_snapshot_id:
+        return ""
+    call = f"CALL catalog.system.set_current_snapshot('{'.'.join(table.name()[-2:])}', {own[-1]})"
+    return f" Or set the table to dvsync's last snapshot {own[-1]} ({call}), then `dvsync resume {name}`."
 
 
 def _target_changed(context: TableContext, table: Table, what: str) -> TargetChanged:
@@ -193,7 +195,7 @@ def _target_changed(context: TableContext, table: Table, what: str) -> TargetCha
         f"the Iceberg table {context.settings.target} was changed by someone else: {what}",
         path=table.metadata_location,
         hint=f"`dvsync resync {name}` brings back Delta's state in one snapshot; on_foreign_commit: overwrite does so "
-        f"automatically. Or set the table to dvsync's last snapshot{_last_own(table)}, then `dvsync resume {name}`.",
+        f"automatically.{_way_back(table, name)}",
     )
 
 

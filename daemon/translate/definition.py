@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -27,6 +27,7 @@ from daemon.iceberg.tags import own_tags
 from daemon.iceberg.target import Definition, Misread
 from daemon.locations import vacuum_cleans
 from daemon.storage import check_path
+from daemon.translate.file_schema import FileTraits
 from daemon.translate.hidden_columns import with_hidden, with_row_ids
 from daemon.translate.metrics import metrics_properties
 from daemon.translate.name_mapping import ROW_ID, find_lost
@@ -43,6 +44,8 @@ NAME_MAPPING_HASH = "dvsync.name-mapping-sha256"
 # Set only if a timestamp with a zone partitions the table.
 TIME_ZONE = "dvsync.partition-time-zone"
 DELETE_GRANULARITY = "write.delete.granularity"
+# Spark's vectorized reader takes milliseconds for microseconds where the values have a dictionary (Iceberg 1.12).
+VECTORIZED_READS = "read.parquet.vectorization.enabled"
 # Properties that place files outside of the table's location.
 PLACES = ("write.data.path", "write.metadata.path")
 # Delta's protocol and features must fit together, but a commit may change only one of them: see `remembering`.
@@ -67,12 +70,16 @@ class Shape:
     definition: Definition
     granularity: str
 
-    def with_hidden(self, hidden: Set[tuple[str, ...]]) -> Shape:
-        """Return the shape for files that also have these columns. Without such columns, it does not change."""
-        if not hidden:
+    def with_files(self, traits: FileTraits) -> Shape:
+        """Return the shape for files that also have these traits. Without any, it does not change."""
+        if traits == FileTraits():
             return self
-        table = replace(self.table, name_mapping=with_hidden(self.table.name_mapping, hidden))
-        properties = {**self.definition.properties, **_shape_properties(table)}
+        table = replace(self.table, name_mapping=with_hidden(self.table.name_mapping, traits.hidden))
+        properties = {
+            **self.definition.properties,
+            **_shape_properties(table),
+            **({VECTORIZED_READS: "false"} if traits.has_millis else {}),
+        }
         return replace(self, table=table, definition=replace(self.definition, properties=properties))
 
 
@@ -86,11 +93,14 @@ def check_shape(table: Table, settings: TableSettings) -> None:
     }
     changed = [what for key, (what, value) in now.items() if properties.get(key) != value]
     if changed:
+        undo = "Undo the change"
+        if now[NAME_MAPPING_HASH][0] in changed:
+            undo = f"Restore {NAME_MAPPING}, in which DROP COLUMN leaves a column's name,"
         raise TargetChanged(
             f"the Iceberg table {settings.target} was changed by someone else: its {' and its '.join(changed)}",
             path=table.metadata_location,
-            hint=f"Undo the change and run `dvsync resume {name}`, or run `dvsync resync {name}`, which writes the "
-            "table anew as Delta has it. With on_foreign_commit: overwrite, dvsync does so by itself.",
+            hint=f"Run `dvsync resync {name}`, which writes the table anew as Delta has it; with on_foreign_commit: "
+            f"overwrite, dvsync does so by itself. Or: {undo} and run `dvsync resume {name}`.",
         )
     zone = properties.get(TIME_ZONE)
     if _has_zoned_partitions(table.schema(), table.spec()) and zone != settings.partition_time_zone:
@@ -303,7 +313,8 @@ def _shape(
         has_row_ids=has_row_ids,
     )
     filled = msgspec.json.encode(sorted(schema.filled)).decode()
-    granularity = settings.delete_granularity or properties.get(DELETE_GRANULARITY, "file")
+    granularity = settings.delete_granularity or properties.get(DELETE_GRANULARITY, "")
+    granularity = granularity if granularity in ("file", "partition") else "file"
     defaults = {} if properties else METADATA_PROPERTIES
     definition = Definition(
         schema=schema.schema,

@@ -55,6 +55,7 @@ STORED_AS: Mapping[type[IcebergType], frozenset[pa.DataType]] = {
     TimestamptzType: frozenset({pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC"), pa.timestamp("ns")}),
 }
 INT96 = pa.timestamp("ns")
+MILLIS = (pa.timestamp("ms"), pa.timestamp("ms", "UTC"))
 
 # PyIceberg or Polars fails on other names of UTC, such as "Z".
 UTC_NAMES = ("UTC", "Etc/UTC", "+00:00")
@@ -72,14 +73,33 @@ class FileSchema:
 
     `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking. `int96` maps the
     field ids of timestamps stored as INT96 to the top-level columns of the file that contain them. `views` are the
-    field ids of texts and bytes that Arrow reads as views, `days` those of dates, and of timestamps with a zone that
-    are not INT96.
+    field ids of texts and bytes that Arrow reads as views, `millis` those of top-level columns of timestamps in
+    milliseconds, `days` those of dates, and of timestamps with a zone that are not INT96.
     """
 
     hidden: frozenset[Path]
     int96: Mapping[int, str]
     days: frozenset[int]
     views: frozenset[int] = frozenset()
+    millis: frozenset[int] = frozenset()
+
+    @property
+    def traits(self) -> FileTraits:
+        return FileTraits(self.hidden, bool(self.millis))
+
+
+@dataclass(frozen=True)
+class FileTraits:
+    """The properties of data files by which the Iceberg table is defined.
+
+    `hidden` are columns of the files that Delta's schema does not have.
+    """
+
+    hidden: frozenset[Path] = frozenset()
+    has_millis: bool = False
+
+    def __or__(self, other: FileTraits) -> FileTraits:
+        return FileTraits(self.hidden | other.hidden, self.has_millis or other.has_millis)
 
 
 def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str]) -> FileSchema:
@@ -99,7 +119,13 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
             "Iceberg readers would show nulls",
             hint="Have Delta write the file anew, for example with an UPDATE of its rows.",
         )
-    return FileSchema(frozenset(walk.hidden), walk.int96, frozenset(walk.days), frozenset(walk.views))
+    return FileSchema(
+        hidden=frozenset(walk.hidden),
+        int96=walk.int96,
+        days=frozenset(walk.days),
+        views=frozenset(walk.views),
+        millis=frozenset(walk.millis),
+    )
 
 
 def _check_lists(schema: pa.Schema, leaf_paths: Sequence[str]) -> None:
@@ -202,6 +228,7 @@ class _Walk:
         self.int96: dict[int, str] = {}
         self.views: set[int] = set()
         self.days: set[int] = set()
+        self.millis: set[int] = set()
         self._has_ids = has_ids
         self._ids = ids
 
@@ -255,7 +282,9 @@ class _Walk:
             self._inside(inner[1], wanted.value_field, mapping[1], path, named)
         elif not _is_stored_as(kind, wanted):
             raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}")
-        elif kind == INT96:
+        if kind in MILLIS and len(path) == 1:
+            self.millis.add(column.field_id)
+        if kind == INT96:
             self.int96[column.field_id] = path[0]
         elif pa.types.is_string_view(field.type) or pa.types.is_binary_view(field.type):
             self.views.add(column.field_id)

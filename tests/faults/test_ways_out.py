@@ -133,12 +133,30 @@ def a_foreign_column_is_overwritten(world: World) -> Steps:
     world.dvsync("resync", NAME)
 
 
+def an_older_table_under_the_name_is_overwritten(world: World) -> Steps:
+    """The hint does not name the snapshot that is current already."""
+    with world.paused():
+        world.catalog.rename_table(TARGET, "lake.older")
+    world.delete()
+    until(lambda: world.status["synced_version"] == world.table.version, "the table that is made again")
+    with world.paused():
+        world.catalog.drop_table(TARGET)
+        world.catalog.rename_table("lake.older", TARGET)
+    world.delete()
+    yield "TargetChanged", "overwrite does so automatically."
+    assert "set_current_snapshot" not in world.status["error"]["hint"]
+    world.dvsync("resync", NAME)
+
+
 def a_foreign_property_is_undone(world: World) -> Steps:
     mapping = world.iceberg.properties["schema.name-mapping.default"]
     with world.iceberg.transaction() as transaction:
         transaction.set_properties({"schema.name-mapping.default": "[]"})
     world.delete()
-    yield "TargetChanged", "Undo the change and run `dvsync resume orders`"
+    yield (
+        "TargetChanged",
+        "Restore schema.name-mapping.default, in which DROP COLUMN leaves a column's name, and run `dvsync resume",
+    )
     with world.iceberg.transaction() as transaction:
         transaction.set_properties({"schema.name-mapping.default": mapping})
     world.dvsync("resume", NAME)
@@ -297,6 +315,7 @@ CASES = [
     a_table_without_readable_metadata_is_made_anew,
     a_table_whose_volume_is_lost_is_dropped,
     a_damaged_manifest_list_is_replaced,
+    an_older_table_under_the_name_is_overwritten,
     a_new_schema_is_accepted,
     a_new_schema_is_followed,
     a_column_of_another_type_is_written_anew,

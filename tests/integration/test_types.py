@@ -220,6 +220,21 @@ def test_timestamp_encodings(spark: SparkSession, service: Service, tmp_path: Pa
     table.sync_and_check(kind)
 
 
+@pytest.mark.parametrize("mode", ["none", "name"])
+def test_milliseconds_with_a_dictionary(spark: SparkSession, service: Service, tmp_path: Path, mode: str) -> None:
+    """Spark's vectorized reader of Iceberg tables shows them in 1970, and its filters find none of them."""
+    table = Followed(service, tmp_path, with_vectors=True)
+    table.step(
+        "CREATE TABLE {t} (id INT, moment TIMESTAMP, local TIMESTAMP_NTZ) USING delta TBLPROPERTIES"
+        f" ('delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = '{mode}')"
+    )
+    moments = "SELECT id, timestamp_millis(1700000000123 + id % 5), timestamp_millis(id % 3)::timestamp_ntz FROM range"
+    table.step(f"INSERT INTO {{t}} {moments}(0, 100, 1, 1)")
+    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS"):
+        table.step(f"INSERT INTO {{t}} {moments}(100, 2000, 1, 1)")
+    table.step("DELETE FROM {t} WHERE id % 7 = 0")
+
+
 def test_nanoseconds_are_refused_as_by_delta(spark: SparkSession, tmp_path: Path) -> None:
     """Delta's timestamps have microseconds, and Spark cannot read a file of another writer that has nanoseconds."""
     table = HandmadeTable(tmp_path / "delta")

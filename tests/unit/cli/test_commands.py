@@ -260,6 +260,7 @@ def test_one_command_for_several_tables(dvsync):
     assert dvsync("resume", "*.b").output == "db.b: resumed\n"
     assert dvsync("resume", "db.b", "db.c").exit_code == 2
     assert dvsync("resume", "--all").output == ("db.a: resumed\ndb.b: was neither parked nor paused; nothing to do\n")
+    assert dvsync("resume", "--all").output == "2 tables were neither parked nor paused; nothing to do\n"
     assert dvsync("resync", "db.*", "db.a").output.count("writes the whole table anew") == 2
 
 

@@ -267,6 +267,17 @@ def test_a_duration_needs_a_unit_and_sane_bounds(load, duration):
     assert [fault.partition(": ")[0] for fault in faults] == ["defaults.poll_interval"]
 
 
+def test_two_patterns_of_one_folder(load):
+    """The first leaves nothing to the second, unless it excludes something."""
+    text = (
+        ONE_CATALOG + "tables:\n- {source: 'lake/*', target: 'a.{name}'%s}\n- {source: 'lake/*/', target: 'b.{name}'}\n"
+    )
+    load(text % ", exclude: [tmp]")
+    assert faults_of(load, text % "") == [
+        "tables[1].source: tables[0] has the same pattern, and leaves no table to this one"
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

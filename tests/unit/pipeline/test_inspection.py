@@ -16,6 +16,7 @@ from daemon.delta.actions import AddFile, Metadata
 from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.pipeline.inspection import Inspection, Inspector
 from daemon.storage import REQUESTS_AT_ONCE, FileIOStorage
+from daemon.translate.file_schema import FileTraits
 from daemon.translate.schema import translate_schema
 
 TIMES = {"type": "array", "elementType": "timestamp", "containsNull": True}
@@ -49,8 +50,8 @@ def test_many_files_are_looked_at(tmp_path: Path) -> None:
         adds.append(AddFile(f"file://{path}", {}, path.stat().st_size, True, '{"numRecords": 7}'))
     seen = lake.inspector.inspect(adds)
     assert [seen.metrics[add.path].record_count for add in adds] == list(range(2 * REQUESTS_AT_ONCE))
-    assert seen.hidden == {("extra",)}
-    assert lake.inspector.inspect([]) == Inspection({}, frozenset())
+    assert seen.traits == FileTraits(frozenset({("extra",)}))
+    assert lake.inspector.inspect([]) == Inspection({}, FileTraits())
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"x" * 100, b"PAR1" + b"\x99" * 100 + b"\x32\0\0\0PAR1"])
