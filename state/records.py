@@ -211,13 +211,15 @@ class Lease(msgspec.Struct, frozen=True):
     """Who may work on the state. `token` grows with each holder, `renewals` with each renewal.
 
     `holder` is a text for people, None once the lease is given back. `has_lock` says that the holder also has a lock of
-    the operating system, which ends with its process.
+    the operating system, which ends with its process. `address` is where a daemon answers, such as
+    http://127.0.0.1:8080.
     """
 
     token: int = 0
     holder: str | None = None
     renewals: int = 0
     has_lock: bool = False
+    address: str | None = None
 
 
 class TableError(msgspec.Struct, frozen=True):

@@ -54,7 +54,7 @@ class LeaseStore(Protocol):
 
     def read_lease(self) -> Lease: ...
 
-    def take_lease(self, seen: Lease, holder: str, *, has_lock: bool) -> bool:
+    def take_lease(self, seen: Lease, holder: str, *, has_lock: bool, address: str | None = None) -> bool:
         """Take the lease if it is still as it was `seen`; False if it is not.
 
         Once another process takes the lease, every writing verb of this object raises LeaseLost and writes nothing. An
@@ -63,7 +63,7 @@ class LeaseStore(Protocol):
         ...
 
     def renew_lease(self, *, has_lock: bool) -> None:
-        """Show that the holder is alive. Raises LeaseLost."""
+        """Show that the holder is alive. Raises LeaseLost, also if the database has older contents than before."""
         ...
 
     def check_lease(self) -> None:

@@ -202,10 +202,14 @@ def forget_tables(
     remove the files that dvsync wrote for them; a pattern that finds no table any more is not trusted. Raises
     ConfigInvalid, StateStoreAway.
     """
-    with open_parts(settings) as parts:
+    with ExitStack() as opened:
+        parts = opened.enter_context(open_parts(settings))
         records = select_gone(settings, parts.store, wanted)
-        statuses = ask_for_tables(settings).statuses or ()
-        running = {each.name for each in statuses if each.error is None or each.error.kind != NOT_FOLLOWED}
+        statuses = ask_for_tables(settings).statuses
+        if statuses is None:
+            # A daemon that does not answer may follow them.
+            opened.enter_context(hold_lease(parts.lease_keeper(), Event()))
+        running = {each.name for each in statuses or () if each.error is None or each.error.kind != NOT_FOLLOWED}
         followed = [record.name for record in records if record.name in running]
         if followed:
             hint = "Let it read the configuration again (SIGHUP), or wait a minute if a folder has just vanished."
@@ -237,7 +241,7 @@ def _check_patterns(configured: Settings, settings: Settings, gone: Sequence[Tab
     """Raise ConfigInvalid if a pattern that would find one of the tables finds none at all: its volume may be away."""
     listed = {table.source for table in configured.tables}
     finding = {find_pattern(configured, table.source) for table in settings.tables if table.source not in listed}
-    vanished = vanished_by_pattern(configured, gone)
+    vanished = vanished_by_pattern(configured, gone, {table.source for table in settings.tables})
     lost = [
         f"{record.name}: the pattern {pattern} finds no table any more, as when a volume is not mounted"
         for pattern, records in vanished.items()

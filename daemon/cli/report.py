@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import msgspec
 
 from daemon.cli.probe import ask, url_of
-from daemon.config.settings import Settings
+from daemon.config.settings import HealthSettings, Settings
+from daemon.errors import SyncError
 from daemon.status.table_status import TableStatus
+from daemon.sync.memory import open_store
 from daemon.web.answers import DaemonInfo, Readiness
 
 
@@ -24,10 +28,36 @@ class Report:
 
 
 def ask_for_tables(settings: Settings) -> Report:
-    """Ask the daemon of these settings for all its tables. Nothing is raised."""
-    health = settings.health
-    if health.port == 0:
-        return Report(None, ["no daemon was asked: health.port is 0, which takes any free port"])
+    """Ask the daemon of these settings for all its tables. Nothing is raised.
+
+    It may have another address than that of the settings: one of its environment, or of a former configuration.
+    """
+    configured = settings.health
+    report = Report(None, ["no daemon is known: health.port is 0, which takes any free port"])
+    if configured.port != 0:
+        report = _ask_at(configured, settings)
+    held = None if report.statuses is not None else _address_of_holder(settings)
+    if held is None or url_of(held) == url_of(configured):
+        return report
+    other = _ask_at(held, settings)
+    if other.statuses is None:
+        return report
+    elsewhere = [f"it answers at {url_of(held)}, not at {url_of(configured)} as configured"] if configured.port else []
+    return Report(other.statuses, [*other.lines, *elsewhere])
+
+
+def _address_of_holder(settings: Settings) -> HealthSettings | None:
+    """Return where the holder of the lease answers, if the state database has that."""
+    address = None
+    # What is wrong with the database is said by whoever needs it.
+    with suppress(SyncError), open_store(settings) as store:
+        address = urlsplit(store.read_lease().address or "")
+    if address is None or not address.hostname or not address.port:
+        return None
+    return settings.health.model_copy(update={"host": address.hostname, "port": address.port})
+
+
+def _ask_at(health: HealthSettings, settings: Settings) -> Report:
     answer = ask(health, "api/daemon")
     if not answer.is_well:
         return Report(None, [f"no daemon: {answer.text}"])
@@ -39,7 +69,8 @@ def ask_for_tables(settings: Settings) -> Report:
             if info.state != settings.state.place:
                 has = f"has another state database, {info.state}"
             return Report(None, [f"no daemon: the one at {url} {has}"])
-        line = f"daemon: {info.process}, dvsync {info.version}"
+        share = f", share {info.share}" if settings.share.count > 1 else ""
+        line = f"daemon: {info.process}, dvsync {info.version}{share}"
         ready = msgspec.json.decode(ask(health, "readyz").text, type=Readiness)
         lines = [line, *(f"not ready: {each.reason}" for each in ready.reasons if each.table is None)]
         if info.stands_by:

@@ -16,7 +16,7 @@ from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.scheduling.failures import described
-from daemon.service.discovery import discover, find_pattern, gone_among, owners_among
+from daemon.service.discovery import discover, gone_among, owners_among, vanished_by_pattern
 from daemon.status.table_status import Observation, TableStatus, gone_status, has_lost_log, table_status
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import find_record, open_store
@@ -52,7 +52,7 @@ def find_gone(configured: Settings, settings: Settings, wanted: Sequence[str]) -
         gone = gone_among(store.list_tables(), _names(settings), settings.share)
     found = []
     for record in gone:
-        is_vanished = find_pattern(configured, record.source) is not None
+        is_vanished = bool(vanished_by_pattern(configured, [record], _sources(settings)))
         is_chosen = not wanted or any("*" in name and fnmatchcase(record.name, name) for name in wanted)
         if record.name in wanted or (is_vanished and is_chosen):
             found.append(GoneTable(record, gone_status(record, None, now_ms, is_vanished=is_vanished), is_vanished))
@@ -190,7 +190,7 @@ def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableS
                 _log.debug(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
             statuses.append(table_status(table, seen, clock.now_ms()))
         for record in gone_among(records, _names(settings), settings.share):
-            is_vanished = find_pattern(configured, record.source) is not None
+            is_vanished = bool(vanished_by_pattern(configured, [record], _sources(settings)))
             statuses.append(gone_status(record, store.count(record.id), clock.now_ms(), is_vanished=is_vanished))
         return statuses, _moved_lines(settings, records)
 
@@ -222,6 +222,10 @@ def select_gone(settings: Settings, store: TableStore, wanted: Sequence[str]) ->
 
 def _names(settings: Settings) -> set[str]:
     return {table.name for table in settings.tables}
+
+
+def _sources(settings: Settings) -> set[str]:
+    return {table.source for table in settings.tables}
 
 
 def read_runs(settings: Settings, name: str, runs_max: int) -> list[SyncRun]:

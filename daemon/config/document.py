@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,33 @@ def _problem_of(error: yaml.MarkedYAMLError) -> tuple[str, str]:
     if problem.startswith("found"):
         return problem, "Put text that begins with one of *&!%@` in quotes. "
     return problem, "Check the indentation and the colons up to there. "
+
+
+def read_sections(path: Path, *sections: str) -> dict[str, Any] | None:
+    """Return these sections of a document that cannot be parsed as a whole; None if one of them cannot be either.
+
+    A section goes from its key at the start of a line to the next line that is not indented, no comment and no item.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    found = {match["key"]: match[0] for match in _SECTION.finditer(text)}
+    if "tables" not in found and "catalogs" not in found:
+        return None  # The document is written in another style, in which sections do not begin lines.
+    parsed: dict[str, Any] = {}
+    for section in sections:
+        if section not in found:
+            continue
+        try:
+            parsed |= yaml.safe_load(found[section])
+        except (yaml.YAMLError, ValueError, RecursionError):
+            return None
+    return parsed
+
+
+# The last of two sections of one name counts, as in PyYAML; the whole document then has another fault, too.
+_SECTION = re.compile(r"^(?P<key>[a-z_]+):.*(?:\n(?:[ \t#-].*)?(?=\n|\Z))*", re.MULTILINE)
 
 
 def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[str]]:

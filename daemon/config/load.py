@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import SettingsError
 
-from daemon.config.document import read_document
+from daemon.config.document import read_document, read_sections
 from daemon.config.settings import (
     AfterSyncSettings,
     DefaultsSettings,
@@ -46,7 +46,7 @@ def load_settings(path: Path, text: str | None = None) -> Settings:
 
     Raises ConfigInvalid with all faults: one line each, with its place (`tables[2].poll_interval: …`).
     """
-    readable, faults = _read(path, text)
+    readable, faults = _read(path, *read_document(path, text))
     if faults or readable is None:
         raise _invalid(path, faults)
     return readable.settings
@@ -57,17 +57,26 @@ def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
 
     Raises ConfigInvalid with all faults if one of them concerns these sections, or may.
     """
-    readable, faults = _read(path, None)
+    is_whole = True
+    try:
+        document, faults = read_document(path, None)
+    except ConfigInvalid:
+        # A daemon keeps its former configuration, and its container must stay healthy.
+        found = read_sections(path, *sections)
+        if found is None:
+            raise
+        is_whole, document, faults = False, found, []
+    readable, faults = _read(path, document, faults)
     places = [re.split(r"__|\W", fault.removeprefix(ENV_PREFIX), maxsplit=1)[0].lower() for fault in faults]
     # An unknown key may be a section that is spelled wrong.
     about = [place for place in places if get_close_matches(place, sections)]
     if readable is None or about:
         raise _invalid(path, faults)
-    return readable.settings, not faults
+    return readable.settings, is_whole and not faults
 
 
 def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
-    is_set = any(name.upper().startswith(ENV_PREFIX) and "__" in name for name in os.environ)
+    is_set = any(_is_variable(name) for name in os.environ)
     where = f"{path} or the {ENV_PREFIX}… variables" if is_set else path
     return ConfigInvalid(
         "\n".join(faults),
@@ -76,11 +85,19 @@ def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
     )
 
 
-def _read(path: Path, text: str | None) -> tuple[_Readable | None, list[str]]:
-    """Return what is valid, if anything is, and all faults."""
-    document, faults = read_document(path, text)
+def _is_variable(name: str) -> bool:
+    """Whether a variable of the environment is for dvsync, and was not made by Kubernetes."""
+    section, nested, _ = name.upper().removeprefix(ENV_PREFIX).lower().partition("__")
+    return name.upper().startswith(ENV_PREFIX) and bool(nested or section in Settings.model_fields)
+
+
+def _read(path: Path, document: dict[str, Any], faults: list[str]) -> tuple[_Readable | None, list[str]]:
+    """Return what is valid in the document and the environment, if anything is, and all faults."""
+    variables = Variables(Settings)
+    for name in variables.leave_out_invalid():
+        faults.append(f"{name.removeprefix(ENV_PREFIX).lower()}: the value of {name} (environment) is not JSON")
     try:
-        document = _merged(document, Variables(Settings)())
+        document = _merged(document, variables())
     except SettingsError as error:
         return None, [*faults, f"environment: {error}"]
     faults += _unknown_variables()

@@ -6,6 +6,7 @@ Attributes carry their unit (`poll_interval_s`); the keys in the file do not (`p
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -620,6 +621,18 @@ class Variables(EnvSettingsSource):
         # Take the properties away from the base class, which parses each value as JSON: `1.50` would become `1.5`.
         self._properties = {key: value or "" for key, value in self.env_vars.items() if key.startswith(sections)}
         self.env_vars = {key: value for key, value in self.env_vars.items() if key not in self._properties}
+
+    def leave_out_invalid(self) -> list[str]:
+        """Leave out the variables of whole sections whose values are not JSON. Returns their names."""
+        names = []
+        for section in set(Settings.model_fields) - {"share"}:
+            key = f"{ENV_PREFIX}{section}".lower()
+            try:
+                json.loads(self.env_vars.get(key) or "{}")
+            except ValueError:
+                names.append(key.upper())
+                self.env_vars = {name: value for name, value in self.env_vars.items() if name != key}
+        return sorted(names)
 
     def __call__(self) -> dict[str, Any]:
         found = super().__call__()

@@ -116,9 +116,12 @@ class Parts:
             judges_tables=health.ready_when == "tables",
         )
 
-    def lease_keeper(self) -> LeaseKeeper:
+    def lease_keeper(self, address: str | None = None) -> LeaseKeeper:
+        """`address` is where this process answers."""
         state = self.settings.state
-        return LeaseKeeper(self.store, self.clock, sqlite_file=state.sqlite_file, lease_s=state.lease_s)
+        return LeaseKeeper(
+            self.store, self.clock, sqlite_file=state.sqlite_file, lease_s=state.lease_s, address=address
+        )
 
 
 def make_context(

@@ -144,11 +144,17 @@ def find_pattern(settings: Settings, source: str) -> str | None:
     return next((table.source for table in patterns if not _is_excluded(source, table)), None)
 
 
-def vanished_by_pattern(settings: Settings, gone: Iterable[TableRecord]) -> dict[str, list[TableRecord]]:
-    """The `gone` tables that a pattern would find if their folders were there, by the pattern."""
+def vanished_by_pattern(
+    settings: Settings, gone: Iterable[TableRecord], found: Container[str]
+) -> dict[str, list[TableRecord]]:
+    """The `gone` tables that a pattern would find if their folders were there, by the pattern.
+
+    The folders in `found` are there: their tables have other names or targets now.
+    """
     vanished: dict[str, list[TableRecord]] = {}
     for record in gone:
-        if pattern := find_pattern(settings, record.source):
+        pattern = None if record.source in found else find_pattern(settings, record.source)
+        if pattern:
             vanished.setdefault(pattern, []).append(record)
     return vanished
 

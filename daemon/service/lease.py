@@ -46,8 +46,17 @@ class LeaseKeeper:
     the holder's process has ended.
     """
 
-    def __init__(self, store: LeaseStore, clock: Clock, *, sqlite_file: Path | None, lease_s: float) -> None:
+    def __init__(
+        self,
+        store: LeaseStore,
+        clock: Clock,
+        *,
+        sqlite_file: Path | None,
+        lease_s: float,
+        address: str | None = None,
+    ) -> None:
         self._store = store
+        self._address = address
         self._clock = clock
         self._lock: FileLock | None = None
         if sqlite_file is not None:
@@ -80,7 +89,7 @@ class LeaseKeeper:
             # Token 0: no lease was ever taken, but an old dvsync without leases may hold the lock.
             is_silent = now_s - self._seen_since_s >= self._lease_s and seen.token > 0
             if is_free or is_gone or is_silent:
-                taken = self._store.take_lease(seen, describe_process(), has_lock=has_lock)
+                taken = self._store.take_lease(seen, describe_process(), has_lock=has_lock, address=self._address)
                 if taken and seen.holder is not None:
                     _log.warning(events.LEASE_TAKEN_OVER, holder=seen.holder, had_ended=is_gone)
             return None if taken else seen.holder or "the process that has locked its file"

@@ -105,7 +105,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         _warn_without_pipeline(settings.spark)
         notifier.ready()
         _log.info(events.DAEMON_STARTED, version=version, health=web.url, pid=os.getpid(), share=str(settings.share))
-        keeper = parts.lease_keeper()
+        keeper = parts.lease_keeper(web.url)
 
         def reload() -> None:
             nonlocal settings

@@ -185,14 +185,14 @@ def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int, *,
     message = (
         "its folder is gone, or holds no Delta table any more"
         if is_vanished
-        else "no entry of the configuration names this table, and no pattern finds it"
+        else "no entry and no pattern of the configuration has a table of this name, source and target"
     )
     if record.metadata_location is not None:
         message += "; its Iceberg table stays as it was, and reading it fails where Delta's files are gone"
     if is_vanished:
         hint = "If the folder was moved, or its volume is not mounted, bring it back, and dvsync goes on."
     else:
-        hint = "To follow it again, give it an entry, or let a pattern find it."
+        hint = "To follow it again, give it an entry with all three, or let a pattern find it."
     forget = f": it keeps the Iceberg table {record.target}, or with --drop removes it, too"
     if record.metadata_location is None:
         forget = ""

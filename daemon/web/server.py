@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from threading import Thread
@@ -64,9 +65,11 @@ class WebServer:
             listener = socket.create_server((settings.host, settings.port), family=family)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
+            hint = "Set health.host to an address of this machine, such as 127.0.0.1, and health.port to a free port."
+            if getattr(error, "errno", None) == errno.EADDRINUSE:
+                hint = "Another dvsync or another program uses the port: stop it, or set health.port."
             raise ConfigInvalid(
-                f"health: cannot listen on {settings.host}:{settings.port}: {reason.lower()}",
-                hint="Another dvsync or another program uses the port: stop it, or set health.port.",
+                f"health: cannot listen on {settings.host}:{settings.port}: {reason.lower()}", hint=hint
             ) from error
         try:
             server = cls(listener, settings, app)

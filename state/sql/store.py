@@ -50,6 +50,7 @@ from state.sql.models import (
     IntentStatus,
 )
 from state.sql.reads import live_file, read_delete_files, read_deletions, read_worst_files, select_live_files
+from state.store import LeaseLost
 
 READ_BATCH_MAX = 5_000
 WRITE_BATCH_MAX = 2_000
@@ -112,6 +113,7 @@ class SqlStateStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._token: int | None = None
+        self._renewals = 0
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -151,19 +153,24 @@ class SqlStateStore:
         with self._database.read() as connection:
             return sql_lease.read_lease(connection)
 
-    def take_lease(self, seen: Lease, holder: str, *, has_lock: bool) -> bool:
+    def take_lease(self, seen: Lease, holder: str, *, has_lock: bool, address: str | None = None) -> bool:
         token = seen.token + 1
         with self._database.write() as connection:
-            new = Lease(token, holder, has_lock=has_lock)
+            new = Lease(token, holder, has_lock=has_lock, address=address)
             if not sql_lease.replace_lease(connection, seen, new):
                 return False
-        self._token = token
+        self._token, self._renewals = token, new.renewals
         self._database.check_before_write(lambda connection: sql_lease.check_holder(connection, token))
         return True
 
     def renew_lease(self, *, has_lock: bool) -> None:
         with self._database.write() as connection:
+            renewals = sql_lease.read_lease(connection).renewals
+            if renewals < self._renewals:
+                raise LeaseLost("the contents of the state database were replaced by older ones")
             sql_lease.update_lease(connection, has_lock=has_lock)
+        # Only now: a transaction that failed may have been committed all the same.
+        self._renewals = renewals + 1
 
     def check_lease(self) -> None:
         if self._token is not None:
@@ -172,7 +179,7 @@ class SqlStateStore:
 
     def give_back_lease(self) -> None:
         with self._database.write() as connection:
-            sql_lease.update_lease(connection, holder=None)
+            sql_lease.update_lease(connection, holder=None, address=None)
 
     def open_table(self, name: str, source: str, target: str) -> TableRecord:
         # The row nearly always exists, and reading it does not queue behind the writers.

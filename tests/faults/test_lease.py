@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import socket
+import sqlite3
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -126,6 +128,24 @@ def test_a_daemon_ends_when_its_state_database_is_overwritten(tmp_path: Path, ta
         assert running.end() == 1
     # Nothing of the former contents was written into the copy.
     assert state.read_bytes() == older
+    with daemon(config) as running:
+        running.synced_to("t", delete_next(table))
+    shown_once(tmp_path, table)
+
+
+def test_a_daemon_ends_when_its_state_database_is_restored(tmp_path: Path, table: HandmadeTable) -> None:
+    """From a backup of its own time, by SQLite's own way, which leaves the file and the log where they are."""
+    config = write_config(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "backup.db")) as backup, daemon(config) as running:
+        running.synced_to("t", table.version)
+        with closing(sqlite3.connect(tmp_path / "state.db")) as state:
+            state.backup(backup)
+        running.synced_to("t", delete_next(table))
+        time.sleep(1.5)  # two renewals
+        with closing(sqlite3.connect(tmp_path / "state.db")) as state:
+            backup.backup(state)
+        assert "replaced by older ones" in running.told("lease.lost")["reason"]
+        assert running.end() == 1
     with daemon(config) as running:
         running.synced_to("t", delete_next(table))
     shown_once(tmp_path, table)

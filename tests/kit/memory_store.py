@@ -198,11 +198,11 @@ class MemoryStateStore:
     def read_lease(self) -> Lease:
         return self._lease
 
-    def take_lease(self, seen: Lease, holder: str, *, has_lock: bool) -> bool:
+    def take_lease(self, seen: Lease, holder: str, *, has_lock: bool, address: str | None = None) -> bool:
         with self._lock:
             if self._lease != seen:
                 return False
-            self._lease = Lease(seen.token + 1, holder, has_lock=has_lock)
+            self._lease = Lease(seen.token + 1, holder, has_lock=has_lock, address=address)
             return True
 
     def renew_lease(self, *, has_lock: bool) -> None:
@@ -214,7 +214,7 @@ class MemoryStateStore:
 
     def give_back_lease(self) -> None:
         with self._lock:
-            self._lease = replace(self._lease, renewals=self._lease.renewals + 1, holder=None)
+            self._lease = replace(self._lease, renewals=self._lease.renewals + 1, holder=None, address=None)
 
     def open_table(self, name: str, source: str, target: str) -> TableRecord:
         with self._lock:

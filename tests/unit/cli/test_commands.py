@@ -871,6 +871,27 @@ def test_run_answers_probes_and_stops_on_sigterm(dvsync, tmp_path):
     assert events == ["daemon.stopping", "daemon.stopped"]
 
 
+def test_a_file_that_cannot_be_read_hides_no_daemon(dvsync, tmp_path: Path, monkeypatch):
+    """The daemon keeps its former configuration, so its container stays healthy, and `status` shows its tables."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = EMPTY.replace("port: 0", f"port: {port}") + "tables: [{source: data/a, target: db.a}]\n"
+    (tmp_path / "config.yaml").write_text(config)
+    with running_daemon(tmp_path) as (process, _):
+        for broken in ("foo: [\n", "limits:\n\ttables_at_once: 1\n", "pipeline: 'x\n"):
+            assert dvsync("healthcheck", config=config + broken).exit_code == 0, broken
+            shown = dvsync("status")
+            assert (shown.exit_code, shown.stdout.split()[:2]) == (0, ["db.a", "waiting"]), shown.output
+            assert shown.stderr.startswith(f"daemon: process {process.pid} ")
+            assert "has faults, which `dvsync config check` lists" in shown.stderr
+        assert dvsync("healthcheck", config=config.replace("health: {", "health: [{")).exit_code == 2
+        monkeypatch.setenv("DVSYNC_LIMITS", "{")
+        assert dvsync("healthcheck", config=config).exit_code == 0
+        faulty = dvsync("config", "check")
+        assert "limits: the value of DVSYNC_LIMITS (environment) is not JSON" in faulty.stderr
+        assert "or the DVSYNC_… variables" in faulty.stderr
+
+
 def test_the_second_signal_ends_the_process_at_once():
     """The first only asks; a later one does not wait for anything."""
     script = (
