@@ -332,5 +332,5 @@ def _reason(error: Exception) -> str:
         last = error.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         text = f"exit code {error.returncode}: {last}"
     elif isinstance(error, subprocess.TimeoutExpired):
-        text = f"no end within {error.timeout:g} s"
+        text = f"no end within {error.timeout:.3g} s"
     return excerpt(scrub(text), TEXT_CHARACTERS_MAX)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shutil import which
 
 from daemon.cli.tables import with_found_tables
-from daemon.config.settings import Settings, TableSettings
+from daemon.config.settings import HealthSettings, Settings, TableSettings
 from daemon.config.value_types import SQLITE_FILE
 from daemon.delta.log import log_gone
-from daemon.errors import SyncError, TargetUnreadable
+from daemon.errors import ConfigInvalid, SyncError, TargetUnreadable
 from daemon.iceberg.catalogs import catalog_away
 from daemon.service.assembly import Parts, open_parts
 from daemon.spark.installed import check_jars, check_pipeline
+from daemon.status.table_status import counted
 from daemon.sync.memory import as_sync_error
 from daemon.translate.definition import check_format_version
 
@@ -41,6 +44,12 @@ def try_connections(settings: Settings) -> Iterator[Attempt]:
             if not table.is_pattern:
                 yield _attempt(f"table {table.name}", partial(_try_source, parts, table))
         yield from _try_patterns(settings)
+        if settings.health.certificate:
+            yield _attempt("health.certificate", partial(_try_certificate, settings.health))
+        for section in ("notify", "after_sync"):
+            for number, sink in enumerate(getattr(settings, section)):
+                if sink.command:
+                    yield _attempt(f"{section}[{number}].command", partial(_try_program, sink.command[0]))
         if settings.pipeline.engine != "local":
             yield _attempt("Spark", partial(_try_spark, parts))
 
@@ -68,7 +77,7 @@ def _try_catalog(parts: Parts, name: str) -> str:
         raise
     except Exception as error:
         raise catalog_away(name, error) from error
-    return f"answers; {len(namespaces)} namespaces"
+    return f"answers; {counted(len(namespaces), 'namespace')}"
 
 
 def _try_source(parts: Parts, table: TableSettings) -> str:
@@ -95,6 +104,25 @@ def _try_patterns(settings: Settings) -> Iterator[Attempt]:
     yield Attempt("patterns", f"{len(found.tables) - len(listed)} tables found")
     for about, trouble in troubles.items():
         yield Attempt(about, error=trouble)
+
+
+def _try_certificate(health: HealthSettings) -> str:
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(health.certificate or "", health.key, password="none")
+    except OSError as error:
+        raise ConfigInvalid(
+            f"it cannot be used with the key {health.key}: {error.strerror or error}",
+            hint="Both must be PEM files that dvsync may read, and belong together; the key has no password.",
+        ) from error
+    return f"{health.certificate} goes with its key"
+
+
+def _try_program(name: str) -> str:
+    found = which(name)
+    if found is None:
+        raise ConfigInvalid(f"there is no program {name}", hint="Give its path, or add its folder to PATH.")
+    return found
 
 
 def _try_spark(parts: Parts) -> str:

@@ -8,6 +8,7 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
+from urllib.response import addinfourl
 
 from daemon.config.settings import HealthSettings
 
@@ -46,12 +47,18 @@ def _exchange(health: HealthSettings, request: Request) -> Answer:
         # Ignore the proxies of the environment: a proxy cannot reach this machine's loopback address.
         opener = build_opener(ProxyHandler({}), HTTPSHandler(context=_trust(health)))
         with opener.open(request, timeout=TIMEOUT_S) as response:
-            return Answer(True, response.read().decode(errors="replace"))
+            return _answer(request, response, is_well=True)
     except HTTPError as error:
         with error:
-            return Answer(False, error.read().decode(errors="replace"))
+            return _answer(request, error, is_well=False)
     except (OSError, HTTPException) as error:
         return Answer(False, f"{request.full_url} does not answer: {getattr(error, 'reason', error)}")
+
+
+def _answer(request: Request, response: addinfourl, *, is_well: bool) -> Answer:
+    if response.headers.get_content_type() != "application/json":
+        return Answer(False, f"what answers at {request.full_url} is not dvsync")
+    return Answer(is_well, response.read().decode(errors="replace"))
 
 
 def _trust(health: HealthSettings) -> ssl.SSLContext | None:

@@ -242,18 +242,24 @@ PLAIN_WORDS = {
 }
 
 
+WHOLE_WORDS = {
+    "missing": "is missing",
+    "byte_size": "is not a size: write a number and its unit, such as 64MiB",
+}
+
+
 def _fault_line(fault: ErrorDetails) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
     match fault["type"]:
         case "extra_forbidden":
             near = get_close_matches(str(fault["loc"][-1]), _keys_beside(fault["loc"]), n=1)
             return f"{place}: unknown key" + (f", did you mean {near[0]}?" if near else "")
-        case "missing":
-            return f"{place}: is missing"
         case "value_error":
             return f"{place}: {fault['ctx']['error']}"
-        case "byte_size":
-            return f"{place}: is not a size: write a number and its unit, such as 64MiB"
+        case "string_pattern_mismatch" if fault["loc"][-1] == "url":
+            return f"{place}: is not an SQLAlchemy URL, such as sqlite:///var/dvsync.db"
+        case kind if kind in WHOLE_WORDS:
+            return f"{place}: {WHOLE_WORDS[kind]}"
         case _:
             # Values of these places may be secrets, so the message does not quote them.
             is_secret = fault["loc"][0] in SECRET_SECTIONS or fault["loc"] == ("health", "token")
@@ -416,24 +422,64 @@ TOKEN_MIN = 16
 COMMON_PROPERTIES = ("type", "uri", "warehouse", "credential", "token", "py-catalog-impl")
 
 
+# PyIceberg's properties of stores. A test compares them with PyIceberg's own.
+FILE_PROPERTIES = tuple(
+    f"{store}.{key}"
+    for store, keys in {
+        "client": "profile-name region access-key-id secret-access-key session-token role-arn role-session-name",
+        "s3": "profile-name anonymous endpoint access-key-id secret-access-key session-token region resolve-region "
+        "proxy-uri connect-timeout request-timeout signer signer.uri signer.endpoint role-arn role-session-name "
+        "force-virtual-addressing retry-strategy-impl server-side-encryption sse-kms-key-id",
+        "hdfs": "host port user kerberos_ticket",
+        "adls": "connection-string credential account-name account-key sas-token tenant-id client-id client-secret "
+        "account-host blob-storage-authority dfs-storage-authority blob-storage-scheme dfs-storage-scheme token anon",
+        "gcs": "oauth2.token oauth2.token-expires-at project-id access consistency cache-timeout requester-pays "
+        "session-kwargs service.host default-bucket-location version-aware",
+        "hf": "endpoint token",
+    }.items()
+    for key in keys.split()
+)
+DATABASES = ("sqlite", "postgresql", "mysql", "mariadb", "oracle", "mssql")
+
+
 def _property_faults(readable: _Readable) -> Iterator[str]:
-    """Find faults in the catalogs' properties without connecting to the catalogs."""
+    """Find faults in the properties of catalogs, files and databases without connecting to them."""
+    yield from _misspelt_database("state.url", readable.settings.state.url)
+    for key in readable.settings.storage:
+        yield from _misspelt(f"storage.{key}", key, FILE_PROPERTIES)
     for name, properties in readable.settings.catalogs.items():
         kind = properties.get("type", "").lower()
         if kind and kind not in CATALOG_TYPES:
             yield f"catalogs.{name}.type: PyIceberg has no such catalog type; it has {', '.join(CATALOG_TYPES)}"
         for key in properties:
-            meant = get_close_matches(key, COMMON_PROPERTIES, n=1, cutoff=0.8)
-            if meant and meant[0] not in properties:
-                yield f"catalogs.{name}.{key}: unknown property, did you mean {meant[0]}?"
+            near = FILE_PROPERTIES if "." in key else COMMON_PROPERTIES
+            yield from _misspelt(f"catalogs.{name}.{key}", key, near)
+        if kind == "rest" and not re.match(r"https?://", properties.get("uri", "https://")):
+            yield f"catalogs.{name}.uri: does not begin with http:// or https://"
         if kind != "sql":
             continue
+        yield from _misspelt_database(f"catalogs.{name}.uri", properties.get("uri", ""))
         given = {*properties, *(key.removeprefix(f"catalogs.{name}.") for key in readable.left_out)}
         if "uri" not in given:
             yield f"catalogs.{name}.uri: is missing; give the SQLAlchemy URL of the catalog's database"
         homeless = next((each for _, each in readable.tables() if each.catalog == name and not each.location), None)
         if "warehouse" not in given and homeless is not None:
             yield f"catalogs.{name}.warehouse: is missing, and {homeless.name} has no location of its own"
+
+
+def _misspelt(place: str, key: str, known: Sequence[str]) -> Iterator[str]:
+    """Find a key that is like one of the `known` keys. PyIceberg ignores keys that it does not know."""
+    meant = [] if key in known else get_close_matches(key, known, n=1, cutoff=0.8)
+    # `glue.access-key-id` is like `s3.access-key-id`, and is another property.
+    if meant and ("." not in key or key.partition(".")[0] == meant[0].partition(".")[0]):
+        yield f"{place}: unknown property, did you mean {meant[0]}?"
+
+
+def _misspelt_database(place: str, url: str) -> Iterator[str]:
+    scheme = re.split(r"[+:]", url, maxsplit=1)[0]
+    meant = [] if scheme in DATABASES else get_close_matches(scheme, DATABASES, n=1, cutoff=0.7)
+    if meant:
+        yield f"{place}: SQLAlchemy knows no database {scheme}, did you mean {meant[0]}?"
 
 
 def _health_faults(health: HealthSettings) -> Iterator[str]:

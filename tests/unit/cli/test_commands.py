@@ -19,8 +19,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -430,7 +431,7 @@ def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: 
     config = FOLLOWED + "pipeline: {engine: local}\n"
     well = dvsync("config", "check", "--connect", config=config)
     assert well.exit_code == 0
-    for line in ("state database: can be written", "catalog local: answers; 1 namespaces", "table t: file://"):
+    for line in ("state database: can be written", "catalog local: answers; 1 namespace\n", "table t: file://"):
         assert f"\n{line}" in well.stdout, well.stdout
     lost = dvsync("config", "check", "--connect", config=config.replace("catalog.db", "typo/none.db"))
     assert (lost.exit_code, f"{tmp_path}/typo/none.db is not there yet" in lost.stdout) == (1, True)
@@ -453,6 +454,10 @@ def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: 
         assert f"\n{line}" in tried.stdout, tried.stdout
     assert "lake/no name: the folder 'no name' cannot be part of lake.{name}" in tried.stdout
     assert "Check the catalog's address, credentials and health." in tried.stdout
+    sinks = "notify: [{command: [no-such-program]}]\nafter_sync: [{command: [sh, -c, 'true']}]\n"
+    tried = dvsync("config", "check", "--connect", config=config + sinks)
+    assert (tried.exit_code, "notify[0].command: there is no program no-such-program" in tried.stdout) == (1, True)
+    assert re.search(r"\nafter_sync\[0\].command: /\S+/sh\n", tried.stdout), tried.stdout
     iceberg = followed.iceberg()
     iceberg.catalog.commit_table(iceberg, (), (UpgradeFormatVersionUpdate(format_version=3),))
     tried = dvsync("config", "check", "--connect", config=config)
@@ -885,11 +890,24 @@ def test_a_file_that_cannot_be_read_hides_no_daemon(dvsync, tmp_path: Path, monk
             assert shown.stderr.startswith(f"daemon: process {process.pid} ")
             assert "has faults, which `dvsync config check` lists" in shown.stderr
         assert dvsync("healthcheck", config=config.replace("health: {", "health: [{")).exit_code == 2
+        (tmp_path / "config.yaml").write_text(config)
         monkeypatch.setenv("DVSYNC_LIMITS", "{")
         assert dvsync("healthcheck", config=config).exit_code == 0
         faulty = dvsync("config", "check")
         assert "limits: the value of DVSYNC_LIMITS (environment) is not JSON" in faulty.stderr
         assert "or the DVSYNC_… variables" in faulty.stderr
+
+
+def test_another_program_at_the_port(dvsync):
+    """Its page is not printed, whatever it answers."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        config = EMPTY.replace("port: 0", f"port: {server.server_port}")
+        asked = dvsync("healthcheck", config=config)
+        what = f"what answers at http://127.0.0.1:{server.server_port}"
+        assert (asked.exit_code, asked.stdout) == (1, f"{what}/livez is not dvsync\n")
+        assert dvsync("status").stderr.startswith(f"no daemon: {what}/api/daemon is not dvsync\n")
+        server.shutdown()
 
 
 def test_the_second_signal_ends_the_process_at_once():

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyiceberg.io
 import pytest
 from pyiceberg.catalog import CatalogType
 
-from daemon.config.load import CATALOG_TYPES, load_settings
+from daemon.config.load import CATALOG_TYPES, FILE_PROPERTIES, load_settings
 from daemon.config.settings import (
     DefaultsSettings,
     HealthSettings,
@@ -312,6 +313,31 @@ def test_a_catalog_that_cannot_be_is_told(load):
     placed = "catalogs: {local: {type: SQL, uri: 'sqlite:///c.db'}}\ntables: [{source: x, target: a.b, location: y}]"
     assert load(placed).tables[0].catalog == "local"
     assert set(CATALOG_TYPES) == {kind.value for kind in CatalogType}
+    stores = {name.partition(".")[0] for name in FILE_PROPERTIES}
+    names = {value for key, value in vars(pyiceberg.io).items() if key.isupper() and isinstance(value, str)}
+    assert set(FILE_PROPERTIES) == {name for name in names if name.partition(".")[0] in stores}
+
+
+def test_misspelt_databases_and_properties_are_told(load):
+    """At run time, they would be outages, or be ignored."""
+    text = """
+state: {url: "sqlit:///state.db"}
+storage: {s3.acces-key-id: x, s3.endpoint: http://127.0.0.1}
+catalogs:
+  a: {type: sql, uri: "sqlit:///c.db", warehouse: wh, urii: x}
+  b: {type: rest, uri: "htp://host"}
+  c: {type: glue, glue.access-key-id: x, glue.region: y, s3.path-style-access: "true"}
+"""
+    assert faults_of(load, text) == [
+        "state.url: SQLAlchemy knows no database sqlit, did you mean sqlite?",
+        "storage.s3.acces-key-id: unknown property, did you mean s3.access-key-id?",
+        "catalogs.a.urii: unknown property, did you mean uri?",
+        "catalogs.a.uri: SQLAlchemy knows no database sqlit, did you mean sqlite?",
+        "catalogs.b.uri: does not begin with http:// or https://",
+    ]
+    assert faults_of(load, "state: {url: nonsense}") == [
+        "state.url: is not an SQLAlchemy URL, such as sqlite:///var/dvsync.db"
+    ]
 
 
 def test_a_missing_file_is_told_with_the_way_out(tmp_path):
@@ -439,7 +465,8 @@ def test_references_that_lead_nowhere_are_faults(load, tmp_path):
         "tables[0].catalog: there is no catalog 'other' under catalogs (c)",
     ]
     # A fault of the table's own does not hide that its catalog is missing.
-    faulty = faults_of(load, "catalogs: {c: {type: rest, uri: x}}\ntables: [{source: x, target: none, catalog: other}]")
+    text = "catalogs: {c: {type: rest, uri: 'http://x'}}\ntables: [{source: x, target: none, catalog: other}]"
+    faulty = faults_of(load, text)
     assert len(faulty) == 2 and faulty[1] == "tables[0].catalog: there is no catalog 'other' under catalogs (c)"
     text = "tables: 5\nhealth: {port: abc}\ncatalogs: [c]\ndefaults: {version_hint: 7}"
     assert sorted(faults_of(load, text)) == [
