@@ -148,7 +148,10 @@ def _serve(parts: Parts, board: Board, fleet: Fleet) -> WebServer:
     except ConfigInvalid as error:
         # Most often, the daemon of this configuration runs already.
         keeper = parts.lease_keeper()
-        holder = keeper.try_take()
+        try:
+            holder = keeper.try_take()
+        except (StateUnavailable, StateStoreAway):
+            raise error from None
         if holder is None:
             keeper.give_back()
             raise

@@ -181,6 +181,23 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
     assert len(followed.iceberg().scan().to_arrow()) == 4
 
 
+def test_the_files_of_a_table_that_came_back_are_cleaned_up(dvsync, followed: Bench):
+    """For a while, the table was looked for in another catalog. Its files do not stay for ever."""
+    record = followed.store.list_tables()[0]
+    followed.store.record_table_replaced(record.id, at_ms=1_000)
+    assert dvsync("sync", config=FOLLOWED).exit_code == 0
+    assert "used by a snapshot" in dvsync("cleanup").output
+    dvsync("expire")
+    with closing(sqlite3.connect(followed.state_file)) as database, database:
+        assert database.execute("select count(*) from metadata_files where reason = 'table-replaced'").fetchone() == (
+            0,
+        )
+        database.execute("update metadata_files set since_ms = 0 where status = 'orphaned'")
+    cleaned = dvsync("cleanup").output
+    assert "(manifest-list 5)" in cleaned and "written for a table that was dropped" not in cleaned
+    assert len(followed.iceberg().scan().to_arrow()) == 4
+
+
 def test_names_move_no_cursor(dvsync, followed: Bench):
     """Names of tables and files may hold what a terminal obeys: it is spelled out."""
     folder = Path(followed.iceberg().location().removeprefix("file://")) / "data" / "\x1b[2J"
