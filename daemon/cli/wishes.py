@@ -141,11 +141,14 @@ def forget(
 
     with reported_errors():
         configured, settings = load_both(context, config)
-        has_failed = False
+        has_failed, is_idle = False, True
         for done in forget_tables(configured, settings, wanted, drop=drop):
+            is_idle = False
             if isinstance(done, str):
                 say(done)
             else:
                 has_failed = True
                 typer.echo(printable(f"{done}\n{done.hint}", keep="\n"), err=True)
+        if is_idle:
+            say("no table is gone; nothing to do")
     raise typer.Exit(1 if has_failed else 0)

@@ -117,8 +117,8 @@ def summary_lines(lake: LakeDiagnosis) -> Sequence[str]:
         lines.append(f"  patterns that could not be listed: {', '.join(patterns)}")
     if syncs.tables:
         lines.append(
-            f"First syncs read the footers of {syncs.data_files} data files ({syncs.rows} rows) and "
-            f"{syncs.deletion_vectors} deletion vectors."
+            f"First syncs read the footers of {counted(syncs.data_files, 'data file')} "
+            f"({counted(syncs.rows, 'row')}) and {counted(syncs.deletion_vectors, 'deletion vector')}."
         )
     if lake.readers:
         troubles = "; ".join(f"{reader}: {_counted(_troubling(lake.tables, reader))}" for reader in lake.readers)
