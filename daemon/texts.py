@@ -27,3 +27,8 @@ def excerpt(text: str, characters_max: int, *, keep: str = "") -> str:
         return shown
     ending = f"… ({len(text)} characters)"
     return shown[: characters_max - len(ending)] + ending
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 file`, `2,000 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

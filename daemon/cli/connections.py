@@ -17,8 +17,8 @@ from daemon.errors import ConfigInvalid, SyncError, TargetUnreadable
 from daemon.iceberg.catalogs import catalog_away
 from daemon.service.assembly import Parts, open_parts
 from daemon.spark.installed import check_jars, check_pipeline
-from daemon.status.table_status import counted
 from daemon.sync.memory import as_sync_error
+from daemon.texts import counted
 from daemon.translate.definition import check_format_version
 
 

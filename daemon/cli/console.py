@@ -26,7 +26,6 @@ from daemon.status.table_status import (
     SyncState,
     TableStatus,
     count_states,
-    counted,
     differing_text,
     iso_time,
     paused_text,
@@ -36,7 +35,7 @@ from daemon.status.table_status import (
     unverified_text,
     worst_first,
 )
-from daemon.texts import printable
+from daemon.texts import counted, printable
 from daemon.verify.findings import hint_for
 
 if TYPE_CHECKING:

@@ -29,11 +29,12 @@ from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
-from daemon.status.table_status import NOT_FOLLOWED, counted, paused_text
+from daemon.status.table_status import NOT_FOLLOWED, paused_text
 from daemon.status.watch import Watch
 from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, as_sync_errors
 from daemon.sync.memory import keep_rows
+from daemon.texts import counted
 from daemon.verify.findings import Proof, Sample, Scope
 from daemon.verify.passes import add_part, is_outweighed
 from daemon.verify.verifier import Verifier

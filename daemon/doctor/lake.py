@@ -10,6 +10,7 @@ import msgspec
 
 from daemon.doctor.diagnosis import Diagnosis, Finding, Verdict, as_lines
 from daemon.errors import SyncError
+from daemon.texts import counted
 
 # A summary names so many tables for each reason; JSON has them all.
 NAMED_MAX = 3

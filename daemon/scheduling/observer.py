@@ -11,9 +11,10 @@ from daemon.delta.log import DeltaLog
 from daemon.errors import AccountMismatch
 from daemon.scheduling.failures import Failure
 from daemon.status.board import Board
-from daemon.status.table_status import AccountCounts, Observation, counted
+from daemon.status.table_status import AccountCounts, Observation
 from daemon.status.timeline import DAY_MS, RUNS_MAX
 from daemon.sync.outcomes import SyncOutcome, SyncResult
+from daemon.texts import counted
 from state import StateUnavailable, SyncRun, TableError, TableRecord, TableStore
 
 # Counting a table's files reads all its rows in the state database, so it may take 1/50 of the time.

@@ -17,6 +17,7 @@ from rich.filesize import decimal
 from daemon.config.settings import TableSettings
 from daemon.errors import LogMissing
 from daemon.masking import scrub
+from daemon.texts import counted
 from state import SHARES, Difference, Pause, ProofRecord, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 
 
@@ -382,11 +383,6 @@ def span(seconds: float) -> str:
         left %= length_s
     first = next(place for place, (number, _) in enumerate(parts) if number)
     return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 file`, `2,000 files`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def size_text(size_bytes: int | None) -> str:
