@@ -177,7 +177,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class SyncRun(msgspec.Struct, frozen=True):
-    """The row of one sync. `outcome` is `advanced`, `rebuilt`, the error's kind, or `recovered`: it ended by itself.
+    """The row of one sync. `outcome` is `advanced`, `rebuilt`, the error's kind, or `recovered` where no sync ended it.
 
     `operation` is Delta's for the newest version of the sync, such as MERGE; None if it is not known.
     """

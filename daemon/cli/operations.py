@@ -18,7 +18,7 @@ from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.doctor.diagnosis import Diagnosis, diagnose
-from daemon.errors import ConfigInvalid, SyncError, Unsupported
+from daemon.errors import ConfigInvalid, StateInUse, SyncError, Unsupported
 from daemon.maintenance.cleanup import drop_table
 from daemon.maintenance.maintainer import Maintainer
 from daemon.scheduling.cycle import CycleResult
@@ -209,7 +209,11 @@ def forget_tables(
         statuses = ask_for_tables(settings).statuses
         if statuses is None:
             # A daemon that does not answer may follow them.
-            opened.enter_context(hold_lease(parts.lease_keeper(), Event()))
+            try:
+                opened.enter_context(hold_lease(parts.lease_keeper(), Event()))
+            except StateInUse as error:
+                hint = "It does not answer. Correct `health` in the configuration, or stop that process first."
+                raise StateInUse(error.message, hint=hint) from error
         running = {each.name for each in statuses or () if each.error is None or each.error.kind != NOT_FOLLOWED}
         followed = [record.name for record in records if record.name in running]
         if followed:

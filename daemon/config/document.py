@@ -12,16 +12,17 @@ import yaml
 from daemon.errors import ConfigInvalid
 
 
-def _duplicate_keys(node: yaml.Node | None, place: str = "", seen: tuple[yaml.Node, ...] = ()) -> Iterator[str]:
+def _duplicate_keys(node: yaml.Node | None, seen: set[int], place: str = "") -> Iterator[str]:
     """Find keys that a mapping has twice. YAML forbids them; PyYAML silently keeps the last one.
 
-    `seen` are the nodes above: a node may contain itself.
+    `seen` are the ids of the nodes so far: a node may have several places, or contain itself.
     """
-    if node in seen:
+    if id(node) in seen:
         return
+    seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for number, each in enumerate(node.value):
-            yield from _duplicate_keys(each, f"{place}[{number}]", (*seen, node))
+            yield from _duplicate_keys(each, seen, f"{place}[{number}]")
     elif isinstance(node, yaml.MappingNode):
         keys: set[str] = set()
         for key, value in node.value:
@@ -30,7 +31,7 @@ def _duplicate_keys(node: yaml.Node | None, place: str = "", seen: tuple[yaml.No
             if name in keys - {"<<", "?"}:
                 yield f"{inner}: appears twice, the second time in line {key.start_mark.line + 1}"
             keys.add(name)
-            yield from _duplicate_keys(value, inner, (*seen, node))
+            yield from _duplicate_keys(value, seen, inner)
 
 
 _OPEN_BRACKETS = {"while parsing a flow sequence": "[", "while parsing a flow mapping": "{"}
@@ -65,29 +66,30 @@ def read_sections(path: Path, *sections: str) -> dict[str, Any] | None:
     A section goes from its key at the start of a line to the next line that is not indented, no comment and no item.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return None
     found = {match["key"]: match[0] for match in _SECTION.finditer(text)}
-    if "tables" not in found and "catalogs" not in found:
-        return None  # The document is written in another style, in which sections do not begin lines.
     parsed: dict[str, Any] = {}
     for section in sections:
-        if section not in found:
-            continue
-        try:
-            parsed |= yaml.safe_load(found[section])
-        except (yaml.YAMLError, ValueError, RecursionError):
-            return None
+        if section in found:
+            try:
+                parsed |= yaml.safe_load(found[section])
+            except (yaml.YAMLError, *_UNREADABLE):
+                return None
+        elif "<<" in text or re.search(rf"\b{section}\b['\"]?\s*:", text, re.IGNORECASE):
+            return None  # It is written in another style, or comes from an anchor.
     return parsed
 
 
+# What PyYAML raises for tags whose values make no sense, besides its own errors.
+_UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, RecursionError)
 # The last of two sections of one name counts, as in PyYAML; the whole document then has another fault, too.
 _SECTION = re.compile(r"^(?P<key>[a-z_]+):.*(?:\n(?:[ \t#-].*)?(?=\n|\Z))*", re.MULTILINE)
 
 
 def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[str]]:
-    """Return the file's mapping and its duplicate and unknown keys. Raises ConfigInvalid if it cannot be parsed."""
+    """Return the file's mapping and its duplicate keys. Raises ConfigInvalid if it cannot be parsed."""
     hint = "Name the configuration file with --config PATH. The config.yaml that comes with dvsync explains every key."
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8") if text is None else text)
@@ -97,16 +99,16 @@ def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[st
         raise ConfigInvalid(f"{path}: the file is not UTF-8 text", hint=hint) from error
     try:
         node = loader.get_single_node()
-        duplicates = [*_duplicate_keys(node)]
+        duplicates = [*_duplicate_keys(node, set())]
         document = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem, advice = _problem_of(error)
         raise ConfigInvalid(f"{where}{problem}", path=str(path), hint=advice + hint) from None
-    except (ValueError, RecursionError) as error:
-        is_value = isinstance(error, ValueError)
-        reason = "the file contains an invalid date or number" if is_value else "the file is nested too deeply"
+    except _UNREADABLE as error:
+        is_deep = isinstance(error, RecursionError)
+        reason = "the file is nested too deeply" if is_deep else "the file contains an invalid date, number or tag"
         raise ConfigInvalid(f"{path}: {reason}", hint=hint) from None
     finally:
         loader.dispose()
@@ -114,7 +116,4 @@ def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[st
         raise ConfigInvalid(f"{path}: the file is empty", hint=hint)
     if not isinstance(document, dict):
         raise ConfigInvalid(f"{path}: the top level must be a mapping of keys to values", hint=hint)
-    # Take out keys that begin with `_`: pydantic-settings treats such keyword arguments as its own options.
-    unknown = [key for key in document if not isinstance(key, str) or key.startswith("_")]
-    faults = [*duplicates, *(f"{key}: unknown key" for key in unknown)]
-    return {key: value for key, value in document.items() if key not in unknown}, faults
+    return document, duplicates

@@ -18,7 +18,6 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from pydantic_settings import SettingsError
 
 from daemon.config.document import read_document, read_sections
 from daemon.config.settings import (
@@ -31,7 +30,7 @@ from daemon.config.settings import (
     StateSettings,
     TableSettings,
     TelemetrySettings,
-    Variables,
+    read_variables,
 )
 from daemon.config.value_types import ENV_PREFIX, SQLITE_FILE, URL, Reference, Secret
 from daemon.errors import ConfigInvalid
@@ -69,7 +68,8 @@ def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
     readable, faults = _read(path, document, faults)
     places = [re.split(r"__|\W", fault.removeprefix(ENV_PREFIX), maxsplit=1)[0].lower() for fault in faults]
     # An unknown key may be a section that is spelled wrong.
-    about = [place for place in places if get_close_matches(place, sections)]
+    unsure = [place for place in places if place not in Settings.model_fields]
+    about = [*set(sections).intersection(places), *(place for place in unsure if get_close_matches(place, sections))]
     if readable is None or about:
         raise _invalid(path, faults)
     return readable.settings, is_whole and not faults
@@ -87,21 +87,24 @@ def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
 
 def _is_variable(name: str) -> bool:
     """Whether a variable of the environment is for dvsync, and was not made by Kubernetes."""
-    section, nested, _ = name.upper().removeprefix(ENV_PREFIX).lower().partition("__")
-    return name.upper().startswith(ENV_PREFIX) and bool(nested or section in Settings.model_fields)
+    prefix, section = name[: len(ENV_PREFIX)].upper(), name[len(ENV_PREFIX) :].lower()
+    return prefix == ENV_PREFIX and ("__" in section or section in Settings.model_fields)
 
 
 def _read(path: Path, document: dict[str, Any], faults: list[str]) -> tuple[_Readable | None, list[str]]:
     """Return what is valid in the document and the environment, if anything is, and all faults."""
-    variables = Variables(Settings)
-    for name in variables.leave_out_invalid():
-        faults.append(f"{name.removeprefix(ENV_PREFIX).lower()}: the value of {name} (environment) is not JSON")
-    try:
-        document = _merged(document, variables())
-    except SettingsError as error:
-        return None, [*faults, f"environment: {error}"]
+    # Pydantic would take `Health` for health, and `_env_file` for an option of its own.
+    for key in [key for key in document if key not in Settings.model_fields]:
+        near = get_close_matches(str(key).lower(), Settings.model_fields, n=1)
+        faults.append(f"{key}: unknown key" + (f", did you mean {near[0]}?" if near else ""))
+    document = {key: value for key, value in document.items() if key in Settings.model_fields}
+    found, invalid = read_variables()
+    faults += (f"{section}: the value of {name} (environment) is not JSON" for section, name in invalid)
+    document = _merged(document, found)
     faults += _unknown_variables()
     readable = _validate(document, faults)
+    if readable is None:
+        return None, faults
     readable = readable.dereferenced(path.absolute().parent, faults).resolved(path.absolute().parent)
     faults += [
         *_property_faults(readable),
@@ -179,7 +182,7 @@ def _merged(document: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[s
     return merged
 
 
-def _validate(document: dict[str, Any], faults: list[str]) -> _Readable:
+def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
     """Validate the document. After faults, validate it again without the faulty parts, to check the rest as well."""
     left_out: frozenset[str] = frozenset()
     tables_out: set[int] = set()
@@ -200,7 +203,10 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable:
         remaining, left_out = _without(document, places)
         if tables_out:
             remaining["tables"] = [table for i, table in enumerate(tables) if i not in tables_out]
-        settings = Settings(**remaining)
+        try:
+            settings = Settings(**remaining)
+        except ValidationError:
+            return None  # A key that is no text cannot be left out.
     indexes = (index for index in range(len(settings.tables) + len(tables_out)) if index not in tables_out)
     faulty = [(f"tables[{i}]", each) for i, each in enumerate(tables) if i in tables_out and isinstance(each, dict)]
     other_catalogs = [(place, each["catalog"]) for place, each in faulty if isinstance(each.get("catalog"), str)]
@@ -454,7 +460,7 @@ def _property_faults(readable: _Readable) -> Iterator[str]:
         for key in properties:
             near = FILE_PROPERTIES if "." in key else COMMON_PROPERTIES
             yield from _misspelt(f"catalogs.{name}.{key}", key, near)
-        if kind == "rest" and not re.match(r"https?://", properties.get("uri", "https://")):
+        if kind == "rest" and not re.match(r"https?://", properties.get("uri", "https://"), re.IGNORECASE):
             yield f"catalogs.{name}.uri: does not begin with http:// or https://"
         if kind != "sql":
             continue
@@ -469,7 +475,9 @@ def _property_faults(readable: _Readable) -> Iterator[str]:
 
 def _misspelt(place: str, key: str, known: Sequence[str]) -> Iterator[str]:
     """Find a key that is like one of the `known` keys. PyIceberg ignores keys that it does not know."""
-    meant = [] if key in known else get_close_matches(key, known, n=1, cutoff=0.8)
+    # A suffix may be the name of an account: `adls.sas-token.ACCOUNT`.
+    is_known = key in known or any(key.startswith(f"{each}.") for each in known)
+    meant = [] if is_known else get_close_matches(key, known, n=1, cutoff=0.8)
     # `glue.access-key-id` is like `s3.access-key-id`, and is another property.
     if meant and ("." not in key or key.partition(".")[0] == meant[0].partition(".")[0]):
         yield f"{place}: unknown property, did you mean {meant[0]}?"
@@ -477,7 +485,7 @@ def _misspelt(place: str, key: str, known: Sequence[str]) -> Iterator[str]:
 
 def _misspelt_database(place: str, url: str) -> Iterator[str]:
     scheme = re.split(r"[+:]", url, maxsplit=1)[0]
-    meant = [] if scheme in DATABASES else get_close_matches(scheme, DATABASES, n=1, cutoff=0.7)
+    meant = [] if scheme in DATABASES else get_close_matches(scheme, DATABASES, n=1, cutoff=0.8)
     if meant:
         yield f"{place}: SQLAlchemy knows no database {scheme}, did you mean {meant[0]}?"
 

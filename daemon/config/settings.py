@@ -6,7 +6,6 @@ Attributes carry their unit (`poll_interval_s`); the keys in the file do not (`p
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -32,6 +31,7 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from daemon.config.redaction import find_secrets, mask_section
@@ -608,7 +608,7 @@ class LogSettings(_Frozen):
     )
 
 
-class Variables(EnvSettingsSource):
+class _Variables(EnvSettingsSource):
     """Reads `DVSYNC_…` variables. Names of properties follow PyIceberg's own: `__` for a dot, `_` for a dash.
 
     `DVSYNC_STORAGE__S3__ACCESS_KEY_ID` sets `s3.access-key-id`. With `__FILE` at the end, the value is the path of a
@@ -622,17 +622,12 @@ class Variables(EnvSettingsSource):
         self._properties = {key: value or "" for key, value in self.env_vars.items() if key.startswith(sections)}
         self.env_vars = {key: value for key, value in self.env_vars.items() if key not in self._properties}
 
-    def leave_out_invalid(self) -> list[str]:
-        """Leave out the variables of whole sections whose values are not JSON. Returns their names."""
-        names = []
-        for section in set(Settings.model_fields) - {"share"}:
-            key = f"{ENV_PREFIX}{section}".lower()
-            try:
-                json.loads(self.env_vars.get(key) or "{}")
-            except ValueError:
-                names.append(key.upper())
-                self.env_vars = {name: value for name, value in self.env_vars.items() if name != key}
-        return sorted(names)
+    def leave_out(self, section: str) -> str:
+        """Leave out the variables of a section. Returns their names."""
+        key = f"{ENV_PREFIX}{section}".lower()
+        names = [name for name in self.env_vars if name == key or name.startswith(f"{key}__")]
+        self.env_vars = {name: value for name, value in self.env_vars.items() if name not in names}
+        return " or ".join(name.upper() for name in names)
 
     def __call__(self) -> dict[str, Any]:
         found = super().__call__()
@@ -736,3 +731,17 @@ class Settings(BaseSettings):
         masked = mask_section("", self.model_dump(by_alias=True))
         assert isinstance(masked, dict)
         return masked
+
+
+def read_variables() -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Return the settings of the `DVSYNC_…` variables.
+
+    Sections with a value that is not JSON are left out; the second list has them, and the names of their variables.
+    """
+    variables, invalid = _Variables(Settings), list[tuple[str, str]]()
+    while True:
+        try:
+            return variables(), invalid
+        except SettingsError as error:
+            section = next(each for each in Settings.model_fields if f'"{each}"' in str(error))
+            invalid.append((section, variables.leave_out(section)))

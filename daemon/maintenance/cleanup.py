@@ -215,9 +215,6 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     }
     if not dry_run:
         store.record_unreferenced(record.id, released, OrphanReason.SNAPSHOT_EXPIRED, at_ms=at_ms)
-        # The table has come back, as after a catalog was configured by mistake: its files are like those of a scan.
-        back = [path for path, file in orphans.items() if _is_back(file, in_use)]
-        store.record_unreferenced(record.id, back, OrphanReason.FOUND_IN_USE, at_ms=at_ms)
         # These orphans are in use after all (a commit landed late, or the metadata was stale), or their time lies in
         # the future (a clock was ahead): let their grace period begin again. Those that only wait are judged later.
         late = [
@@ -227,15 +224,7 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
         ]
         store.record_still_used(record.id, late, at_ms=at_ms)
         _record_missing_sizes(context, table, record.id, known)
-    judged = {
-        path: with_fields(file, reason=OrphanReason.FOUND_IN_USE) if _is_back(file, in_use) else file
-        for path, file in (orphans | released).items()
-    }
-    return Survey(in_use, list(judged.values()), waiting, at_ms, due_ms)
-
-
-def _is_back(file: WrittenFile, in_use: Container[str]) -> bool:
-    return file.reason is OrphanReason.TABLE_REPLACED and name_of(file.path) in in_use
+    return Survey(in_use, list((orphans | released).values()), waiting, at_ms, due_ms)
 
 
 def _find_own_table(context: TableContext, record: TableRecord) -> Table | None:

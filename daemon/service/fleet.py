@@ -211,7 +211,8 @@ class Fleet:
             if record.name not in self._gone:
                 _log.warning(events.TABLE_GONE, table=record.name, source=record.source, target=record.target)
         self._gone = {record.name for record in gone}
-        vanished = vanished_by_pattern(parts.settings, gone, {table.source for table in self._found.tables})
+        there = {table.source for table in (*self._found.tables, *self._found.others)}
+        vanished = vanished_by_pattern(parts.settings, gone, there)
         ids = {record.id for records in vanished.values() for record in records}
         gone = [remember_vanished(parts.store, record, now_ms) if record.id in ids else record for record in gone]
         self._board.show_gone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -146,6 +147,8 @@ def _serve(parts: Parts, board: Board, fleet: Fleet) -> WebServer:
     try:
         web = WebServer.start(settings.health, app)
     except ConfigInvalid as error:
+        if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
+            raise
         # Most often, the daemon of this configuration runs already.
         keeper = parts.lease_keeper()
         try:

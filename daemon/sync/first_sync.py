@@ -20,6 +20,7 @@ from daemon.iceberg.account import Account
 from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifests_needed
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_records
+from daemon.sync.recovery import leave_other_table
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import (
     Shape,
@@ -77,7 +78,9 @@ def show_state(
     table = existing or context.target.stage(shape.definition)
     check_places(table.metadata.location, table.properties, context.location)
     check_references(shape, context.settings)
-    if existing is None and record.metadata_location is not None:
+    if existing is not None:
+        record = leave_other_table(context, record, existing)
+    elif record.metadata_location is not None:
         # The former Iceberg table may still exist under another name or in another catalog, so its files stay.
         context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
     operation = None if existing is None else RESYNCED

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import structlog
 from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
@@ -110,6 +111,23 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
     )
 
 
+def leave_other_table(context: TableContext, record: TableRecord, table: Table) -> TableRecord:
+    """Keep the files of another Iceberg table, perhaps in another catalog, that the record is of. Returns the new row.
+
+    They stay, since that table may be in use. Reads its metadata file, if the recorded snapshot is not in `table`.
+    """
+    if record.snapshot_id is None or record.metadata_location is None or table.snapshot_by_id(record.snapshot_id):
+        return record
+    try:
+        recorded = FromInputFile.table_metadata(table.io.new_input(record.metadata_location))
+    except (OSError, ValueError):
+        return record  # The file is gone, as when the snapshot was expired by someone else long ago.
+    if recorded.table_uuid == table.metadata.table_uuid:
+        return record
+    context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
+    return context.find_record() or record
+
+
 def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_in_doubt: bool) -> Shown:
     """Return the table with its row of the state store, which is rebuilt if the two differ.
 
@@ -122,6 +140,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     if current is None or marker is None:
         raise _target_changed(context, table, _foreign_commits(table))
     check_shape(table, context.settings)
+    record = leave_other_table(context, record, table)
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
         if record.metadata_location != table.metadata_location:
             # Someone set a property, or a crash prevented the recording of an expiry.

@@ -73,15 +73,15 @@ class FileSchema:
 
     `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking. `int96` maps the
     field ids of timestamps stored as INT96 to the top-level columns of the file that contain them. `views` are the
-    field ids of texts and bytes that Arrow reads as views, `millis` those of top-level columns of timestamps in
-    milliseconds, `days` those of dates, and of timestamps with a zone that are not INT96.
+    field ids of texts and bytes that Arrow reads as views, `days` those of dates, and of timestamps with a zone that
+    are not INT96. `millis` are the names in the file of top-level columns of timestamps in milliseconds.
     """
 
     hidden: frozenset[Path]
     int96: Mapping[int, str]
     days: frozenset[int]
     views: frozenset[int] = frozenset()
-    millis: frozenset[int] = frozenset()
+    millis: frozenset[str] = frozenset()
 
     @property
     def traits(self) -> FileTraits:
@@ -124,7 +124,8 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
         int96=walk.int96,
         days=frozenset(walk.days),
         views=frozenset(walk.views),
-        millis=frozenset(walk.millis),
+        # Hidden columns as well: a later version may name them.
+        millis=frozenset(field.name for field in schema if _in_parquet(field.type) in MILLIS),
     )
 
 
@@ -228,7 +229,6 @@ class _Walk:
         self.int96: dict[int, str] = {}
         self.views: set[int] = set()
         self.days: set[int] = set()
-        self.millis: set[int] = set()
         self._has_ids = has_ids
         self._ids = ids
 
@@ -282,9 +282,7 @@ class _Walk:
             self._inside(inner[1], wanted.value_field, mapping[1], path, named)
         elif not _is_stored_as(kind, wanted):
             raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}")
-        if kind in MILLIS and len(path) == 1:
-            self.millis.add(column.field_id)
-        if kind == INT96:
+        elif kind == INT96:
             self.int96[column.field_id] = path[0]
         elif pa.types.is_string_view(field.type) or pa.types.is_binary_view(field.type):
             self.views.add(column.field_id)

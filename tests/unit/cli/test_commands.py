@@ -27,6 +27,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from pyiceberg.catalog import load_catalog
 from pyiceberg.table.update import UpgradeFormatVersionUpdate
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -181,21 +182,22 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
     assert len(followed.iceberg().scan().to_arrow()) == 4
 
 
-def test_the_files_of_a_table_that_came_back_are_cleaned_up(dvsync, followed: Bench):
-    """For a while, the table was looked for in another catalog. Its files do not stay for ever."""
-    record = followed.store.list_tables()[0]
-    followed.store.record_table_replaced(record.id, at_ms=1_000)
-    assert dvsync("sync", config=FOLLOWED).exit_code == 0
-    assert "used by a snapshot" in dvsync("cleanup").output
-    dvsync("expire")
-    with closing(sqlite3.connect(followed.state_file)) as database, database:
-        assert database.execute("select count(*) from metadata_files where reason = 'table-replaced'").fetchone() == (
-            0,
-        )
-        database.execute("update metadata_files set since_ms = 0 where status = 'orphaned'")
-    cleaned = dvsync("cleanup").output
-    assert "(manifest-list 5)" in cleaned and "written for a table that was dropped" not in cleaned
-    assert len(followed.iceberg().scan().to_arrow()) == 4
+def test_a_table_that_goes_to_another_catalog_and_comes_back(dvsync, followed: Bench, tmp_path: Path):
+    """Both tables keep their files, whatever is cleaned up. The one that comes back is brought up to date."""
+    there = FOLLOWED.replace("catalog.db", "there.db") + "pipeline: {engine: local}\n"
+    assert "advanced, version 6" in dvsync("sync", config=there).stdout
+    uris = [f"sqlite:///{tmp_path}/{name}.db" for name in ("catalog", "there")]
+    catalogs = [load_catalog("local", type="sql", uri=uri) for uri in uris]
+    back = dvsync("sync", config=FOLLOWED)
+    assert back.exit_code == 0, back.output
+    for _ in range(2):
+        with closing(sqlite3.connect(followed.state_file)) as database, database:
+            for rows in ("metadata_files", "delete_files"):
+                database.execute(f"update {rows} set since_ms = 0 where status = 'orphaned'")
+        assert dvsync("cleanup").exit_code == 0
+    for catalog in catalogs:
+        assert len(catalog.load_table("lake.t").scan().to_arrow()) == 4
+        catalog.close()
 
 
 def test_names_move_no_cursor(dvsync, followed: Bench):
@@ -440,7 +442,7 @@ def test_config_check_tells_every_fault_on_its_own_line(dvsync):
     result = dvsync("config", "check", config=CATALOGS + "health: {port: -1}\nlog: {level: loud}\nbogus: 1\n")
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert [line.partition(":")[0] for line in result.stderr.splitlines()][:3] == ["health.port", "log.level", "bogus"]
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()][:3] == ["bogus", "health.port", "log.level"]
 
 
 def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: Path):
@@ -907,7 +909,11 @@ def test_a_file_that_cannot_be_read_hides_no_daemon(dvsync, tmp_path: Path, monk
             assert (shown.exit_code, shown.stdout.split()[:2]) == (0, ["db.a", "waiting"]), shown.output
             assert shown.stderr.startswith(f"daemon: process {process.pid} ")
             assert "has faults, which `dvsync config check` lists" in shown.stderr
-        assert dvsync("healthcheck", config=config.replace("health: {", "health: [{")).exit_code == 2
+        for unsure in ("health: [{", '"health": {', "health : {"):
+            asked = dvsync("healthcheck", config=config.replace("health: {", unsure) + "foo: [\n")
+            assert asked.exit_code == 2, unsure
+        # `storage` is spelled like `state`, and is another section.
+        assert dvsync("status", config=config + "storage: {s3.endpont: x}\n").exit_code == 0
         (tmp_path / "config.yaml").write_text(config)
         monkeypatch.setenv("DVSYNC_LIMITS", "{")
         assert dvsync("healthcheck", config=config).exit_code == 0

@@ -268,6 +268,38 @@ def test_a_duration_needs_a_unit_and_sane_bounds(load, duration):
     assert [fault.partition(": ")[0] for fault in faults] == ["defaults.poll_interval"]
 
 
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("health: {on: 1}", "health[1]: keys should be strings, not True"),
+        ("catalogs: {2: x}", "catalogs[2]"),
+        ("storage: {s3.access-key-id: AK, on: [hidden]}", "storage[1]"),
+        ("Health: {port: 9001}", "Health: unknown key, did you mean health?"),
+        ("SHARE: 9/2", "SHARE: unknown key, did you mean share?"),
+        ("health: {port: !!timestamp x}", "the file contains an invalid date, number or tag"),
+    ],
+)
+def test_keys_that_are_no_keys(load, text, fault):
+    """Each is a fault, of which no value is shown. Pydantic would take a capital letter for a small one."""
+    faults = "\n".join(faults_of(load, text))
+    assert fault in faults and "hidden" not in faults
+
+
+def test_anchors_are_read_once(load):
+    """However often they are used: eleven lines could stand for a billion nodes."""
+    lines = ["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))]
+    assert "a8: unknown key" in faults_of(load, "\n".join(lines))
+
+
+def test_variables_that_are_no_json_hide_no_other_fault(load, monkeypatch):
+    monkeypatch.setenv("DVSYNC_TELEMETRY__HEADERS", "{")
+    monkeypatch.setenv("DVSYNC_LIMITS", "{")
+    assert sorted(faults_of(load, "log: {level: loud}"))[0::2] == [
+        "limits: the value of DVSYNC_LIMITS (environment) is not JSON",
+        "telemetry: the value of DVSYNC_TELEMETRY__HEADERS (environment) is not JSON",
+    ]
+
+
 def test_two_patterns_of_one_folder(load):
     """The first leaves nothing to the second, unless it excludes something."""
     text = (
@@ -326,6 +358,7 @@ storage: {s3.acces-key-id: x, s3.endpoint: http://127.0.0.1}
 catalogs:
   a: {type: sql, uri: "sqlit:///c.db", warehouse: wh, urii: x}
   b: {type: rest, uri: "htp://host"}
+  d: {type: rest, uri: HTTPS://x, adls.sas-token.account: x}
   c: {type: glue, glue.access-key-id: x, glue.region: y, s3.path-style-access: "true"}
 """
     assert faults_of(load, text) == [
