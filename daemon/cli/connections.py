@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from daemon.spark.installed import check_jars, check_pipeline
 from daemon.sync.memory import as_sync_error
 from daemon.texts import counted
 from daemon.translate.definition import check_format_version
+from daemon.web.server import check_certificate
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def try_connections(settings: Settings) -> Iterator[Attempt]:
                 yield _attempt(f"table {table.name}", partial(_try_source, parts, table))
         yield from _try_patterns(settings)
         if settings.health.certificate:
-            yield _attempt("health.certificate", partial(_try_certificate, settings.health))
+            yield _attempt("certificate", partial(_try_certificate, settings.health))
         for section in ("notify", "after_sync"):
             for number, sink in enumerate(getattr(settings, section)):
                 if sink.command:
@@ -107,14 +107,7 @@ def _try_patterns(settings: Settings) -> Iterator[Attempt]:
 
 
 def _try_certificate(health: HealthSettings) -> str:
-    try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(health.certificate or "", health.key, password="none")
-    except OSError as error:
-        raise ConfigInvalid(
-            f"it cannot be used with the key {health.key}: {error.strerror or error}",
-            hint="Both must be PEM files that dvsync may read, and belong together; the key has no password.",
-        ) from error
+    check_certificate(health)
     return f"{health.certificate} goes with its key"
 
 

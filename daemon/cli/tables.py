@@ -50,9 +50,9 @@ def find_gone(configured: Settings, settings: Settings, wanted: Sequence[str]) -
     now_ms = SystemClock().now_ms()
     with open_store(settings) as store:
         gone = gone_among(store.list_tables(), _names(settings), settings.share)
-    found = []
+    found, vanished = [], _vanished(configured, settings, gone)
     for record in gone:
-        is_vanished = bool(vanished_by_pattern(configured, [record], _sources(settings)))
+        is_vanished = record.id in vanished
         is_chosen = not wanted or any("*" in name and fnmatchcase(record.name, name) for name in wanted)
         if record.name in wanted or (is_vanished and is_chosen):
             found.append(GoneTable(record, gone_status(record, None, now_ms, is_vanished=is_vanished), is_vanished))
@@ -189,8 +189,10 @@ def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableS
             except SyncError as error:
                 _log.debug(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
             statuses.append(table_status(table, seen, clock.now_ms()))
-        for record in gone_among(records, _names(settings), settings.share):
-            is_vanished = bool(vanished_by_pattern(configured, [record], _sources(settings)))
+        gone = gone_among(records, _names(settings), settings.share)
+        vanished = _vanished(configured, settings, gone)
+        for record in gone:
+            is_vanished = record.id in vanished
             statuses.append(gone_status(record, store.count(record.id), clock.now_ms(), is_vanished=is_vanished))
         return statuses, _moved_lines(settings, records)
 
@@ -224,8 +226,10 @@ def _names(settings: Settings) -> set[str]:
     return {table.name for table in settings.tables}
 
 
-def _sources(settings: Settings) -> set[str]:
-    return {table.source for table in settings.tables}
+def _vanished(configured: Settings, settings: Settings, gone: Sequence[TableRecord]) -> set[int]:
+    """The ids of the `gone` tables whose folders a pattern would find if they were there."""
+    by_pattern = vanished_by_pattern(configured, gone, {table.source for table in settings.tables})
+    return {record.id for records in by_pattern.values() for record in records}
 
 
 def read_runs(settings: Settings, name: str, runs_max: int) -> list[SyncRun]:

@@ -76,8 +76,7 @@ def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
 
 
 def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
-    is_set = any(_is_variable(name) for name in os.environ)
-    where = f"{path} or the {ENV_PREFIX}… variables" if is_set else path
+    where = f"{path} or the {ENV_PREFIX}… variables" if any(_variables()) else path
     return ConfigInvalid(
         "\n".join(faults),
         hint=f"Correct {where}, then run `dvsync config check`. A running daemon keeps its former configuration, "
@@ -85,23 +84,16 @@ def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
     )
 
 
-def _is_variable(name: str) -> bool:
-    """Whether a variable of the environment is for dvsync, and was not made by Kubernetes."""
-    prefix, section = name[: len(ENV_PREFIX)].upper(), name[len(ENV_PREFIX) :].lower()
-    return prefix == ENV_PREFIX and ("__" in section or section in Settings.model_fields)
-
-
 def _read(path: Path, document: dict[str, Any], faults: list[str]) -> tuple[_Readable | None, list[str]]:
     """Return what is valid in the document and the environment, if anything is, and all faults."""
     # Pydantic would take `Health` for health, and `_env_file` for an option of its own.
-    for key in [key for key in document if key not in Settings.model_fields]:
-        near = get_close_matches(str(key).lower(), Settings.model_fields, n=1)
-        faults.append(f"{key}: unknown key" + (f", did you mean {near[0]}?" if near else ""))
-    document = {key: value for key, value in document.items() if key in Settings.model_fields}
+    known = Settings.model_fields
+    faults += (_unknown_key(str(key), str(key).lower(), known) for key in document if key not in known)
+    document = {key: value for key, value in document.items() if key in known}
     found, invalid = read_variables()
     faults += (f"{section}: the value of {name} (environment) is not JSON" for section, name in invalid)
     document = _merged(document, found)
-    faults += _unknown_variables()
+    faults += (f"{name} (environment): no such setting" for name, section in _variables() if section not in known)
     readable = _validate(document, faults)
     if readable is None:
         return None, faults
@@ -258,8 +250,7 @@ def _fault_line(fault: ErrorDetails) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
     match fault["type"]:
         case "extra_forbidden":
-            near = get_close_matches(str(fault["loc"][-1]), _keys_beside(fault["loc"]), n=1)
-            return f"{place}: unknown key" + (f", did you mean {near[0]}?" if near else "")
+            return _unknown_key(place, str(fault["loc"][-1]), _keys_beside(fault["loc"]))
         case "value_error":
             return f"{place}: {fault['ctx']['error']}"
         case "string_pattern_mismatch" if fault["loc"][-1] == "url":
@@ -276,6 +267,11 @@ def _fault_line(fault: ErrorDetails) -> str:
             return f"{place}: {text[0].lower()}{text[1:]}" + (f", not {value}" if value else "")
 
 
+def _unknown_key(place: str, key: str, known: Iterable[str]) -> str:
+    near = get_close_matches(key, [*known], n=1)
+    return f"{place}: unknown key" + (f", did you mean {near[0]}?" if near else "")
+
+
 def _keys_beside(place: tuple[int | str, ...]) -> list[str]:
     """Return the keys that may stand where `place` does."""
     model: Any = Settings
@@ -287,12 +283,13 @@ def _keys_beside(place: tuple[int | str, ...]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _unknown_variables() -> Iterator[str]:
+def _variables() -> Iterator[tuple[str, str]]:
+    """Yield the names of dvsync's variables in the environment, and their sections, known or not."""
     for name in sorted(os.environ):
-        section, nested, _ = name.upper().removeprefix(ENV_PREFIX).partition("__")
-        # A name without `__` may come from Kubernetes, for a service called dvsync: DVSYNC_PORT_8080_TCP.
-        if name.upper().startswith(ENV_PREFIX) and nested and section.lower() not in Settings.model_fields:
-            yield f"{name} (environment): no such setting"
+        section, nested, _ = name.upper().removeprefix(ENV_PREFIX).lower().partition("__")
+        # Another name without `__` may come from Kubernetes, for a service called dvsync: DVSYNC_PORT_8080_TCP.
+        if name.upper().startswith(ENV_PREFIX) and (nested or section in Settings.model_fields):
+            yield name, section
 
 
 @dataclass(frozen=True)

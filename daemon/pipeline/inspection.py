@@ -91,12 +91,11 @@ class Inspector:
 
     def _check_moments(self, path: str, column: str) -> None:
         """Check the timestamps of a column without statistics: inside lists and maps, or not indexed by Delta."""
-        ids = {name: field_id for field_id, name in self.table.physical_names.items()}
         for values in self._read_column(path, column):
             for moments in _timestamps(values):
                 ends = pc.min_max(moments.cast(pa.int64())).as_py()
                 if ends["min"] is not None:
-                    named = str(self.table.schema.find_column_name(ids[column]))
+                    named = str(self.table.schema.find_column_name(self.table.field_ids[column]))
                     check_int96_micros(ends["min"], ends["max"], named)
 
     def _read_column(self, path: str, column: str) -> Iterator[pa.Array]:

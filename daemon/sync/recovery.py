@@ -140,7 +140,6 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     if current is None or marker is None:
         raise _target_changed(context, table, _foreign_commits(table))
     check_shape(table, context.settings)
-    record = leave_other_table(context, record, table)
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
         if record.metadata_location != table.metadata_location:
             # Someone set a property, or a crash prevented the recording of an expiry.
@@ -150,6 +149,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
         if not is_in_doubt or record.must_compare or _adds_up(context, record, table):
             return Shown(record, table)
         return rebuild(context, record, table, marker)
+    record = leave_other_table(context, record, table)
     if _is_rolled_back(record, table, marker):
         raise _target_changed(
             context,

@@ -136,6 +136,11 @@ class TableSchema:
         """Field id -> physical name of the top-level columns."""
         return {mapped.field_id: mapped.names[0] for mapped in self.name_mapping if mapped.field_id is not None}
 
+    @cached_property
+    def field_ids(self) -> Mapping[str, int]:
+        """Physical name -> field id of the top-level columns."""
+        return {name: field_id for field_id, name in self.physical_names.items()}
+
 
 def translate_schema(
     metadata: Metadata,

@@ -17,6 +17,8 @@ from daemon.config.settings import HealthSettings
 from daemon.errors import ConfigInvalid
 
 STOP_MAX_S = 2.0
+# Without a password, OpenSSL asks for that of an encrypted key on the terminal.
+NO_PASSWORD = "none"
 # Every answer comes from memory, so only the client can be slow. Each connection takes a file descriptor, which syncs
 # and databases need as well.
 CONNECTIONS_MAX = 64
@@ -42,6 +44,21 @@ class BoundedProtocol(H11Protocol):
         super().on_response_complete()
 
 
+def check_certificate(settings: HealthSettings) -> None:
+    """Raise ConfigInvalid if there is a certificate that cannot be used."""
+    if settings.certificate is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            settings.certificate, settings.key, NO_PASSWORD
+        )
+    except OSError as error:
+        raise ConfigInvalid(
+            f"health: cannot use the certificate {settings.certificate} with the key {settings.key}: {error}",
+            hint="Both must be PEM files that dvsync may read, and belong together; the key has no password.",
+        ) from error
+
+
 class WebServer:
     """Listens from `start` to `stop`."""
 
@@ -51,8 +68,7 @@ class WebServer:
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http=BoundedProtocol)
         config.timeout_graceful_shutdown = 1
         config.ssl_certfile, config.ssl_keyfile = settings.certificate, settings.key
-        # Without a password, OpenSSL asks for that of an encrypted key on the terminal.
-        config.ssl_keyfile_password = "none"
+        config.ssl_keyfile_password = NO_PASSWORD
         config.load()
         self._server = uvicorn.Server(config)
         self._thread = Thread(target=self._server.run, args=([listener],), name="web", daemon=True)
@@ -72,13 +88,11 @@ class WebServer:
                 f"health: cannot listen on {settings.host}:{settings.port}: {reason.lower()}", hint=hint
             ) from error
         try:
-            server = cls(listener, settings, app)
-        except (OSError, ssl.SSLError) as error:
+            check_certificate(settings)
+        except ConfigInvalid:
             listener.close()
-            raise ConfigInvalid(
-                f"health: cannot use the certificate {settings.certificate} with the key {settings.key}: {error}",
-                hint="Both must be PEM files that dvsync may read, and belong together; the key has no password.",
-            ) from error
+            raise
+        server = cls(listener, settings, app)
         server._thread.start()
         return server
 

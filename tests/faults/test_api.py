@@ -250,6 +250,9 @@ def test_with_a_certificate_everything_is_https(tmp_path: Path) -> None:
         assert command(world.config, "healthcheck").returncode == 0
         write_certificate(world.folder)
         assert "certificate verify failed" in command(world.config, "healthcheck").stdout
+    assert "it.pem goes with its key\n" in command(world.config, "config", "check", "--connect").stdout
     (world.folder / "it.key").write_text("broken")
     refused = command(world.config, "run")
     assert (refused.returncode, "health: cannot use the certificate" in refused.stderr) == (2, True)
+    tried = command(world.config, "config", "check", "--connect")
+    assert (tried.returncode, "\ncertificate: health: cannot use the certificate " in tried.stdout) == (1, True)
