@@ -168,9 +168,10 @@ class Board:
         self._beaten_at_s = now_s = self._clock.monotonic_s()
         if now_s - self._sampled_at_s >= SAMPLE_INTERVAL_S and (statuses := self.statuses()):
             self._sampled_at_s = now_s
+            now_ms = self._clock.now_ms()
             for status in statuses:
                 sample = Sample(
-                    self._clock.now_ms(),
+                    now_ms,
                     status.lag_seconds,
                     status.deleted_positions,
                     status.live_delete_files,

@@ -18,6 +18,8 @@ RUNS_MAX = 50
 SAMPLE_INTERVAL_S = 60.0
 DAY_MS = 86_400_000
 SAMPLES_MAX = round(DAY_MS / 1000 / SAMPLE_INTERVAL_S)
+# While nothing changes, a sample in so long is enough for a line without gaps: most of hundreds of tables are idle.
+UNCHANGED_INTERVAL_MS = 600_000
 # A coarser day for the page with all tables, which draws a small line for each of hundreds of tables.
 OUTLINE_INTERVAL_MS = 1_800_000
 OUTLINE_MAX = DAY_MS // OUTLINE_INTERVAL_MS + 1
@@ -75,6 +77,8 @@ class Timeline:
             self._outline.pop()
         else:
             last = None
+        if len(self._samples) > 1 and _is_between_equals(self._samples[-2], self._samples[-1], sample):
+            self._samples.pop()
         for kept, newest in ((self._samples, sample), (self._outline, _merge(last, sample))):
             while kept and kept[0].at_ms <= sample.at_ms - DAY_MS:
                 kept.popleft()
@@ -107,6 +111,12 @@ class Timeline:
         """The oldest first."""
         with self._lock:
             return list(self._samples)
+
+
+def _is_between_equals(earlier: Sample, middle: Sample, later: Sample) -> bool:
+    """Return whether a line from the earlier sample to the later one shows the same without the middle one."""
+    is_close = later.at_ms - earlier.at_ms <= UNCHANGED_INTERVAL_MS
+    return is_close and replace(earlier, at_ms=later.at_ms) == replace(middle, at_ms=later.at_ms) == later
 
 
 def _merge(earlier: Sample | None, later: Sample) -> Sample:

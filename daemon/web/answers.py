@@ -39,7 +39,10 @@ class DaemonInfo(msgspec.Struct, frozen=True):
 
 
 class DayPoint(msgspec.Struct, frozen=True):
-    """A table's numbers at one time, ISO 8601, UTC; unknown ones are null."""
+    """A table's numbers at one time, ISO 8601, UTC; unknown ones are null.
+
+    There is one for each minute; while nothing changes, one for ten minutes. Earlier processes left one for ten minutes.
+    """
 
     at: str
     lag_seconds: float | None

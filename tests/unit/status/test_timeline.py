@@ -40,6 +40,17 @@ def test_a_day_is_a_day():
     assert 48 <= len(timeline.outline()) <= 49
 
 
+def test_a_line_without_changes_needs_few_samples():
+    """Its ends stay, and a gap of a stopped daemon stays a gap."""
+    timeline = Timeline()
+    for minute in range(25):
+        timeline.add_sample(sample(minute))
+    for minute in (80, 81):
+        timeline.add_sample(sample(minute, deleted=6))
+    minutes = [(each.at_ms - NOW_MS) // MINUTE_MS for each in timeline.samples()]
+    assert minutes == [0, 10, 20, 24, 80, 81]
+
+
 def test_samples_of_a_clock_that_was_ahead_go():
     timeline = Timeline()
     for minute in (0, 1, 90, 91, 2):
