@@ -254,7 +254,10 @@ class _Sink:
         delay_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** (line.failures - 1)) * uniform(0.8, 1.2)
         line.due_s = self._clock.monotonic_s() + delay_s
         if line.failures == 1:
-            _log.warning(events.NOTICE_FAILED, sink=self.name, table=notice.table, notice=notice.event, reason=reason)
+            hint = f"dvsync tries again. If it goes on, check the address or command of {self.name}."
+            _log.warning(
+                events.NOTICE_FAILED, sink=self.name, table=notice.table, notice=notice.event, reason=reason, hint=hint
+            )
 
     def _drop(self, notice: Message, reason: str) -> None:
         self._dropped += 1

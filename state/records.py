@@ -179,6 +179,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class SyncRun(msgspec.Struct, frozen=True):
     """The row of one sync. `outcome` is `advanced`, `rebuilt`, the error's kind, or `recovered` where no sync ended it.
 
+    `from_version` is the first version that was not shown before, `to_version` the last, or the one that failed.
     `operation` is Delta's for the newest version of the sync, such as MERGE; None if it is not known.
     """
 

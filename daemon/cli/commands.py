@@ -36,6 +36,7 @@ from daemon.cli.invocation import (
 from daemon.cli.maintenance import cleanup, compact, expire
 from daemon.cli.wishes import forget, pause, resume, resync
 from daemon.errors import ConfigInvalid, StateInUse
+from daemon.heap import limit_heap
 from daemon.lean_imports import import_arrow
 from daemon.masking import scrub
 from daemon.texts import printable
@@ -98,6 +99,7 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # What imports leave behind would take memory as long as the daemon runs.
     gc.enable()
+    limit_heap()
     import_arrow()
     from daemon.service.run import run_daemon  # noqa: PLC0415 - each command imports what it uses, and nothing else
 

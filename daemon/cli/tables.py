@@ -49,7 +49,7 @@ def find_gone(configured: Settings, settings: Settings, wanted: Sequence[str]) -
     """
     now_ms = SystemClock().now_ms()
     with open_store(settings) as store:
-        gone = gone_among(store.list_tables(), _names(settings), settings.share)
+        gone = gone_among(store.list_tables(), _own_names(settings), settings.share)
     found, vanished = [], _vanished(configured, settings, gone)
     for record in gone:
         is_vanished = record.id in vanished
@@ -115,7 +115,9 @@ def _check_gone(settings: Settings, names: Sequence[str]) -> None:
         raise ConfigInvalid("\n".join(lines), hint=hint)
 
 
-def select_names(wanted: Sequence[str], listed: Collection[str], known: Collection[str] = ()) -> list[str]:
+def select_names(
+    wanted: Sequence[str], listed: Collection[str], known: Collection[str] = (), *, what: str = "tables"
+) -> list[str]:
     """Return the `wanted` names, each once; those with `*` become all names that match among the `listed` ones.
 
     Raises ConfigInvalid for a name that is neither `listed` nor `known`, and for a pattern that matches nothing.
@@ -131,19 +133,19 @@ def select_names(wanted: Sequence[str], listed: Collection[str], known: Collecti
         if not matching:
             unknown.append(name)
     if unknown:
-        raise _no_such_table(unknown, {*listed, *known})
+        raise _no_such_table(unknown, {*listed, *known}, what)
     return list(selected)
 
 
-def _no_such_table(unknown: Sequence[str], known: Collection[str]) -> ConfigInvalid:
+def _no_such_table(unknown: Sequence[str], known: Collection[str], what: str) -> ConfigInvalid:
     names = sorted(known)
     close = [near for name in unknown for near in get_close_matches(name, names)]
     if close:
         hint = f"Did you mean {' or '.join(dict.fromkeys(close))}? `dvsync status` lists all tables."
     elif len(names) <= LISTED_MAX:
-        hint = f"The tables are {', '.join(names)}." if names else "There are no tables."
+        hint = f"The {what} are {', '.join(names)}." if names else f"There are no {what}."
     else:
-        hint = f"`dvsync status` lists the {len(names)} tables."
+        hint = f"`dvsync status` lists the {len(names)} {what}."
     return ConfigInvalid("\n".join(f"{name}: no such table" for name in unknown), hint=hint)
 
 
@@ -189,7 +191,7 @@ def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableS
             except SyncError as error:
                 _log.debug(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
             statuses.append(table_status(table, seen, clock.now_ms()))
-        gone = gone_among(records, _names(settings), settings.share)
+        gone = gone_among(records, _own_names(settings), settings.share)
         vanished = _vanished(configured, settings, gone)
         for record in gone:
             is_vanished = record.id in vanished
@@ -212,18 +214,19 @@ def select_gone(settings: Settings, store: TableStore, wanted: Sequence[str]) ->
 
     Raises ConfigInvalid for a table that is still followed or unknown, and StateUnavailable.
     """
-    names = _names(settings)
-    gone = {record.name: record for record in gone_among(store.list_tables(), names, settings.share)}
-    followed = [name for name in wanted if name in names]
+    gone = {record.name: record for record in gone_among(store.list_tables(), _own_names(settings), settings.share)}
+    configured = {table.name for table in settings.tables}
+    followed = [name for name in wanted if name in configured and name not in gone]
     if followed:
         find_tables(settings, followed)  # Raises if another share follows it.
         hint = "First remove it from the configuration, or exclude it, and reload a running daemon (SIGHUP)."
         raise ConfigInvalid("\n".join(f"{name}: the table is still followed" for name in followed), hint=hint)
-    return [gone[name] for name in (select_names(wanted, gone) if wanted else gone)]
+    return [gone[name] for name in (select_names(wanted, gone, what="tables that are gone") if wanted else gone)]
 
 
-def _names(settings: Settings) -> set[str]:
-    return {table.name for table in settings.tables}
+def _own_names(settings: Settings) -> set[str]:
+    """The tables of our share. One that went to another share by its new target is gone here."""
+    return {table.name for table in settings.tables if settings.share.owns(table.target)}
 
 
 def _vanished(configured: Settings, settings: Settings, gone: Sequence[TableRecord]) -> set[int]:

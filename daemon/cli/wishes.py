@@ -91,10 +91,12 @@ def resync(
     context: typer.Context, tables: ChosenTables = None, every: AllTables = False, config: ConfigPath = None
 ) -> None:
     """Rewrite tables from Delta's whole state. A running daemon begins within seconds."""
+    from daemon.clock import SystemClock  # noqa: PLC0415
     from daemon.sync.verbs import want_resync  # noqa: PLC0415
 
-    for name, _ in _asked(context, config, _chosen(tables, every), want_resync):
-        say(f"{name}: its next sync writes the whole table anew")
+    verb = partial(want_resync, now_ms=SystemClock().now_ms())
+    for name, said in _asked(context, config, _chosen(tables, every), verb):
+        say(f"{name}: {said}")
 
 
 def _chosen(tables: list[str] | None, every: bool) -> list[str]:

@@ -90,13 +90,14 @@ _SECTION = re.compile(r"^(?P<key>[a-z_]+):.*(?:\n(?:[ \t#-].*)?(?=\n|\Z))*", re.
 
 def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[str]]:
     """Return the file's mapping and its duplicate keys. Raises ConfigInvalid if it cannot be parsed."""
-    hint = "Name the configuration file with --config PATH. The config.yaml that comes with dvsync explains every key."
+    hint = "The config.yaml that comes with dvsync explains every key."
+    name_it = f"Name the configuration file with --config PATH. {hint}"
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8") if text is None else text)
     except OSError as error:
-        raise ConfigInvalid(f"{path}: {(error.strerror or str(error)).lower()}", hint=hint) from error
+        raise ConfigInvalid(f"{path}: {(error.strerror or str(error)).lower()}", hint=name_it) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigInvalid(f"{path}: the file is not UTF-8 text", hint=hint) from error
+        raise ConfigInvalid(f"{path}: the file is not UTF-8 text", hint=name_it) from error
     try:
         node = loader.get_single_node()
         duplicates = [*_duplicate_keys(node, set())]
@@ -109,11 +110,11 @@ def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[st
     except _UNREADABLE as error:
         is_deep = isinstance(error, RecursionError)
         reason = "the file is nested too deeply" if is_deep else "the file contains an invalid date, number or tag"
-        raise ConfigInvalid(f"{path}: {reason}", hint=hint) from None
+        raise ConfigInvalid(f"{path}: {reason}", hint=f"Correct the file. {hint}") from None
     finally:
         loader.dispose()
     if document is None:
         raise ConfigInvalid(f"{path}: the file is empty", hint=hint)
     if not isinstance(document, dict):
-        raise ConfigInvalid(f"{path}: the top level must be a mapping of keys to values", hint=hint)
+        raise ConfigInvalid(f"{path}: the top level must be a mapping of keys to values", hint=name_it)
     return document, duplicates

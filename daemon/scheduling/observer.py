@@ -131,7 +131,6 @@ class Observer:
                 started_at_ms=self._clock.now_ms(),
                 duration_ms=0,
                 outcome="recovered",
-                from_version=record.synced_version,
                 to_version=record.synced_version,
                 message=f"{error.kind} is over, after {counted(error.consecutive, 'error')}",
             )
@@ -204,7 +203,7 @@ def _failed_run(record: TableRecord, error: TableError, started_ms: int, duratio
         started_at_ms=started_ms,
         duration_ms=duration_ms,
         outcome=error.kind,
-        from_version=record.synced_version,
+        from_version=None if record.synced_version is None else record.synced_version + 1,
         to_version=error.version,
         message=error.message,
     )

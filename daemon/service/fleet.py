@@ -157,8 +157,7 @@ class Fleet:
             case Verb.RESUME:
                 said = "resumed" if resume(store, table) else "was neither parked nor paused; nothing to do"
             case Verb.RESYNC:
-                want_resync(store, table)
-                said = "its next sync writes the whole table anew"
+                said = want_resync(store, table, self._parts.clock.now_ms())
         self._scheduler.wake(WISHES_JOB)
         return said
 

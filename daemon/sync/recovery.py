@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 import structlog
 from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import DataFile, ManifestContent
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
@@ -26,12 +25,20 @@ from daemon.delta.actions import Commit, RemoveFile
 from daemon.delta.checksum import Totals
 from daemon.delta.protocol import check_protocol
 from daemon.delta.table_state import TableState
-from daemon.errors import CorruptInput, ObjectMissing, ReplacementNeeded, TargetChanged, Unsupported
+from daemon.errors import (
+    CorruptInput,
+    ObjectMissing,
+    ReplacementNeeded,
+    TargetChanged,
+    TargetUnreadable,
+    Unsupported,
+)
 from daemon.iceberg.account import find_account
 from daemon.iceberg.manifests import first_row_id
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
 from daemon.iceberg.position_deletes import count_served
 from daemon.iceberg.puffin import read_blobs
+from daemon.iceberg.pyiceberg_ext.metadata_cache import find_or_read_metadata
 from daemon.iceberg.references import live_entries, metadata_files
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
@@ -119,8 +126,8 @@ def leave_other_table(context: TableContext, record: TableRecord, table: Table) 
     if record.snapshot_id is None or record.metadata_location is None or table.snapshot_by_id(record.snapshot_id):
         return record
     try:
-        recorded = FromInputFile.table_metadata(table.io.new_input(record.metadata_location))
-    except (OSError, ValueError):
+        recorded = find_or_read_metadata(table.io.new_input(record.metadata_location))
+    except (ObjectMissing, TargetUnreadable, PermissionError):
         return record  # The file is gone, as when the snapshot was expired by someone else long ago.
     if recorded.table_uuid == table.metadata.table_uuid:
         return record

@@ -62,14 +62,16 @@ def resume(store: TableStore, table: TableSettings) -> bool:
     return True
 
 
-def want_resync(store: TableStore, table: TableSettings) -> None:
-    """Make the next sync write the table anew from Delta's state, even if it is parked.
+def want_resync(store: TableStore, table: TableSettings, now_ms: int) -> str:
+    """Make the next sync write the table anew from Delta's state, even if it is parked, but not before a pause ends.
 
-    Raises ConfigInvalid, StateUnavailable.
+    Returns what happens next. Raises ConfigInvalid, StateUnavailable.
     """
     record = _known_or_new(store, table)
     store.record_resync_wanted(record.id, True)
     store.record_resumed(record.id)
+    held = f", after `dvsync resume {table.name}`: it is paused" if record.pause_at(now_ms) else ""
+    return f"its next sync writes the whole table anew{held}"
 
 
 def _known_or_new(store: TableStore, table: TableSettings) -> TableRecord:

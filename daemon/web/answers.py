@@ -41,7 +41,7 @@ class DaemonInfo(msgspec.Struct, frozen=True):
 class DayPoint(msgspec.Struct, frozen=True):
     """A table's numbers at one time, ISO 8601, UTC; unknown ones are null.
 
-    There is one for each minute; while nothing changes, one for ten minutes. Earlier processes left one for ten minutes.
+    There is one for each minute; while nothing changes, and from earlier processes, one for ten minutes.
     """
 
     at: str

@@ -109,7 +109,11 @@ class BoardCollector(Collector):
         yield from self._board.activity.collect()
         for name, text, value in (
             ("dvsync_spark_session_up", "1 while there is a Spark session.", self._is_spark_up()),
-            ("dvsync_standing_by", "1 while another process holds the lease.", self._board.is_standing_by),
+            (
+                "dvsync_standing_by",
+                "1 while this process waits for the lease and follows nothing.",
+                self._board.is_standing_by,
+            ),
             ("dvsync_unready_reasons", "Reasons that /readyz gives.", len(self._board.find_unready())),
         ):
             gauge = GaugeMetricFamily(name, text)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.config.share import Share
 from state import FileStatus
 from tests.kit.checks import check_files, check_memory, duckdb_rows, metadata_files, read_entries, rows_of, table_id
 from tests.kit.daemons import Daemon, command, daemon, until
@@ -208,3 +209,23 @@ def test_tables_that_move_are_followed_at_once_and_keep_nothing_for_ever(world):
                 iceberg = bench.iceberg()
                 check_files([bench], iceberg, read_entries(iceberg))
                 assert duckdb_rows(iceberg) == world.tables[name].live_rows()
+
+
+def test_a_table_whose_new_target_belongs_to_another_share_can_be_forgotten(world):
+    """It is gone for its former share, and the Iceberg table of the former target stays; for the other it is new."""
+    named = CONFIG.replace("{source: a, target: lake.a}", "{source: a, target: lake.a, name: a}")
+    world.config.write_text(named)
+    newest = world.tables["lake.a"].version
+    with ExitStack() as opened:
+        running = start(world, {"2/2": set()}, opened)
+        running["2/2"].synced_to("a", newest)
+        stop(running)
+    target = next(name for number in range(99) if Share(1, 2).owns(name := f"lake.a{number}"))
+    world.config.write_text(named.replace("target: lake.a,", f"target: {target},"))
+    with ExitStack() as opened:
+        running = start(world, OF_TWO, opened)
+        running["1/2"].synced_to("a", newest)
+        until(lambda: running["2/2"].tables().get("a", {}).get("state") == "gone", "the table that left")
+        assert world.command("2/2", "forget", "a") == (0, "a: forgotten\n")
+        until(lambda: "a" not in running["2/2"].tables(), "the table that was forgotten")
+        assert running["1/2"].tables()["a"]["state"] == "synced"

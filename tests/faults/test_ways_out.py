@@ -148,15 +148,32 @@ def a_rollback_to_the_last_snapshot_that_is_left_is_overwritten(world: World) ->
 
 def an_older_table_under_the_name_is_brought_up_to_date(world: World) -> Steps:
     """No hint is needed: the state database was of a table that is gone."""
+    _put_an_older_table_under_the_name(world)
+    world.delete()
+    yield from ()
+
+
+def an_older_table_is_taken_for_a_rollback_without_the_newer_metadata(world: World) -> Steps:
+    """The file that would show that there were two tables is gone."""
+    newer = _put_an_older_table_under_the_name(world)
+    Path(newer.metadata_location.removeprefix("file://")).unlink()
+    with world.stopped():
+        world.delete()
+    yield "TargetChanged", "overwrite does so automatically."
+    world.dvsync("resync", NAME)
+
+
+def _put_an_older_table_under_the_name(world: World) -> Table:
+    """Returns the newer one, which was dropped."""
     with world.paused():
         world.catalog.rename_table(TARGET, "lake.older")
     world.delete()
     until(lambda: world.status["synced_version"] == world.table.version, "the table that is made again")
     with world.paused():
+        newer = world.iceberg
         world.catalog.drop_table(TARGET)
         world.catalog.rename_table("lake.older", TARGET)
-    world.delete()
-    yield from ()
+    return newer
 
 
 def a_foreign_property_is_undone(world: World) -> Steps:
@@ -328,6 +345,7 @@ CASES = [
     a_damaged_manifest_list_is_replaced,
     a_rollback_to_the_last_snapshot_that_is_left_is_overwritten,
     an_older_table_under_the_name_is_brought_up_to_date,
+    an_older_table_is_taken_for_a_rollback_without_the_newer_metadata,
     a_new_schema_is_accepted,
     a_new_schema_is_followed,
     a_column_of_another_type_is_written_anew,
