@@ -50,7 +50,7 @@ def _address_of_holder(settings: Settings) -> HealthSettings | None:
     """Return where the holder of the lease answers, if the state database has that."""
     address = None
     # What is wrong with the database is said by whoever needs it.
-    with suppress(SyncError), open_store(settings) as store:
+    with suppress(SyncError), open_store(settings, reads_only=True) as store:
         address = urlsplit(store.read_lease().address or "")
     if address is None or not address.hostname or not address.port:
         return None

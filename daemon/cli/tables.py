@@ -48,7 +48,7 @@ def find_gone(configured: Settings, settings: Settings, wanted: Sequence[str]) -
     `settings` is `configured` with the tables that patterns find. Raises StateStoreAway.
     """
     now_ms = SystemClock().now_ms()
-    with open_store(settings) as store:
+    with open_store(settings, reads_only=True) as store:
         gone = gone_among(store.list_tables(), _own_names(settings), settings.share)
     found, vanished = [], _vanished(configured, settings, gone)
     for record in gone:
@@ -98,7 +98,7 @@ def _check_gone(settings: Settings, names: Sequence[str]) -> None:
     """Raise ConfigInvalid for those among these names, which nothing leads to, that the state database knows."""
     if not names:
         return
-    with open_store(settings) as store:
+    with open_store(settings, reads_only=True) as store:
         gone = {record.name: record for record in gone_among(store.list_tables(), (), settings.share)}
     lines = [
         f"{name}: the table is gone: its Delta table has vanished, or the configuration no longer leads to it"
@@ -156,7 +156,7 @@ def with_found_tables(settings: Settings) -> tuple[Settings, dict[str, SyncError
     """
     if not any(table.is_pattern for table in settings.tables):
         return settings, {}
-    with open_store(settings) as store:
+    with open_store(settings, reads_only=True) as store:
         owners = owners_among(store.list_tables(), settings.share)
     found = discover(settings, SystemClock(), owners)
     return settings.model_copy(update={"tables": (*found.tables, *found.others)}), found.troubles
@@ -170,7 +170,7 @@ def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableS
     StateStoreAway.
     """
     clock = SystemClock()
-    with open_store(settings) as store:
+    with open_store(settings, reads_only=True) as store:
         records = store.list_tables()
         statuses = []
         for table in find_tables(settings, ()):
@@ -241,7 +241,7 @@ def read_runs(settings: Settings, name: str, runs_max: int) -> list[SyncRun]:
     Raises ConfigInvalid if it stands for none or for several, StateStoreAway.
     """
     configured = [table.name for table in settings.tables if not table.is_pattern]
-    with open_store(settings) as store:
+    with open_store(settings, reads_only=True) as store:
         ids = {record.name: record.id for record in store.list_tables()}
         found = select_names([name], {**dict.fromkeys(configured), **ids})
         if len(found) > 1:

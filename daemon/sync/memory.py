@@ -21,18 +21,24 @@ from state.sql.store import SqlStateStore
 
 
 @contextmanager
-def open_store(settings: Settings) -> Iterator[StateStore]:
+def open_store(settings: Settings, *, reads_only: bool = False) -> Iterator[StateStore]:
     """Open the state store, made or upgraded as needed. Raises ConfigInvalid, StateStoreAway.
 
-    Another share's store is refused: if its daemon held the lease, ours would stand by, and nobody would follow our
-    tables.
+    With `reads_only`, a missing SQLite file is not made, which would belong to the user of the command and not to the
+    daemon's: the store is empty then. Another share's store is refused: if its daemon held the lease, ours would stand
+    by, and nobody would follow our tables.
     """
+    file = settings.state.sqlite_file
+    if reads_only and file is not None and not file.exists():
+        with closing(SqlStateStore.open("sqlite://")) as store:
+            yield store
+        return
     _make_local_folders(settings)
     try:
         with closing(SqlStateStore.open(settings.state.url)) as store:
             _check_share(store, settings)
-            if settings.state.sqlite_file:
-                _check_copy(store, settings.state.sqlite_file, settings.state.place)
+            if file:
+                _check_copy(store, file, settings.state.place)
             yield store
     except StateUnavailable as error:
         raise as_sync_error(error) from error

@@ -368,11 +368,14 @@ def test_a_first_sync_that_fails_leaves_no_files(dvsync, tmp_path: Path):
     assert dvsync("sync").exit_code == 0
 
 
-def test_history_of_a_table_that_was_never_synced(dvsync):
+def test_history_of_a_table_that_was_never_synced(dvsync, tmp_path: Path):
     assert dvsync("history", "db.a", config=TWO_TABLES).output == "no sync is recorded yet\n"
     assert dvsync("history", "*.b").output == "no sync is recorded yet\n"
     assert "db.* stands for 2 tables" in dvsync("history", "db.*").stderr
     assert dvsync("history", "db.c").exit_code == 2
+    assert dvsync("status").exit_code == 0
+    # A database that these commands make would belong to their user, and not to the daemon's.
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
 def test_doctor_of_good_and_bad_places(dvsync, tmp_path: Path):
