@@ -24,17 +24,18 @@ from state.sql.store import SqlStateStore
 def open_store(settings: Settings, *, reads_only: bool = False) -> Iterator[StateStore]:
     """Open the state store, made or upgraded as needed. Raises ConfigInvalid, StateStoreAway.
 
-    With `reads_only`, a missing SQLite file is not made, which would belong to the user of the command and not to the
-    daemon's: the store is empty then. Another share's store is refused: if its daemon held the lease, ours would stand
-    by, and nobody would follow our tables.
+    With `reads_only`, a SQLite file of another user is enough, and a missing one is not made: the store is empty then.
+    Another share's store is refused: if its daemon held the lease, ours would stand by, and nobody would follow our
+    tables.
     """
     file = settings.state.sqlite_file
-    if reads_only and file is not None and not file.exists():
-        with closing(SqlStateStore.open("sqlite://")) as store:
-            yield store
-        return
-    _make_local_folders(settings)
+    url = _find_readable(file) if reads_only and file else None
     try:
+        if url is not None:
+            with closing(SqlStateStore.open(url)) as store:
+                yield store
+            return
+        _make_local_folders(settings)
         with closing(SqlStateStore.open(settings.state.url)) as store:
             _check_share(store, settings)
             if file:
@@ -42,6 +43,17 @@ def open_store(settings: Settings, *, reads_only: bool = False) -> Iterator[Stat
             yield store
     except StateUnavailable as error:
         raise as_sync_error(error) from error
+
+
+def _find_readable(file: Path) -> str | None:
+    """Return the URL of what a command can read in the place of the database, without writing; None if it may write."""
+    if not file.exists():
+        # Made by the command, it would belong to the command's user, and perhaps not be the daemon's to write.
+        return "sqlite://"
+    if os.access(file.parent, os.W_OK) or file.with_name(f"{file.name}-wal").exists():
+        return None
+    # No process has it open. SQLite would still make files beside it, unless nobody is said to change it.
+    return f"sqlite:///file:{quote(str(file))}?mode=ro&immutable=1&uri=true"
 
 
 def _check_share(store: StateStore, settings: Settings) -> None:
@@ -91,7 +103,9 @@ def as_sync_error(raised: Exception) -> SyncError:
         return raised
     if isinstance(raised, StateUnavailable):
         return StateStoreAway(
-            str(raised), hint="Check state.url, the database, its permissions, and its disk or server."
+            str(raised),
+            hint="Check state.url, the database, its permissions, and its disk or server. Commands that change a table "
+            "need the daemon's user.",
         )
     return InternalError(
         f"{type(raised).__name__}: {raised}",
