@@ -348,7 +348,7 @@ def test_a_copy_of_the_state_database_is_refused_while_the_original_is_there(dvs
     original.unlink()
     assert dvsync("status").stdout.startswith("t synced ")
     # Another database takes the former place.
-    assert dvsync("status", config=FOLLOWED.replace("lake.t", "lake.u")).exit_code == 0
+    assert dvsync("pause", "t", config=FOLLOWED.replace("lake.t", "lake.u")).exit_code == 0
     assert original.exists() and dvsync("status", config=moved).exit_code == 0
 
 
@@ -550,7 +550,7 @@ def test_config_may_stand_before_or_after_the_command_or_in_the_environment(dvsy
 def test_a_folder_that_cannot_be_made_is_a_fault_of_the_configuration(dvsync, tmp_path):
     """Named with its key, as any other."""
     (tmp_path / "file").touch()
-    result = dvsync("status", config=TWO_TABLES.replace("var/catalog.db", "file/x/catalog.db"))
+    result = dvsync("sync", config=TWO_TABLES.replace("var/catalog.db", "file/x/catalog.db"))
     assert result.exit_code == 2
     assert f"catalogs.local.uri: the folder {tmp_path}/file/x cannot be made: Not a directory" in result.stderr
 
