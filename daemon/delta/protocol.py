@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daemon.delta.actions import Metadata, Protocol
-from daemon.delta.features import TABLE_FEATURES_READER, TABLE_FEATURES_WRITER
+from daemon.delta.features import COORDINATOR, TABLE_FEATURES_READER, TABLE_FEATURES_WRITER
 from daemon.errors import CorruptInput, Unsupported
 
 READER_VERSION_MIN, READER_VERSION_MAX = 1, 3
@@ -63,7 +63,13 @@ def _check_list(side: str, version: int, features: list[str] | None, from_versio
 
 
 def check_metadata(metadata: Metadata) -> None:
-    """Raise `Unsupported` for a configuration whose files we would misread."""
+    """Raise `Unsupported` for a configuration whose files we would misread, or whose newest commits we cannot see."""
+    if COORDINATOR in metadata.configuration:
+        raise Unsupported(
+            f"the table's commits go through a coordinator ({COORDINATOR})",
+            hint="Its newest commits may not be in _delta_log yet. Take the feature away: unset the property, or ALTER "
+            "TABLE … DROP FEATURE coordinatedCommits-preview.",
+        )
     mode = metadata.column_mapping_mode
     if mode not in {"none", "name", "id"}:
         raise Unsupported(

@@ -79,7 +79,7 @@ def show_state(
     check_places(table.metadata.location, table.properties, context.location)
     check_references(shape, context.settings)
     if existing is not None:
-        record = leave_other_table(context, record, existing)
+        record = leave_other_table(context, record, existing, is_wanted=is_wanted)
     elif record.metadata_location is not None:
         # The former Iceberg table may still exist under another name or in another catalog, so its files stay.
         context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())

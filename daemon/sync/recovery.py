@@ -28,6 +28,7 @@ from daemon.delta.table_state import TableState
 from daemon.errors import (
     CorruptInput,
     ObjectMissing,
+    ObjectStoreAway,
     ReplacementNeeded,
     TargetChanged,
     TargetUnreadable,
@@ -118,19 +119,29 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
     )
 
 
-def leave_other_table(context: TableContext, record: TableRecord, table: Table) -> TableRecord:
+def leave_other_table(
+    context: TableContext, record: TableRecord, table: Table, *, is_wanted: bool = False
+) -> TableRecord:
     """Keep the files of another Iceberg table, perhaps in another catalog, that the record is of. Returns the new row.
 
-    They stay, since that table may be in use. Reads its metadata file, if the recorded snapshot is not in `table`.
+    They stay, since that table may be in use. Reads its metadata file, if the recorded snapshot is not in `table`. If
+    the store of that file does not answer, raises ObjectStoreAway; a resync that is wanted goes on without it.
     """
-    if record.snapshot_id is None or record.metadata_location is None or table.snapshot_by_id(record.snapshot_id):
+    location = record.metadata_location
+    if record.snapshot_id is None or location is None or table.snapshot_by_id(record.snapshot_id):
         return record
     try:
-        recorded = find_or_read_metadata(table.io.new_input(record.metadata_location))
+        if find_or_read_metadata(table.io.new_input(location)).table_uuid == table.metadata.table_uuid:
+            return record
     except (ObjectMissing, TargetUnreadable, PermissionError):
         return record  # The file is gone, as when the snapshot was expired by someone else long ago.
-    if recorded.table_uuid == table.metadata.table_uuid:
-        return record
+    except (OSError, ValueError) as error:
+        if not is_wanted:
+            raise ObjectStoreAway(
+                f"the catalog has not the snapshot that was recorded, and its metadata file cannot be read: {error}",
+                path=location,
+                hint="dvsync will try again. If that store is gone for good, run `dvsync resync`.",
+            ) from error
     context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
     return context.find_record() or record
 

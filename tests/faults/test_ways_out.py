@@ -163,6 +163,16 @@ def an_older_table_is_taken_for_a_rollback_without_the_newer_metadata(world: Wor
     world.dvsync("resync", NAME)
 
 
+def an_older_table_is_taken_over_without_the_newer_store(world: World) -> Steps:
+    """As after a move to another catalog, when the store of the former warehouse is switched off."""
+    _put_an_older_table_under_the_name(world)
+    with world.stopped(), closing(sqlite3.connect(world.folder / "state.db")) as state, state:
+        state.execute("UPDATE tables SET metadata_location = 'gone://bucket/00001.metadata.json'")
+        world.delete()
+    yield "ObjectStoreAway", "If that store is gone for good, run `dvsync resync`."
+    world.dvsync("resync", NAME)
+
+
 def _put_an_older_table_under_the_name(world: World) -> Table:
     """Returns the newer one, which was dropped."""
     with world.paused():
@@ -346,6 +356,7 @@ CASES = [
     a_rollback_to_the_last_snapshot_that_is_left_is_overwritten,
     an_older_table_under_the_name_is_brought_up_to_date,
     an_older_table_is_taken_for_a_rollback_without_the_newer_metadata,
+    an_older_table_is_taken_over_without_the_newer_store,
     a_new_schema_is_accepted,
     a_new_schema_is_followed,
     a_column_of_another_type_is_written_anew,

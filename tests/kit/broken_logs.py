@@ -138,6 +138,12 @@ def features(names: Sequence[str], table: HandmadeTable, *, writers: Sequence[st
     )
 
 
+def coordinated(table: HandmadeTable) -> None:
+    """Commits go through a coordinator from now on; the newest may be in `_delta_log/_commits` only."""
+    features(["vacuumProtocolCheck"], table, writers=["coordinatedCommits-preview", "inCommitTimestamp"])
+    properties_with(table, **{"delta.coordinatedCommits.commitCoordinator-preview": "dynamodb"})
+
+
 def add_at(path: str, table: HandmadeTable) -> None:
     """An add whose path is as it is given; the file lies where a reader would find it that takes the path for plain."""
     action = table.add(table.write_file([(100, "x", "v")], name="placed"))
@@ -230,6 +236,7 @@ FAULTS = {
         "reader feature catalogOwned-preview is not supported",
         partial(features, ["catalogOwned-preview", "vacuumProtocolCheck"], writers=["inCommitTimestamp"]),
     ),
+    "commit-coordinator": Fault("Unsupported", "commits go through a coordinator", coordinated),
     "unknown-feature": Fault("Unsupported", "reader feature timeTravel is not", partial(features, ["timeTravel"])),
     "reader-version": Fault(
         "Unsupported", "reader version 99 is not known", partial(protocol_with, minReaderVersion=99)

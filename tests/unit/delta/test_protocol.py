@@ -75,6 +75,12 @@ def test_known_column_mapping_modes_pass(mode: str | None) -> None:
     check_metadata(Metadata("id", "{}", [], configuration))
 
 
+def test_a_table_with_a_commit_coordinator_is_refused() -> None:
+    """What is in its log may not be its newest version."""
+    with pytest.raises(Unsupported, match="through a coordinator"):
+        check_metadata(Metadata("id", "{}", [], {"delta.coordinatedCommits.commitCoordinator-preview": "dynamodb"}))
+
+
 def test_an_unknown_column_mapping_mode_is_refused() -> None:
     """Files of a mode that we do not know would be misread."""
     with pytest.raises(Unsupported, match="column mapping mode physical is not known"):
