@@ -68,6 +68,7 @@ def _try_state(parts: Parts) -> str:
 
 
 def _try_catalog(parts: Parts, name: str) -> str:
+    parts.catalogs.check_file(name)
     match = SQLITE_FILE.match(parts.settings.catalogs[name].get("uri", ""))
     if match and not Path(match["path"]).exists():
         return f"{match['path']} is not there yet; dvsync will make it"

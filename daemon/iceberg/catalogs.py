@@ -2,56 +2,88 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NotInstalledError
 from pyiceberg.io import PY_IO_IMPL
+from sqlalchemy import make_url
 
+from daemon.config.value_types import SQLITE_FILE
 from daemon.errors import CatalogAway, ConfigInvalid
 from daemon.iceberg.pyiceberg_ext.commits import complete_rest_requests, manage_metadata_files, writes_metadata_files
 from daemon.iceberg.pyiceberg_ext.file_io import IMPLEMENTATION
 from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
 from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
+from daemon.texts import counted
+from state.sql.database import POSTGRESQL_PATIENCE
+
+# The drivers that know POSTGRESQL_PATIENCE; the first is SQLAlchemy's default.
+LIBPQ = ("postgresql:", "postgresql+psycopg:", "postgresql+psycopg2:")
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A catalog, and what it was opened with: its properties, and the file's identity if it is one of SQLite."""
+
+    catalog: Catalog
+    properties: Mapping[str, str]
+    identity: tuple[int, int] | None
 
 
 class Catalogs:
-    """PyIceberg catalogs by their name in `config.yaml`.
+    """PyIceberg catalogs by their name in `config.yaml`. `count_synced` says how many tables a catalog should have.
 
-    Opening a catalog raises ConfigInvalid for invalid properties. Other exceptions of PyIceberg pass through.
+    Opening a catalog raises ConfigInvalid for invalid properties, and CatalogAway as `check_file` does. Other
+    exceptions of PyIceberg pass through.
     """
 
-    def __init__(self, properties: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(
+        self, properties: Mapping[str, Mapping[str, str]], count_synced: Callable[[str], int] = lambda _: 0
+    ) -> None:
         self._properties = properties
-        self._catalogs: dict[str, Catalog] = {}
-        self._lock = threading.Lock()
+        self._count_synced = count_synced
+        self._opened: dict[str, _Opened] = {}
+        # For each catalog its own: one that does not answer keeps nobody else waiting.
+        self._locks: dict[str, Lock] = {}
 
     def open(self, name: str) -> Catalog:
-        with self._lock:
-            if name not in self._catalogs:
-                remember_metadata()
-                allow_version_3()
-                catalog = _load(name, self._properties[name])
-                manage_metadata_files(catalog)
-                if not writes_metadata_files(catalog):
-                    complete_rest_requests()
-                self._catalogs[name] = catalog
-            return self._catalogs[name]
+        with self._locks.setdefault(name, Lock()):
+            properties, opened = self._properties[name], self._opened.get(name)
+            file = _sqlite_file(properties)
+            # A file that is put in the place of ours is another catalog, which our connections would not see.
+            if opened is None or opened.properties != properties or opened.identity != _identity_of(file):
+                self.check_file(name)
+                # The former one is not closed: a running sync may still use it.
+                catalog = _open(name, properties)
+                opened = self._opened[name] = _Opened(catalog, properties, _identity_of(file))
+            return opened.catalog
 
-    def change(self, properties: Mapping[str, Mapping[str, str]]) -> None:
-        """Use these properties from now on. A catalog with unchanged properties stays open."""
-        with self._lock:
-            for name in [name for name in self._catalogs if properties.get(name) != self._properties[name]]:
-                # Do not close the catalog: a running sync may still use it.
-                del self._catalogs[name]
-            self._properties = properties
+    def check_file(self, name: str) -> None:
+        """Raise CatalogAway if the catalog's SQLite file is missing although it should have tables.
+
+        In a new, empty file, all tables would seem to be dropped.
+        """
+        file = _sqlite_file(self._properties[name])
+        if file and not file.exists() and (tables := self._count_synced(name)):
+            raise CatalogAway(
+                f"the file of the catalog {name} is not there, although {counted(tables, 'table')} should be in it",
+                path=str(file),
+                hint="Bring it back: is a volume not mounted? If it is lost, or shall be a new catalog, make an empty "
+                "file in its place, and dvsync makes the Iceberg tables anew.",
+            )
+
+    def change(self, properties: Mapping[str, Mapping[str, str]], count_synced: Callable[[str], int]) -> None:
+        """Use these from now on. A catalog with unchanged properties stays open."""
+        self._properties, self._count_synced = properties, count_synced
 
     def close(self) -> None:
-        with self._lock:
-            for catalog in self._catalogs.values():
-                catalog.close()
-            self._catalogs.clear()
+        for opened in self._opened.values():
+            opened.catalog.close()
+        self._opened.clear()
 
 
 def catalog_away(name: str, error: Exception) -> CatalogAway:
@@ -66,6 +98,39 @@ def cause_of(error: Exception) -> str:
     """Say what an exception of a catalog's library is. SQLAlchemy's own text repeats the statement."""
     cause = getattr(error, "orig", None) or error
     return f"{type(cause).__name__}: {cause}"
+
+
+def _sqlite_file(properties: Mapping[str, str]) -> Path | None:
+    match = SQLITE_FILE.match(properties.get("uri", ""))
+    return Path(match["path"]) if match else None
+
+
+def _identity_of(file: Path | None) -> tuple[int, int] | None:
+    """Return what the file system knows a file by; None if there is none. Raises OSError."""
+    try:
+        found = file.stat() if file else None
+    except FileNotFoundError:
+        return None
+    return (found.st_dev, found.st_ino) if found else None
+
+
+def _open(name: str, properties: Mapping[str, str]) -> Catalog:
+    remember_metadata()
+    allow_version_3()
+    if properties.get("type", "").lower() == "rest" or properties.get("uri", "").startswith("http"):
+        # Only for them: with the HTTP client, its import is a tenth of all imports of `dvsync sync`.
+        from daemon.iceberg.pyiceberg_ext.rest_sessions import limit_waiting  # noqa: PLC0415
+
+        limit_waiting()
+    elif properties.get("uri", "").startswith(LIBPQ):
+        url = make_url(properties["uri"])
+        patient = url.set(query={**POSTGRESQL_PATIENCE, **url.query})
+        properties = {**properties, "uri": patient.render_as_string(hide_password=False)}
+    catalog = _load(name, properties)
+    manage_metadata_files(catalog)
+    if not writes_metadata_files(catalog):
+        complete_rest_requests()
+    return catalog
 
 
 def _load(name: str, properties: Mapping[str, str]) -> Catalog:

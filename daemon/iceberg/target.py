@@ -138,6 +138,8 @@ class Target:
         """Drop the table from the catalog, which keeps its files. Raises CatalogAway."""
         try:
             self._open_catalog().drop_table(self.identifier)
+        except SyncError:
+            raise
         except Exception as error:
             raise catalog_away(self._catalog_name, error) from error
 

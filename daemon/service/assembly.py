@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Self
 
@@ -20,6 +21,7 @@ from daemon.outbox import Notice, Outbox
 from daemon.pipeline.runner import Runner
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.observer import Observer
+from daemon.service.discovery import find_pattern
 from daemon.service.lease import LeaseKeeper
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_readers
@@ -102,7 +104,7 @@ class Parts:
 
     def with_settings(self, settings: Settings) -> Self:
         """The same store, Spark and clock for a changed configuration."""
-        self.catalogs.change(_catalog_properties(settings))
+        self.catalogs.change(_catalog_properties(settings), partial(_count_synced, settings, self.store))
         self.outbox.change(settings)
         return replace(self, settings=settings)
 
@@ -172,7 +174,7 @@ def open_parts(settings: Settings, *, with_telemetry: bool = False) -> Iterator[
     with open_store(settings) as store, ExitStack() as opened:
         spark = SparkPipeline(with_stores(with_readers(settings)), clock)
         opened.callback(spark.close)
-        catalogs = Catalogs(_catalog_properties(settings))
+        catalogs = Catalogs(_catalog_properties(settings), partial(_count_synced, settings, store))
         opened.callback(catalogs.close)
         outbox = Outbox(settings, clock)
         telemetry = _open_telemetry(settings, clock) if with_telemetry else None
@@ -211,6 +213,14 @@ def _parking(notice: Notice, clock: Clock) -> Run:
         location=metadata and metadata.rpartition("/metadata/")[0],
         error=notice.text,
     )
+
+
+def _count_synced(settings: Settings, store: StateStore, catalog: str) -> int:
+    """How many tables were synced into this catalog, by the configuration as it is now."""
+    catalogs = {table.source if table.is_pattern else table.name: table.catalog for table in settings.tables}
+    synced = (record for record in store.list_tables() if record.metadata_location is not None)
+    places = (record.name if record.name in catalogs else find_pattern(settings, record.source) for record in synced)
+    return sum(catalogs.get(place or "") == catalog for place in places)
 
 
 def _catalog_properties(settings: Settings) -> dict[str, dict[str, str]]:

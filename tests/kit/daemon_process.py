@@ -16,6 +16,7 @@ from apscheduler.schedulers import base
 
 from daemon.cli.commands import main
 from daemon.clock import SystemClock
+from daemon.iceberg.pyiceberg_ext import rest_sessions
 from daemon.scheduling import scheduler
 from daemon.service import fleet, run
 from tests.kit.faults import TARGETS, Faults
@@ -42,9 +43,11 @@ def jump_with(clock_file: Path) -> None:
 
 
 if __name__ == "__main__":
-    # A test has no thirty seconds for a new folder to be seen, and no five for the first point of a chart.
+    # A test has no thirty seconds for a new folder to be seen or for an answer, and no five for a chart's first point.
     fleet.DISCOVERY_INTERVAL_S = 0.5
     run.BEAT_INTERVAL_S = 0.5
+    rest_sessions.ANSWER_MAX_S = 3.0
+    rest_sessions.SILENT_S = 3.0
     if seed := os.environ.get("FAULTS"):
         faults = Faults(pytest.MonkeyPatch(), Random(seed), probability=FAULT_SHARE, kinds=list(TARGETS))
         with faults.on():

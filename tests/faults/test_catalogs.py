@@ -1,0 +1,45 @@
+"""Catalogs that do not answer, beside one that does."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from tests.kit.daemons import command, daemon, until, write_config
+from tests.kit.handmade import HandmadeTable, sql_catalog
+
+SILENT = 6  # more tables than the daemon syncs at once
+
+
+def test_a_catalog_that_never_answers_holds_up_only_its_own_tables(tmp_path: Path) -> None:
+    """It takes connections, and says nothing. Its tables get an error; those of the other catalog are followed."""
+    table = HandmadeTable(tmp_path / "lake" / "t")
+    table.create()
+    table.commit([table.add(table.write_file([(number, "a", "x") for number in range(9)]))])
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
+        write_config(
+            tmp_path / "config.yaml",
+            catalogs={
+                "silent": {"type": "rest", "uri": f"http://127.0.0.1:{silent.getsockname()[1]}/"},
+                "local": sql_catalog(tmp_path),
+            },
+            tables=[
+                *(
+                    {"name": f"a{number}", "source": "lake/t", "target": f"a.t{number}", "catalog": "silent"}
+                    for number in range(SILENT)
+                ),
+                {"name": "well", "source": "lake/t", "target": "b.t", "catalog": "local"},
+            ],
+        )
+        with daemon(tmp_path / "config.yaml") as running:
+            running.synced_to("well", table.version)
+            for number in range(SILENT):
+                name = f"a{number}"
+                error = until(lambda name=name: running.tables()[name]["error"], f"the error of {name}")
+                assert error["kind"] == "CatalogAway"
+            for _ in range(5):
+                table.commit(table.delete({path: [len(table.deleted[path])] for path in table.live}))
+                running.synced_to("well", table.version)
+        tried = command(tmp_path / "config.yaml", "config", "check", "--connect")
+        said = tried.stdout + tried.stderr
+        assert (tried.returncode, "the catalog silent does not answer" in said) == (1, True), said
