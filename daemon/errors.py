@@ -6,11 +6,15 @@ sentence. All packages raise these errors; `scheduling` and `cli` react to them.
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from shlex import quote
 from typing import Any, ClassVar, Self
 
 from daemon.masking import scrub
 from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
+
+_BARE_COMMAND = re.compile("`dvsync (?P<verb>resync|resume|expire)`(?: the table)?")
 
 
 def as_shown(text: str, characters_max: int = TEXT_CHARACTERS_MAX) -> str:
@@ -51,8 +55,14 @@ class SyncError(Exception):
         return type(self).__name__
 
     def located(self, *, table: str | None = None, version: int | None = None, path: str | None = None) -> Self:
-        """Add the places that an inner package did not know. Places that are already set stay."""
+        """Add the places that an inner package did not know. Places that are already set stay.
+
+        The commands in the hint get the table's name, so that they can be typed as they are.
+        """
         self.table = self.table or table
+        if self.table:
+            name = quote(self.table)
+            self.hint = _BARE_COMMAND.sub(lambda bare: f"`dvsync {bare['verb']} {name}`", self.hint)
         self.version = self.version if self.version is not None else version
         self.path = self.path or path
         return self

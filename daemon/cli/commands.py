@@ -42,6 +42,7 @@ from daemon.masking import scrub
 from daemon.texts import printable
 
 if TYPE_CHECKING:
+    from daemon.config.settings import HealthSettings
     from daemon.status.table_status import TableStatus
 
 PROBE = "healthcheck"
@@ -318,10 +319,15 @@ def healthcheck(
     config: ConfigPath = None,
 ) -> None:
     """Ask the running daemon whether it is alive. Exit code 0 or 1, for containers."""
-    from daemon.cli.probe import ask  # noqa: PLC0415
+    from daemon.cli.probe import Answer, ask  # noqa: PLC0415
 
     with reported_errors():
-        answer = ask(load_valid(context, config, "health")[0].health, "readyz" if ready else "livez")
+        health: HealthSettings | None = load_valid(context, config, "health")[0].health
+        if health and health.port == 0:
+            from daemon.cli.report import NO_DAEMON_KNOWN, find_address  # noqa: PLC0415
+
+            health = find_address(load_valid(context, config, "health", "state", "share")[0])
+        answer = ask(health, "readyz" if ready else "livez") if health else Answer(False, NO_DAEMON_KNOWN)
     typer.echo(answer.text)
     raise typer.Exit(0 if answer.is_well else 1)
 

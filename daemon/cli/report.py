@@ -27,16 +27,19 @@ class Report:
     lines: list[str]
 
 
+NO_DAEMON_KNOWN = "no daemon is known: health.port is 0, which takes any free port"
+
+
 def ask_for_tables(settings: Settings) -> Report:
     """Ask the daemon of these settings for all its tables. Nothing is raised.
 
     It may have another address than that of the settings: one of its environment, or of a former configuration.
     """
     configured = settings.health
-    report = Report(None, ["no daemon is known: health.port is 0, which takes any free port"])
+    report = Report(None, [NO_DAEMON_KNOWN])
     if configured.port != 0:
         report = _ask_at(configured, settings)
-    held = None if report.statuses is not None else _address_of_holder(settings)
+    held = None if report.statuses is not None else find_address(settings)
     if held is None or url_of(held) == url_of(configured):
         return report
     other = _ask_at(held, settings)
@@ -46,7 +49,7 @@ def ask_for_tables(settings: Settings) -> Report:
     return Report(other.statuses, [*other.lines, *elsewhere])
 
 
-def _address_of_holder(settings: Settings) -> HealthSettings | None:
+def find_address(settings: Settings) -> HealthSettings | None:
     """Return where the holder of the lease answers, if the state database has that."""
     address = None
     # What is wrong with the database is said by whoever needs it.

@@ -86,7 +86,7 @@ class Failures:
 
     def add(self, raised: Exception, *, synced_version: int | None) -> Failure:
         """Count `raised`, and log it if it is time to."""
-        known = as_sync_error(raised)
+        known = as_sync_error(raised).located(table=self._table)
         is_bug = isinstance(known, InternalError)
         if is_bug:
             known = known.located(version=synced_version)

@@ -70,7 +70,7 @@ def test_a_damaged_vector_parks_its_table_until_it_is_mended(tmp_path: Path, for
             assert running.tables()["t"]["state"] == "parked"
             assert (error["kind"], error["version"]) == ("CorruptInput", version)
             assert says in error["message"] and f"[file file://{file}, offset 1]" in error["message"]
-            assert "`dvsync resume` the table" in error["hint"]
+            assert "`dvsync resume t`" in error["hint"]
             assert load(tmp_path).metadata_location == shown
             file.write_bytes(sound)
             assert command(config, "resume", "t").returncode == 0

@@ -135,6 +135,7 @@ def a_foreign_column_is_overwritten(world: World) -> Steps:
 
 def a_rollback_to_the_last_snapshot_that_is_left_is_overwritten(world: World) -> Steps:
     """The hint does not name the snapshot that is current already."""
+    world.running.synced_to(NAME, world.delete())
     newest = world.iceberg.current_snapshot()
     assert newest and newest.parent_snapshot_id
     with world.paused():
@@ -169,7 +170,7 @@ def an_older_table_is_taken_over_without_the_newer_store(world: World) -> Steps:
     with world.stopped(), closing(sqlite3.connect(world.folder / "state.db")) as state, state:
         state.execute("UPDATE tables SET metadata_location = 'gone://bucket/00001.metadata.json'")
         world.delete()
-    yield "ObjectStoreAway", "If that store is gone for good, run `dvsync resync`."
+    yield "ObjectStoreAway", "If that store is gone for good, run `dvsync resync orders`."
     world.dvsync("resync", NAME)
 
 
@@ -238,7 +239,7 @@ def a_table_without_readable_metadata_is_made_anew(world: World) -> Steps:
         for path in metadata_files(world):
             path.write_bytes(b"{")
         world.delete()
-    yield "TargetUnreadable", "`dvsync resync`, which goes back to the newest readable metadata file"
+    yield "TargetUnreadable", "`dvsync resync orders`, which goes back to the newest readable metadata file"
     world.dvsync("resync", NAME)
 
 
@@ -246,7 +247,7 @@ def a_table_whose_volume_is_lost_is_dropped(world: World) -> Steps:
     with world.stopped():
         shutil.rmtree(world.folder / "warehouse")
         world.delete()
-    yield "ObjectMissing", "`dvsync resync`, which goes back to the newest readable metadata file"
+    yield "ObjectMissing", "`dvsync resync orders`, which goes back to the newest readable metadata file"
     world.dvsync("resync", NAME)
     yield "TargetUnreadable", "drop lake.orders from the catalog"
     world.catalog.drop_table(TARGET)
@@ -258,7 +259,7 @@ def a_damaged_manifest_list_is_replaced(world: World) -> Steps:
         for path in (world.folder / "warehouse").rglob("snap-*.avro"):
             path.write_bytes(b"Obj")
         world.delete()
-    yield "TargetUnreadable", "run `dvsync resync`"
+    yield "TargetUnreadable", "run `dvsync resync orders`"
     world.dvsync("resync", NAME)
 
 
@@ -368,7 +369,7 @@ def a_missing_manifest_is_replaced(world: World) -> Steps:
         for path in (world.folder / "warehouse").rglob("*-m*.avro"):
             path.unlink()
         world.table.commit([world.table.remove(min(world.table.live))])
-    yield "ObjectMissing", "`dvsync resync`"
+    yield "ObjectMissing", "`dvsync resync orders`"
     world.dvsync("resync", NAME)
 
 
