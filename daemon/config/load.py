@@ -242,26 +242,33 @@ PLAIN_WORDS = {
 
 WHOLE_WORDS = {
     "missing": "is missing",
+    "invalid_key": "has a key that is not a text. YAML reads on, off, yes and no as true and false: write it in quotes",
     "byte_size": "is not a size: write a number and its unit, such as 64MiB",
 }
 
 
 def _fault_line(fault: ErrorDetails) -> str:
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).removeprefix(".")
-    match fault["type"]:
+    kind, parts = fault["type"], fault["loc"]
+    if parts[-1] == "[key]":
+        kind, parts = "invalid_key", parts[:-1]
+    if kind == "invalid_key":
+        # The place of the key itself would read like that of a list's element.
+        parts = parts[:-1]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+    match kind:
         case "extra_forbidden":
             return _unknown_key(place, str(fault["loc"][-1]), _keys_beside(fault["loc"]))
         case "value_error":
             return f"{place}: {fault['ctx']['error']}"
         case "string_pattern_mismatch" if fault["loc"][-1] == "url":
             return f"{place}: is not an SQLAlchemy URL, such as sqlite:///var/dvsync.db"
-        case kind if kind in WHOLE_WORDS:
+        case _ if kind in WHOLE_WORDS:
             return f"{place}: {WHOLE_WORDS[kind]}"
         case _:
             # Values of these places may be secrets, so the message does not quote them.
             is_secret = fault["loc"][0] in SECRET_SECTIONS or fault["loc"] == ("health", "token")
             value = repr(fault["input"]) if not is_secret and isinstance(fault["input"], str | int | float) else ""
-            if words := PLAIN_WORDS.get(fault["type"]):
+            if words := PLAIN_WORDS.get(kind):
                 return f"{place}: is {words}" + (f": {value}" if value else "")
             text = ENUM_MEMBER.sub(r"\1", fault["msg"])
             return f"{place}: {text[0].lower()}{text[1:]}" + (f", not {value}" if value else "")

@@ -271,9 +271,10 @@ def test_a_duration_needs_a_unit_and_sane_bounds(load, duration):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("health: {on: 1}", "health[1]: keys should be strings, not True"),
-        ("catalogs: {2: x}", "catalogs[2]"),
-        ("storage: {s3.access-key-id: AK, on: [hidden]}", "storage[1]"),
+        ("health: {on: 1}", "health: has a key that is not a text. YAML reads on,"),
+        ("catalogs: {2: x}", "catalogs"),
+        ("catalogs: {local: {on: x}}", "catalogs.local: has a key that is not a text."),
+        ("storage: {s3.access-key-id: AK, on: [hidden]}", "storage"),
         ("Health: {port: 9001}", "Health: unknown key, did you mean health?"),
         ("SHARE: 9/2", "SHARE: unknown key, did you mean share?"),
         ("health: {port: !!timestamp x}", "the file contains an invalid date, number or tag"),
