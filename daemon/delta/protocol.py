@@ -67,8 +67,8 @@ def check_metadata(metadata: Metadata) -> None:
     if COORDINATOR in metadata.configuration:
         raise Unsupported(
             f"the table's commits go through a coordinator ({COORDINATOR})",
-            hint="Its newest commits may not be in _delta_log yet. Take the feature away: unset the property, or ALTER "
-            "TABLE … DROP FEATURE coordinatedCommits-preview.",
+            hint="Its newest commits may not be in _delta_log yet. Drop the feature (ALTER TABLE … DROP FEATURE "
+            "'coordinatedCommits-preview'), or stop syncing the table.",
         )
     mode = metadata.column_mapping_mode
     if mode not in {"none", "name", "id"}:

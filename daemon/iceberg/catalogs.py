@@ -35,7 +35,7 @@ class _Opened:
 
 
 class Catalogs:
-    """PyIceberg catalogs by their name in `config.yaml`. `count_synced` says how many tables a catalog should have.
+    """PyIceberg catalogs by their name in `config.yaml`. `count_synced` says how many tables a catalog may have.
 
     Opening a catalog raises ConfigInvalid for invalid properties, and CatalogAway as `check_file` does. Other
     exceptions of PyIceberg pass through.
@@ -58,21 +58,23 @@ class Catalogs:
             if opened is None or opened.properties != properties or opened.identity != _identity_of(file):
                 self.check_file(name)
                 # The former one is not closed: a running sync may still use it.
+                identity = _identity_of(file)
                 catalog = _open(name, properties)
-                opened = self._opened[name] = _Opened(catalog, properties, _identity_of(file))
+                # Opening makes a missing file. One that was replaced meanwhile is seen at the next use.
+                opened = self._opened[name] = _Opened(catalog, properties, identity or _identity_of(file))
             return opened.catalog
 
     def check_file(self, name: str) -> None:
-        """Raise CatalogAway if the catalog's SQLite file is missing although it should have tables.
+        """Raise CatalogAway if the catalog's SQLite file is missing although it may have tables.
 
         In a new, empty file, all tables would seem to be dropped.
         """
         file = _sqlite_file(self._properties[name])
         if file and not file.exists() and (tables := self._count_synced(name)):
             raise CatalogAway(
-                f"the file of the catalog {name} is not there, although {counted(tables, 'table')} should be in it",
+                f"the file of the catalog {name} is not there, and {counted(tables, 'table')} may be in it",
                 path=str(file),
-                hint="Bring it back: is a volume not mounted? If it is lost, or shall be a new catalog, make an empty "
+                hint="Bring it back: is a volume not mounted? If it is lost, or is to be a new catalog, make an empty "
                 "file in its place, and dvsync makes the Iceberg tables anew.",
             )
 
@@ -122,10 +124,6 @@ def _open(name: str, properties: Mapping[str, str]) -> Catalog:
         from daemon.iceberg.pyiceberg_ext.rest_sessions import limit_waiting  # noqa: PLC0415
 
         limit_waiting()
-    elif properties.get("uri", "").startswith(LIBPQ):
-        url = make_url(properties["uri"])
-        patient = url.set(query={**POSTGRESQL_PATIENCE, **url.query})
-        properties = {**properties, "uri": patient.render_as_string(hide_password=False)}
     catalog = _load(name, properties)
     manage_metadata_files(catalog)
     if not writes_metadata_files(catalog):
@@ -135,6 +133,10 @@ def _open(name: str, properties: Mapping[str, str]) -> Catalog:
 
 def _load(name: str, properties: Mapping[str, str]) -> Catalog:
     try:
+        if properties.get("uri", "").startswith(LIBPQ):
+            url = make_url(properties["uri"])
+            patient = url.set(query={**POSTGRESQL_PATIENCE, **url.query})
+            properties = {**properties, "uri": patient.render_as_string(hide_password=False)}
         return load_catalog(name, **{PY_IO_IMPL: IMPLEMENTATION, **properties})
     except (ValueError, NotInstalledError) as error:
         # An error from the server can be a subclass of ValueError. That is no fault of the configuration.

@@ -216,11 +216,11 @@ def _parking(notice: Notice, clock: Clock) -> Run:
 
 
 def _count_synced(settings: Settings, store: StateStore, catalog: str) -> int:
-    """How many tables were synced into this catalog, by the configuration as it is now."""
+    """How many tables were synced whose catalog is this one now, and how many that the configuration does not know."""
     catalogs = {table.source if table.is_pattern else table.name: table.catalog for table in settings.tables}
     synced = (record for record in store.list_tables() if record.metadata_location is not None)
     places = (record.name if record.name in catalogs else find_pattern(settings, record.source) for record in synced)
-    return sum(catalogs.get(place or "") == catalog for place in places)
+    return sum(catalogs.get(place or "", catalog) == catalog for place in places)
 
 
 def _catalog_properties(settings: Settings) -> dict[str, dict[str, str]]:

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+
+import pytest
 
 from tests.kit.daemons import command, daemon, until, write_config
 from tests.kit.handmade import HandmadeTable, sql_catalog
 
-SILENT = 6  # more tables than the daemon syncs at once
+SILENT = 12  # more tables than the daemon syncs at once
 
 
-def test_a_catalog_that_never_answers_holds_up_only_its_own_tables(tmp_path: Path) -> None:
-    """It takes connections, and says nothing. Its tables get an error; those of the other catalog are followed."""
+def answer_in_part(server: socket.socket, connections: list[socket.socket]) -> None:
+    """Begin an answer on each connection, and never end it."""
+    with suppress(OSError):  # The test is over.
+        while True:
+            connections.append(server.accept()[0])
+            connections[-1].sendall(
+                b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
+            )
+
+
+@pytest.mark.parametrize("says", ["nothing", "a part"])
+def test_a_catalog_that_never_answers_holds_up_only_its_own_tables(tmp_path: Path, says: str) -> None:
+    """It takes connections. Its tables get an error; those of the other catalog are followed."""
     table = HandmadeTable(tmp_path / "lake" / "t")
     table.create()
     table.commit([table.add(table.write_file([(number, "a", "x") for number in range(9)]))])
+    connections: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
+        if says == "a part":
+            Thread(target=answer_in_part, args=(silent, connections), daemon=True).start()
         write_config(
             tmp_path / "config.yaml",
             catalogs={
@@ -39,7 +57,9 @@ def test_a_catalog_that_never_answers_holds_up_only_its_own_tables(tmp_path: Pat
                 assert error["kind"] == "CatalogAway"
             for _ in range(5):
                 table.commit(table.delete({path: [len(table.deleted[path])] for path in table.live}))
-                running.synced_to("well", table.version)
+                until(lambda: running.tables()["well"]["synced_version"] == table.version, "the other", wait_s=20)
         tried = command(tmp_path / "config.yaml", "config", "check", "--connect")
         said = tried.stdout + tried.stderr
         assert (tried.returncode, "the catalog silent does not answer" in said) == (1, True), said
+    for connection in connections:
+        connection.close()

@@ -340,7 +340,7 @@ def a_catalog_file_that_is_missing_is_brought_back(world: World) -> Steps:
 def a_catalog_file_that_is_lost_is_made_anew(world: World) -> Steps:
     (world.folder / "catalog.db").unlink()
     world.delete()
-    yield "CatalogAway", "make an empty file in its place"
+    yield "CatalogAway", "make an empty file in its place, and dvsync makes the Iceberg tables anew"
     (world.folder / "catalog.db").touch()
 
 

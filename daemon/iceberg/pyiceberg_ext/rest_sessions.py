@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from requests import ConnectionError, Response, Session, Timeout
+from requests import ConnectionError, RequestException, Response, Session
 
 CONNECT_MAX_S: Final = 10.0
 # Between two pieces of an answer.
@@ -26,26 +26,26 @@ class _Server:
     def __init__(self, origin: str) -> None:
         self._origin = origin
         self._lock = Lock()
-        self._silent_until_s: float | None = None
-        self._is_asked = False
+        self._is_silent = False
+        self._asked_again_s = 0.0
 
     @contextmanager
     def asked(self) -> Iterator[None]:
+        began_s = monotonic()
         with self._lock:
-            was_silent = self._silent_until_s is not None
-            if self._silent_until_s is not None:
-                if self._is_asked or monotonic() < self._silent_until_s:
+            if self._is_silent:
+                if began_s < self._asked_again_s:
                     raise ConnectionError(f"{self._origin} has not answered another request, and is asked again later")
-                self._is_asked = True
+                # Nobody else until this request has ended, or has taken too long.
+                self._asked_again_s = began_s + ANSWER_MAX_S + SILENT_S
         try:
             yield
-            self._silent_until_s = None
-        except Timeout:
-            self._silent_until_s = monotonic() + SILENT_S
+        except RequestException:
+            # However it failed: a timeout inside of the answer, for example, is a ConnectionError.
+            if monotonic() - began_s >= min(CONNECT_MAX_S, ANSWER_MAX_S):
+                self._is_silent, self._asked_again_s = True, monotonic() + SILENT_S
             raise
-        finally:
-            if was_silent:
-                self._is_asked = False
+        self._is_silent = False
 
 
 class PatientSession(Session):
