@@ -892,11 +892,14 @@ def test_run_answers_probes_and_stops_on_sigterm(dvsync, tmp_path):
         second = dvsync("sync")
         assert second.exit_code == 1
         assert f"process {process.pid} " in second.stderr
+        assert dvsync("healthcheck").exit_code == 0, "the port is 0, and the state database knows the address"
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=15)
         assert process.returncode == 0
     events = [json.loads(line)["event"] for line in output.splitlines()]
     assert events == ["daemon.stopping", "daemon.stopped"]
+    ended = dvsync("healthcheck")
+    assert (ended.exit_code, ended.stdout) == (1, "no daemon is known: health.port is 0, which takes any free port\n")
 
 
 def test_a_file_that_cannot_be_read_hides_no_daemon(dvsync, tmp_path: Path, monkeypatch):
