@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,9 @@ from daemon.sync.memory import as_sync_error
 from daemon.texts import counted
 from daemon.translate.definition import check_format_version
 from daemon.web.server import check_certificate
+
+# Of OpenSSL: a certificate is not yet valid, or has expired.
+DATE_CODES = (9, 10)
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,32 @@ def _try_patterns(settings: Settings) -> Iterator[Attempt]:
 
 def _try_certificate(health: HealthSettings) -> str:
     check_certificate(health)
+    _check_dates(health)
     return f"{health.certificate} goes with its key"
+
+
+def _check_dates(health: HealthSettings) -> None:
+    """Raise ConfigInvalid if the certificate is not valid today: a handshake with ourselves, in memory, shows it."""
+    assert health.certificate
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(health.certificate, health.key)
+    client.load_verify_locations(health.certificate)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.check_hostname = False
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
+    for side in 2 * sides:
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            if error.verify_code not in DATE_CODES:
+                return
+            raise ConfigInvalid(
+                f"health.certificate: {health.certificate}: {error.verify_message}",
+                hint="Renew it. The daemon serves it all the same, and dvsync's own commands accept it.",
+            ) from error
 
 
 def _try_program(name: str) -> str:

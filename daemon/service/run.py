@@ -94,6 +94,11 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         def on_unrenewed(reason: str | None) -> None:
             unready = Unready(None, f"the state database cannot be written: {reason}")
             board.set_unready(Topic.STATE, [unready] if reason else [])
+            if reason is None:
+                # Their pauses have grown meanwhile.
+                for status in board.statuses():
+                    if status.error and status.error.kind == StateStoreAway.__name__:
+                        scheduler.wake(status.name)
 
         for job_id, interval_s, work in (
             ("/beat", BEAT_INTERVAL_S, beat),

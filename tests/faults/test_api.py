@@ -223,11 +223,11 @@ def test_every_answer_is_as_the_document_says(world: World, running: Daemon) -> 
     Draft202012Validator({**schema, "additionalProperties": False}).validate(refused)
 
 
-def write_certificate(folder: Path) -> None:
+def write_certificate(folder: Path, *, days: int = -1) -> None:
     """A certificate for a name that is not the daemon's address, as a company's CA would sign one. It has expired."""
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "it")])
     now = datetime.now(UTC)
-    first, last, number = now - timedelta(days=2), now - timedelta(days=1), x509.random_serial_number()
+    first, last, number = now - timedelta(days=2), now + timedelta(days=days), x509.random_serial_number()
     made = x509.CertificateBuilder(name, name, key.public_key(), number, first, last)
     signed = made.sign(key, hashes.SHA256())
     (folder / "it.pem").write_bytes(signed.public_bytes(Encoding.PEM))
@@ -250,6 +250,9 @@ def test_with_a_certificate_everything_is_https(tmp_path: Path) -> None:
         assert command(world.config, "healthcheck").returncode == 0
         write_certificate(world.folder)
         assert "certificate verify failed" in command(world.config, "healthcheck").stdout
+    expired = command(world.config, "config", "check", "--connect")
+    assert (expired.returncode, "it.pem: certificate has expired" in expired.stdout) == (1, True), expired.stdout
+    write_certificate(world.folder, days=2)
     assert "it.pem goes with its key\n" in command(world.config, "config", "check", "--connect").stdout
     (world.folder / "it.key").write_text("broken")
     refused = command(world.config, "run")
