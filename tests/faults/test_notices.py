@@ -125,9 +125,11 @@ def test_what_happens_to_tables_is_told(world: World) -> None:
         catalog.load_table("lake.free").append(pa.table({"id": [9]}))
         free.commit([free.add(free.write_file([(3, "a", "z")]))])
         until(lambda: world.events("free") == ["schema_changed", "target_changed", "parked"], "the other writer")
+        # The receiver has the last one before the daemon has its answer.
+        sent = 'dvsync_notices_total{outcome="sent",sink="notify[0]"} 8.0'
+        until(lambda: sent in running.fetch("/metrics"), "the count of what was sent")
         metrics = running.fetch("/metrics")
         assert 'dvsync_events_total{event="schema_changed",table="free"} 1.0' in metrics
-        assert 'dvsync_notices_total{outcome="sent",sink="notify[0]"} 8.0' in metrics
         # The receiver that nobody is held neither the tables nor the other receiver up.
         assert 'dvsync_notices_waiting{sink="notify[1]"} 2.0' in metrics
         assert running.told("notice.failed", sink="notify[1]")["notice"] == "parked"
