@@ -10,7 +10,6 @@ from threading import Lock
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NotInstalledError
 from pyiceberg.io import PY_IO_IMPL
-from sqlalchemy import make_url
 
 from daemon.config.value_types import SQLITE_FILE
 from daemon.errors import CatalogAway, ConfigInvalid
@@ -19,10 +18,6 @@ from daemon.iceberg.pyiceberg_ext.file_io import IMPLEMENTATION
 from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
 from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
 from daemon.texts import counted
-from state.sql.database import POSTGRESQL_PATIENCE
-
-# The drivers that know POSTGRESQL_PATIENCE; the first is SQLAlchemy's default.
-LIBPQ = ("postgresql:", "postgresql+psycopg:", "postgresql+psycopg2:")
 
 
 @dataclass(frozen=True)
@@ -133,10 +128,6 @@ def _open(name: str, properties: Mapping[str, str]) -> Catalog:
 
 def _load(name: str, properties: Mapping[str, str]) -> Catalog:
     try:
-        if properties.get("uri", "").startswith(LIBPQ):
-            url = make_url(properties["uri"])
-            patient = url.set(query={**POSTGRESQL_PATIENCE, **url.query})
-            properties = {**properties, "uri": patient.render_as_string(hide_password=False)}
         return load_catalog(name, **{PY_IO_IMPL: IMPLEMENTATION, **properties})
     except (ValueError, NotInstalledError) as error:
         # An error from the server can be a subclass of ValueError. That is no fault of the configuration.

@@ -185,6 +185,8 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
 def test_a_table_that_goes_to_another_catalog_and_comes_back(dvsync, followed: Bench, tmp_path: Path):
     """Both tables keep their files, whatever is cleaned up. The one that comes back is brought up to date."""
     there = FOLLOWED.replace("catalog.db", "there.db") + "pipeline: {engine: local}\n"
+    assert "make an empty file in its place" in dvsync("sync", config=there).output
+    (tmp_path / "there.db").touch()
     assert "advanced, version 6" in dvsync("sync", config=there).stdout
     uris = [f"sqlite:///{tmp_path}/{name}.db" for name in ("catalog", "there")]
     catalogs = [load_catalog("local", type="sql", uri=uri) for uri in uris]
@@ -456,8 +458,14 @@ def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: 
     for line in ("state database: can be written", "catalog local: answers; 1 namespace\n", "table t: file://"):
         assert f"\n{line}" in well.stdout, well.stdout
     lost = dvsync("config", "check", "--connect", config=config.replace("catalog.db", "typo/none.db"))
-    assert (lost.exit_code, f"{tmp_path}/typo/none.db is not there yet" in lost.stdout) == (1, True)
-    assert "table t: the catalog local has no table lake.t, which dvsync made" in lost.stdout
+    missing = f"the file of the catalog local is not there, and 1 table may be in it [file {tmp_path}/typo/none.db]"
+    assert (lost.exit_code, f"catalog local: {missing}" in lost.stdout) == (1, True), lost.stdout
+    (tmp_path / "new.db").touch()
+    empty = dvsync("config", "check", "--connect", config=config.replace("catalog.db", "new.db"))
+    assert (empty.exit_code, "table t: the catalog local has no table lake.t, which dvsync made" in empty.stdout) == (
+        1,
+        True,
+    )
     (tmp_path / "lake" / "no name").mkdir(parents=True)
     HandmadeTable(tmp_path / "lake" / "no name").create()
     (tmp_path / "lake" / "loop").symlink_to(tmp_path / "lake" / "loop")
