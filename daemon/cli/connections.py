@@ -6,12 +6,11 @@ import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from shutil import which
 
 from daemon.cli.tables import with_found_tables
 from daemon.config.settings import HealthSettings, Settings, TableSettings
-from daemon.config.value_types import SQLITE_FILE
+from daemon.config.value_types import sqlite_file
 from daemon.delta.log import log_gone
 from daemon.errors import ConfigInvalid, SyncError, TargetUnreadable
 from daemon.iceberg.catalogs import catalog_away
@@ -73,9 +72,9 @@ def _try_state(parts: Parts) -> str:
 
 def _try_catalog(parts: Parts, name: str) -> str:
     parts.catalogs.check_file(name)
-    match = SQLITE_FILE.match(parts.settings.catalogs[name].get("uri", ""))
-    if match and not Path(match["path"]).exists():
-        return f"{match['path']} is not there yet; dvsync will make it"
+    file = sqlite_file(parts.settings.catalogs[name].get("uri", ""))
+    if file and not file.exists():
+        return f"{file} is not there yet; dvsync will make it"
     try:
         namespaces = parts.catalogs.open(name).list_namespaces()
     except SyncError:

@@ -38,7 +38,6 @@ from daemon.config.redaction import find_secrets, mask_section
 from daemon.config.share import ALL, Share
 from daemon.config.value_types import (
     ENV_PREFIX,
-    SQLITE_FILE,
     URL,
     USERINFO,
     Duration,
@@ -47,6 +46,7 @@ from daemon.config.value_types import (
     folder_names,
     identifier,
     or_reference,
+    sqlite_file,
     time_zone_name,
 )
 
@@ -81,8 +81,7 @@ class StateSettings(_Frozen):
     @property
     def sqlite_file(self) -> Path | None:
         """The database file of SQLite; None for another database."""
-        match = SQLITE_FILE.match(self.url)
-        return Path(match["path"]) if match else None
+        return sqlite_file(self.url)
 
 
 class SparkSettings(_Frozen):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 from zoneinfo import available_timezones
 
@@ -14,6 +15,12 @@ ENV_PREFIX = "DVSYNC_"
 
 # Three slashes, then the path as it is: `sqlite:///var/x.db` is relative, `sqlite:////var/x.db` is not.
 SQLITE_FILE = re.compile(r"(?P<scheme>sqlite(?:\+\w+)?:///)(?!:memory:|file:)(?P<path>[^?]+)(?P<query>.*)$")
+
+
+def sqlite_file(url: str) -> Path | None:
+    """Return the file of a database of SQLite; None for another database, and for one in memory."""
+    match = SQLITE_FILE.match(url)
+    return Path(match["path"]) if match else None
 
 
 def duration_s(value: object) -> float:

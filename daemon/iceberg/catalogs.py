@@ -11,7 +11,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NotInstalledError
 from pyiceberg.io import PY_IO_IMPL
 
-from daemon.config.value_types import SQLITE_FILE
+from daemon.config.value_types import sqlite_file
 from daemon.errors import CatalogAway, ConfigInvalid
 from daemon.iceberg.pyiceberg_ext.commits import complete_rest_requests, manage_metadata_files, writes_metadata_files
 from daemon.iceberg.pyiceberg_ext.file_io import IMPLEMENTATION
@@ -48,7 +48,7 @@ class Catalogs:
     def open(self, name: str) -> Catalog:
         with self._locks.setdefault(name, Lock()):
             properties, opened = self._properties[name], self._opened.get(name)
-            file = _sqlite_file(properties)
+            file = sqlite_file(properties.get("uri", ""))
             # A file that is put in the place of ours is another catalog, which our connections would not see.
             if opened is None or opened.properties != properties or opened.identity != _identity_of(file):
                 self.check_file(name)
@@ -64,7 +64,7 @@ class Catalogs:
 
         In a new, empty file, all tables would seem to be dropped.
         """
-        file = _sqlite_file(self._properties[name])
+        file = sqlite_file(self._properties[name].get("uri", ""))
         if file and not file.exists() and (tables := self._count_synced(name)):
             raise CatalogAway(
                 f"the file of the catalog {name} is not there, and {counted(tables, 'table')} may be in it",
@@ -95,11 +95,6 @@ def cause_of(error: Exception) -> str:
     """Say what an exception of a catalog's library is. SQLAlchemy's own text repeats the statement."""
     cause = getattr(error, "orig", None) or error
     return f"{type(cause).__name__}: {cause}"
-
-
-def _sqlite_file(properties: Mapping[str, str]) -> Path | None:
-    match = SQLITE_FILE.match(properties.get("uri", ""))
-    return Path(match["path"]) if match else None
 
 
 def _identity_of(file: Path | None) -> tuple[int, int] | None:

@@ -17,6 +17,7 @@ from rich.filesize import decimal
 from daemon.config.settings import TableSettings
 from daemon.errors import LogMissing
 from daemon.masking import scrub
+from daemon.sync.verbs import next_resync
 from daemon.texts import counted
 from state import SHARES, Difference, Pause, ProofRecord, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 
@@ -401,9 +402,7 @@ def paused_text(pause: Pause | PauseStatus) -> str:
 
 def resync_text(status: TableStatus) -> str:
     """What a wanted resync waits for, as the end of a sentence about the table."""
-    is_held = status.state in (SyncState.PAUSED, SyncState.PARKED)
-    held = f", after `dvsync resume {status.name}`" if is_held else ""
-    return f"its next sync writes the whole table anew{held}"
+    return next_resync(status.name, is_held=status.state in (SyncState.PAUSED, SyncState.PARKED))
 
 
 def differences_text(differences: Mapping[str, int]) -> str:

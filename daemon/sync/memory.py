@@ -12,7 +12,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from daemon.config.settings import Settings, TableSettings
-from daemon.config.value_types import SQLITE_FILE
+from daemon.config.value_types import sqlite_file
 from daemon.durable import make_folder_of
 from daemon.errors import ConfigInvalid, InternalError, StateStoreAway, SyncError
 from state import StateStore, StateUnavailable, TableRecord, TableStore
@@ -136,13 +136,12 @@ def keep_rows(store: TableStore, tables: Iterable[TableSettings], names: Set[str
 def _make_local_folders(settings: Settings) -> None:
     """Make the folders of SQLite catalogs, because SQLite makes only the file."""
     for name, properties in settings.catalogs.items():
-        match = SQLITE_FILE.match(properties.get("uri", ""))
-        if match:
+        file = sqlite_file(properties.get("uri", ""))
+        if file:
             try:
-                make_folder_of(match["path"])
+                make_folder_of(str(file))
             except OSError as error:
-                folder = Path(match["path"]).parent
                 raise ConfigInvalid(
-                    f"catalogs.{name}.uri: the folder {folder} cannot be made: {error.strerror}",
+                    f"catalogs.{name}.uri: the folder {file.parent} cannot be made: {error.strerror}",
                     hint="Choose a writable folder. Relative paths begin at the configuration's folder.",
                 ) from error

@@ -70,7 +70,13 @@ def want_resync(store: TableStore, table: TableSettings, now_ms: int) -> str:
     record = _known_or_new(store, table)
     store.record_resync_wanted(record.id, True)
     store.record_resumed(record.id)
-    held = f", after `dvsync resume {table.name}`: it is paused" if record.pause_at(now_ms) else ""
+    is_paused = record.pause_at(now_ms) is not None
+    return next_resync(table.name, is_held=is_paused) + (": it is paused" if is_paused else "")
+
+
+def next_resync(name: str, *, is_held: bool) -> str:
+    """What a wanted resync does, and what it waits for, as the end of a sentence about the table."""
+    held = f", after `dvsync resume {name}`" if is_held else ""
     return f"its next sync writes the whole table anew{held}"
 
 
