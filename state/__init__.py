@@ -1,5 +1,6 @@
 """The memory of dvsync: cursors, live files, deletion vectors and their delete files. Imports nothing of `daemon`."""
 
+from state.cursor import with_outcome
 from state.records import (
     SHARES,
     DeleteFileRecord,
@@ -66,4 +67,5 @@ __all__ = [
     "VectorCount",
     "WrittenCount",
     "WrittenFile",
+    "with_outcome",
 ]

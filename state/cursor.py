@@ -7,12 +7,9 @@ from msgspec.structs import replace
 from state.records import Outcome, TableRecord
 
 
-def advance_cursor(table: TableRecord, outcome: Outcome, *, at_ms: int) -> TableRecord:
-    """Return the table after `outcome`. If it synced a version or changed rows, clear the error and set the time.
-
-    The time does not change if the cursor was already there, because the outcome is then applied a second time.
-    """
-    advanced = replace(
+def with_outcome(table: TableRecord, outcome: Outcome) -> TableRecord:
+    """Return the table with all that `outcome` says of it."""
+    return replace(
         table,
         delta_table_id=outcome.delta_table_id,
         synced_version=outcome.to_version,
@@ -20,8 +17,17 @@ def advance_cursor(table: TableRecord, outcome: Outcome, *, at_ms: int) -> Table
         snapshot_id=outcome.snapshot_id,
         metadata_location=outcome.metadata_location,
         format_version=outcome.format_version,
+        catalog=outcome.catalog,
         must_compare=outcome.must_compare,
     )
+
+
+def advance_cursor(table: TableRecord, outcome: Outcome, *, at_ms: int) -> TableRecord:
+    """Return the table after `outcome`. If it synced a version or changed rows, clear the error and set the time.
+
+    The time does not change if the cursor was already there, because the outcome is then applied a second time.
+    """
+    advanced = with_outcome(table, outcome)
     before = (table.delta_table_id, table.synced_version, table.source_timestamp_ms)
     has_moved = before != (advanced.delta_table_id, advanced.synced_version, advanced.source_timestamp_ms)
     if has_moved or outcome.added_files or outcome.changed_dvs or outcome.removed_files:

@@ -30,7 +30,7 @@ class _Opened:
 
 
 class Catalogs:
-    """PyIceberg catalogs by their name in `config.yaml`. `count_synced` says how many tables a catalog may have.
+    """PyIceberg catalogs by their name in `config.yaml`. `count_synced` says how many tables were synced into one.
 
     Opening a catalog raises ConfigInvalid for invalid properties, and CatalogAway as `check_file` does. Other
     exceptions of PyIceberg pass through.
@@ -42,12 +42,14 @@ class Catalogs:
         self._properties = properties
         self._count_synced = count_synced
         self._opened: dict[str, _Opened] = {}
-        # For each catalog its own: one that does not answer keeps nobody else waiting.
+        # For each URI its own: a catalog that does not answer keeps no other waiting, and two names of an SQL database
+        # do not make its tables at the same time.
         self._locks: dict[str, Lock] = {}
 
     def open(self, name: str) -> Catalog:
-        with self._locks.setdefault(name, Lock()):
-            properties, opened = self._properties[name], self._opened.get(name)
+        properties = self._properties[name]
+        with self._locks.setdefault(properties.get("uri", name), Lock()):
+            opened = self._opened.get(name)
             file = sqlite_file(properties.get("uri", ""))
             # A file that is put in the place of ours is another catalog, which our connections would not see.
             if opened is None or opened.properties != properties or opened.identity != _identity_of(file):
@@ -60,22 +62,22 @@ class Catalogs:
             return opened.catalog
 
     def check_file(self, name: str) -> None:
-        """Raise CatalogAway if the catalog's SQLite file is missing although it may have tables.
+        """Raise CatalogAway if the catalog's SQLite file is missing although tables were synced into it.
 
         In a new, empty file, all tables would seem to be dropped.
         """
         file = sqlite_file(self._properties[name].get("uri", ""))
         if file and not file.exists() and (tables := self._count_synced(name)):
             raise CatalogAway(
-                f"the file of the catalog {name} is not there, and {counted(tables, 'table')} may be in it",
+                f"the file of the catalog {name} is not there, and dvsync synced {counted(tables, 'table')} into it",
                 path=str(file),
                 hint="Bring it back: is a volume not mounted? If it is lost, or is to be a new catalog, make an empty "
                 "file in its place, and dvsync makes the Iceberg tables anew.",
             )
 
-    def change(self, properties: Mapping[str, Mapping[str, str]], count_synced: Callable[[str], int]) -> None:
+    def change(self, properties: Mapping[str, Mapping[str, str]]) -> None:
         """Use these from now on. A catalog with unchanged properties stays open."""
-        self._properties, self._count_synced = properties, count_synced
+        self._properties = properties
 
     def close(self) -> None:
         for opened in self._opened.values():

@@ -21,7 +21,6 @@ from daemon.outbox import Notice, Outbox
 from daemon.pipeline.runner import Runner
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.observer import Observer
-from daemon.service.discovery import find_pattern
 from daemon.service.lease import LeaseKeeper
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_readers
@@ -104,7 +103,7 @@ class Parts:
 
     def with_settings(self, settings: Settings) -> Self:
         """The same store, Spark and clock for a changed configuration."""
-        self.catalogs.change(_catalog_properties(settings), partial(_count_synced, settings, self.store))
+        self.catalogs.change(_catalog_properties(settings))
         self.outbox.change(settings)
         return replace(self, settings=settings)
 
@@ -174,7 +173,7 @@ def open_parts(settings: Settings, *, with_telemetry: bool = False) -> Iterator[
     with open_store(settings) as store, ExitStack() as opened:
         spark = SparkPipeline(with_stores(with_readers(settings)), clock)
         opened.callback(spark.close)
-        catalogs = Catalogs(_catalog_properties(settings), partial(_count_synced, settings, store))
+        catalogs = Catalogs(_catalog_properties(settings), partial(_count_synced, store))
         opened.callback(catalogs.close)
         outbox = Outbox(settings, clock)
         telemetry = _open_telemetry(settings, clock) if with_telemetry else None
@@ -215,12 +214,9 @@ def _parking(notice: Notice, clock: Clock) -> Run:
     )
 
 
-def _count_synced(settings: Settings, store: StateStore, catalog: str) -> int:
-    """How many tables were synced whose catalog is this one now, and how many that the configuration does not know."""
-    catalogs = {table.source if table.is_pattern else table.name: table.catalog for table in settings.tables}
-    synced = (record for record in store.list_tables() if record.metadata_location is not None)
-    places = (record.name if record.name in catalogs else find_pattern(settings, record.source) for record in synced)
-    return sum(catalogs.get(place or "", catalog) == catalog for place in places)
+def _count_synced(store: StateStore, catalog: str) -> int:
+    """How many tables were synced into the catalog."""
+    return sum(record.metadata_location is not None and record.catalog == catalog for record in store.list_tables())
 
 
 def _catalog_properties(settings: Settings) -> dict[str, dict[str, str]]:

@@ -110,6 +110,7 @@ def outcome_of_change(record: TableRecord, change: TableChange, completed: Commi
         snapshot_id=record.snapshot_id,
         metadata_location=record.metadata_location,
         format_version=record.format_version,
+        catalog=record.catalog,
         added_files=tuple(
             live_file(data_file, "", completed.added_files[data_file.file_path].deletion_vector)
             for data_file in completed.delta.added_data_files
@@ -157,13 +158,19 @@ def unchanged_outcome(record: TableRecord) -> Outcome:
         snapshot_id=record.snapshot_id,
         metadata_location=record.metadata_location,
         format_version=record.format_version,
+        catalog=record.catalog,
         must_compare=record.must_compare,
     )
 
 
 def shown_in(outcome: Outcome, table: Table) -> Outcome:
-    """Return the outcome with the metadata file and format version of `table`, which shows it."""
-    return with_fields(outcome, metadata_location=table.metadata_location, format_version=table.metadata.format_version)
+    """Return the outcome with the metadata file, format version and catalog of `table`, which shows it."""
+    return with_fields(
+        outcome,
+        metadata_location=table.metadata_location,
+        format_version=table.metadata.format_version,
+        catalog=table.catalog.name,
+    )
 
 
 def placed(outcome: Outcome, prepared: PreparedSnapshot) -> Outcome:
@@ -177,20 +184,6 @@ def placed(outcome: Outcome, prepared: PreparedSnapshot) -> Outcome:
             with_fields(file, manifest_path=place[file.path]) for file in outcome.added_delete_files
         ),
         moved_manifests=tuple(prepared.moved_manifests.items()),
-    )
-
-
-def remembered(record: TableRecord, outcome: Outcome) -> TableRecord:
-    """Return the table's row as it is once `outcome` is recorded."""
-    return with_fields(
-        record,
-        delta_table_id=outcome.delta_table_id,
-        synced_version=outcome.to_version,
-        source_timestamp_ms=outcome.source_timestamp_ms,
-        snapshot_id=outcome.snapshot_id,
-        metadata_location=outcome.metadata_location,
-        format_version=outcome.format_version,
-        must_compare=outcome.must_compare,
     )
 
 

@@ -43,10 +43,19 @@ from daemon.iceberg.pyiceberg_ext.metadata_cache import find_or_read_metadata
 from daemon.iceberg.references import live_entries, metadata_files
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
-from daemon.sync.outcomes import Shown, live_file, remembered, remembered_account, shown_in, unchanged_outcome
+from daemon.sync.outcomes import Shown, live_file, remembered_account, shown_in, unchanged_outcome
 from daemon.translate.definition import check_shape, row_id_column
 from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
-from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason, Outcome, TableRecord
+from state import (
+    DeleteFileRecord,
+    DeletionVectorDescriptor,
+    DvMapping,
+    LiveFile,
+    OrphanReason,
+    Outcome,
+    TableRecord,
+    with_outcome,
+)
 
 # The summary keys in which engines write their names.
 WHO = ("engine-name", "engine-version", "app-id", "spark.app.id", "flink.job-id", "trino_query_id")
@@ -72,7 +81,7 @@ def end_intents(context: TableContext, record: TableRecord, table: Table | None)
         if landed and outcome is not None and table is not None:
             done = shown_in(outcome, table)
             store.record_synced(intent.id, done, at_ms=context.clock.now_ms())
-            record = remembered(record, done)
+            record = with_outcome(record, done)
         elif not landed:
             at_ms = context.clock.now_ms()
             store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, in_use=in_use)
@@ -163,7 +172,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
             # Someone set a property, or a crash prevented the recording of an expiry.
             same = shown_in(unchanged_outcome(record), table)
             context.store.record_synced(None, same, at_ms=context.clock.now_ms())
-            record = remembered(record, same)
+            record = with_outcome(record, same)
         if not is_in_doubt or record.must_compare or _adds_up(context, record, table):
             return Shown(record, table)
         return rebuild(context, record, table, marker)
@@ -261,17 +270,16 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     unknown = {path for path in {*dvs, *positions} if positions[path] != (dvs[path].cardinality if path in dvs else 0)}
     dvs |= dict.fromkeys(unknown, UNKNOWN_DV)
     known = not unknown and delta is not None and delta[1] == shown
-    outcome = Outcome(
+    described = Outcome(
         table_id=record.id,
         delta_table_id=marker.delta_table_id,
         from_version=None,
         to_version=marker.version,
         source_timestamp_ms=marker.timestamp_ms,
         snapshot_id=current.snapshot_id,
-        metadata_location=table.metadata_location,
-        format_version=table.metadata.format_version,
         must_compare=not known,
     )
+    outcome = shown_in(described, table)
     live = (
         live_file(entry.data_file, manifest_path, dvs.get(entry.data_file.file_path))
         for entry, manifest_path in live_entries(table, current, ManifestContent.DATA)
@@ -285,7 +293,7 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     ]
     at_ms = context.clock.now_ms()
     context.store.record_rebuilt(outcome, live, deletes, at_ms=at_ms, synced_at_ms=current.timestamp_ms)
-    return Shown(remembered(record, outcome), table)
+    return Shown(with_outcome(record, outcome), table)
 
 
 @dataclass

@@ -34,9 +34,9 @@ from daemon.iceberg.tags import Tag, tag_name
 from daemon.iceberg.target import Definition, view_of
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
-from daemon.sync.outcomes import Shown, marker_of, placed, remembered, shown_in
+from daemon.sync.outcomes import Shown, marker_of, placed, shown_in
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask
-from state import FileKind, FileStatus, Intent, LiveFile, OrphanReason, Outcome, TableRecord
+from state import FileKind, FileStatus, Intent, LiveFile, OrphanReason, Outcome, TableRecord, with_outcome
 
 
 class Transaction:
@@ -177,7 +177,7 @@ class Transaction:
         delete_files = outcome.added_delete_files
         with self._step("record"):
             store.record_rebuilt(with_fields(outcome, added_delete_files=()), live_files, delete_files, at_ms=at_ms)
-        return Shown(remembered(self._record, outcome), table)
+        return Shown(with_outcome(self._record, outcome), table)
 
     def define(self, definition: Definition, outcome: Outcome) -> Shown:
         """Change the table to `definition` and record `outcome`, without a snapshot."""
@@ -227,7 +227,7 @@ class Transaction:
         outcome = shown_in(outcome, table)
         with self._step("record"):
             self._context.store.record_synced(self.id, outcome, at_ms=self._context.clock.now_ms())
-        return Shown(remembered(self._record, outcome), table)
+        return Shown(with_outcome(self._record, outcome), table)
 
 
 def kind_of(path: str) -> FileKind:

@@ -146,6 +146,7 @@ def outcome(table_id: int, version: int, **changes: Any) -> Outcome:
         source_timestamp_ms=1_000 * version,
         snapshot_id=7_000 + version,
         metadata_location=f"s3://iceberg/metadata/v{version}.json",
+        catalog="local",
         **changes,
     )
 

@@ -188,8 +188,11 @@ def test_a_table_that_goes_to_another_catalog_and_comes_back(dvsync, followed: B
     assert "make an empty file in its place" in dvsync("sync", config=there).output
     (tmp_path / "there.db").touch()
     assert "advanced, version 6" in dvsync("sync", config=there).stdout
-    uris = [f"sqlite:///{tmp_path}/{name}.db" for name in ("catalog", "there")]
-    catalogs = [load_catalog("local", type="sql", uri=uri) for uri in uris]
+    # Nothing was ever synced into a catalog of this name, so a missing file is a new one.
+    new = FOLLOWED.replace("catalog.db", "new.db").replace("{local:", "{new:") + "pipeline: {engine: local}\n"
+    assert "advanced, version 6" in dvsync("sync", config=new).stdout
+    uris = {"catalog": "local", "there": "local", "new": "new"}
+    catalogs = [load_catalog(name, type="sql", uri=f"sqlite:///{tmp_path}/{file}.db") for file, name in uris.items()]
     back = dvsync("sync", config=FOLLOWED)
     assert back.exit_code == 0, back.output
     for _ in range(2):
@@ -458,7 +461,9 @@ def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: 
     for line in ("state database: can be written", "catalog local: answers; 1 namespace\n", "table t: file://"):
         assert f"\n{line}" in well.stdout, well.stdout
     lost = dvsync("config", "check", "--connect", config=config.replace("catalog.db", "typo/none.db"))
-    missing = f"the file of the catalog local is not there, and 1 table may be in it [file {tmp_path}/typo/none.db]"
+    missing = (
+        f"the file of the catalog local is not there, and dvsync synced 1 table into it [file {tmp_path}/typo/none.db]"
+    )
     assert (lost.exit_code, f"catalog local: {missing}" in lost.stdout) == (1, True), lost.stdout
     (tmp_path / "new.db").touch()
     empty = dvsync("config", "check", "--connect", config=config.replace("catalog.db", "new.db"))

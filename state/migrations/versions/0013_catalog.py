@@ -1,0 +1,14 @@
+"""The catalog of each Iceberg table."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0013"
+down_revision = "0012"
+
+
+def upgrade() -> None:
+    # Unknown until the next commit to the table.
+    op.add_column("tables", sa.Column("catalog", sa.Text()))
