@@ -14,8 +14,8 @@ from random import uniform
 from threading import Event, Lock, Thread
 
 import structlog
-from apscheduler.events import EVENT_JOB_EXECUTED, JobExecutionEvent
-from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_SUBMITTED, JobExecutionEvent
+from apscheduler.executors.pool import BasePoolExecutor, ThreadPoolExecutor
 from apscheduler.job import Job
 from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -23,8 +23,10 @@ from apscheduler.triggers.base import BaseTrigger
 
 from daemon import log as events
 from daemon.clock import Clock
+from daemon.durable import is_local
 from daemon.scheduling.cycle import CycleResult, TableCycle
 from daemon.scheduling.maintenance_job import MaintenanceJob
+from daemon.scheduling.poll_threads import PollThreads
 from daemon.scheduling.slots import Slots
 from daemon.scheduling.verify_job import VerifyJob
 
@@ -35,7 +37,7 @@ CLOCK_JUMP_MIN_S = 2.0
 JITTER = 0.1
 # Jobs that are due at nearly the same time run at the same time: to wake up for each costs more than most polls.
 TICK_MAX_S = 0.2
-# A thread for each table, so that a store that hangs delays only its own tables. An idle thread costs some 50 kB.
+# A store that hangs delays only its own tables, up to so many.
 POLL_THREADS_MAX = 128
 # Bounds of the first delay of maintenance and verification; shorter intervals have less. The syncs after a start come
 # first, and a daemon that is restarted nightly still does weekly maintenance.
@@ -67,6 +69,11 @@ class _Interval(BaseTrigger):  # type: ignore[misc]  # APScheduler has no types.
         return datetime.fromtimestamp(next_s, UTC)
 
 
+class _PollExecutor(BasePoolExecutor):  # type: ignore[misc]  # APScheduler has no types.
+    def __init__(self, threads: PollThreads) -> None:
+        super().__init__(threads)
+
+
 class Scheduler:
     """Runs cycles until it is stopped, and lets tables come and go. A table never runs twice at the same time."""
 
@@ -86,10 +93,11 @@ class Scheduler:
         self._lock = Lock()
         self._rescheduler = ThreadPool(1, thread_name_prefix="reschedule")
         self._housekeeping: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._threads = PollThreads(POLL_THREADS_MAX, clock)
         self._timer = BackgroundScheduler(
             timezone=UTC,
             executors={
-                "default": ThreadPoolExecutor(POLL_THREADS_MAX),
+                "default": _PollExecutor(self._threads),
                 # One table after the other: what these read and write must not crowd out the syncs.
                 _MAINTENANCE: ThreadPoolExecutor(1),
                 _VERIFICATION: ThreadPoolExecutor(1),
@@ -119,6 +127,8 @@ class Scheduler:
                 next_run_time=datetime.now(UTC),
             )
         self._timer.add_listener(self._come_again, EVENT_JOB_EXECUTED)
+        # It comes once all jobs that are due together are submitted.
+        self._timer.add_listener(lambda _: self._threads.go_on(), EVENT_JOB_SUBMITTED)
         self._timer.start()
         Thread(target=self._follow_the_clock, name="clock", daemon=True).start()
 
@@ -214,6 +224,8 @@ class Scheduler:
 
     def _take_turn(self, cycle: TableCycle) -> CycleResult:
         """Poll the table, and sync it if there is news and a free slot. Without a slot the table waits to be called."""
+        if not is_local(cycle.table.source):
+            self._threads.hand_over()
         result = cycle.poll()
         if result is not None:
             self._call(self._slots.leave(cycle.name))
@@ -221,6 +233,7 @@ class Scheduler:
         if not self._slots.try_take(cycle.name):
             cycle.wait_for_slot()
             return CycleResult()
+        self._threads.hand_over()
         try:
             return cycle.sync(self._stopping, others_wait=self._slots.are_wanted)
         finally:
@@ -285,6 +298,7 @@ class Scheduler:
         """Give every job its time anew when the wall clock jumps: APScheduler would wait for the old time."""
         offset_s = self._wall_offset_s()
         while not self._stopping.wait(CLOCK_CHECK_INTERVAL_S):
+            self._threads.go_on()
             jumped_s = self._wall_offset_s() - offset_s
             if abs(jumped_s) < CLOCK_JUMP_MIN_S:
                 continue

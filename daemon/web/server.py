@@ -6,6 +6,8 @@ import asyncio
 import errno
 import socket
 import ssl
+from collections.abc import Callable
+from contextlib import suppress
 from threading import Thread
 from typing import Self
 
@@ -23,6 +25,8 @@ NO_PASSWORD = "none"
 # and databases need as well.
 CONNECTIONS_MAX = 64
 EXCHANGE_MAX_S = 15.0
+# How often the date in the answers is made.
+TICK_S = 1.0
 
 
 class BoundedProtocol(H11Protocol):
@@ -59,6 +63,29 @@ def check_certificate(settings: HealthSettings) -> None:
         ) from error
 
 
+class PatientServer(uvicorn.Server):
+    """uvicorn's server. uvicorn itself wakes up ten times a second to see whether it shall stop."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._wake: Callable[[], object] = lambda: None
+
+    async def main_loop(self) -> None:
+        loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(stopping.set)
+        # The first tick of uvicorn's second makes the header with the date.
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), TICK_S)
+
+    def stop(self) -> None:
+        """From another thread."""
+        self.should_exit = True
+        # The loop may have ended already.
+        with suppress(RuntimeError):
+            self._wake()
+
+
 class WebServer:
     """Listens from `start` to `stop`."""
 
@@ -70,7 +97,7 @@ class WebServer:
         config.ssl_certfile, config.ssl_keyfile = settings.certificate, settings.key
         config.ssl_keyfile_password = NO_PASSWORD
         config.load()
-        self._server = uvicorn.Server(config)
+        self._server = PatientServer(config)
         self._thread = Thread(target=self._server.run, args=([listener],), name="web", daemon=True)
 
     @classmethod
@@ -102,6 +129,6 @@ class WebServer:
         return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     def stop(self) -> None:
-        self._server.should_exit = True
+        self._server.stop()
         self._thread.join(STOP_MAX_S)
         self._listener.close()

@@ -98,6 +98,7 @@ class FakeFollower:
         self.newest: int | None = 0
         self.fails: Exception | None = None
         self.poll_fails: Exception | None = None
+        self.poll_gate: Event | None = None
         self.versions_per_sync = 1
         self.gate: Event | None = None
         self.entered = Event()
@@ -114,6 +115,8 @@ class FakeFollower:
 
     def has_news(self) -> bool:
         self.polls += 1
+        if self.poll_gate:
+            self.poll_gate.wait(WAIT_S)
         if self.poll_fails:
             raise self.poll_fails
         behind = self.newest is None or self.synced is None or self.synced < self.newest
@@ -742,6 +745,22 @@ def test_a_long_sync_holds_up_nobody_else():
         until(lambda: running.followers["fast"].synced == 5)
         assert running.states()["slow"] is SyncState.SYNCING
         assert (running.followers["slow"].syncs, running.followers["slow"].polls) == (1, 1)
+
+
+def test_polls_that_hang_hold_up_nobody_else():
+    """Of a local disk, too, whose polls share a thread while they are quick."""
+    running, over = Running("stuck1", "stuck2", "well"), Event()
+    with running:
+        until(lambda: set(running.states().values()) == {SyncState.SYNCED})
+        stuck = [running.followers[name] for name in ("stuck1", "stuck2")]
+        for follower in stuck:
+            follower.poll_gate = over
+        polls = [follower.polls for follower in stuck]
+        until(lambda: all(follower.polls > before for follower, before in zip(stuck, polls, strict=True)))
+        running.followers["well"].newest = 5
+        until(lambda: running.followers["well"].synced == 5)
+        assert [follower.polls for follower in stuck] == [before + 1 for before in polls]
+        over.set()
 
 
 def test_no_more_than_so_many_tables_sync_at_once_and_each_gets_its_turn():
