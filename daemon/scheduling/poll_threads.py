@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import partial
 from threading import Lock, Thread, get_ident
 from typing import Any
@@ -80,9 +81,12 @@ class PollThreads(Executor):
             self._current = self._asleep.pop()
             self._current.wake.release()
         elif self._threads < self._threads_max:
-            self._threads += 1
-            self._current = _Worker()
-            Thread(target=self._work, args=(self._current,), name="poll", daemon=True).start()
+            worker = _Worker()
+            # Without a thread of the system's, the queue waits for the next call or the first thread that is free.
+            with suppress(RuntimeError):
+                Thread(target=self._work, args=(worker,), name="poll", daemon=True).start()
+                self._threads += 1
+                self._current = worker
 
     def _work(self, worker: _Worker) -> None:
         worker.thread_id = get_ident()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from threading import Event, Lock, active_count, get_ident
+from threading import Event, Lock, Thread, active_count, get_ident
 
 import pytest
 from hypothesis import given, settings
@@ -108,6 +108,20 @@ def test_threads_that_are_not_needed_end(monkeypatch: pytest.MonkeyPatch) -> Non
         is_over.set()
         assert all(future.result(WAIT_MAX_S) for future in futures)
         wait_until(lambda: active_count() == before, "the end of the threads", WAIT_MAX_S)
+
+
+def test_a_system_that_has_no_thread_to_spare(threads: PollThreads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks run once it has one."""
+
+    def fail(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    future = threads.submit(lambda: 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(Thread, "start", fail)
+        threads.go_on()
+    threads.go_on()
+    assert future.result(WAIT_MAX_S) == 7
 
 
 def test_nothing_begins_after_the_shutdown(threads: PollThreads) -> None:
