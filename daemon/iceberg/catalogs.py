@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -30,44 +30,59 @@ class _Opened:
 
 
 class Catalogs:
-    """PyIceberg catalogs by their name in `config.yaml`. `count_synced` says how many tables were synced into one.
+    """PyIceberg catalogs by their name in `config.yaml`. `count_synced` counts the tables that were synced into some.
 
     Opening a catalog raises ConfigInvalid for invalid properties, and CatalogAway as `check_file` does. Other
     exceptions of PyIceberg pass through.
     """
 
     def __init__(
-        self, properties: Mapping[str, Mapping[str, str]], count_synced: Callable[[str], int] = lambda _: 0
+        self,
+        properties: Mapping[str, Mapping[str, str]],
+        count_synced: Callable[[Collection[str]], int] = lambda _: 0,
     ) -> None:
         self._properties = properties
         self._count_synced = count_synced
         self._opened: dict[str, _Opened] = {}
-        # For each URI its own: a catalog that does not answer keeps no other waiting, and two names of an SQL database
-        # do not make its tables at the same time.
+        # A catalog that does not answer keeps no other waiting. Two names of a database share a lock: its tables must
+        # not be made twice.
         self._locks: dict[str, Lock] = {}
 
     def open(self, name: str) -> Catalog:
         properties = self._properties[name]
-        with self._locks.setdefault(properties.get("uri", name), Lock()):
-            opened = self._opened.get(name)
-            file = sqlite_file(properties.get("uri", ""))
-            # A file that is put in the place of ours is another catalog, which our connections would not see.
-            if opened is None or opened.properties != properties or opened.identity != _identity_of(file):
-                self.check_file(name)
-                # The former one is not closed: a running sync may still use it.
-                identity = _identity_of(file)
-                catalog = _open(name, properties)
-                # Opening makes a missing file. One that was replaced meanwhile is seen at the next use.
-                opened = self._opened[name] = _Opened(catalog, properties, identity or _identity_of(file))
-            return opened.catalog
+        opened = self._find_opened(name, properties)
+        if opened is None:
+            with self._locks.setdefault(_place_of(name, properties), Lock()):
+                opened = self._find_opened(name, properties) or self._open(name, properties)
+        return opened.catalog
+
+    def _find_opened(self, name: str, properties: Mapping[str, str]) -> _Opened | None:
+        opened, file = self._opened.get(name), sqlite_file(properties.get("uri", ""))
+        # A file that is put in the place of ours is another catalog, which our connections would not see.
+        is_current = opened and opened.properties == properties and opened.identity == _identity_of(file)
+        return opened if is_current else None
+
+    def _open(self, name: str, properties: Mapping[str, str]) -> _Opened:
+        file = sqlite_file(properties.get("uri", ""))
+        self.check_file(name)
+        # The former one is not closed: a running sync may still use it.
+        identity = _identity_of(file)
+        catalog = _open(name, properties)
+        # Opening makes a missing file. One that was replaced meanwhile is seen at the next use.
+        opened = self._opened[name] = _Opened(catalog, properties, identity or _identity_of(file))
+        return opened
 
     def check_file(self, name: str) -> None:
         """Raise CatalogAway if the catalog's SQLite file is missing although tables were synced into it.
 
         In a new, empty file, all tables would seem to be dropped.
         """
-        file = sqlite_file(self._properties[name].get("uri", ""))
-        if file and not file.exists() and (tables := self._count_synced(name)):
+        properties = self._properties
+        file, place = sqlite_file(properties[name].get("uri", "")), _place_of(name, properties[name])
+        if file is None or file.exists():
+            return
+        names = [other for other, of_other in properties.items() if _place_of(other, of_other) == place]
+        if tables := self._count_synced(names):
             raise CatalogAway(
                 f"the file of the catalog {name} is not there, and dvsync synced {counted(tables, 'table')} into it",
                 path=str(file),
@@ -99,6 +114,19 @@ def cause_of(error: Exception) -> str:
     return f"{type(cause).__name__}: {cause}"
 
 
+def _is_rest(properties: Mapping[str, str]) -> bool:
+    return properties.get("type", "").lower() == "rest" or properties.get("uri", "").startswith("http")
+
+
+def _place_of(name: str, properties: Mapping[str, str]) -> str:
+    """Return the database that a catalog is in, or its name if it is in none."""
+    uri = properties.get("uri")
+    if uri is None or _is_rest(properties):
+        return name
+    file = sqlite_file(uri)
+    return str(file.resolve()) if file else uri
+
+
 def _identity_of(file: Path | None) -> tuple[int, int] | None:
     """Return what the file system knows a file by; None if there is none. Raises OSError."""
     try:
@@ -111,7 +139,7 @@ def _identity_of(file: Path | None) -> tuple[int, int] | None:
 def _open(name: str, properties: Mapping[str, str]) -> Catalog:
     remember_metadata()
     allow_version_3()
-    if properties.get("type", "").lower() == "rest" or properties.get("uri", "").startswith("http"):
+    if _is_rest(properties):
         # Only for them: with the HTTP client, its import is a tenth of all imports of `dvsync sync`.
         from daemon.iceberg.pyiceberg_ext.rest_sessions import limit_waiting  # noqa: PLC0415
 

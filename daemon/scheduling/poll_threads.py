@@ -10,63 +10,77 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
-from threading import Lock, Thread, get_ident
-from typing import Any
+from threading import Lock, Thread, local
+from typing import Any, NamedTuple
 
 from daemon.clock import Clock
 
-# A task that takes longer, such as one whose disk hangs, no longer keeps the others waiting.
-SLOW_S = 0.05
+# If a task has waited for so long, those before it are slow or hang: each waiting task gets a thread.
+WAIT_MAX_S = 0.25
 # A thread that was not needed for so long ends.
 IDLE_MAX_S = 60.0
 
 
+class _Task(NamedTuple):
+    since_s: float
+    work: Callable[[], Any]
+    future: Future[Any]
+
+    def run(self) -> None:
+        try:
+            result = self.work()
+        except BaseException as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+
 class _Worker:
-    """A thread. It sleeps until `wake` is released."""
+    """A thread that runs tasks, or sleeps until `wake` is released."""
 
     def __init__(self) -> None:
-        self.thread_id: int | None = None
-        self.task_since_s: float | None = None
+        # Whether it has taken no task since it was woken up.
+        self.is_fresh = True
+        # Whether its task is expected to end at once.
+        self.is_quick = True
         self.wake = Lock()
         self.wake.acquire()
 
 
 class PollThreads(Executor):
-    """Runs tasks one after the other in one thread. If a task takes longer, another thread goes on with the others."""
+    """Runs tasks one after the other in one thread while they are quick, and beside each other when they are not."""
 
     def __init__(self, threads_max: int, clock: Clock) -> None:
         self._threads_max = threads_max
         self._clock = clock
-        self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._current: _Worker | None = None
-        self._threads = 0
+        self._queue: deque[_Task] = deque()
+        self._awake: set[_Worker] = set()
         # The last that fell asleep is woken up first: the caches of the processor may still have what it needs.
         self._asleep: list[_Worker] = []
+        self._own = local()
         self._is_shut_down = False
         self._lock = Lock()
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Put a task into the queue. `go_on` begins it."""
-        future: Future[Any] = Future()
+        task = _Task(self._clock.monotonic_s(), partial(function, *args, **kwargs), Future())
         with self._lock:
             if not self._is_shut_down:
-                self._queue.append((future, partial(function, *args, **kwargs)))
-        return future
+                self._queue.append(task)
+        return task.future
 
     def go_on(self) -> None:
-        """Begin what is in the queue, in another thread if the current task takes long. To be called now and then."""
+        """Begin what is in the queue. To be called now and then, because running tasks may hang."""
         with self._lock:
-            since_s = self._current.task_since_s if self._current else None
-            if since_s is not None and self._clock.monotonic_s() - since_s > SLOW_S:
-                self._current = None
-            self._wake_next()
+            self._wake_up()
 
     def hand_over(self) -> None:
-        """The calling task will take longer, so another thread goes on with the queue."""
-        with self._lock:
-            if self._current and self._current.thread_id == get_ident():
-                self._current = None
-                self._wake_next()
+        """The calling task will take longer, so another thread goes on with the queue. Without effect elsewhere."""
+        worker: _Worker | None = getattr(self._own, "worker", None)
+        if worker is not None:
+            with self._lock:
+                worker.is_quick = False
+                self._wake_up()
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = True) -> None:
         """Begin no task any more, and wait for none."""
@@ -74,52 +88,52 @@ class PollThreads(Executor):
             self._is_shut_down = True
             self._queue.clear()
 
-    def _wake_next(self) -> None:
-        if not self._queue or self._current:
+    def _wake_up(self) -> None:
+        """Wake up as many threads as are needed. Under the lock."""
+        if not self._queue:
             return
-        if self._asleep:
-            self._current = self._asleep.pop()
-            self._current.wake.release()
-        elif self._threads < self._threads_max:
-            worker = _Worker()
-            # Without a thread of the system's, the queue waits for the next call or the first thread that is free.
-            with suppress(RuntimeError):
-                Thread(target=self._work, args=(worker,), name="poll", daemon=True).start()
-                self._threads += 1
-                self._current = worker
+        if self._clock.monotonic_s() - self._queue[0].since_s > WAIT_MAX_S:
+            wanted = len(self._queue) - sum(worker.is_fresh for worker in self._awake)
+        else:
+            wanted = not any(worker.is_quick for worker in self._awake)
+        # If the system has no thread to spare, the next call tries again.
+        with suppress(RuntimeError):
+            for _ in range(wanted):
+                if self._asleep:
+                    worker = self._asleep.pop()
+                    worker.is_fresh = worker.is_quick = True
+                    worker.wake.release()
+                elif len(self._awake) < self._threads_max:
+                    worker = _Worker()
+                    Thread(target=self._work, args=(worker,), name="poll", daemon=True).start()
+                else:
+                    return
+                self._awake.add(worker)
 
     def _work(self, worker: _Worker) -> None:
-        worker.thread_id = get_ident()
+        self._own.worker = worker
         while True:
-            while (next_task := self._take_task(worker)) is not None:
-                future, task = next_task
-                try:
-                    result = task()
-                except BaseException as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
+            while (task := self._take_task(worker)) is not None:
+                task.run()
             if not worker.wake.acquire(timeout=IDLE_MAX_S) and self._may_end(worker):
                 return
 
-    def _take_task(self, worker: _Worker) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """Take a task, if there is one and no other thread is the current one. Without a task, `worker` may sleep."""
+    def _take_task(self, worker: _Worker) -> _Task | None:
         with self._lock:
-            if self._queue and self._current in (worker, None):
-                self._current, worker.task_since_s = worker, self._clock.monotonic_s()
-                return self._queue.popleft()
-            if self._current is worker:
-                self._current = None
-            worker.task_since_s = None
+            if self._queue:
+                task = self._queue.popleft()
+                worker.is_fresh, worker.is_quick = False, True
+                self._wake_up()
+                return task
+            self._awake.remove(worker)
             self._asleep.append(worker)
             return None
 
     def _may_end(self, worker: _Worker) -> bool:
         with self._lock:
-            if worker not in self._asleep:
-                # It has just been made the current one.
-                worker.wake.acquire()
-                return False
-            self._asleep.remove(worker)
-            self._threads -= 1
-            return True
+            if worker in self._asleep:
+                self._asleep.remove(worker)
+                return True
+            # It has just been woken up.
+            worker.wake.acquire()
+            return False

@@ -14,7 +14,7 @@ from random import uniform
 from threading import Event, Lock, Thread
 
 import structlog
-from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_SUBMITTED, JobExecutionEvent
+from apscheduler.events import EVENT_JOB_EXECUTED, EVENT_JOB_MAX_INSTANCES, EVENT_JOB_SUBMITTED, JobExecutionEvent
 from apscheduler.executors.pool import BasePoolExecutor, ThreadPoolExecutor
 from apscheduler.job import Job
 from apscheduler.jobstores.base import JobLookupError
@@ -128,7 +128,7 @@ class Scheduler:
             )
         self._timer.add_listener(self._come_again, EVENT_JOB_EXECUTED)
         # It comes once all jobs that are due together are submitted.
-        self._timer.add_listener(lambda _: self._threads.go_on(), EVENT_JOB_SUBMITTED)
+        self._timer.add_listener(lambda _: self._threads.go_on(), EVENT_JOB_SUBMITTED | EVENT_JOB_MAX_INSTANCES)
         self._timer.start()
         Thread(target=self._follow_the_clock, name="clock", daemon=True).start()
 
@@ -210,8 +210,11 @@ class Scheduler:
 
     def _poll(self, cycle: TableCycle) -> None:
         with self._at_work(cycle.name) as may_work:
-            # APScheduler may have handed it to a thread before the table was removed.
-            if not may_work or self._cycles.get(cycle.name) is not cycle:
+            current = self._cycles.get(cycle.name)
+            if not may_work or current is not cycle:
+                # It waited for a thread while the table was removed, or set up anew: the new job could not begin.
+                if current:
+                    self.wake(cycle.name)
                 return
             with self._lock:
                 self._wanted.pop(cycle.name, None)
@@ -233,8 +236,8 @@ class Scheduler:
         if not self._slots.try_take(cycle.name):
             cycle.wait_for_slot()
             return CycleResult()
-        self._threads.hand_over()
         try:
+            self._threads.hand_over()
             return cycle.sync(self._stopping, others_wait=self._slots.are_wanted)
         finally:
             self._call(self._slots.give_back())

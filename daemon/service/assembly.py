@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -214,9 +214,10 @@ def _parking(notice: Notice, clock: Clock) -> Run:
     )
 
 
-def _count_synced(store: StateStore, catalog: str) -> int:
-    """How many tables were synced into the catalog."""
-    return sum(record.metadata_location is not None and record.catalog == catalog for record in store.list_tables())
+def _count_synced(store: StateStore, catalogs: Collection[str]) -> int:
+    """How many tables were synced into these catalogs, or into one that an older dvsync did not record."""
+    synced = (record for record in store.list_tables() if record.metadata_location is not None)
+    return sum(record.catalog is None or record.catalog in catalogs for record in synced)
 
 
 def _catalog_properties(settings: Settings) -> dict[str, dict[str, str]]:

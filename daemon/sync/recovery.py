@@ -168,7 +168,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
         raise _target_changed(context, table, _foreign_commits(table))
     check_shape(table, context.settings)
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
-        if record.metadata_location != table.metadata_location:
+        if (record.metadata_location, record.catalog) != (table.metadata_location, table.catalog.name):
             # Someone set a property, or a crash prevented the recording of an expiry.
             same = shown_in(unchanged_outcome(record), table)
             context.store.record_synced(None, same, at_ms=context.clock.now_ms())

@@ -205,6 +205,42 @@ def test_a_table_that_goes_to_another_catalog_and_comes_back(dvsync, followed: B
         catalog.close()
 
 
+def test_a_catalog_that_is_not_there_is_not_made_anew(dvsync, followed: Bench, tmp_path: Path):
+    """Whichever name the tables have it by, and whichever dvsync synced them. Once it is back, the syncs know it."""
+    config = FOLLOWED + "pipeline: {engine: local}\n"
+    two_names = config.replace(
+        "{local:", '{other: {type: sql, uri: "sqlite:///./catalog.db", warehouse: w}, local:'
+    ).replace("name: t}", "name: t, catalog: local}\n- {source: data/t, target: lake.u, name: u, catalog: other}")
+    catalog, away = tmp_path / "catalog.db", tmp_path / "away.db"
+
+    def recorded() -> str | None:
+        with closing(sqlite3.connect(followed.state_file)) as database:
+            return database.execute("select catalog from tables").fetchone()[0]
+
+    def forget_catalog() -> None:
+        """As a dvsync before schema 0013 left it."""
+        with closing(sqlite3.connect(followed.state_file)) as database, database:
+            database.execute("update tables set catalog = null")
+
+    assert dvsync("sync", config=config).exit_code == 0
+    for forget, names in ((lambda: None, ["t"]), (lambda: None, ["u"]), (forget_catalog, ["t"])):
+        forget()
+        catalog.rename(away)
+        refused = dvsync("sync", *names, config=two_names)
+        assert (refused.exit_code, "dvsync synced 1 table into it" in refused.output) == (1, True), refused.output
+        assert not catalog.exists()
+        away.rename(catalog)
+    assert dvsync("sync", "t", config=two_names).exit_code == 0
+    assert recorded() == "local"
+    # The same metadata file in another catalog: no commit is needed.
+    with closing(load_catalog("new", type="sql", uri=f"sqlite:///{tmp_path}/new.db")) as new:
+        new.create_namespace("lake")
+        new.register_table("lake.t", followed.iceberg().metadata_location)
+    config = config.replace("catalog.db", "new.db").replace("{local:", "{new:")
+    assert "up to date" in dvsync("sync", config=config).output
+    assert recorded() == "new"
+
+
 def test_names_move_no_cursor(dvsync, followed: Bench):
     """Names of tables and files may hold what a terminal obeys: it is spelled out."""
     folder = Path(followed.iceberg().location().removeprefix("file://")) / "data" / "\x1b[2J"

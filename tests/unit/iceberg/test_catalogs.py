@@ -11,9 +11,10 @@ from daemon.iceberg.catalogs import Catalogs
 from tests.kit.handmade import sql_catalog
 
 
-def test_two_names_of_one_new_database(tmp_path: Path) -> None:
-    """The tables of the first that opens it are there for the second."""
-    names = [f"c{number}" for number in range(8)]
+def test_names_of_one_new_database(tmp_path: Path) -> None:
+    """The tables of the first that opens it are there for the others, in whatever spelling."""
+    names, properties = [f"c{number}" for number in range(8)], sql_catalog(tmp_path)
+    other_spelling = {**properties, "uri": properties["uri"].replace(str(tmp_path), f"{tmp_path}/.")}
     barrier = Barrier(len(names))
 
     def list_namespaces(name: str) -> list[tuple[str, ...]]:
@@ -21,7 +22,7 @@ def test_two_names_of_one_new_database(tmp_path: Path) -> None:
         return catalogs.open(name).list_namespaces()
 
     with (
-        closing(Catalogs(dict.fromkeys(names, sql_catalog(tmp_path)))) as catalogs,
+        closing(Catalogs(dict.fromkeys(names[:4], properties) | dict.fromkeys(names[4:], other_spelling))) as catalogs,
         ThreadPoolExecutor(len(names)) as pool,
     ):
         assert list(pool.map(list_namespaces, names)) == [[]] * len(names)

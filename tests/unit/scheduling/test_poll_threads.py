@@ -61,7 +61,7 @@ def test_an_error_is_that_of_its_task(threads: PollThreads) -> None:
 
 
 def test_tasks_that_hang_delay_no_others(threads: PollThreads) -> None:
-    """Up to as many as there are threads. Beyond that, the others wait for the first that comes back."""
+    """Up to as many as there are threads. Beyond that, the others wait for the first thread that comes back."""
     hanging = [Event() for _ in range(THREADS_MAX)]
     stuck = [threads.submit(event.wait, WAIT_MAX_S) for event in hanging[:-1]]
     well = threads.submit(lambda: 7)
@@ -72,12 +72,24 @@ def test_tasks_that_hang_delay_no_others(threads: PollThreads) -> None:
     for _ in range(10):
         threads.go_on()
         with pytest.raises(TimeoutError):
-            last.result(poll_threads.SLOW_S / 2)
+            last.result(poll_threads.WAIT_MAX_S / 5)
     hanging[1].set()
     beat(threads, last.done)
     for event in hanging:
         event.set()
     assert all(future.result(WAIT_MAX_S) for future in stuck)
+
+
+def test_slow_tasks_run_beside_each_other(threads: PollThreads) -> None:
+    """The threads see it by themselves: those of a file system over the network answer slowly, and never hang."""
+    futures = [threads.submit(time.sleep, poll_threads.WAIT_MAX_S / 3) for _ in range(20)]
+    begun_s = time.monotonic()
+    threads.go_on()
+    for future in futures:
+        future.result(WAIT_MAX_S)
+    one_after_the_other_s = 20 * poll_threads.WAIT_MAX_S / 3
+    assert time.monotonic() - begun_s < 0.75 * one_after_the_other_s
+    assert len(threads._awake) + len(threads._asleep) == THREADS_MAX
 
 
 def test_a_task_that_says_so_lets_others_go_on_at_once(threads: PollThreads) -> None:
@@ -149,7 +161,7 @@ def test_each_task_runs_once(tasks: list[tuple[float, bool]], idle_max_s: float)
     """Whatever takes long, hands over, or falls asleep in between."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(poll_threads, "IDLE_MAX_S", idle_max_s)
-        patch.setattr(poll_threads, "SLOW_S", 0.002)
+        patch.setattr(poll_threads, "WAIT_MAX_S", 0.002)
         threads, lock, runs = PollThreads(THREADS_MAX, SystemClock()), Lock(), list[int]()
 
         def work(number: int, seconds: float, hands_over: bool) -> None:
@@ -167,4 +179,4 @@ def test_each_task_runs_once(tasks: list[tuple[float, bool]], idle_max_s: float)
         beat(threads, lambda: all(future.done() for future in futures))
         threads.shutdown()
         assert sorted(runs) == list(range(len(tasks)))
-        assert threads._threads <= THREADS_MAX
+        assert len(threads._awake) + len(threads._asleep) <= THREADS_MAX

@@ -34,6 +34,7 @@ from daemon.maintenance.cleanup import Cleanup
 from daemon.maintenance.compaction import Compaction
 from daemon.maintenance.expiry import Expiry
 from daemon.maintenance.maintainer import Round
+from daemon.scheduling import poll_threads
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.failures import BACKOFF_MAX_S
 from daemon.scheduling.maintenance_job import MaintenanceJob
@@ -639,33 +640,29 @@ class Running:
     def __init__(
         self, *names: str, tables_at_once: int = 4, poll_interval: str = "100ms", wishes_interval_s: float = 2.0
     ) -> None:
-        clock = SystemClock()
+        self.clock = clock = SystemClock()
         self.store = MemoryStateStore()
         tables = [settings_of(name, poll_interval) for name in names]
         self.followers = {table.name: FakeFollower(table, self.store) for table in tables}
         self.board = board_of(tables, clock, lag_budget_s=300)
         self.maintainers = {table.name: FakeMaintainer() for table in tables}
         self.maintainers[names[0]].gate = Event()
-        cycles = [
-            TableCycle(
-                table,
-                follower,
-                Observer(table.name, follower, store=self.store, board=self.board, clock=clock),
-                store=self.store,
-                clock=clock,
-                random=Random(1),
-            )
-            for table, follower in zip(tables, self.followers.values(), strict=True)
-        ]
         self.scheduler = Scheduler(clock, tables_at_once=tables_at_once)
         self.fleet = Fleet(SimpleNamespace(store=self.store, clock=clock), self.board, self.scheduler)
-        self.fleet._cycles.update({cycle.name: cycle for cycle in cycles})
         self.scheduler.every("/beat", 5.0, self.board.beat)
         self.scheduler.every("/wishes", wishes_interval_s, self.fleet.read_wishes)
-        for cycle in cycles:
-            maintainer = self.maintainers[cycle.name]
-            job = MaintenanceJob(cycle, maintainer, find_worst_files=list, board=self.board, clock=clock)
-            self.scheduler.add(cycle, job, VerifyJob(cycle, context=None))
+        for table in tables:
+            self.add(table)
+
+    def add(self, table: TableSettings) -> None:
+        """Follow one of the tables, perhaps with other settings than before."""
+        follower, store, clock = self.followers[table.name], self.store, self.clock
+        observer = Observer(table.name, follower, store=store, board=self.board, clock=clock)
+        cycle = TableCycle(table, follower, observer, store=store, clock=clock, random=Random(1))
+        self.fleet._cycles[cycle.name] = cycle
+        maintainer = self.maintainers[cycle.name]
+        job = MaintenanceJob(cycle, maintainer, find_worst_files=list, board=self.board, clock=clock)
+        self.scheduler.add(cycle, job, VerifyJob(cycle, context=None))
 
     def __enter__(self) -> Running:
         self.scheduler.start()
@@ -761,6 +758,25 @@ def test_polls_that_hang_hold_up_nobody_else():
         until(lambda: running.followers["well"].synced == 5)
         assert [follower.polls for follower in stuck] == [before + 1 for before in polls]
         over.set()
+
+
+def test_a_table_that_is_set_up_anew_while_its_poll_waits_is_polled_at_once(monkeypatch):
+    """APScheduler refuses the first poll of the new job, because that of the former one has not ended."""
+    monkeypatch.setattr(poll_threads, "WAIT_MAX_S", 3600.0)
+    running, over = Running("stuck", "well"), Event()
+    stuck, well = running.followers.values()
+    with running:
+        until(lambda: set(running.states().values()) == {SyncState.SYNCED})
+        stuck.poll_gate, polls = over, stuck.polls
+        until(lambda: stuck.polls > polls)
+        until(lambda: len(running.scheduler._threads._queue) == 1)
+        running.scheduler.remove("well")
+        running.add(settings_of("well", "1h"))
+        well.newest = 5
+        # The new job's first poll.
+        until(lambda: running.scheduler._timer.get_job("well").trigger.due_s > running.clock.monotonic_s() + 600)
+        over.set()
+        until(lambda: well.synced == 5)
 
 
 def test_no_more_than_so_many_tables_sync_at_once_and_each_gets_its_turn():
