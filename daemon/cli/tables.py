@@ -20,6 +20,7 @@ from daemon.service.discovery import discover, gone_among, owners_among, vanishe
 from daemon.status.table_status import Observation, TableStatus, gone_status, has_lost_log, table_status
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import find_record, open_store
+from daemon.texts import counted
 from state import SyncRun, TableRecord, TableStore
 
 # An unknown name without a similar one is answered with all names if there are at most so many.
@@ -53,7 +54,7 @@ def find_gone(configured: Settings, settings: Settings, wanted: Sequence[str]) -
     found, vanished = [], _vanished(configured, settings, gone)
     for record in gone:
         is_vanished = record.id in vanished
-        is_chosen = not wanted or any("*" in name and fnmatchcase(record.name, name) for name in wanted)
+        is_chosen = not wanted or any(_stands_for(name, record.name) for name in wanted)
         if record.name in wanted or (is_vanished and is_chosen):
             found.append(GoneTable(record, gone_status(record, None, now_ms, is_vanished=is_vanished), is_vanished))
     return found
@@ -128,13 +129,17 @@ def select_names(
         if name in known or name in listed:
             selected[name] = None
             continue
-        matching = [each for each in listed if "*" in name and fnmatchcase(each, name)]
+        matching = [each for each in listed if _stands_for(name, each)]
         selected |= dict.fromkeys(matching)
         if not matching:
             unknown.append(name)
     if unknown:
         raise _no_such_table(unknown, {*listed, *known}, what)
     return list(selected)
+
+
+def _stands_for(wanted: str, name: str) -> bool:
+    return wanted == name or ("*" in wanted and fnmatchcase(name, wanted))
 
 
 def _no_such_table(unknown: Sequence[str], known: Collection[str], what: str) -> ConfigInvalid:
@@ -215,12 +220,18 @@ def select_gone(settings: Settings, store: TableStore, wanted: Sequence[str]) ->
     Raises ConfigInvalid for a table that is still followed or unknown, and StateUnavailable.
     """
     gone = {record.name: record for record in gone_among(store.list_tables(), _own_names(settings), settings.share)}
-    configured = {table.name for table in settings.tables}
-    followed = [name for name in wanted if name in configured and name not in gone]
+    unmatched = [each for each in wanted if not any(_stands_for(each, name) for name in gone)]
+    configured = (table.name for table in settings.tables if table.name not in gone)
+    followed = [name for name in configured if any(_stands_for(each, name) for each in unmatched)]
     if followed:
         find_tables(settings, followed)  # Raises if another share follows it.
-        hint = "First remove it from the configuration, or exclude it, and reload a running daemon (SIGHUP)."
-        raise ConfigInvalid("\n".join(f"{name}: the table is still followed" for name in followed), hint=hint)
+        lines = [f"{name}: the table is still followed" for name in followed[:LISTED_MAX]]
+        lines += [f"and {counted(len(followed) - LISTED_MAX, 'table')} more"] if len(followed) > LISTED_MAX else []
+        hint = (
+            "First remove it from the configuration, or exclude it, and reload a running daemon (SIGHUP). Tables of a "
+            "pattern stay followed while the pattern's folder is not there: is a volume not mounted?"
+        )
+        raise ConfigInvalid("\n".join(lines), hint=hint)
     return [gone[name] for name in (select_names(wanted, gone, what="tables that are gone") if wanted else gone)]
 
 

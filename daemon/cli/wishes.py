@@ -152,5 +152,5 @@ def forget(
                 has_failed = True
                 typer.echo(printable(f"{done}\n{done.hint}", keep="\n"), err=True)
         if is_idle:
-            say("no table is gone; nothing to do")
+            say("nothing to do: the configuration leads to every table")
     raise typer.Exit(1 if has_failed else 0)

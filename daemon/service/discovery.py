@@ -35,6 +35,16 @@ class Found:
     patterns: dict[str, str] = field(default_factory=dict)
     troubles: dict[str, SyncError] = field(default_factory=dict)
 
+    def kept(self) -> dict[str, list[str]]:
+        """The names of the tables that stay only because a folder above them cannot be listed, by its trouble."""
+        kept: dict[str, list[str]] = {}
+        for table in self.tables:
+            pattern = self.patterns.get(table.source)
+            places = (place for place in self.troubles if place == pattern or _is_below(table.source, [place]))
+            if pattern and (place := next(places, None)):
+                kept.setdefault(place, []).append(table.name)
+        return kept
+
 
 def discover(
     settings: Settings,

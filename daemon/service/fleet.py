@@ -32,6 +32,7 @@ from daemon.status.table_status import gone_status, paused_text
 from daemon.status.watch import Watch
 from daemon.sync.memory import keep_rows
 from daemon.sync.verbs import Verb, pause, resume, want_resync
+from daemon.texts import counted
 from state import Pause, StateUnavailable
 
 WISHES_JOB = "/wishes"
@@ -169,8 +170,13 @@ class Fleet:
         for about, error in troubles.items():
             if str(before.troubles.get(about)) != str(error):
                 _log.warning(events.PATTERN_REFUSED, source=about, reason=error.message, hint=error.hint)
-        reasons = [Unready(None, f"{about}: {error.message} ({error.hint})") for about, error in troubles.items()]
+        kept = self._found.kept()
+        reasons = []
+        for about, error in troubles.items():
+            followed = f"; {counted(len(kept[about]), 'table')} that it had found" if about in kept else ""
+            reasons.append(Unready(None, f"{about}: {error.message} ({error.hint}){followed}"))
         self._board.set_unready(Topic.SOURCES, reasons)
+        self._board.excuse({name for names in kept.values() for name in names})
         self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S
 
     def _apply(self) -> None:

@@ -5,7 +5,7 @@ It is memory only, so that a probe costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from enum import Enum, auto
 from threading import Lock
 
@@ -88,6 +88,7 @@ class Board:
         self._gone: list[TableStatus] = []
         self.share = share
         self._others: dict[str, Share] = {}
+        self._excused: Set[str] = set()
         self._sampled_at_s = clock.monotonic_s() - SAMPLE_INTERVAL_S
         self._beaten_at_s = clock.monotonic_s()
         self.started_at_ms = clock.now_ms()
@@ -130,6 +131,11 @@ class Board:
         """Show these tables, too, which are no longer followed and were not forgotten."""
         with self._lock:
             self._gone = list(gone)
+
+    def excuse(self, names: Set[str]) -> None:
+        """If the logs of these tables are gone, another reason for not being ready says why."""
+        with self._lock:
+            self._excused = names
 
     def show_others(self, others: Mapping[str, Share]) -> None:
         """Remember which share follows each of the tables that we do not follow, by name."""
@@ -236,9 +242,14 @@ class Board:
 
     @property
     def is_standing_by(self) -> bool:
-        """Whether another process holds the lease."""
+        """Whether the lease is not ours: another process holds it, or the state database cannot be written."""
+        return self.why_standing_by is not None
+
+    @property
+    def why_standing_by(self) -> str | None:
         with self._lock:
-            return bool(self._troubles.get(Topic.LEASE))
+            reasons = self._troubles.get(Topic.LEASE)
+        return reasons[0].reason if reasons else None
 
     def accounts(self) -> dict[str, AccountCounts]:
         """The account counts of each table, by name."""
@@ -269,7 +280,8 @@ class Board:
             return [(table, self._seen[name]) for name, table in self._tables.items()]
 
     def _unready(self, table: TableSettings, seen: Observation, status: TableStatus, now_s: float) -> str | None:
-        if status.state is SyncState.PAUSED:
+        is_excused = status.state is SyncState.GONE and table.name in self._excused
+        if status.state is SyncState.PAUSED or is_excused:
             return None
         if status.state is SyncState.PARKED:
             return f"parked: {status.error.kind if status.error else 'unknown'}"

@@ -303,10 +303,15 @@ class Follower:
         """Log and announce that the catalog had lost the Iceberg table of `record`, which was made anew."""
         if record.metadata_location is None:
             return
-        reason = (
-            f"the catalog had no table {record.target} any more, so dvsync made it anew; the former table's metadata "
-            f"file was {record.metadata_location}"
-        )
+        target, before, here = record.target, record.catalog, self._context.settings.catalog
+        if before in (None, here):
+            reason = f"the catalog had no table {target} any more, so dvsync made it anew"
+        else:
+            reason = (
+                f"{target} moved from the catalog {before} to {here}, where dvsync made it anew; the table in {before} "
+                f"stays at version {record.synced_version}: drop it when nobody reads it any more"
+            )
+        reason += f"; the former table's metadata file was {record.metadata_location}"
         _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
         self._context.announce(make_notice(NoticeKind.TARGET_CHANGED, record, reason, self._context.clock))
 

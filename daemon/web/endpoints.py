@@ -194,8 +194,9 @@ def _read_pause(body: bytes, client: Address | None, now_ms: int) -> Pause:
 
 def _refuse_for(board: Board, name: str) -> Response | None:
     """Return the answer to a POST about a table that this daemon does not follow."""
-    if board.is_standing_by:
-        return _problem(409, "this daemon stands by", "Ask the daemon that holds the lease: /readyz names it.")
+    if reason := board.why_standing_by:
+        hint = "Ask the daemon that holds the lease. If none does, this one begins by itself once it gets the lease."
+        return _problem(409, reason, hint)
     return None if board.find_status(name) else _problem(404, _why_missing(board, name))
 
 

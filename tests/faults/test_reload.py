@@ -117,6 +117,29 @@ def test_tables_of_a_pattern_are_picked_up_while_it_runs_and_stay_when_they_vani
         shutil.move(tmp_path / "lake", tmp_path / "unmounted")
         until(lambda: "the folder is not there" in running.reasons())
         assert set(running.tables()) == {"lake.first", "lake.second"}
+        until(lambda: {table["state"] for table in running.tables().values()} == {"gone"})
+        until(lambda: "; 2 tables that it had found" in running.reasons())
+        assert "its Delta log is gone" not in running.reasons()
+
+
+def test_a_table_that_moves_to_another_catalog_says_where_its_former_one_stays(tmp_path, config):
+    """Nobody drops it, because somebody may still read it."""
+    table = make_table(tmp_path / "a")
+    config.write_text(f"{HEAD}- {{source: a, target: lake.a, catalog: local}}\n")
+    with daemon(config) as running:
+        running.synced_to("lake.a", append(table))
+        version = table.version
+        second = '{second: {type: sql, uri: "sqlite:///second.db", warehouse: second},'
+        moved = HEAD.replace("catalogs: {", f"catalogs: {second} ", 1)
+        assert moved != HEAD
+        config.write_text(f"{moved}- {{source: a, target: lake.a, catalog: second}}\n")
+        running.signal(signal.SIGHUP)
+        reason = running.told("target.overwritten")["reason"]
+        assert reason.startswith(
+            f"lake.a moved from the catalog local to second, where dvsync made it anew; the table in local stays at "
+            f"version {version}: drop it when nobody reads it any more; the former table's metadata file was "
+        )
+        running.synced_to("lake.a", append(table))
 
 
 def test_reloads_in_the_middle_of_work_lose_nothing(tmp_path, config):
@@ -365,7 +388,9 @@ def test_a_pattern_that_cannot_be_listed_stops_no_other_table(tmp_path, config):
     assert listed.returncode == 1
     assert [line.split()[:2] for line in listed.stdout.splitlines()] == [["lake.b", "synced"], ["lake.a", "gone"]]
     assert "error=LogMissing: " in listed.stdout
-    assert "lake.a: the table is still followed" in command(config, "forget", "lake.a", "--drop").stderr
+    for wanted in ("lake.a", "lake.*"):
+        refused = command(config, "forget", wanted, "--drop").stderr
+        assert "lake.a: the table is still followed" in refused and "is a volume not mounted?" in refused
 
 
 def test_commands_without_a_daemon_name_what_is_gone(tmp_path, config):

@@ -824,7 +824,7 @@ def test_an_iceberg_table_that_is_still_written_is_not_dropped(followed: Bench, 
     assert (refused.exit_code, "t: its Iceberg table lake.t is the target of again" in refused.stderr) == (2, True)
     assert followed.iceberg().metadata_location
     assert dvsync("forget", "t").output == "t: forgotten\n"
-    assert dvsync("forget", "--all").output == "no table is gone; nothing to do\n"
+    assert dvsync("forget", "--all").output == "nothing to do: the configuration leads to every table\n"
 
 
 def test_history(tmp_path: Path, dvsync):
