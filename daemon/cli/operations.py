@@ -268,8 +268,10 @@ def _drop(parts: Parts, record: TableRecord) -> str:
         left += "".join(f"{failed}; " for failed in done.failed)
         size = decimal(done.removed_bytes)
         return f"{record.target} dropped from {catalog}; {counted(len(done.removed), 'file')} removed, {size}; {left}"
+    is_known = record.catalog is None or record.catalog in parts.settings.catalogs
+    last = "" if is_known else f"; it was in {record.catalog}, which the configuration does not have any more"
     raise ConfigInvalid(
-        f"{record.name}: no configured catalog has its Iceberg table {record.target} as dvsync left it",
+        f"{record.name}: no configured catalog has its Iceberg table {record.target} as dvsync left it{last}",
         hint=f"Drop it by hand if it is still there, then run `dvsync forget {record.name}` without --drop.",
     )
 

@@ -89,8 +89,8 @@ class TableStatus(msgspec.Struct, frozen=True):
     """One table. Versions are Delta's; times are ISO 8601, UTC; what is not known is null.
 
     `lag_versions` counts the Delta versions not shown yet. `lag_seconds` is the age of the oldest of them.
-    `orphan_bytes` is the sum of the known sizes. `catalog` is null for a table that is gone. `format_version` is that
-    of the Iceberg table now; after a changed setting, the next sync changes it. With `resync_wanted`, the next sync
+    `orphan_bytes` is the sum of the known sizes. A table that is gone has its last `catalog`. `format_version` is that of
+    the Iceberg table now; after a changed setting, the next sync changes it. With `resync_wanted`, the next sync
     writes the whole table anew. `verify_error` is why the running daemon's last verification compared nothing; null if
     it did, or if the table has an `error`.
     """
@@ -227,7 +227,7 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
     return TableStatus(
         name=table.name,
         source=scrub(table.source),
-        catalog=table.catalog if isinstance(table, TableSettings) else None,
+        catalog=table.catalog,
         target=table.target,
         state=_state(seen, lag_versions, now_ms),
         synced_version=synced,
