@@ -89,8 +89,8 @@ class TableStatus(msgspec.Struct, frozen=True):
     """One table. Versions are Delta's; times are ISO 8601, UTC; what is not known is null.
 
     `lag_versions` counts the Delta versions not shown yet. `lag_seconds` is the age of the oldest of them.
-    `orphan_bytes` is the sum of the known sizes. A table that is gone has its last `catalog`. `format_version` is that of
-    the Iceberg table now; after a changed setting, the next sync changes it. With `resync_wanted`, the next sync
+    `orphan_bytes` is the sum of the known sizes. A table that is gone has its last `catalog`. `format_version` is that
+    of the Iceberg table now; after a changed setting, the next sync changes it. With `resync_wanted`, the next sync
     writes the whole table anew. `verify_error` is why the running daemon's last verification compared nothing; null if
     it did, or if the table has an `error`.
     """
