@@ -10,5 +10,5 @@ down_revision = "0012"
 
 
 def upgrade() -> None:
-    # Unknown until the next commit to the table.
+    # Unknown until the next sync of the table.
     op.add_column("tables", sa.Column("catalog", sa.Text()))
