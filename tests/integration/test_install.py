@@ -72,7 +72,8 @@ def test_the_installed_command_works_anywhere(dvsync: Path, tmp_path: Path):
     (tmp_path / "config.yaml").write_text(CONFIG)
     status = ask(dvsync, "status", "--json", folder=tmp_path)
     assert [each["state"] for each in json.loads(status.stdout)] == ["waiting", "waiting"]
-    assert (tmp_path / "var" / "dvsync.db").exists()
+    paused = ask(dvsync, "pause", "db.new", folder=tmp_path)
+    assert (paused.returncode, (tmp_path / "var" / "dvsync.db").exists()) == (0, True), paused.stderr
 
 
 CONFIG = """
