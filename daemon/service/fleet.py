@@ -173,8 +173,8 @@ class Fleet:
         kept = self._found.kept()
         reasons = []
         for about, error in troubles.items():
-            followed = f"; {counted(len(kept[about]), 'table')} that it had found" if about in kept else ""
-            reasons.append(Unready(None, f"{about}: {error.message} ({error.hint}){followed}"))
+            found = f"; it found {counted(len(kept[about]), 'table')} before" if about in kept else ""
+            reasons.append(Unready(None, f"{about}: {error.message} ({error.hint}){found}"))
         self._board.set_unready(Topic.SOURCES, reasons)
         self._board.excuse({name for names in kept.values() for name in names})
         self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S

@@ -169,7 +169,8 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     check_shape(table, context.settings)
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
         if (record.metadata_location, record.catalog) != (table.metadata_location, table.catalog.name):
-            # Someone set a property, or a crash prevented the recording of an expiry.
+            # Someone set a property or registered the table in another catalog, a crash prevented the recording of an
+            # expiry, or an older dvsync recorded no catalog.
             same = shown_in(unchanged_outcome(record), table)
             context.store.record_synced(None, same, at_ms=context.clock.now_ms())
             record = with_outcome(record, same)

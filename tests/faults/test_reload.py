@@ -118,7 +118,7 @@ def test_tables_of_a_pattern_are_picked_up_while_it_runs_and_stay_when_they_vani
         until(lambda: "the folder is not there" in running.reasons())
         assert set(running.tables()) == {"lake.first", "lake.second"}
         until(lambda: {table["state"] for table in running.tables().values()} == {"gone"})
-        until(lambda: "; 2 tables that it had found" in running.reasons())
+        until(lambda: "; it found 2 tables before" in running.reasons())
         assert "its Delta log is gone" not in running.reasons()
 
 
