@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from random import uniform
 from tempfile import TemporaryFile
 from threading import Condition, Lock, Thread
+from typing import Protocol
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import msgspec
@@ -29,6 +30,10 @@ from daemon.masking import scrub
 from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
 from state import TableRecord
 
+# If more tables than this have the same event at once, a sink gets one notice for all of them.
+ALONE_MAX = 10
+# The text of such a notice names so many tables.
+NAMED_MAX = 3
 # The notices that wait for one sink. Of further ones, the new ones are dropped.
 WAITING_MAX = 1000
 # A notice is tried this often, for some 15 minutes, and then dropped.
@@ -73,8 +78,40 @@ def make_notice(event: NoticeKind, record: TableRecord, text: str, clock: Clock,
     )
 
 
+class Announce(Protocol):
+    """Counts notices and sends them. What happens to many tables at once is announced in one call."""
+
+    def __call__(self, *notices: Notice) -> None: ...
+
+
+class JoinedNotice(msgspec.Struct, frozen=True):
+    """What a sink receives as JSON if the same happened to many tables. `text` and `hint` are those of the first."""
+
+    event: NoticeKind
+    table: None
+    tables: tuple[str, ...]
+    at: str
+    text: str
+    hint: str | None
+
+
 SinkSettings = NotifySettings | AfterSyncSettings | LineageSettings
-Message = Notice | LineageEvent
+Message = Notice | JoinedNotice | LineageEvent
+
+
+def _joined(notices: Sequence[Notice | LineageEvent]) -> list[Message]:
+    """Return the notices; of an event that more than ALONE_MAX tables have, only one."""
+    counts = Counter(notice.event for notice in notices if isinstance(notice, Notice))
+    many = {event for event, count in counts.items() if count > ALONE_MAX and event is not NoticeKind.SYNCED}
+    joined: list[Message] = [notice for notice in notices if notice.event not in many]
+    for event in counts:
+        if event not in many:
+            continue
+        of_event = [notice for notice in notices if isinstance(notice, Notice) and notice.event is event]
+        first, names = of_event[0], tuple(notice.table for notice in of_event)
+        text = f"{len(names):,} tables ({', '.join(names[:NAMED_MAX])}, …): {event}; {first.text}"
+        joined.append(JoinedNotice(event, None, names, first.at, text, first.hint))
+    return joined
 
 
 class SinkCounts(msgspec.Struct, frozen=True):
@@ -113,12 +150,12 @@ class Outbox:
             for sink in left:
                 sink.begin_to_close()
 
-    def put(self, notice: Message) -> None:
-        """Send the notice soon to each sink that wants it. Never waits."""
+    def put(self, *notices: Notice | LineageEvent) -> None:
+        """Send the notices soon to each sink that wants them. Never waits."""
         with self._lock:
             for sink in self._sinks:
-                if sink.wants(notice):
-                    sink.put(notice)
+                for message in _joined([notice for notice in notices if sink.wants(notice)]):
+                    sink.put(message)
 
     def counts(self) -> list[SinkCounts]:
         with self._lock:
@@ -135,7 +172,7 @@ class Outbox:
 
 @dataclass
 class _Line:
-    """The notices of one table that wait, the oldest first, and when the first one is due.
+    """The notices of one table, or of many at once, that wait, the oldest first, and when the first one is due.
 
     `attempts` are those of the first notice, `failures` those since the last success.
     """
@@ -157,7 +194,7 @@ class _Sink:
         self.settings = settings
         self.name = name
         self._clock = clock
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str | None, _Line] = {}
         self._changed = Condition()
         self._sent = self._dropped = 0
         self._is_closing = False
@@ -165,7 +202,7 @@ class _Sink:
         # Started for the first notice: most commands have none.
         self._thread = Thread(target=self._work, name=name, daemon=True)
 
-    def wants(self, notice: Message) -> bool:
+    def wants(self, notice: Notice | LineageEvent) -> bool:
         return notice.event in self.settings.events and any(
             fnmatchcase(notice.table, each) for each in self.settings.tables
         )
@@ -277,7 +314,7 @@ class _Sink:
             line.notices.clear()
 
     def _encode(self, notice: Message) -> bytes:
-        if isinstance(notice, Notice):
+        if not isinstance(notice, LineageEvent):
             return msgspec.json.encode(notice)
         from daemon.lineage.events import render  # noqa: PLC0415 - an extra
 

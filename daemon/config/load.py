@@ -114,12 +114,12 @@ class _Readable:
     """The sections and tables that are valid by themselves. The checks across sections run on them."""
 
     settings: Settings
-    places: tuple[str, ...]  # the place in the file of each table in `settings`, such as `tables[2]`
+    places: Mapping[str, Sequence[str]]  # by list section, where each of its entries is in the file: `tables[2]`
     left_out: frozenset[str]  # invalid keys, such as `health.port`; `settings` has their defaults instead
     other_catalogs: tuple[tuple[str, str], ...] = ()  # place and `catalog` of each table that is invalid by itself
 
     def tables(self) -> Iterator[tuple[str, TableSettings]]:
-        return zip(self.places, self.settings.tables, strict=True)
+        return zip(self.places["tables"], self.settings.tables, strict=True)
 
     def dereferenced(self, folder: Path, faults: list[str]) -> _Readable:
         """Replace each reference by its text. A key whose reference cannot be read is left out, and is a fault."""
@@ -138,10 +138,9 @@ class _Readable:
             ),
         }
         update["telemetry"] = references.telemetry(settings.telemetry)
-        for section in ("notify", "after_sync", "lineage"):
-            update[section] = tuple(
-                references.sink(f"{section}[{number}]", each) for number, each in enumerate(getattr(settings, section))
-            )
+        for section in SINKS:
+            entries = zip(self.places[section], getattr(settings, section), strict=True)
+            update[section] = tuple(references.sink(place, each) for place, each in entries)
         url = references.text("state.url", settings.state.url)
         if url is not None and not URL.match(url):
             faults.append(f"state.url: the text {_where(settings.state.url)} is not an SQLAlchemy URL")
@@ -177,8 +176,7 @@ def _merged(document: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[s
 def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
     """Validate the document. After faults, validate it again without the faulty parts, to check the rest as well."""
     left_out: frozenset[str] = frozenset()
-    tables_out: set[int] = set()
-    tables = listed if isinstance(listed := document.get("tables"), list) else []
+    entries_out: dict[str, set[int]] = {section: set() for section in LISTS}
     try:
         settings = Settings(**document)
     except ValidationError as error:
@@ -188,21 +186,29 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
                 continue  # `name` could not be derived from a faulty `target`; the target has its own fault.
             faults.append(_fault_line(fault))
             match fault["loc"]:
-                case ("tables", int(index), *_):
-                    tables_out.add(index)
+                case (str(section), int(index), *_) if section in entries_out:
+                    entries_out[section].add(index)
                 case place:
                     places.append(place)
         remaining, left_out = _without(document, places)
-        if tables_out:
-            remaining["tables"] = [table for i, table in enumerate(tables) if i not in tables_out]
+        for section, out in entries_out.items():
+            if out:
+                remaining[section] = [each for i, each in enumerate(document[section]) if i not in out]
         try:
             settings = Settings(**remaining)
         except ValidationError:
             return None  # A key that is no text cannot be left out.
-    indexes = (index for index in range(len(settings.tables) + len(tables_out)) if index not in tables_out)
-    faulty = [(f"tables[{i}]", each) for i, each in enumerate(tables) if i in tables_out and isinstance(each, dict)]
-    other_catalogs = [(place, each["catalog"]) for place, each in faulty if isinstance(each.get("catalog"), str)]
-    return _Readable(settings, tuple(f"tables[{index}]" for index in indexes), left_out, tuple(other_catalogs))
+    places_in = {
+        section: [f"{section}[{i}]" for i in range(len(getattr(settings, section)) + len(out)) if i not in out]
+        for section, out in entries_out.items()
+    }
+    faulty = [(f"tables[{i}]", document["tables"][i]) for i in sorted(entries_out["tables"])]
+    other_catalogs = [
+        (place, each["catalog"])
+        for place, each in faulty
+        if isinstance(each, dict) and isinstance(each.get("catalog"), str)
+    ]
+    return _Readable(settings, places_in, left_out, tuple(other_catalogs))
 
 
 def _without(
@@ -415,6 +421,10 @@ def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str
 # PyIceberg's catalog types. Importing PyIceberg to check a configuration would be slow; a test compares the two lists.
 CATALOG_TYPES = ("rest", "hive", "glue", "dynamodb", "sql", "in-memory", "bigquery")
 
+SINKS = ("notify", "after_sync", "lineage")
+# The sections that are lists. Of these, a faulty entry is left out alone.
+LISTS = ("tables", *SINKS)
+
 # How pydantic shows a member of an enumeration.
 ENUM_MEMBER = re.compile(r"<\w+\.\w+: ('[^']*')>")
 
@@ -558,7 +568,7 @@ def _clashes(readable: _Readable) -> Iterator[str]:
 def faults_of_found(settings: Settings, table: TableSettings) -> list[str]:
     """Find the faults of `table`, which a pattern of `settings` matched."""
     alone = settings.model_copy(update={"tables": (table,)})
-    return list(_places_that_vacuum_cleans(_Readable(alone, (table.name,), frozenset())))
+    return list(_places_that_vacuum_cleans(_Readable(alone, {"tables": (table.name,)}, frozenset())))
 
 
 def _places_that_vacuum_cleans(readable: _Readable) -> Iterator[str]:

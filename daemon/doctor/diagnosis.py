@@ -79,10 +79,14 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class ReaderTrouble(msgspec.Struct, frozen=True):
-    """A problem that these readers of the Iceberg table will have."""
+    """A problem that these readers of the Iceberg table will have, with these columns or with the whole table."""
 
     readers: tuple[str, ...]
     text: str
+    columns: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.columns)}: {self.text}" if self.columns else self.text
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -247,39 +251,38 @@ def _readers(
     if settings.delete_granularity == "partition" and settings.format_version == 2:
         yield ReaderTrouble(("Polars (native)",), "refuses delete files that apply to several data files")
     if files.int96_columns and settings.format_version > 2:
-        columns = ", ".join(sorted(files.int96_columns))
-        text = f"{columns}: in format version 3, INT96 timestamps need the environment variable "
-        yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), f"{text}{DOWNCAST}=true")
+        text = f"in format version 3, INT96 timestamps need the environment variable {DOWNCAST}=true"
+        yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text, tuple(sorted(files.int96_columns)))
     if files.int96_columns:
-        text = f"{', '.join(sorted(files.int96_columns))}: INT96 values before 1677 or after 2262 are wrong; "
+        text = "INT96 values before 1677 or after 2262 are wrong; "
         text += "dvsync follows such files (int96_overflow)" if settings.may_overflow else "dvsync refuses such files"
-        yield ReaderTrouble(("PyIceberg", "Polars"), text)
+        yield ReaderTrouble(("PyIceberg", "Polars"), text, tuple(sorted(files.int96_columns)))
     if files.millis_columns:
-        text = f"{', '.join(sorted(files.millis_columns))}: timestamps in milliseconds are wrong in vectorized reads; "
-        yield ReaderTrouble(("Spark",), f"{text}dvsync turns them off for the table ({VECTORIZED_READS})")
+        text = "timestamps in milliseconds are wrong in vectorized reads; dvsync turns them off for the table "
+        yield ReaderTrouble(("Spark",), f"{text}({VECTORIZED_READS})", tuple(sorted(files.millis_columns)))
     if files.view_columns:
-        text = f"{', '.join(sorted(files.view_columns))}: stored as Arrow's string views, as delta-rs does in DELETE, "
-        text += "UPDATE and MERGE; fails if other files store strings, or if rows are deleted, until OPTIMIZE"
-        yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text)
+        text = "stored as Arrow's string views, as delta-rs does in DELETE, UPDATE and MERGE; fails if other files "
+        text += "store strings, or if rows are deleted, until OPTIMIZE"
+        yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text, tuple(sorted(files.view_columns)))
     doubles = [
         field.name for field in schema.spec.fields if isinstance(schema.schema.find_type(field.source_id), DoubleType)
     ]
     if doubles:
-        text = f"{', '.join(doubles)}: filters on double partition columns compare the values as floats"
-        yield ReaderTrouble(("PyIceberg", "Polars"), text)
+        text = "filters on double partition columns compare the values as floats"
+        yield ReaderTrouble(("PyIceberg", "Polars"), text, tuple(doubles))
     if schema.spec.fields:
         text = "filters on unselected partition columns return wrong rows from files without these columns"
         yield ReaderTrouble(("PyIceberg",), text)
     dotted = [field.name for field in schema.schema.fields if "." in field.name]
     if dotted:
-        yield ReaderTrouble(("PyIceberg",), f"{', '.join(dotted)}: filters on columns with a dot in their name fail")
+        yield ReaderTrouble(("PyIceberg",), "filters on columns with a dot in their name fail", tuple(dotted))
     keyed = [field.name for field in schema.schema.fields if _has_struct_keys(field.field_type)]
     if keyed and mode != "none":
-        yield ReaderTrouble(("Polars (native)",), f"{', '.join(keyed)}: cannot read maps with structs in their keys")
+        yield ReaderTrouble(("Polars (native)",), "cannot read maps with structs in their keys", tuple(keyed))
     emptied = [name for field in schema.schema.fields for name in _emptied(field.field_type, field.name)]
     if emptied:
-        text = f"{', '.join(emptied)}: a null list of structs, or map to structs, is shown as empty"
-        yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text)
+        text = "a null list of structs, or map to structs, is shown as empty"
+        yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text, tuple(emptied))
 
 
 def _emptied(kind: IcebergType, name: str) -> Iterator[str]:
@@ -332,5 +335,5 @@ def as_lines(diagnosis: Diagnosis) -> Sequence[str]:
         lines.append(f"  {finding.verdict:<8}  {finding.subject}: {finding.text}")
         if finding.hint:
             lines.append(f"            {finding.hint}")
-    lines += [f"  reader    {', '.join(trouble.readers)}: {trouble.text}" for trouble in diagnosis.readers]
+    lines += [f"  reader    {', '.join(trouble.readers)}: {trouble}" for trouble in diagnosis.readers]
     return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -35,6 +35,14 @@ class Reason(msgspec.Struct, frozen=True):
     tables: tuple[str, ...]
 
 
+class SharedTrouble(msgspec.Struct, frozen=True):
+    """A problem that these readers will have with each of these tables, by their sources."""
+
+    readers: tuple[str, ...]
+    text: str
+    tables: tuple[str, ...]
+
+
 class FirstSyncs(msgspec.Struct, frozen=True):
     """What the first syncs of the tables that can be followed read. `data_files` is the number of footers."""
 
@@ -45,13 +53,13 @@ class FirstSyncs(msgspec.Struct, frozen=True):
 
 
 class LakeDiagnosis(msgspec.Struct, frozen=True):
-    """The diagnoses of tables, and their summary. `readers` maps a reader to the number of tables that trouble it."""
+    """The diagnoses of tables, and their summary. `readers` has what troubles them in the tables that are followed."""
 
     tables: tuple[Diagnosis, ...]
     unexamined: tuple[Unexamined, ...]
     reasons: tuple[Reason, ...]
     first_syncs: FirstSyncs
-    readers: dict[str, int]
+    readers: tuple[SharedTrouble, ...]
 
     @property
     def is_followed(self) -> bool:
@@ -66,10 +74,10 @@ def summarize(examined: Sequence[tuple[str, Diagnosis | SyncError]]) -> LakeDiag
     for table in tables:
         for key in dict.fromkeys(_reasons(table.findings)):
             reasons[key].append(table.source)
-    by_weight = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
-    readers = Counter(
-        name for table in followed for name in {each for trouble in table.readers for each in trouble.readers}
-    )
+    troubles: dict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
+    for table in followed:
+        for trouble in table.readers:
+            troubles[trouble.readers, trouble.text].append(table.source)
     return LakeDiagnosis(
         tables,
         tuple(
@@ -77,15 +85,23 @@ def summarize(examined: Sequence[tuple[str, Diagnosis | SyncError]]) -> LakeDiag
             for source, each in examined
             if isinstance(each, SyncError)
         ),
-        tuple(Reason(text, hint, tuple(sources)) for (text, hint), sources in by_weight),
+        tuple(Reason(text, hint, tuple(sources)) for (text, hint), sources in sorted(reasons.items(), key=_by_weight)),
         FirstSyncs(
             len(followed),
             sum(table.data_files for table in followed),
             sum(table.rows for table in followed),
             sum(table.deletion_vectors for table in followed),
         ),
-        dict(sorted(readers.items(), key=lambda item: (-item[1], item[0]))),
+        tuple(
+            SharedTrouble(readers, text, tuple(sources))
+            for (readers, text), sources in sorted(troubles.items(), key=_by_weight)
+        ),
     )
+
+
+def _by_weight(item: tuple[object, list[str]]) -> tuple[int, object]:
+    """What concerns the most tables comes first."""
+    return -len(item[1]), item[0]
 
 
 def lines_on(source: str, examined: Diagnosis | SyncError, *verdicts: Verdict) -> Sequence[str]:
@@ -122,18 +138,10 @@ def summary_lines(lake: LakeDiagnosis) -> Sequence[str]:
             f"({counted(syncs.rows, 'row')}) and {counted(syncs.deletion_vectors, 'deletion vector')}."
         )
     if lake.readers:
-        troubles = "; ".join(f"{reader}: {_counted(_troubling(lake.tables, reader))}" for reader in lake.readers)
-        lines.append(f"Readers with trouble, and with which tables: {troubles}.")
+        lines.append("Readers will have trouble with some of them:")
+    for each in lake.readers:
+        lines.append(f"  {_counted(each.tables)}: {', '.join(each.readers)}: {each.text}")
     return lines
-
-
-def _troubling(tables: Sequence[Diagnosis], reader: str) -> list[str]:
-    """Return the sources of the tables that can be followed, and that `reader` has trouble with."""
-    return [
-        table.source
-        for table in tables
-        if table.is_followed and any(reader in trouble.readers for trouble in table.readers)
-    ]
 
 
 def _counted(sources: Sequence[str]) -> str:

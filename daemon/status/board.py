@@ -284,7 +284,7 @@ class Board:
         if status.state is SyncState.PAUSED or is_excused:
             return None
         if status.state is SyncState.PARKED:
-            return f"parked: {status.error.kind if status.error else 'unknown'}"
+            return f"parked: {status.error.kind}: {status.error.message}" if status.error else "parked"
         if status.state is SyncState.GONE:
             return "its Delta log is gone: bring it back, or remove its entry and `dvsync forget` the table"
         failing = None

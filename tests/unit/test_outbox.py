@@ -189,3 +189,26 @@ def test_commands_do_not_outlive_the_outbox(tmp_path: Path) -> None:
     running = [Path(f"/proc/{path.read_text().strip()}/stat") for path in tmp_path.iterdir()]
     until(lambda: all(not path.exists() or ") Z " in path.read_text() for path in running), "their end")
     assert [each.dropped for each in box.counts()] == [1, 1, 1]
+
+
+def test_what_happens_to_many_tables_at_once_is_one_notice(server: Receiver) -> None:
+    """For each sink of those tables that it wants; a hook is called for each table all the same."""
+    box = outbox_of(
+        NotifySettings(url=f"{server.url}/all"),
+        NotifySettings(url=f"{server.url}/few", tables=["sales.1?"]),
+        after_sync=(AfterSyncSettings(url=f"{server.url}/hook"),),
+    )
+    names = [f"sales.{number}" for number in range(20)]
+    box.put(
+        *(notice(NoticeKind.GONE, name, "the Delta log is gone") for name in names),
+        *(notice(NoticeKind.SYNCED, name) for name in names),
+        notice(NoticeKind.PARKED, "hr.a"),
+    )
+    until(lambda: sum(sink.sent for sink in box.counts()) == 2 + 10 + 20, "all of them")
+    alone, joined = server.taken["/all"]
+    assert (alone["event"], alone["table"]) == ("parked", "hr.a")
+    assert (joined["event"], joined["table"], joined["tables"]) == ("gone", None, names)
+    assert joined["text"] == "20 tables (sales.0, sales.1, sales.2, …): gone; sales.0: the Delta log is gone"
+    assert [each["table"] for each in server.taken["/few"]] == names[10:]
+    assert sorted(each["table"] for each in server.taken["/hook"]) == sorted(names)
+    box.close(5)

@@ -189,6 +189,20 @@ tables:
     assert faults[2].startswith("notify[0].events[0]: input should be 'parked', ")
 
 
+def test_a_faulty_entry_of_a_list_hides_no_fault_of_the_others(load):
+    """And each keeps its own place."""
+    text = ONE_CATALOG + (
+        "notify: [{url: 'https://h/', events: [parkd]}, {url: {env: NOWHERE}}]\n"
+        "after_sync: [{ulr: x}, {url: 'https://h/'}, {url: 'ftp://h/'}]\n"
+    )
+    assert [fault.partition(": ")[0] for fault in faults_of(load, text)] == [
+        "notify[0].events[0]",
+        "after_sync[0].ulr",
+        "notify[1].url",
+        "after_sync[2].url",
+    ]
+
+
 def test_a_misspelt_key_is_told_with_the_nearest_one(load):
     """In sections, tables and lists, at every depth; a key that is like no other is just unknown."""
     text = ONE_CATALOG + (

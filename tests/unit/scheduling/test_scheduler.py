@@ -359,7 +359,9 @@ def test_what_a_person_must_mend_parks_the_table(bench, kind):
     status = bench.status
     assert (status.state, status.error.kind, status.error.version) == ("parked", kind.__name__, 7)
     assert (status.source_version, status.lag_versions) == (0, 1)
-    assert [unready.reason for unready in bench.board.find_unready()] == [f"parked: {kind.__name__}"]
+    assert [unready.reason for unready in bench.board.find_unready()] == [
+        f"parked: {kind.__name__}: {status.error.message}"
+    ]
     assert not bench.cycle.is_overruled_by(bench.store.list_tables()[0])
 
     bench.follower.fails = None

@@ -211,7 +211,7 @@ def test_a_table_beyond_its_lag_budget_is_not_ready(server):
 def test_a_parked_table_is_not_ready_and_says_why(server):
     """Kind, message, hint, version and since when."""
     server.board.show("orders", replace(IN_STEP, record=replace(RECORD, error=ERROR)))
-    assert reasons(server) == ["parked: CorruptInput"]
+    assert reasons(server) == [f"parked: CorruptInput: {ERROR.message}"]
     body = server.ask("/api/tables")[1][0]
     assert body["state"] == "parked"
     assert body["error"] == {
