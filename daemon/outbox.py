@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +16,6 @@ from fnmatch import fnmatchcase
 from random import uniform
 from tempfile import TemporaryFile
 from threading import Condition, Lock, Thread
-from typing import Protocol
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import msgspec
@@ -24,18 +23,19 @@ import structlog
 
 from daemon import log as events
 from daemon.clock import Clock
-from daemon.config.settings import AfterSyncSettings, LineageSettings, NoticeKind, NotifySettings, Settings
+from daemon.config.settings import AfterSyncSettings, LineageSettings, NoticeKind, NotifySettings, RunState, Settings
 from daemon.lineage.runs import LineageEvent
 from daemon.masking import scrub
-from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
+from daemon.texts import TEXT_CHARACTERS_MAX, counted, excerpt
 from state import TableRecord
 
-# If more tables than this have the same event at once, a sink gets one notice for all of them.
+# A sink gets this many notices of an event in a minute one by one. Further ones are joined into one.
 ALONE_MAX = 10
-# The text of such a notice names so many tables.
+JOINED_EACH_S = 60.0
+# The text of joined notices names so many tables.
 NAMED_MAX = 3
 # The notices that wait for one sink. Of further ones, the new ones are dropped.
-WAITING_MAX = 1000
+WAITING_MAX = 10_000
 # A notice is tried this often, for some 15 minutes, and then dropped.
 ATTEMPTS_MAX = 20
 RETRY_FIRST_S = 1.0
@@ -78,40 +78,27 @@ def make_notice(event: NoticeKind, record: TableRecord, text: str, clock: Clock,
     )
 
 
-class Announce(Protocol):
-    """Counts notices and sends them. What happens to many tables at once is announced in one call."""
-
-    def __call__(self, *notices: Notice) -> None: ...
-
-
-class JoinedNotice(msgspec.Struct, frozen=True):
-    """What a sink receives as JSON if the same happened to many tables. `text` and `hint` are those of the first."""
+class JoinedNotices(msgspec.Struct, frozen=True):
+    """What a sink receives as JSON if the same event happened to many tables."""
 
     event: NoticeKind
     table: None
-    tables: tuple[str, ...]
     at: str
     text: str
-    hint: str | None
+    hint: str
+    notices: tuple[Notice, ...]
 
 
 SinkSettings = NotifySettings | AfterSyncSettings | LineageSettings
-Message = Notice | JoinedNotice | LineageEvent
+Message = Notice | LineageEvent
 
 
-def _joined(notices: Sequence[Notice | LineageEvent]) -> list[Message]:
-    """Return the notices; of an event that more than ALONE_MAX tables have, only one."""
-    counts = Counter(notice.event for notice in notices if isinstance(notice, Notice))
-    many = {event for event, count in counts.items() if count > ALONE_MAX and event is not NoticeKind.SYNCED}
-    joined: list[Message] = [notice for notice in notices if notice.event not in many]
-    for event in counts:
-        if event not in many:
-            continue
-        of_event = [notice for notice in notices if isinstance(notice, Notice) and notice.event is event]
-        first, names = of_event[0], tuple(notice.table for notice in of_event)
-        text = f"{len(names):,} tables ({', '.join(names[:NAMED_MAX])}, …): {event}; {first.text}"
-        joined.append(JoinedNotice(event, None, names, first.at, text, first.hint))
-    return joined
+def _join(notices: Sequence[Notice]) -> JoinedNotices:
+    first, names = notices[0], [notice.table for notice in notices[:NAMED_MAX]]
+    more = ", …" if len(notices) > NAMED_MAX else ""
+    text = f"{counted(len(notices), 'table')} ({', '.join(names)}{more}): {first.event}. The first: {first.text}"
+    hint = "`dvsync status` and `notices` say what to do for each table."
+    return JoinedNotices(first.event, None, first.at, text, hint, tuple(notices))
 
 
 class SinkCounts(msgspec.Struct, frozen=True):
@@ -150,12 +137,12 @@ class Outbox:
             for sink in left:
                 sink.begin_to_close()
 
-    def put(self, *notices: Notice | LineageEvent) -> None:
-        """Send the notices soon to each sink that wants them. Never waits."""
+    def put(self, notice: Message) -> None:
+        """Send the notice soon to each sink that wants it. Never waits."""
         with self._lock:
             for sink in self._sinks:
-                for message in _joined([notice for notice in notices if sink.wants(notice)]):
-                    sink.put(message)
+                if sink.wants(notice):
+                    sink.put(notice)
 
     def counts(self) -> list[SinkCounts]:
         with self._lock:
@@ -172,7 +159,7 @@ class Outbox:
 
 @dataclass
 class _Line:
-    """The notices of one table, or of many at once, that wait, the oldest first, and when the first one is due.
+    """The notices of one table that wait, the oldest first, and when the first one is due.
 
     `attempts` are those of the first notice, `failures` those since the last success.
     """
@@ -187,6 +174,14 @@ class _Line:
         self.attempts, self.due_s = 0, 0.0
 
 
+@dataclass
+class _Minute:
+    """How many notices of an event were sent until `ends_s`."""
+
+    ends_s: float
+    sent: int = 0
+
+
 class _Sink:
     """One sink: a line for each table, so that a notice that fails holds up only later ones of its table."""
 
@@ -194,7 +189,8 @@ class _Sink:
         self.settings = settings
         self.name = name
         self._clock = clock
-        self._lines: dict[str | None, _Line] = {}
+        self._lines: dict[str, _Line] = {}
+        self._minutes: dict[NoticeKind | RunState, _Minute] = {}
         self._changed = Condition()
         self._sent = self._dropped = 0
         self._is_closing = False
@@ -202,7 +198,7 @@ class _Sink:
         # Started for the first notice: most commands have none.
         self._thread = Thread(target=self._work, name=name, daemon=True)
 
-    def wants(self, notice: Notice | LineageEvent) -> bool:
+    def wants(self, notice: Message) -> bool:
         return notice.event in self.settings.events and any(
             fnmatchcase(notice.table, each) for each in self.settings.tables
         )
@@ -247,53 +243,83 @@ class _Sink:
         return sum(len(line.notices) for line in self._lines.values())
 
     def _work(self) -> None:
-        while line := self._next():
-            notice = line.notices[0]
+        while lines := self._next():
+            notices = [line.notices[0] for line in lines]
             try:
-                self._deliver(self._encode(notice))
+                self._deliver(self._encode(notices))
                 reason = None
             except Exception as error:
                 # Whatever it is: without this thread, `put` would fail, and with it a sync.
                 reason = _reason(error)
             with self._changed:
-                is_first = bool(line.notices) and line.notices[0] is notice
-                if reason is not None:
-                    self._fail(line, notice, reason, is_first=is_first)
-                    continue
-                self._sent += 1
-                line.failures, line.due_s = 0, 0.0
-                if is_first:
-                    line.pop()
+                if reason is None:
+                    self._succeed(lines, notices)
+                else:
+                    self._fail(lines, notices, reason)
         with self._changed:
             self._drop_all()
 
-    def _next(self) -> _Line | None:
-        """Wait for a line whose first notice is due. None at the end."""
+    def _next(self) -> list[_Line]:
+        """Wait for a line whose first notice is due, or for many of the same event. Empty at the end."""
         with self._changed:
             while True:
+                now_s = self._clock.monotonic_s()
                 lines = [line for line in self._lines.values() if line.notices]
                 if self._is_closing:
-                    return next((line for line in lines if not line.attempts), None)
-                line = min(lines, key=lambda each: each.due_s, default=None)
-                left_s = line.due_s - self._clock.monotonic_s() if line else None
+                    untried = [line for line in lines if not line.attempts]
+                    return self._with_others(untried[0], untried, now_s) if untried else []
+                line = min(lines, key=self._due_s, default=None)
+                left_s = self._due_s(line) - now_s if line else None
                 if line and left_s is not None and left_s <= 0:
-                    return line
+                    return self._with_others(line, [each for each in lines if each.due_s <= now_s], now_s)
                 self._changed.wait(left_s)
 
-    def _fail(self, line: _Line, notice: Message, reason: str, *, is_first: bool) -> None:
-        line.failures += 1
-        line.attempts += is_first
-        if line.attempts >= ATTEMPTS_MAX:
-            line.pop()
-            line.failures = 0
-            self._drop(notice, f"{reason}, {ATTEMPTS_MAX} times")
-            return
-        delay_s = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** (line.failures - 1)) * uniform(0.8, 1.2)
-        line.due_s = self._clock.monotonic_s() + delay_s
-        if line.failures == 1:
+    def _due_s(self, line: _Line) -> float:
+        minute = self._minutes.get(line.notices[0].event)
+        return max(line.due_s, minute.ends_s) if minute and minute.sent >= ALONE_MAX else line.due_s
+
+    def _with_others(self, line: _Line, ready: Sequence[_Line], now_s: float) -> list[_Line]:
+        """Return the line or, if too many notices of its event would be sent one by one, all `ready` ones of it."""
+        event = line.notices[0].event
+        if not isinstance(line.notices[0], Notice) or event is NoticeKind.SYNCED:
+            return [line]
+        minute = self._minutes.get(event)
+        if minute is None or minute.ends_s <= now_s:
+            minute = self._minutes[event] = _Minute(now_s + JOINED_EACH_S)
+        of_event = [each for each in ready if each.notices[0].event is event]
+        return of_event if minute.sent + len(of_event) > ALONE_MAX else [line]
+
+    def _succeed(self, lines: Sequence[_Line], notices: Sequence[Message]) -> None:
+        self._sent += len(notices)
+        if minute := self._minutes.get(notices[0].event):
+            minute.sent += len(notices)
+        for line, notice in zip(lines, notices, strict=True):
+            line.failures, line.due_s = 0, 0.0
+            if _is_first(line, notice):
+                line.pop()
+
+    def _fail(self, lines: Sequence[_Line], notices: Sequence[Message], reason: str) -> None:
+        now_s, jitter = self._clock.monotonic_s(), uniform(0.8, 1.2)
+        for line, notice in zip(lines, notices, strict=True):
+            line.failures += 1
+            line.attempts += _is_first(line, notice)
+            if line.attempts >= ATTEMPTS_MAX:
+                line.pop()
+                line.failures = 0
+                self._drop(notice, f"{reason}, {ATTEMPTS_MAX} times")
+            else:
+                line.due_s = now_s + min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** (line.failures - 1)) * jitter
+        if lines[0].failures == 1:
             hint = f"dvsync tries again. If it goes on, check the address or command of {self.name}."
+            first, count = notices[0], len(notices)
             _log.warning(
-                events.NOTICE_FAILED, sink=self.name, table=notice.table, notice=notice.event, reason=reason, hint=hint
+                events.NOTICE_FAILED,
+                sink=self.name,
+                table=first.table,
+                notice=first.event,
+                **({"tables": count} if count > 1 else {}),
+                reason=reason,
+                hint=hint,
             )
 
     def _drop(self, notice: Message, reason: str) -> None:
@@ -313,13 +339,16 @@ class _Sink:
                     self._drop(notice, "the sink was removed, or dvsync ended")
             line.notices.clear()
 
-    def _encode(self, notice: Message) -> bytes:
-        if not isinstance(notice, LineageEvent):
-            return msgspec.json.encode(notice)
+    def _encode(self, messages: Sequence[Message]) -> bytes:
+        notices = [message for message in messages if isinstance(message, Notice)]
+        if notices:
+            return msgspec.json.encode(notices[0] if len(notices) == 1 else _join(notices))
         from daemon.lineage.events import render  # noqa: PLC0415 - an extra
 
+        (event,) = messages
+        assert isinstance(event, LineageEvent)
         assert isinstance(self.settings, LineageSettings), "no other sink wants lineage"
-        return render(notice, self.settings.namespace)
+        return render(event, self.settings.namespace)
 
     def _deliver(self, body: bytes) -> None:
         """Raises an exception unless the receiver took it."""
@@ -349,6 +378,11 @@ class _Sink:
             if process.returncode:
                 errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_BYTES_MAX))
                 raise subprocess.CalledProcessError(process.returncode, command, stderr=errors.read())
+
+
+def _is_first(line: _Line, notice: Message) -> bool:
+    """Whether the notice that was sent is still the line's first: a newer one may have replaced it meanwhile."""
+    return bool(line.notices) and line.notices[0] is notice
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import reduce
 from importlib.metadata import distributions
@@ -35,6 +35,10 @@ from daemon.config.settings import (
 from daemon.config.value_types import ENV_PREFIX, SQLITE_FILE, URL, Reference, Secret
 from daemon.errors import ConfigInvalid
 from daemon.locations import normalize_location, vacuum_cleans
+
+SINKS = ("notify", "after_sync", "lineage")
+# The sections that are lists. Of these, a faulty entry is left out alone.
+LISTS = ("tables", *SINKS)
 
 Section = TypeVar("Section", bound=BaseModel)
 Sink = TypeVar("Sink", NotifySettings, AfterSyncSettings, LineageSettings)
@@ -115,7 +119,7 @@ class _Readable:
 
     settings: Settings
     places: Mapping[str, Sequence[str]]  # by list section, where each of its entries is in the file: `tables[2]`
-    left_out: frozenset[str]  # invalid keys, such as `health.port`; `settings` has their defaults instead
+    left_out: frozenset[str]  # invalid keys and unread references, such as `health.port`; `settings` has defaults
     other_catalogs: tuple[tuple[str, str], ...] = ()  # place and `catalog` of each table that is invalid by itself
 
     def tables(self) -> Iterator[tuple[str, TableSettings]]:
@@ -146,7 +150,8 @@ class _Readable:
             faults.append(f"state.url: the text {_where(settings.state.url)} is not an SQLAlchemy URL")
         elif url is not None:
             update["state"] = settings.state.model_copy(update={"url": url})
-        return replace(self, settings=settings.model_copy(update=update))
+        left_out = self.left_out | references.unread
+        return replace(self, settings=settings.model_copy(update=update), left_out=left_out)
 
     def resolved(self, folder: Path) -> _Readable:
         """Apply the defaults to each table, and take relative paths from `folder`."""
@@ -202,11 +207,10 @@ def _validate(document: dict[str, Any], faults: list[str]) -> _Readable | None:
         section: [f"{section}[{i}]" for i in range(len(getattr(settings, section)) + len(out)) if i not in out]
         for section, out in entries_out.items()
     }
-    faulty = [(f"tables[{i}]", document["tables"][i]) for i in sorted(entries_out["tables"])]
     other_catalogs = [
-        (place, each["catalog"])
-        for place, each in faulty
-        if isinstance(each, dict) and isinstance(each.get("catalog"), str)
+        (f"tables[{i}]", each["catalog"])
+        for i, each in enumerate(document["tables"] if entries_out["tables"] else ())
+        if i in entries_out["tables"] and isinstance(each, dict) and isinstance(each.get("catalog"), str)
     ]
     return _Readable(settings, places_in, left_out, tuple(other_catalogs))
 
@@ -311,6 +315,7 @@ class _References:
 
     folder: Path
     faults: list[str]
+    unread: set[str] = field(default_factory=set)
 
     def properties(self, place: str, properties: Mapping[str, str]) -> dict[str, str]:
         found = {key: self.text(f"{place}.{key}", value) for key, value in properties.items()}
@@ -351,12 +356,14 @@ class _References:
             reason = "is not set" if isinstance(error, KeyError) else "is not a UTF-8 text file"
             if isinstance(error, OSError):
                 reason = (error.strerror or str(error)).lower()
-            self.faults.append(f"{place}: {name} ({_KINDS[kind]}): {reason}")
-            return None
-        text = text.rstrip("\r\n")
-        if not text:
-            self.faults.append(f"{place}: {name} ({_KINDS[kind]}): is empty")
-        return Secret(text) if text else None
+        else:
+            text = text.rstrip("\r\n")
+            if text:
+                return Secret(text)
+            reason = "is empty"
+        self.faults.append(f"{place}: {name} ({_KINDS[kind]}): {reason}")
+        self.unread.add(place)
+        return None
 
 
 _KINDS = {"file": "file", "env": "environment"}
@@ -421,9 +428,15 @@ def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str
 # PyIceberg's catalog types. Importing PyIceberg to check a configuration would be slow; a test compares the two lists.
 CATALOG_TYPES = ("rest", "hive", "glue", "dynamodb", "sql", "in-memory", "bigquery")
 
-SINKS = ("notify", "after_sync", "lineage")
-# The sections that are lists. Of these, a faulty entry is left out alone.
-LISTS = ("tables", *SINKS)
+# The kinds of `auth` of a REST catalog, and what each needs. A test compares them with PyIceberg's.
+AUTH_NEEDS = {
+    "noop": (),
+    "basic": ("basic.username", "basic.password"),
+    "oauth2": ("oauth2.client_id", "oauth2.client_secret", "oauth2.token_url"),
+    "google": (),
+    "entra": (),
+    "custom": ("impl",),
+}
 
 # How pydantic shows a member of an enumeration.
 ENUM_MEMBER = re.compile(r"<\w+\.\w+: ('[^']*')>")
@@ -474,17 +487,32 @@ def _property_faults(readable: _Readable) -> Iterator[str]:
         for key in properties:
             near = FILE_PROPERTIES if "." in key else COMMON_PROPERTIES
             yield from _misspelt(f"catalogs.{name}.{key}", key, near)
+        left_out = {key.removeprefix(f"catalogs.{name}.") for key in readable.left_out}
+        yield from _auth_faults(f"catalogs.{name}.auth", {**dict.fromkeys(left_out, ""), **properties})
         if kind == "rest" and not re.match(r"https?://", properties.get("uri", "https://"), re.IGNORECASE):
             yield f"catalogs.{name}.uri: does not begin with http:// or https://"
         if kind != "sql":
             continue
         yield from _misspelt_database(f"catalogs.{name}.uri", properties.get("uri", ""))
-        given = {*properties, *(key.removeprefix(f"catalogs.{name}.") for key in readable.left_out)}
+        given = {*properties, *left_out}
         if "uri" not in given:
             yield f"catalogs.{name}.uri: is missing; give the SQLAlchemy URL of the catalog's database"
         homeless = next((each for _, each in readable.tables() if each.catalog == name and not each.location), None)
         if "warehouse" not in given and homeless is not None:
             yield f"catalogs.{name}.warehouse: is missing, and {homeless.name} has no location of its own"
+
+
+def _auth_faults(place: str, properties: Mapping[str, str]) -> Iterator[str]:
+    """Find faults in a catalog's section `auth`, by what PyIceberg's classes need."""
+    own = {key.removeprefix("auth.").replace("-", "_") for key in properties if key.startswith("auth.")}
+    kind = properties.get("auth.type", "")
+    if "auth" in properties:
+        yield f"{place}: is not a section; write {{type: …}}"
+    elif own and kind not in AUTH_NEEDS:
+        wrong = f"PyIceberg does not have {kind}" if kind else "is missing"
+        yield f"{place}.type: {wrong}; write one of {', '.join(AUTH_NEEDS)}"
+    elif own:
+        yield from (f"{place}.{need}: is missing" for need in AUTH_NEEDS[kind] if need not in own)
 
 
 def _misspelt(place: str, key: str, known: Sequence[str]) -> Iterator[str]:

@@ -40,6 +40,7 @@ from daemon.config.value_types import (
     ENV_PREFIX,
     URL,
     USERINFO,
+    CatalogProperties,
     Duration,
     Location,
     Properties,
@@ -661,9 +662,10 @@ class Settings(BaseSettings):
         ),
     )
     spark: SparkSettings = SparkSettings()
-    catalogs: dict[str, Properties] = Field(
+    catalogs: dict[str, CatalogProperties] = Field(
         default_factory=dict,
-        description="PyIceberg catalogs: a name of your choice, and under it PyIceberg's own catalog properties.",
+        description="PyIceberg catalogs: a name of your choice, and under it PyIceberg's own catalog properties. "
+        "`auth` of a REST catalog is a section.",
     )
     storage: Properties = Field(
         default_factory=dict,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 from zoneinfo import available_timezones
@@ -44,6 +44,22 @@ def property_text(value: object) -> str:
     raise ValueError("a property must be a text, a number, true or false")
 
 
+def with_dotted_auth(value: object) -> object:
+    """Write the sections under `auth` of a catalog with dots: `{auth: {type: basic}}` becomes `{auth.type: basic}`."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: each for key in value for name, each in _dotted(key, value[key], is_section=key == "auth")}
+
+
+def _dotted(key: str, value: object, *, is_section: bool = True) -> Iterator[tuple[str, object]]:
+    if not is_section or not isinstance(value, Mapping) or _is_reference(value):
+        # PyIceberg wants a list of scopes.
+        yield key, " ".join(map(str, value)) if is_section and isinstance(value, list) else value
+        return
+    for name, inner in value.items():
+        yield from _dotted(f"{key}.{name}", inner)
+
+
 def identifier(value: str) -> str:
     if re.fullmatch(r"[^.\s]+(\.[^.\s]+)+", value):
         return value
@@ -73,10 +89,15 @@ class Secret(str):
 def or_reference(value: object, text: ValidatorFunctionWrapHandler) -> object:
     if not isinstance(value, Mapping):
         return text(value)
-    (kind, place), *more = value.items() or [("", "")]
-    if more or kind not in ("file", "env") or not isinstance(place, str) or not place:
+    if not _is_reference(value):
         raise ValueError("must be a text, {file: PATH} or {env: NAME}")
+    ((kind, place),) = value.items()
     return Reference(f"{kind}:{place}")
+
+
+def _is_reference(value: Mapping[object, object]) -> bool:
+    (kind, place), *more = value.items() or [("", "")]
+    return not more and kind in ("file", "env") and isinstance(place, str) and bool(place)
 
 
 def location_text(value: str) -> str:
@@ -89,6 +110,7 @@ def location_text(value: str) -> str:
 Duration = BeforeValidator(duration_s)
 Location = Annotated[str, StringConstraints(min_length=1), AfterValidator(location_text)]
 Properties = dict[str, Annotated[str, BeforeValidator(property_text), WrapValidator(or_reference)]]
+CatalogProperties = Annotated[Properties, BeforeValidator(with_dotted_auth)]
 URL = re.compile(r"^\w[\w+]*://")
 
 # In abfss://container@account the part before the @ is a container; in other URLs it is a user and perhaps a password.

@@ -138,7 +138,7 @@ def summary_lines(lake: LakeDiagnosis) -> Sequence[str]:
             f"({counted(syncs.rows, 'row')}) and {counted(syncs.deletion_vectors, 'deletion vector')}."
         )
     if lake.readers:
-        lines.append("Readers will have trouble with some of them:")
+        lines.append("Readers will have trouble with these tables:")
     for each in lake.readers:
         lines.append(f"  {_counted(each.tables)}: {', '.join(each.readers)}: {each.text}")
     return lines

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NotInstalledError
@@ -18,6 +19,12 @@ from daemon.iceberg.pyiceberg_ext.file_io import IMPLEMENTATION
 from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
 from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
 from daemon.texts import counted
+
+AUTH = "auth."
+# Of the parameters under `auth`, these are no texts.
+AUTH_VALUES: Mapping[str, Callable[[str], Any]] = {"refresh_margin": int, "expires_in": int, "scopes": str.split}
+# What PyIceberg raises for properties that it cannot use. `auth` raises the last two.
+REFUSALS = (ValueError, NotInstalledError, TypeError, ImportError)
 
 
 @dataclass(frozen=True)
@@ -153,10 +160,25 @@ def _open(name: str, properties: Mapping[str, str]) -> Catalog:
 
 def _load(name: str, properties: Mapping[str, str]) -> Catalog:
     try:
-        return load_catalog(name, **{PY_IO_IMPL: IMPLEMENTATION, **properties})
-    except (ValueError, NotInstalledError) as error:
+        return load_catalog(name, **{PY_IO_IMPL: IMPLEMENTATION, **with_auth(properties)})
+    except REFUSALS as error:
         # An error from the server can be a subclass of ValueError. That is no fault of the configuration.
-        if type(error) not in (ValueError, NotInstalledError):
+        if type(error) not in REFUSALS:
             raise
         hint = "Correct the catalog's properties. PyIceberg's documentation describes them."
         raise ConfigInvalid(f"catalogs.{name}: PyIceberg cannot open it: {error}", hint=hint) from error
+
+
+def with_auth(properties: Mapping[str, str]) -> dict[str, Any]:
+    """Return the properties with a section `auth`, as PyIceberg wants it: `auth.basic.username` is a key of `basic`.
+
+    Raises ValueError.
+    """
+    found: dict[str, Any] = {key: value for key, value in properties.items() if not key.startswith(AUTH)}
+    for key in properties.keys() - found.keys():
+        *outer, name = ["auth", *key.removeprefix(AUTH).replace("-", "_").split(".", 1)]
+        section = found
+        for each in outer:
+            section = section.setdefault(each, {})
+        section[name] = AUTH_VALUES.get(name, str)(properties[key])
+    return found

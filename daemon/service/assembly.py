@@ -17,7 +17,7 @@ from daemon.delta.log import DeltaLog
 from daemon.iceberg.catalogs import Catalogs
 from daemon.iceberg.target import Target
 from daemon.lineage.runs import Run, events_of
-from daemon.outbox import Announce, Notice, Outbox
+from daemon.outbox import Notice, Outbox
 from daemon.pipeline.runner import Runner
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.observer import Observer
@@ -75,15 +75,14 @@ class Parts:
             publish=self.publish,
         )
 
-    def announcer(self, board: Board) -> Announce:
+    def announcer(self, board: Board) -> Callable[[Notice], None]:
         """What counts notices on the board and sends them to the sinks."""
 
-        def announce(*notices: Notice) -> None:
-            self.outbox.put(*notices)
-            for notice in notices:
-                board.activity.count_event(notice.table, notice.event)
-                if notice.event is NoticeKind.PARKED:
-                    self.publish(_parking(notice, self.clock))
+        def announce(notice: Notice) -> None:
+            board.activity.count_event(notice.table, notice.event)
+            self.outbox.put(notice)
+            if notice.event is NoticeKind.PARKED:
+                self.publish(_parking(notice, self.clock))
 
         return announce
 

@@ -19,6 +19,7 @@ from daemon.status.activity import Activity
 from daemon.status.reading import read_lines
 from daemon.status.table_status import (
     AccountCounts,
+    ErrorStatus,
     Observation,
     SyncState,
     TableStatus,
@@ -29,6 +30,7 @@ from daemon.status.table_status import (
     worst_first,
 )
 from daemon.status.timeline import SAMPLE_INTERVAL_S, Timeline
+from daemon.texts import excerpt
 from state import Sample
 
 
@@ -58,6 +60,8 @@ class Topic(Enum):
     GONE = auto()
 
 
+# So much of an error's message is in a reason of `/readyz`, which may have one for each table.
+MESSAGE_CHARACTERS_MAX = 300
 # The topics of the daemon itself.
 OWN_TOPICS = (Topic.LEASE, Topic.STATE, Topic.CONFIGURATION)
 
@@ -284,12 +288,12 @@ class Board:
         if status.state is SyncState.PAUSED or is_excused:
             return None
         if status.state is SyncState.PARKED:
-            return f"parked: {status.error.kind}: {status.error.message}" if status.error else "parked"
+            return f"parked: {_brief(status.error)}" if status.error else "parked"
         if status.state is SyncState.GONE:
             return "its Delta log is gone: bring it back, or remove its entry and `dvsync forget` the table"
         failing = None
         if status.error:
-            failing = f"retrying since {status.error.since}: {status.error.kind}: {status.error.message}"
+            failing = f"retrying since {status.error.since}: {_brief(status.error)}"
         if seen.polled_at_s is None:
             return failing if status.state is SyncState.RETRYING else _untried(status)
         # While the source does not answer, the lag is unknown.
@@ -299,6 +303,10 @@ class Board:
             late = f"behind for {span(status.lag_seconds)}, more than the budget of {span(self._lag_budget_s)}"
             return f"{late}; {failing}" if failing else late
         return (failing or f"its source could not be checked for {span(unseen_s)}") if is_unseen else None
+
+
+def _brief(error: ErrorStatus) -> str:
+    return f"{error.kind}: {excerpt(error.message, MESSAGE_CHARACTERS_MAX)}"
 
 
 def _untried(status: TableStatus) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from daemon.clock import Clock
 from daemon.config.settings import NoticeKind
 from daemon.errors import SchemaChanged, TargetChanged
-from daemon.outbox import Announce, Notice, make_notice
+from daemon.outbox import Notice, make_notice
 from daemon.status.table_status import Observation, SyncState, TableStatus, differing_text, table_status
 from state import TableRecord
 
@@ -32,7 +32,9 @@ class _Seen:
 class Watch:
     """Announces what changed between two looks. Used by one thread."""
 
-    def __init__(self, announce: Announce, clock: Clock, records: Iterable[TableRecord], *, hooks: bool) -> None:
+    def __init__(
+        self, announce: Callable[[Notice], None], clock: Clock, records: Iterable[TableRecord], *, hooks: bool
+    ) -> None:
         """What `records` tell has been told by an earlier process; the current metadata only without `hooks`.
 
         A process that was killed may have left out a hook, so the daemon calls each of them once.
@@ -50,7 +52,6 @@ class Watch:
         """Compare the tables as the board shows them, and their rows in the state store."""
         shown, former = {status.name: status for status in statuses}, self._seen
         self._seen = {}
-        notices: list[Notice] = []
         for record in records:
             before = self._seen[record.id] = former.get(record.id, _Seen())
             status = shown.get(record.name)
@@ -58,8 +59,7 @@ class Watch:
                 continue
             after = self._seen[record.id] = _look(status, record, before)
             for kind, text, hint in _changes(before, after, status):
-                notices.append(make_notice(kind, record, text, self._clock, hint))
-        self._announce(*notices)
+                self._announce(make_notice(kind, record, text, self._clock, hint))
 
 
 def _look(status: TableStatus, record: TableRecord, before: _Seen) -> _Seen:

@@ -82,7 +82,7 @@ def test_a_new_configuration_is_followed_and_a_faulty_one_refused(tmp_path, conf
         running.signal(signal.SIGHUP)
         assert running.told("config.reloaded")["need_a_restart"] == ["state"]
         until(lambda: list(running.tables()) == ["lake.c", "lake.a", "lake.b"])
-        assert running.tables()["lake.b"]["state"] == "gone"
+        until(lambda: running.tables()["lake.b"]["state"] == "gone", "the removed table, after its last sync")
         for name in ("a", "c"):
             running.synced_to(f"lake.{name}", append(tables[name]))
         until(lambda: running.reasons() == "")

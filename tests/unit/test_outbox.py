@@ -191,24 +191,63 @@ def test_commands_do_not_outlive_the_outbox(tmp_path: Path) -> None:
     assert [each.dropped for each in box.counts()] == [1, 1, 1]
 
 
-def test_what_happens_to_many_tables_at_once_is_one_notice(server: Receiver) -> None:
-    """For each sink of those tables that it wants; a hook is called for each table all the same."""
+def test_what_happens_to_many_tables_is_joined(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each sink, those tables that it wants, also if they come one after the other; hooks are never joined."""
+    monkeypatch.setattr(outbox, "JOINED_EACH_S", 2.0)
     box = outbox_of(
         NotifySettings(url=f"{server.url}/all"),
         NotifySettings(url=f"{server.url}/few", tables=["sales.1?"]),
         after_sync=(AfterSyncSettings(url=f"{server.url}/hook"),),
     )
     names = [f"sales.{number}" for number in range(20)]
-    box.put(
-        *(notice(NoticeKind.GONE, name, "the Delta log is gone") for name in names),
-        *(notice(NoticeKind.SYNCED, name) for name in names),
-        notice(NoticeKind.PARKED, "hr.a"),
-    )
-    until(lambda: sum(sink.sent for sink in box.counts()) == 2 + 10 + 20, "all of them")
-    alone, joined = server.taken["/all"]
-    assert (alone["event"], alone["table"]) == ("parked", "hr.a")
-    assert (joined["event"], joined["table"], joined["tables"]) == ("gone", None, names)
-    assert joined["text"] == "20 tables (sales.0, sales.1, sales.2, …): gone; sales.0: the Delta log is gone"
-    assert [each["table"] for each in server.taken["/few"]] == names[10:]
+    for name in names:
+        box.put(notice(NoticeKind.GONE, name, "the Delta log is gone"))
+        box.put(notice(NoticeKind.SYNCED, name))
+    box.put(notice(NoticeKind.PARKED, "hr.a"))
+    until(lambda: [sink.sent for sink in box.counts()] == [21, 10, 20], "all of them")
+    told = {
+        name: [len(each.get("notices", ["itself"])) for each in server.taken[f"/{name}"]] for name in ("all", "few")
+    }
+    assert sum(told["all"]) == 21 and len(told["all"]) <= 12, told
+    assert sum(told["few"]) == 10
+    joined = next(each for each in server.taken["/all"] if each["table"] is None)
+    first, number = joined["notices"][0], len(joined["notices"])
+    assert joined["event"] == "gone" and joined["text"].startswith(f"{number} tables ({first['table']}, ")
+    assert joined["text"].endswith(f": gone. The first: {first['table']}: the Delta log is gone")
     assert sorted(each["table"] for each in server.taken["/hook"]) == sorted(names)
+    box.close(5)
+
+
+def test_joined_notices_stay_in_the_order_of_each_table(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the receiver refuses them, too: what came later of a table is not sent before."""
+    monkeypatch.setattr(outbox, "JOINED_EACH_S", 0.5)
+    server.refusals = [500] * 6
+    box = outbox_of(NotifySettings(url=f"{server.url}/"))
+    names = [f"a{number}" for number in range(30)]
+    for kind in (NoticeKind.GONE, NoticeKind.RECOVERED, NoticeKind.PARKED):
+        for name in names:
+            box.put(notice(kind, name))
+    until(lambda: box.counts()[0].sent == 90, "all of them")
+    events: dict[str, list[str]] = {name: [] for name in names}
+    for each in server.taken["/"]:
+        for one in each.get("notices", [each]):
+            events[one["table"]].append(one["event"])
+    assert all(of_table == ["gone", "recovered", "parked"] for of_table in events.values())
+    box.close(5)
+
+
+def test_joined_notices_are_given_up_together(
+    server: Receiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says that they failed, and each lost one has its own."""
+    monkeypatch.setattr(outbox, "ATTEMPTS_MAX", 2)
+    server.answers.clear()
+    box = outbox_of(NotifySettings(url=f"{server.url}/"))
+    for number in range(30):
+        box.put(notice(NoticeKind.GONE, f"a{number}"))
+    server.refusals = [500] * 4
+    server.answers.set()
+    until(lambda: box.counts()[0].dropped == 30, "the end")
+    output = capsys.readouterr().out
+    assert output.count("notice.dropped") == 30 and output.count("notice.failed") <= 2
     box.close(5)

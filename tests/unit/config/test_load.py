@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 
 import pyiceberg.io
 import pytest
 from pyiceberg.catalog import CatalogType
+from pyiceberg.catalog.rest.auth import AuthManagerFactory, BasicAuthManager, OAuth2AuthManager
 
-from daemon.config.load import CATALOG_TYPES, FILE_PROPERTIES, load_settings
+from daemon.config.load import AUTH_NEEDS, CATALOG_TYPES, FILE_PROPERTIES, load_settings
 from daemon.config.settings import (
     DefaultsSettings,
     HealthSettings,
@@ -16,6 +18,7 @@ from daemon.config.settings import (
     TableSettings,
 )
 from daemon.errors import ConfigInvalid
+from daemon.iceberg.catalogs import with_auth
 
 ONE_CATALOG = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
 SHIPPED = Path(__file__).parents[3] / "config.yaml"
@@ -343,6 +346,49 @@ def test_two_patterns_of_one_folder(load):
 def test_a_document_that_is_none_is_told_apart(load, text, words):
     """Empty, not a mapping, or not YAML: the line and column where there is one."""
     assert words in "\n".join(faults_of(load, text))
+
+
+def test_the_section_auth_of_a_catalog(load, monkeypatch, tmp_path):
+    """PyIceberg gets it as a section again; in between, its keys have dots, as those of variables."""
+    monkeypatch.setenv("NAMED", "hidden-1")
+    monkeypatch.setenv("DVSYNC_CATALOGS__C__AUTH__OAUTH2__CLIENT_ID", "me")
+    auth = (
+        "{type: oauth2, oauth2: {client_secret: {env: NAMED}, token_url: 'http://h/t', expires_in: 60, scopes: [a, b]}}"
+    )
+    settings = load(f"catalogs: {{c: {{type: rest, uri: 'http://h', auth: {auth}}}}}")
+    properties = settings.catalogs["c"]
+    assert properties["auth.oauth2.client-id"] == "me"
+    assert with_auth(properties)["auth"] == {
+        "type": "oauth2",
+        "oauth2": {
+            "client_id": "me",
+            "client_secret": "hidden-1",
+            "token_url": "http://h/t",
+            "expires_in": 60,
+            "scopes": ["a", "b"],
+        },
+    }
+    assert "hidden" not in str(settings.redacted()) and "http://h/t" in str(settings.redacted())
+    assert settings.secrets() == {"hidden-1"}
+
+
+def test_an_auth_that_cannot_be_is_told(load):
+    text = "catalogs: {c: {type: rest, uri: 'http://h', auth: %s}}"
+    for auth, fault in {
+        "basic": "auth: is not a section; write {type: …}",
+        "{basic: {username: a}}": "auth.type: is missing; write one of noop, basic, oauth2, google, entra, custom",
+        "{type: basc}": "auth.type: PyIceberg does not have basc; write one of "
+        "noop, basic, oauth2, google, entra, custom",
+        "{type: basic, basic: {username: a}}": "auth.basic.password: is missing",
+        "{type: basic, basic: {username: a, password: {env: NOWHERE}}}": "auth.basic.password: NOWHERE (environment): "
+        "is not set",
+    }.items():
+        assert faults_of(load, text % auth) == [f"catalogs.c.{fault}"]
+    assert set(AUTH_NEEDS) == {*AuthManagerFactory._registry, "custom"} - {"legacyoauth2"}
+    for kind, manager in {"basic": BasicAuthManager, "oauth2": OAuth2AuthManager}.items():
+        parameters = signature(manager).parameters.values()
+        needed = {f"{kind}.{each.name}" for each in parameters if each.default is each.empty}
+        assert set(AUTH_NEEDS[kind]) == needed
 
 
 def test_a_catalog_that_cannot_be_is_told(load):

@@ -115,7 +115,7 @@ def test_what_is_printed(lake: Path) -> None:
     at = lines.index("4 of 7 tables can be followed.")
     assert lines[at + 1].startswith("  2 (odd, other): a column has the type variant")
     assert "First syncs read the footers of 8 data files (48 rows) and 2 deletion vectors." in lines[at:]
-    assert lines[-2] == "Readers will have trouble with some of them:"
+    assert lines[-2] == "Readers will have trouble with these tables:"
     assert lines[-1].startswith("  4 (good0, good1, good2, …): Daft: cannot read files without field ids")
 
 

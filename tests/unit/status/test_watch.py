@@ -25,7 +25,7 @@ class Told:
 
     def __init__(self, *records: TableRecord, hooks: bool = False) -> None:
         self._told: list[Notice] = []
-        self._watch = Watch(lambda *told: self._told.extend(told), SystemClock(), records, hooks=hooks)
+        self._watch = Watch(self._told.append, SystemClock(), records, hooks=hooks)
 
     def look(self, record: TableRecord) -> list[str]:
         self._told.clear()
