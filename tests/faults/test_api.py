@@ -50,6 +50,7 @@ class World:
             log={"format": "json", "level": "debug"},
             maintenance={},
             verify={},
+            pipeline={"engine": "local"},
             defaults={"poll_interval": POLL_INTERVAL},
             tables=[{"source": self.table.location, "target": NAME}],
         )

@@ -35,6 +35,7 @@ state: {url: "sqlite:///state.db", lease: 2s}
 catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
 health: {port: 0}
 log: {format: json}
+pipeline: {engine: local}
 defaults: {poll_interval: 200ms}
 tables: [{source: delta, target: lake.t, name: t}]
 """

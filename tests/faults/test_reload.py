@@ -22,6 +22,7 @@ state: {url: "sqlite:///state.db"}
 catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
 health: {port: 0}
 log: {format: json}
+pipeline: {engine: local}
 defaults: {poll_interval: 200ms}
 tables:
 """
