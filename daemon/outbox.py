@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from itertools import islice, takewhile
+from math import inf
 from random import uniform
 from tempfile import TemporaryFile
 from threading import Condition, Lock, Thread
@@ -32,6 +34,8 @@ from state import TableRecord
 # A sink gets this many notices of an event in a minute one by one. Further ones are joined into one.
 ALONE_MAX = 10
 JOINED_EACH_S = 60.0
+# Receivers take no bodies of any size.
+JOINED_MAX = 500
 # The text of joined notices names so many tables.
 NAMED_MAX = 3
 # The notices that wait for one sink. Of further ones, the new ones are dropped.
@@ -94,9 +98,10 @@ Message = Notice | LineageEvent
 
 
 def _join(notices: Sequence[Notice]) -> JoinedNotices:
-    first, names = notices[0], [notice.table for notice in notices[:NAMED_MAX]]
-    more = ", …" if len(notices) > NAMED_MAX else ""
-    text = f"{counted(len(notices), 'table')} ({', '.join(names)}{more}): {first.event}. The first: {first.text}"
+    first, tables = notices[0], list(dict.fromkeys(notice.table for notice in notices))
+    more = ", …" if len(tables) > NAMED_MAX else ""
+    about = f"{counted(len(notices), 'notice')} about {counted(len(tables), 'table')}"
+    text = f"{first.event}: {about} ({', '.join(tables[:NAMED_MAX])}{more}). The first: {first.text}"
     hint = "`dvsync status` and `notices` say what to do for each table."
     return JoinedNotices(first.event, None, first.at, text, hint, tuple(notices))
 
@@ -169,10 +174,6 @@ class _Line:
     failures: int = 0
     due_s: float = 0.0
 
-    def pop(self) -> None:
-        self.notices.popleft()
-        self.attempts, self.due_s = 0, 0.0
-
 
 @dataclass
 class _Minute:
@@ -180,6 +181,9 @@ class _Minute:
 
     ends_s: float
     sent: int = 0
+
+
+_Due = list[tuple[_Line, list[Message]]]
 
 
 class _Sink:
@@ -192,7 +196,9 @@ class _Sink:
         self._lines: dict[str, _Line] = {}
         self._minutes: dict[NoticeKind | RunState, _Minute] = {}
         self._changed = Condition()
-        self._sent = self._dropped = 0
+        self._sent = self._dropped = self._waiting = 0
+        # Until when the thread waits if nothing new is due before.
+        self._wakes_s = inf
         self._is_closing = False
         self._command: subprocess.Popen[bytes] | None = None
         # Started for the first notice: most commands have none.
@@ -212,17 +218,21 @@ class _Sink:
             line = self._lines.setdefault(notice.table, _Line())
             if notice.event is NoticeKind.SYNCED:
                 # Whoever reads the newest metadata needs no older one. If it fails, too, it waits as the older one did.
+                self._waiting -= len(line.notices)
                 line.notices.clear()
                 line.attempts = 0
-            elif self._waiting() >= WAITING_MAX:
+            elif self._waiting >= WAITING_MAX:
                 self._drop(notice, f"{WAITING_MAX} others wait")
                 return
             line.notices.append(notice)
-            self._changed.notify()
+            self._waiting += 1
+            # What is held wakes nobody.
+            if self._due_s(line) < self._wakes_s:
+                self._changed.notify()
 
     def counts(self) -> SinkCounts:
         with self._changed:
-            return SinkCounts(self.name, self._sent, self._dropped, self._waiting())
+            return SinkCounts(self.name, self._sent, self._dropped, self._waiting)
 
     def begin_to_close(self) -> None:
         with self._changed:
@@ -239,28 +249,24 @@ class _Sink:
                 if self._command:
                     os.killpg(self._command.pid, signal.SIGKILL)
 
-    def _waiting(self) -> int:
-        return sum(len(line.notices) for line in self._lines.values())
-
     def _work(self) -> None:
-        while lines := self._next():
-            notices = [line.notices[0] for line in lines]
+        while due := self._next():
             try:
-                self._deliver(self._encode(notices))
+                self._deliver(self._encode([notice for _, run in due for notice in run]))
                 reason = None
             except Exception as error:
                 # Whatever it is: without this thread, `put` would fail, and with it a sync.
                 reason = _reason(error)
             with self._changed:
                 if reason is None:
-                    self._succeed(lines, notices)
+                    self._succeed(due)
                 else:
-                    self._fail(lines, notices, reason)
+                    self._fail(due, reason)
         with self._changed:
             self._drop_all()
 
-    def _next(self) -> list[_Line]:
-        """Wait for a line whose first notice is due, or for many of the same event. Empty at the end."""
+    def _next(self) -> _Due:
+        """Wait for a notice that is due, or for many of an event. Empty at the end."""
         with self._changed:
             while True:
                 now_s = self._clock.monotonic_s()
@@ -272,55 +278,76 @@ class _Sink:
                 left_s = self._due_s(line) - now_s if line else None
                 if line and left_s is not None and left_s <= 0:
                     return self._with_others(line, [each for each in lines if each.due_s <= now_s], now_s)
+                self._wakes_s = inf if left_s is None else now_s + left_s
                 self._changed.wait(left_s)
 
     def _due_s(self, line: _Line) -> float:
         minute = self._minutes.get(line.notices[0].event)
         return max(line.due_s, minute.ends_s) if minute and minute.sent >= ALONE_MAX else line.due_s
 
-    def _with_others(self, line: _Line, ready: Sequence[_Line], now_s: float) -> list[_Line]:
-        """Return the line or, if too many notices of its event would be sent one by one, all `ready` ones of it."""
-        event = line.notices[0].event
-        if not isinstance(line.notices[0], Notice) or event is NoticeKind.SYNCED:
-            return [line]
+    def _with_others(self, line: _Line, ready: Sequence[_Line], now_s: float) -> _Due:
+        """Return the line's first notice or, if its event has too many to send them one by one, those of all `ready`.
+
+        Of each line, these are its first ones of the event. After a refusal they are fewer and fewer, so that one that
+        is always refused does not take the others with it.
+        """
+        notice, event = line.notices[0], line.notices[0].event
+        if not isinstance(notice, Notice) or event is NoticeKind.SYNCED:
+            return [(line, [notice])]
         minute = self._minutes.get(event)
         if minute is None or minute.ends_s <= now_s:
             minute = self._minutes[event] = _Minute(now_s + JOINED_EACH_S)
-        of_event = [each for each in ready if each.notices[0].event is event]
-        return of_event if minute.sent + len(of_event) > ALONE_MAX else [line]
+        others = (each for each in ready if each is not line and each.notices[0].event is event)
+        due, left = [], max(1, JOINED_MAX >> line.attempts)
+        for each in (line, *others):
+            run = list(islice(takewhile(lambda one: one.event is event, each.notices), left))
+            due.append((each, run))
+            left -= len(run)
+            if not left:
+                break
+        is_many = minute.sent + sum(len(run) for _, run in due) > ALONE_MAX
+        return due if is_many else [(line, [notice])]
 
-    def _succeed(self, lines: Sequence[_Line], notices: Sequence[Message]) -> None:
-        self._sent += len(notices)
-        if minute := self._minutes.get(notices[0].event):
-            minute.sent += len(notices)
-        for line, notice in zip(lines, notices, strict=True):
+    def _succeed(self, due: _Due) -> None:
+        number = sum(len(run) for _, run in due)
+        self._sent += number
+        if minute := self._minutes.get(due[0][1][0].event):
+            minute.sent += number
+        for line, run in due:
             line.failures, line.due_s = 0, 0.0
-            if _is_first(line, notice):
-                line.pop()
+            for notice in run:
+                if _is_first(line, notice):
+                    self._pop(line)
 
-    def _fail(self, lines: Sequence[_Line], notices: Sequence[Message], reason: str) -> None:
+    def _fail(self, due: _Due, reason: str) -> None:
         now_s, jitter = self._clock.monotonic_s(), uniform(0.8, 1.2)
-        for line, notice in zip(lines, notices, strict=True):
+        for line, (notice, *_) in due:
             line.failures += 1
             line.attempts += _is_first(line, notice)
             if line.attempts >= ATTEMPTS_MAX:
-                line.pop()
+                self._pop(line)
                 line.failures = 0
                 self._drop(notice, f"{reason}, {ATTEMPTS_MAX} times")
             else:
                 line.due_s = now_s + min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** (line.failures - 1)) * jitter
-        if lines[0].failures == 1:
+        first_line, (first, *_) = due[0]
+        if first_line.failures == 1:
             hint = f"dvsync tries again. If it goes on, check the address or command of {self.name}."
-            first, count = notices[0], len(notices)
+            tables = {"tables": len(due)} if len(due) > 1 else {}
             _log.warning(
                 events.NOTICE_FAILED,
                 sink=self.name,
                 table=first.table,
+                **tables,
                 notice=first.event,
-                **({"tables": count} if count > 1 else {}),
                 reason=reason,
                 hint=hint,
             )
+
+    def _pop(self, line: _Line) -> None:
+        line.notices.popleft()
+        line.attempts, line.due_s = 0, 0.0
+        self._waiting -= 1
 
     def _drop(self, notice: Message, reason: str) -> None:
         self._dropped += 1
@@ -338,6 +365,7 @@ class _Sink:
                 else:
                     self._drop(notice, "the sink was removed, or dvsync ended")
             line.notices.clear()
+        self._waiting = 0
 
     def _encode(self, messages: Sequence[Message]) -> bytes:
         notices = [message for message in messages if isinstance(message, Notice)]

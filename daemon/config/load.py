@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -32,7 +32,7 @@ from daemon.config.settings import (
     TelemetrySettings,
     read_variables,
 )
-from daemon.config.value_types import ENV_PREFIX, SQLITE_FILE, URL, Reference, Secret
+from daemon.config.value_types import ENV_PREFIX, SQLITE_FILE, URL, Reference, Secret, is_rest, with_dotted_auth
 from daemon.errors import ConfigInvalid
 from daemon.locations import normalize_location, vacuum_cleans
 
@@ -96,7 +96,7 @@ def _read(path: Path, document: dict[str, Any], faults: list[str]) -> tuple[_Rea
     document = {key: value for key, value in document.items() if key in known}
     found, invalid = read_variables()
     faults += (f"{section}: the value of {name} (environment) is not JSON" for section, name in invalid)
-    document = _merged(document, found)
+    document = _merged(_with_dotted_auths(document), _with_dotted_auths(found))
     faults += (f"{name} (environment): no such setting" for name, section in _variables() if section not in known)
     readable = _validate(document, faults)
     if readable is None:
@@ -167,6 +167,13 @@ class _Readable:
                 update={"state": state, "health": health, "catalogs": catalogs, "tables": tables}
             ),
         )
+
+
+def _with_dotted_auths(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    catalogs = document.get("catalogs")
+    if not isinstance(catalogs, dict):
+        return document
+    return {**document, "catalogs": {name: with_dotted_auth(each) for name, each in catalogs.items()}}
 
 
 def _merged(document: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -437,6 +444,7 @@ AUTH_NEEDS = {
     "entra": (),
     "custom": ("impl",),
 }
+AUTH_NUMBERS = ("auth.oauth2.refresh_margin", "auth.oauth2.expires_in")
 
 # How pydantic shows a member of an enumeration.
 ENUM_MEMBER = re.compile(r"<\w+\.\w+: ('[^']*')>")
@@ -488,7 +496,7 @@ def _property_faults(readable: _Readable) -> Iterator[str]:
             near = FILE_PROPERTIES if "." in key else COMMON_PROPERTIES
             yield from _misspelt(f"catalogs.{name}.{key}", key, near)
         left_out = {key.removeprefix(f"catalogs.{name}.") for key in readable.left_out}
-        yield from _auth_faults(f"catalogs.{name}.auth", {**dict.fromkeys(left_out, ""), **properties})
+        yield from _auth_faults(f"catalogs.{name}", properties, left_out)
         if kind == "rest" and not re.match(r"https?://", properties.get("uri", "https://"), re.IGNORECASE):
             yield f"catalogs.{name}.uri: does not begin with http:// or https://"
         if kind != "sql":
@@ -502,17 +510,27 @@ def _property_faults(readable: _Readable) -> Iterator[str]:
             yield f"catalogs.{name}.warehouse: is missing, and {homeless.name} has no location of its own"
 
 
-def _auth_faults(place: str, properties: Mapping[str, str]) -> Iterator[str]:
+def _auth_faults(catalog: str, properties: Mapping[str, str], left_out: Container[str]) -> Iterator[str]:
     """Find faults in a catalog's section `auth`, by what PyIceberg's classes need."""
-    own = {key.removeprefix("auth.").replace("-", "_") for key in properties if key.startswith("auth.")}
-    kind = properties.get("auth.type", "")
-    if "auth" in properties:
-        yield f"{place}: is not a section; write {{type: …}}"
-    elif own and kind not in AUTH_NEEDS:
-        wrong = f"PyIceberg does not have {kind}" if kind else "is missing"
-        yield f"{place}.type: {wrong}; write one of {', '.join(AUTH_NEEDS)}"
-    elif own:
-        yield from (f"{place}.{need}: is missing" for need in AUTH_NEEDS[kind] if need not in own)
+    own = {key: value for key, value in properties.items() if key.partition(".")[0] == "auth"}
+    kind = properties.get("auth.type")
+    if not own or "auth.type" in left_out:
+        return
+    if not is_rest(properties):
+        yield f"{catalog}.auth: only a REST catalog has it"
+    elif kind not in AUTH_NEEDS:
+        wrong = "is missing" if kind is None else "PyIceberg has no such kind"
+        yield f"{catalog}.auth.type: {wrong}; write one of {', '.join(AUTH_NEEDS)}"
+    else:
+        needed = (f"auth.{need}" for need in AUTH_NEEDS[kind])
+        yield from (f"{catalog}.{key}: is missing" for key in needed if key not in own and key not in left_out)
+        for key, value in own.items():
+            if key not in ("auth.type", "auth.impl" if kind == "custom" else "") and not key.startswith(
+                f"auth.{kind}."
+            ):
+                yield f"{catalog}.{key}: does not belong to type {kind}"
+            elif key in AUTH_NUMBERS and not value.isdecimal():
+                yield f"{catalog}.{key}: is not a whole number"
 
 
 def _misspelt(place: str, key: str, known: Sequence[str]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from daemon.config.value_types import USERINFO, Secret
 
-SECRET_KEY = re.compile(r"secret|password|token(?![_-]url)|key|credential|authorization", re.IGNORECASE)
+SECRET_KEY = re.compile(r"secret|password|token(?![_-]url$)|key|credential|authorization", re.IGNORECASE)
 _SECRET_PARAMETER = re.compile(
     r"([?&;][^=&;\s]*(?:secret|password|token|key|credential)[^=&;\s]*=)([^&;\s]+)", re.IGNORECASE
 )

@@ -40,7 +40,6 @@ from daemon.config.value_types import (
     ENV_PREFIX,
     URL,
     USERINFO,
-    CatalogProperties,
     Duration,
     Location,
     Properties,
@@ -662,7 +661,7 @@ class Settings(BaseSettings):
         ),
     )
     spark: SparkSettings = SparkSettings()
-    catalogs: dict[str, CatalogProperties] = Field(
+    catalogs: dict[str, Properties] = Field(
         default_factory=dict,
         description="PyIceberg catalogs: a name of your choice, and under it PyIceberg's own catalog properties. "
         "`auth` of a REST catalog is a section.",

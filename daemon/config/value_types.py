@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 from zoneinfo import available_timezones
@@ -21,6 +21,11 @@ def sqlite_file(url: str) -> Path | None:
     """Return the file of a database of SQLite; None for another database, and for one in memory."""
     match = SQLITE_FILE.match(url)
     return Path(match["path"]) if match else None
+
+
+def is_rest(properties: Mapping[str, str]) -> bool:
+    """Whether these are the properties of a REST catalog."""
+    return properties.get("type", "").lower() == "rest" or properties.get("uri", "").startswith("http")
 
 
 def duration_s(value: object) -> float:
@@ -44,20 +49,32 @@ def property_text(value: object) -> str:
     raise ValueError("a property must be a text, a number, true or false")
 
 
-def with_dotted_auth(value: object) -> object:
-    """Write the sections under `auth` of a catalog with dots: `{auth: {type: basic}}` becomes `{auth.type: basic}`."""
-    if not isinstance(value, Mapping):
-        return value
-    return {name: each for key in value for name, each in _dotted(key, value[key], is_section=key == "auth")}
+def with_dotted_auth(properties: object) -> object:
+    """Write the sections under `auth` of a catalog with dots: `{auth: {type: basic}}` becomes `{auth.type: basic}`.
+
+    PyIceberg's own names of parameters have no dashes; those of variables have.
+    """
+    if not isinstance(properties, Mapping):
+        return properties
+    flat: dict[object, object] = {}
+    for key, value in properties.items():
+        if key == "auth" and isinstance(value, Mapping) and value:
+            for name, inner in value.items():
+                is_section = isinstance(inner, Mapping) and inner
+                flat |= (
+                    {f"auth.{name}.{each}": inner[each] for each in inner} if is_section else {f"auth.{name}": inner}
+                )
+        else:
+            flat[key] = value
+    return {
+        key.replace("-", "_") if isinstance(key, str) and key.startswith("auth.") else key: _joined_scopes(key, value)
+        for key, value in flat.items()
+    }
 
 
-def _dotted(key: str, value: object, *, is_section: bool = True) -> Iterator[tuple[str, object]]:
-    if not is_section or not isinstance(value, Mapping) or _is_reference(value):
-        # PyIceberg wants a list of scopes.
-        yield key, " ".join(map(str, value)) if is_section and isinstance(value, list) else value
-        return
-    for name, inner in value.items():
-        yield from _dotted(f"{key}.{name}", inner)
+def _joined_scopes(key: object, value: object) -> object:
+    is_list = key in SCOPES and isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return " ".join(value) if is_list and isinstance(value, list) else value
 
 
 def identifier(value: str) -> str:
@@ -89,15 +106,10 @@ class Secret(str):
 def or_reference(value: object, text: ValidatorFunctionWrapHandler) -> object:
     if not isinstance(value, Mapping):
         return text(value)
-    if not _is_reference(value):
-        raise ValueError("must be a text, {file: PATH} or {env: NAME}")
-    ((kind, place),) = value.items()
-    return Reference(f"{kind}:{place}")
-
-
-def _is_reference(value: Mapping[object, object]) -> bool:
     (kind, place), *more = value.items() or [("", "")]
-    return not more and kind in ("file", "env") and isinstance(place, str) and bool(place)
+    if more or kind not in ("file", "env") or not isinstance(place, str) or not place:
+        raise ValueError("must be a text, {file: PATH} or {env: NAME}")
+    return Reference(f"{kind}:{place}")
 
 
 def location_text(value: str) -> str:
@@ -110,7 +122,8 @@ def location_text(value: str) -> str:
 Duration = BeforeValidator(duration_s)
 Location = Annotated[str, StringConstraints(min_length=1), AfterValidator(location_text)]
 Properties = dict[str, Annotated[str, BeforeValidator(property_text), WrapValidator(or_reference)]]
-CatalogProperties = Annotated[Properties, BeforeValidator(with_dotted_auth)]
+# PyIceberg wants lists of them. Until then they are texts.
+SCOPES = ("auth.google.scopes", "auth.entra.scopes")
 URL = re.compile(r"^\w[\w+]*://")
 
 # In abfss://container@account the part before the @ is a container; in other URLs it is a user and perhaps a password.

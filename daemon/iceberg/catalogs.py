@@ -12,7 +12,7 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import NotInstalledError
 from pyiceberg.io import PY_IO_IMPL
 
-from daemon.config.value_types import sqlite_file
+from daemon.config.value_types import SCOPES, is_rest, sqlite_file
 from daemon.errors import CatalogAway, ConfigInvalid
 from daemon.iceberg.pyiceberg_ext.commits import complete_rest_requests, manage_metadata_files, writes_metadata_files
 from daemon.iceberg.pyiceberg_ext.file_io import IMPLEMENTATION
@@ -20,10 +20,13 @@ from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
 from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
 from daemon.texts import counted
 
-AUTH = "auth."
-# Of the parameters under `auth`, these are no texts.
-AUTH_VALUES: Mapping[str, Callable[[str], Any]] = {"refresh_margin": int, "expires_in": int, "scopes": str.split}
-# What PyIceberg raises for properties that it cannot use. `auth` raises the last two.
+# The class of a kind of `auth` gets its parameters as they are, and these are no texts.
+AUTH_VALUES: Mapping[str, Callable[[str], Any]] = {
+    "auth.oauth2.refresh_margin": int,
+    "auth.oauth2.expires_in": int,
+    **dict.fromkeys(SCOPES, str.split),
+}
+# What PyIceberg raises for properties that it cannot use: a class of `auth`, TypeError for an unknown parameter.
 REFUSALS = (ValueError, NotInstalledError, TypeError, ImportError)
 
 
@@ -121,14 +124,10 @@ def cause_of(error: Exception) -> str:
     return f"{type(cause).__name__}: {cause}"
 
 
-def _is_rest(properties: Mapping[str, str]) -> bool:
-    return properties.get("type", "").lower() == "rest" or properties.get("uri", "").startswith("http")
-
-
 def _place_of(name: str, properties: Mapping[str, str]) -> str:
     """Return the database that a catalog is in, or its name if it is in none."""
     uri = properties.get("uri")
-    if uri is None or _is_rest(properties):
+    if uri is None or is_rest(properties):
         return name
     file = sqlite_file(uri)
     return str(file.resolve()) if file else uri
@@ -146,7 +145,7 @@ def _identity_of(file: Path | None) -> tuple[int, int] | None:
 def _open(name: str, properties: Mapping[str, str]) -> Catalog:
     remember_metadata()
     allow_version_3()
-    if _is_rest(properties):
+    if is_rest(properties):
         # Only for them: with the HTTP client, its import is a tenth of all imports of `dvsync sync`.
         from daemon.iceberg.pyiceberg_ext.rest_sessions import limit_waiting  # noqa: PLC0415
 
@@ -170,15 +169,12 @@ def _load(name: str, properties: Mapping[str, str]) -> Catalog:
 
 
 def with_auth(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Return the properties with a section `auth`, as PyIceberg wants it: `auth.basic.username` is a key of `basic`.
-
-    Raises ValueError.
-    """
-    found: dict[str, Any] = {key: value for key, value in properties.items() if not key.startswith(AUTH)}
-    for key in properties.keys() - found.keys():
-        *outer, name = ["auth", *key.removeprefix(AUTH).replace("-", "_").split(".", 1)]
+    """Return the properties with a section `auth`, as PyIceberg wants it: `auth.basic.username` is a key of `basic`."""
+    found: dict[str, Any] = {}
+    for key, value in properties.items():
+        *outer, name = key.split(".", 2) if key.startswith("auth.") else (key,)
         section = found
         for each in outer:
             section = section.setdefault(each, {})
-        section[name] = AUTH_VALUES.get(name, str)(properties[key])
+        section[name] = AUTH_VALUES.get(key, str)(value)
     return found

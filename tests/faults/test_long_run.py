@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("format_version", [2, 3])
 def test_a_long_life_ends_well(tmp_path: Path, format_version: int) -> None:
     """Seeded by `FAULT_SEED`; `FAULT_CYCLES` makes it longer. Killed, failing and concurrent work of every kind."""
-    seed, cycles = f"{fault_seed()}-{format_version}", os.environ.get("FAULT_CYCLES", "150")
+    seed, cycles = f"{fault_seed()}-{format_version}", os.environ.get("FAULT_CYCLES", "60")
     ended = subprocess.run(
         [sys.executable, "-m", "tests.kit.long_run", str(tmp_path), seed, cycles, str(format_version)],
         cwd=ROOT,

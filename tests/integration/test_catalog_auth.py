@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 from pyiceberg.catalog import load_catalog
+from pytest import MonkeyPatch
 
 from tests.kit.daemons import command, daemon, until, write_config
 from tests.kit.handmade import HandmadeTable
@@ -32,9 +33,12 @@ class Gate(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.catalog = f"http://127.0.0.1:{port}"
         self.ends_s: dict[str, float] = {}
-        # While it is not set, nobody gets a token.
+        # While it is not set, the token server does not answer.
         self.gives = Event()
         self.gives.set()
+        self.token_s = TOKEN_S
+        # What the token server says instead of giving a token.
+        self.says: str | None = None
 
     @property
     def url(self) -> str:
@@ -53,9 +57,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/token":
             self.server.gives.wait(60)
             token = uuid4().hex
-            self.server.ends_s[f"Bearer {token}"] = monotonic() + TOKEN_S
-            # PyIceberg asks again a minute before the end.
-            text = f'{{"access_token": "{token}", "expires_in": {60 + TOKEN_S - 1}}}'
+            self.server.ends_s[f"Bearer {token}"] = monotonic() + self.server.token_s
+            # PyIceberg asks again a minute before the end. Some servers write the seconds as a text.
+            text = self.server.says or f'{{"access_token": "{token}", "expires_in": "{59 + self.server.token_s}"}}'
             self._answer(200 if authorization == BASIC and b"scope=a+b" in body else 401, text.encode())
         elif not self.server.lets_in(authorization):
             self._answer(401, b'{"error": {"message": "who?", "type": "NotAuthorizedException", "code": 401}}')
@@ -145,6 +149,32 @@ def test_a_token_server_that_never_answers(tmp_path: Path, gate: Gate, table: Ha
         assert error["kind"] == "CatalogAway"
         gate.gives.set()
         running.synced_to("t", table.version)
+
+
+@pytest.mark.parametrize("says", ["null", "<html>busy</html>"])
+def test_a_token_server_that_says_something_else(tmp_path: Path, gate: Gate, table: HandmadeTable, says: str) -> None:
+    """It is an outage, which ends by itself."""
+    gate.says = says
+    try:
+        with daemon(configured(tmp_path, gate, "oauth2")) as running:
+            error = until(lambda: running.tables().get("t", {}).get("error"), "the error")
+            assert (error["kind"], "gave no token" in error["message"]) == ("CatalogAway", True)
+            gate.says = None
+            running.synced_to("t", table.version)
+    finally:
+        gate.says = None
+
+
+def test_tokens_that_are_revoked(tmp_path: Path, gate: Gate, table: HandmadeTable, monkeypatch: MonkeyPatch) -> None:
+    """As by a catalog that starts with new keys: the client gets another one at once."""
+    monkeypatch.setattr(gate, "token_s", 3600)
+    with daemon(configured(tmp_path, gate, "oauth2")) as running:
+        running.synced_to("t", table.version)
+        gate.ends_s.clear()
+        table.commit(table.delete({path: [0] for path in table.live}))
+        running.synced_to("t", table.version)
+        assert len(gate.ends_s) == 1
+        assert not [line for line in running.lines if line["event"] == "sync.failed"]
 
 
 def test_a_parameter_that_pyiceberg_does_not_have(tmp_path: Path, gate: Gate, table: HandmadeTable) -> None:

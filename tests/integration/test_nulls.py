@@ -111,8 +111,8 @@ class Told:
 
     def troubles(self, ending: str) -> set[str]:
         """The columns of which some reader's trouble, told in words that end so, is told."""
-        (text,) = (each["text"] for each in self.diagnosis["readers"] if each["text"].endswith(ending))
-        return {name.split(".")[0] for name in text.partition(": ")[0].split(", ")}
+        (trouble,) = (each for each in self.diagnosis["readers"] if each["text"].endswith(ending))
+        return {name.split(".")[0] for name in trouble["columns"]}
 
 
 def differing(rows: Sequence[Row], others: Sequence[Row], table: Table) -> set[str]:

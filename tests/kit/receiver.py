@@ -35,6 +35,9 @@ class Receiver(ThreadingHTTPServer):
         self.answers = Event()
         self.answers.set()
 
+    def refuses(self, body: Any) -> bool:
+        return False
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
@@ -51,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.waiting.discard(self.path)
         self.server.sent.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
         refusals = self.server.refusals_at.get(self.path) or self.server.refusals
-        code = refusals.pop(0) if refusals else 200
+        code = refusals.pop(0) if refusals else 400 if self.server.refuses(body) else 200
         if code == 200:
             self.server.taken.setdefault(self.path, []).append(body)
         self.send_response(code)
@@ -71,8 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def receiver() -> Iterator[Receiver]:
-    with Receiver() as server:
+def receiver(kind: type[Receiver] = Receiver) -> Iterator[Receiver]:
+    with kind() as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.answers.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -212,8 +213,9 @@ def test_what_happens_to_many_tables_is_joined(server: Receiver, monkeypatch: py
     assert sum(told["few"]) == 10
     joined = next(each for each in server.taken["/all"] if each["table"] is None)
     first, number = joined["notices"][0], len(joined["notices"])
-    assert joined["event"] == "gone" and joined["text"].startswith(f"{number} tables ({first['table']}, ")
-    assert joined["text"].endswith(f": gone. The first: {first['table']}: the Delta log is gone")
+    about = f"gone: {number} notices about {number} tables ({first['table']}, "
+    assert joined["event"] == "gone" and joined["text"].startswith(about)
+    assert joined["text"].endswith(f"The first: {first['table']}: the Delta log is gone")
     assert sorted(each["table"] for each in server.taken["/hook"]) == sorted(names)
     box.close(5)
 
@@ -236,18 +238,35 @@ def test_joined_notices_stay_in_the_order_of_each_table(server: Receiver, monkey
     box.close(5)
 
 
-def test_joined_notices_are_given_up_together(
-    server: Receiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_one_table_that_has_an_event_again_and_again_holds_nothing_up(
+    server: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line says that they failed, and each lost one has its own."""
-    monkeypatch.setattr(outbox, "ATTEMPTS_MAX", 2)
-    server.answers.clear()
+    """What is held of a table comes in one, and then what came later of it."""
+    monkeypatch.setattr(outbox, "JOINED_EACH_S", 1.0)
     box = outbox_of(NotifySettings(url=f"{server.url}/"))
-    for number in range(30):
-        box.put(notice(NoticeKind.GONE, f"a{number}"))
-    server.refusals = [500] * 4
-    server.answers.set()
-    until(lambda: box.counts()[0].dropped == 30, "the end")
-    output = capsys.readouterr().out
-    assert output.count("notice.dropped") == 30 and output.count("notice.failed") <= 2
+    for number in range(60):
+        box.put(notice(NoticeKind.TARGET_CHANGED, text=str(number)))
+    box.put(notice(NoticeKind.PARKED))
+    until(lambda: box.counts()[0].sent == 61, "all of them", wait_s=5)
+    taken = [one for each in server.taken["/"] for one in each.get("notices", [each])]
+    assert [one["text"] for one in taken] == [*(f"a: {number}" for number in range(60)), "a: x"]
+    assert len(server.taken["/"]) <= 12
     box.close(5)
+
+
+class Picky(Receiver):
+    """Refuses whatever has `poison` in it."""
+
+    def refuses(self, body: Any) -> bool:
+        return "poison" in str(body)
+
+
+def test_a_notice_that_is_always_refused_takes_no_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "JOINED_EACH_S", 0.05)
+    with receiver(Picky) as server:
+        box = outbox_of(NotifySettings(url=f"{server.url}/"))
+        for number in range(300):
+            box.put(notice(NoticeKind.GONE, f"a{number}", "poison" if number == 77 else "x"))
+        until(lambda: box.counts()[0].sent + box.counts()[0].dropped == 300, "the end")
+        assert (box.counts()[0].sent, box.counts()[0].dropped) == (299, 1)
+        box.close(5)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock, local
+from threading import Lock
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
 from requests import ConnectionError, RequestException, Response, Session
 
 CONNECT_MAX_S: Final = 10.0
 # Between two pieces of an answer.
 ANSWER_MAX_S: Final = 30.0
 SILENT_S: Final = 30.0
+# Unauthorized, and Iceberg's own code for what has expired.
+REFUSED_TOKEN: Final = (401, 419)
 
 
 class _Server:
@@ -27,60 +30,75 @@ class _Server:
     def __init__(self, origin: str) -> None:
         self._origin = origin
         self._lock = Lock()
-        self._of_thread = local()
         self._is_silent = False
+        self._reason = ""
         self._asked_again_s = 0.0
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        if getattr(self._of_thread, "is_asking", False):
-            # For a token, without which the thread's own request cannot be sent.
-            yield
-            return
         began_s = monotonic()
         with self._lock:
             if self._is_silent:
                 if began_s < self._asked_again_s:
-                    raise ConnectionError(f"{self._origin} has not answered another request, and is asked again later")
+                    raise ConnectionError(f"{self._origin} is asked again later. Before: {self._reason}")
                 # Nobody else until this request has ended, or has taken too long.
                 self._asked_again_s = began_s + ANSWER_MAX_S + SILENT_S
-        self._of_thread.is_asking = True
         try:
             yield
-        except RequestException:
+        except RequestException as error:
             # However it failed: a timeout inside of the answer, for example, is a ConnectionError.
             if monotonic() - began_s >= min(CONNECT_MAX_S, ANSWER_MAX_S):
+                self._reason = str(error)
                 self._is_silent, self._asked_again_s = True, monotonic() + SILENT_S
             raise
-        finally:
-            self._of_thread.is_asking = False
         self._is_silent = False
 
 
 class PatientSession(Session):
     """A session whose requests end, with an error, if the server does not answer."""
 
-    _servers: Final[dict[str, _Server]] = {}
+    # By the server's origin, and by the token server, without which requests cannot be sent.
+    _servers: Final[dict[tuple[str, str | None], _Server]] = {}
 
     def request(self, method: str, url: str | bytes, *args: Any, **options: Any) -> Response:
         options.setdefault("timeout", (CONNECT_MAX_S, ANSWER_MAX_S))
         address = urlsplit(str(url))
         origin = f"{address.scheme}://{address.hostname}:{address.port}"
-        with self._servers.setdefault(origin, _Server(origin)).asked():
-            return super().request(method, url, *args, **options)
+        provider = getattr(getattr(self.auth, "auth_manager", None), "token_provider", None)
+        key = (origin, provider and provider.token_url)
+        with self._servers.setdefault(key, _Server(origin)).asked():
+            answer = super().request(method, url, *args, **options)
+        if provider and answer.status_code in REFUSED_TOKEN:
+            # PyIceberg tries once more, but asks for another token only when the time of this one is over.
+            provider._expires_at = 0
+        return answer
+
+
+class _Token(msgspec.Struct, omit_defaults=True):
+    access_token: str
+    expires_in: float | None = None
+
+
+def _fetch_token(url: str, **options: Any) -> Response:
+    """Ask a token server. Some write the seconds as a text, which PyIceberg cannot add."""
+    # Not a PatientSession: the request that needs the token is one of those already.
+    with Session() as session:
+        answer = session.post(url, timeout=(CONNECT_MAX_S, ANSWER_MAX_S), **options)
+    if answer.ok:
+        try:
+            token = msgspec.json.decode(answer.content, type=_Token, strict=False)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise RequestException(f"the token server {urlsplit(url).hostname} gave no token: {error}") from error
+        answer._content = msgspec.json.encode(token)
+    return answer
 
 
 def limit_waiting() -> None:
-    """Make clients of REST catalogs that are opened from now on use PatientSession. Patches PyIceberg."""
+    """Make clients of REST catalogs that are opened from now on end their requests. Patches PyIceberg."""
     # Imported only here: see `complete_rest_requests`.
     from pyiceberg.catalog import rest  # noqa: PLC0415
     from pyiceberg.catalog.rest import auth  # noqa: PLC0415
 
     rest.Session = PatientSession  # type: ignore[attr-defined]
     # Its only use is to fetch tokens.
-    auth.requests = SimpleNamespace(post=_post)  # type: ignore[attr-defined,assignment]
-
-
-def _post(url: str, **options: Any) -> Response:
-    with PatientSession() as session:
-        return session.post(url, **options)
+    auth.requests = SimpleNamespace(post=_fetch_token)  # type: ignore[attr-defined,assignment]

@@ -352,12 +352,10 @@ def test_the_section_auth_of_a_catalog(load, monkeypatch, tmp_path):
     """PyIceberg gets it as a section again; in between, its keys have dots, as those of variables."""
     monkeypatch.setenv("NAMED", "hidden-1")
     monkeypatch.setenv("DVSYNC_CATALOGS__C__AUTH__OAUTH2__CLIENT_ID", "me")
-    auth = (
-        "{type: oauth2, oauth2: {client_secret: {env: NAMED}, token_url: 'http://h/t', expires_in: 60, scopes: [a, b]}}"
-    )
+    auth = "{type: oauth2, oauth2: {client_secret: {env: NAMED}, token_url: 'http://h/t', expires_in: 60}}"
     settings = load(f"catalogs: {{c: {{type: rest, uri: 'http://h', auth: {auth}}}}}")
     properties = settings.catalogs["c"]
-    assert properties["auth.oauth2.client-id"] == "me"
+    assert properties["auth.oauth2.client_id"] == "me"
     assert with_auth(properties)["auth"] == {
         "type": "oauth2",
         "oauth2": {
@@ -365,25 +363,41 @@ def test_the_section_auth_of_a_catalog(load, monkeypatch, tmp_path):
             "client_secret": "hidden-1",
             "token_url": "http://h/t",
             "expires_in": 60,
-            "scopes": ["a", "b"],
         },
     }
     assert "hidden" not in str(settings.redacted()) and "http://h/t" in str(settings.redacted())
     assert settings.secrets() == {"hidden-1"}
+    monkeypatch.delenv("DVSYNC_CATALOGS__C__AUTH__OAUTH2__CLIENT_ID")
+    scopes = load("catalogs: {d: {type: rest, uri: 'http://h', auth: {type: google, google: {scopes: [a, b]}}}}")
+    assert with_auth(scopes.catalogs["d"])["auth"]["google"] == {"scopes": ["a", "b"]}
 
 
 def test_an_auth_that_cannot_be_is_told(load):
     text = "catalogs: {c: {type: rest, uri: 'http://h', auth: %s}}"
     for auth, fault in {
-        "basic": "auth: is not a section; write {type: …}",
+        "basic": "auth.type: is missing; write one of noop, basic, oauth2, google, entra, custom",
+        "": "auth: a property must be a text, a number, true or false",
+        "{}": "auth: must be a text, {file: PATH} or {env: NAME}",
         "{basic: {username: a}}": "auth.type: is missing; write one of noop, basic, oauth2, google, entra, custom",
-        "{type: basc}": "auth.type: PyIceberg does not have basc; write one of "
+        "{type: basc}": "auth.type: PyIceberg has no such kind; write one of "
         "noop, basic, oauth2, google, entra, custom",
+        "{type: {env: NOWHERE}}": "auth.type: is missing; write one of noop, basic, oauth2, google, entra, custom",
+        "{type: google, google: {scopes: [{file: x}]}}": "auth.google.scopes: a property must be a text, a number, "
+        "true or false",
+        "{type: google, oauth: {client_id: a}}": "auth.oauth.client_id: does not belong to type google",
+        "{type: google, impl: a.B}": "auth.impl: does not belong to type google",
+        "{type: oauth2, oauth2: {client_id: a, client_secret: b, token_url: c, expires_in: soon}}": "auth.oauth2."
+        "expires_in: is not a whole number",
+        "{type: basic, basic: {username: a, password: {file: x, env: X}}}": "auth.basic.password: must be a text, "
+        "{file: PATH} or {env: NAME}",
         "{type: basic, basic: {username: a}}": "auth.basic.password: is missing",
         "{type: basic, basic: {username: a, password: {env: NOWHERE}}}": "auth.basic.password: NOWHERE (environment): "
         "is not set",
     }.items():
         assert faults_of(load, text % auth) == [f"catalogs.c.{fault}"]
+    assert faults_of(load, text.replace("rest, uri: 'http://h'", "glue") % "{type: google}") == [
+        "catalogs.c.auth: only a REST catalog has it"
+    ]
     assert set(AUTH_NEEDS) == {*AuthManagerFactory._registry, "custom"} - {"legacyoauth2"}
     for kind, manager in {"basic": BasicAuthManager, "oauth2": OAuth2AuthManager}.items():
         parameters = signature(manager).parameters.values()
