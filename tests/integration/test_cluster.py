@@ -150,6 +150,7 @@ def spark_conf(folder: Path, python: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_nodes_without_java_are_named(world: World):
     """Executors that cannot start are Spark's trouble, each time; once they can, the next try works (test below)."""
     for times in (1, 2):
@@ -203,6 +204,7 @@ def test_a_killed_worker_costs_only_time(world: World):
     assert all(DELETE_FILE_NAME.fullmatch(name) for name in there), there - shown
 
 
+@pytest.mark.long
 def test_doctor_reads_the_table_on_the_cluster(world: World):
     """In an application of its own."""
     world.daemon.kill()

@@ -113,7 +113,12 @@ def bounds(bench: Served) -> list[tuple[str, int, dict[int, bytes], dict[int, by
     ("properties", "conf", "checkpoint"),
     [
         ("", {}, CLASSIC),
-        ("", {f"{DELTA}.checkpoint.partSize": "2"}, r"\d{20}\.checkpoint\.\d{10}\.\d{10}\.parquet"),
+        pytest.param(
+            "",
+            {f"{DELTA}.checkpoint.partSize": "2"},
+            r"\d{20}\.checkpoint\.\d{10}\.\d{10}\.parquet",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             V2,
             {TOP_LEVEL: "parquet", f"{DELTA}.checkpoint.partSize": "2"},
@@ -206,10 +211,10 @@ def cut_table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     [
         lambda pointer: None,
         garbage,
-        emptied,
+        pytest.param(emptied, marks=pytest.mark.long),
         dangling,
-        older,
-        Path.unlink,
+        pytest.param(older, marks=pytest.mark.long),
+        pytest.param(Path.unlink, marks=pytest.mark.long),
     ],
     ids=["whole", "garbage", "empty", "dangling", "older", "missing"],
 )
@@ -331,7 +336,9 @@ def test_log_compaction(spark: SparkSession, service: Service, tmp_path: Path) -
     table.step("DELETE FROM {t} WHERE id % 7 = 4", operation="delete")
 
 
-@pytest.mark.parametrize("as_struct", [True, False], ids=["struct-only", "none"])
+@pytest.mark.parametrize(
+    "as_struct", [pytest.param(True, id="struct-only"), pytest.param(False, id="none", marks=pytest.mark.long)]
+)
 def test_statistics_in_checkpoints(service: Service, tmp_path: Path, as_struct: bool) -> None:
     """A checkpoint with statistics as struct only, or without any, gives right rows and record counts."""
     table = Followed(service, tmp_path)

@@ -21,6 +21,12 @@ from tests.kit.installed import ROOT, clean_environment
 pytestmark = pytest.mark.spark
 
 RUN_MAX_S = 400
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT),
+    "POLARS_ICEBERG_PLANNER": "pyiceberg",
+    # In a program this short, the second compiler costs more than it gains.
+    "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 
 
 def run(folder: Path, *arguments: str | Path) -> str:
@@ -28,7 +34,7 @@ def run(folder: Path, *arguments: str | Path) -> str:
     ended = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env=clean_environment({"PYTHONPATH": str(ROOT), "POLARS_ICEBERG_PLANNER": "pyiceberg"}),
+        env=clean_environment(ENVIRONMENT),
         capture_output=True,
         text=True,
         timeout=RUN_MAX_S,

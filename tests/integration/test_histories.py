@@ -87,7 +87,11 @@ def test_long_history(service: Service, tmp_path: Path, partitioned: bool, granu
 
 
 @pytest.mark.parametrize(
-    ("partitioned", "granularity"), [(False, "partition"), (True, "file")], ids=["whole-partition", "partitioned-file"]
+    ("partitioned", "granularity"),
+    [
+        pytest.param(False, "partition", id="whole-partition", marks=pytest.mark.long),
+        pytest.param(True, "file", id="partitioned-file"),
+    ],
 )
 def test_deletions(service: Service, tmp_path: Path, partitioned: bool, granularity: str) -> None:
     """Deletions that grow, leave with their files, shrink and return are shown with either granularity."""

@@ -25,7 +25,7 @@ from tests.kit.handmade_histories import History
 from tests.kit.readers import assert_readers_agree
 from tests.kit.service import Served, Service, newest_version
 
-COMMITS = int(os.environ.get("LIFE_COMMITS", "16"))
+COMMITS = int(os.environ.get("LIFE_COMMITS", "12"))
 # A statement on Spark takes longer.
 TRACKED_COMMITS = COMMITS // 2
 KILLED_EVERY = 6
@@ -42,7 +42,9 @@ MAINTENANCE = {
 }
 
 
-@pytest.mark.parametrize("held", [False, True], ids=["version by version", "all at once"])
+@pytest.mark.parametrize(
+    "held", [pytest.param(False, id="version by version"), pytest.param(True, id="all at once", marks=pytest.mark.long)]
+)
 def test_row_ids_after_row_tracking_began_again(
     service: Service, spark: SparkSession, tmp_path: Path, held: bool
 ) -> None:

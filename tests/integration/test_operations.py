@@ -363,16 +363,16 @@ def write(table: Followed, statements: list[str], failures: list[Exception]) -> 
 
 
 def test_delete_over_many_files(service: Service, tmp_path: Path) -> None:
-    """One DELETE that touches 500 files is one snapshot with 500 delete files."""
+    """One DELETE that touches 200 files is one snapshot with 200 delete files."""
     table = Followed(service, tmp_path)
     table.sql(
         "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
-        " AS SELECT id FROM range(0, 1500, 1, 500)"
+        " AS SELECT id FROM range(0, 600, 1, 200)"
     )
     table.step(operation="append")
-    assert len(table.image.data_files) == 500
+    assert len(table.image.data_files) == 200
     result = table.step("DELETE FROM {t} WHERE id % 3 = 1", operation="delete")
-    assert (result.delete_files_added, result.positions_added) == (500, 500)
+    assert (result.delete_files_added, result.positions_added) == (200, 200)
 
 
 def test_columns_that_delta_fills(service: Service, tmp_path: Path) -> None:
@@ -398,7 +398,7 @@ def test_columns_that_delta_fills(service: Service, tmp_path: Path) -> None:
     table.step("OPTIMIZE {t}", operation="replace")
 
 
-@pytest.mark.parametrize("mode", ["none", "name"])
+@pytest.mark.parametrize("mode", MODES)
 def test_row_tracking(service: Service, tmp_path: Path, mode: str) -> None:
     """Row tracking, which brings domain metadata: rewritten files carry its columns, and no reader shows them."""
     table = Followed(service, tmp_path)

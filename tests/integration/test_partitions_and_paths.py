@@ -200,8 +200,12 @@ INSERT = "INSERT INTO {t} SELECT /*+ COALESCE(1) */ * FROM cases"
 
 @pytest.mark.parametrize(
     ("columns", "granularity"),
-    [(NUMBERS, "file"), (TIMES, "partition"), (TEXTS, "file"), (TEXTS, "partition")],
-    ids=["numbers-file", "times-partition", "texts-file", "texts-partition"],
+    [
+        pytest.param(NUMBERS, "file", id="numbers-file"),
+        pytest.param(TIMES, "partition", id="times-partition"),
+        pytest.param(TEXTS, "file", id="texts-file"),
+        pytest.param(TEXTS, "partition", id="texts-partition", marks=pytest.mark.long),
+    ],
 )
 def test_partition_values(
     spark: SparkSession, service: Service, tmp_path: Path, columns: dict[str, Sequence[str | None]], granularity: str
@@ -219,7 +223,7 @@ def test_partition_values(
     check_filters(table, *names)
 
 
-@pytest.mark.parametrize("granularity", ["file", "partition"])
+@pytest.mark.parametrize("granularity", ["file", pytest.param("partition", marks=pytest.mark.long)])
 def test_float_partitions(service: Service, tmp_path: Path, granularity: str) -> None:
     """NaN, infinities, zero and the least and greatest numbers as partition values, with deletions."""
     table = Followed(service, tmp_path, granularity)
