@@ -522,12 +522,10 @@ def _auth_faults(catalog: str, properties: Mapping[str, str], left_out: Containe
         wrong = "is missing" if kind is None else "PyIceberg has no such kind"
         yield f"{catalog}.auth.type: {wrong}; write one of {', '.join(AUTH_NEEDS)}"
     else:
-        needed = (f"auth.{need}" for need in AUTH_NEEDS[kind])
+        needed = [f"auth.{need}" for need in AUTH_NEEDS[kind]]
         yield from (f"{catalog}.{key}: is missing" for key in needed if key not in own and key not in left_out)
         for key, value in own.items():
-            if key not in ("auth.type", "auth.impl" if kind == "custom" else "") and not key.startswith(
-                f"auth.{kind}."
-            ):
+            if key not in ("auth.type", *needed) and not key.startswith(f"auth.{kind}."):
                 yield f"{catalog}.{key}: does not belong to type {kind}"
             elif key in AUTH_NUMBERS and not value.isdecimal():
                 yield f"{catalog}.{key}: is not a whole number"

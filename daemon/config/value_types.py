@@ -60,10 +60,10 @@ def with_dotted_auth(properties: object) -> object:
     for key, value in properties.items():
         if key == "auth" and isinstance(value, Mapping) and value:
             for name, inner in value.items():
-                is_section = isinstance(inner, Mapping) and inner
-                flat |= (
-                    {f"auth.{name}.{each}": inner[each] for each in inner} if is_section else {f"auth.{name}": inner}
-                )
+                if isinstance(inner, Mapping) and inner:
+                    flat |= {f"auth.{name}.{parameter}": each for parameter, each in inner.items()}
+                else:
+                    flat[f"auth.{name}"] = inner
         else:
             flat[key] = value
     return {
@@ -73,8 +73,9 @@ def with_dotted_auth(properties: object) -> object:
 
 
 def _joined_scopes(key: object, value: object) -> object:
-    is_list = key in SCOPES and isinstance(value, list) and all(isinstance(each, str) for each in value)
-    return " ".join(value) if is_list and isinstance(value, list) else value
+    if key in SCOPES and isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return " ".join(value)
+    return value
 
 
 def identifier(value: str) -> str:
