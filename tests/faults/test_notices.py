@@ -153,3 +153,36 @@ def test_a_single_sync_tells_as_well(world: World) -> None:
     assert command(world.config, "sync", "free").returncode == 1
     assert world.events("free") == ["parked"]
     assert len(world.receiver.taken["/hook"]) == 1
+
+
+def test_a_volume_that_vanishes_sends_a_dozen_notices(tmp_path: Path) -> None:
+    """Its tables notice at their own polls. In the end each has been gone and has recovered, in this order."""
+    names = [f"t{number}" for number in range(30)]
+    for name in names:
+        table = HandmadeTable(tmp_path / "lake" / name)
+        table.create()
+        table.commit([table.add(table.write_file([(1, "a", "x")]))])
+    with receiver() as server:
+        write_config(
+            tmp_path / "config.yaml",
+            pipeline={"engine": "local"},
+            defaults={"poll_interval": "3s"},
+            tables=[{"source": "lake/*/", "target": "lake.{name}", "name": "{name}"}],
+            notify=[{"url": f"{server.url}/told"}],
+        )
+
+        def told() -> dict[str, list[str]]:
+            events: dict[str, list[str]] = {name: [] for name in names}
+            for each in server.taken.get("/told", []):
+                for one in each.get("notices", [each]):
+                    events[one["table"]].append(one["event"])
+            return events
+
+        with daemon(tmp_path / "config.yaml") as running:
+            for name in names:
+                running.synced_to(name, 1)
+            (tmp_path / "lake").rename(tmp_path / "away")
+            until(lambda: set(map(tuple, told().values())) == {("gone",)}, "the notices of all that are gone")
+            (tmp_path / "away").rename(tmp_path / "lake")
+            until(lambda: set(map(tuple, told().values())) == {("gone", "recovered")}, "the notices of all recovered")
+        assert len(server.taken["/told"]) <= 2 * 14, [each["text"] for each in server.taken["/told"]]

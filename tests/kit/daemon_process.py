@@ -14,6 +14,7 @@ from random import Random
 import pytest
 from apscheduler.schedulers import base
 
+from daemon import outbox
 from daemon.cli.commands import main
 from daemon.clock import SystemClock
 from daemon.iceberg.pyiceberg_ext import rest_sessions
@@ -43,9 +44,11 @@ def jump_with(clock_file: Path) -> None:
 
 
 if __name__ == "__main__":
-    # A test has no thirty seconds for a new folder to be seen or for an answer, and no five for a chart's first point.
+    # A test has no thirty seconds for a new folder to be seen or for an answer, no five for a chart's first point, and
+    # no minute for notices.
     fleet.DISCOVERY_INTERVAL_S = 0.5
     run.BEAT_INTERVAL_S = 0.5
+    outbox.JOINED_EACH_S = 5.0
     rest_sessions.ANSWER_MAX_S = 3.0
     rest_sessions.SILENT_S = 3.0
     if seed := os.environ.get("FAULTS"):
