@@ -204,7 +204,6 @@ def test_a_killed_worker_costs_only_time(world: World):
     assert all(DELETE_FILE_NAME.fullmatch(name) for name in there), there - shown
 
 
-@pytest.mark.long
 def test_doctor_reads_the_table_on_the_cluster(world: World):
     """In an application of its own."""
     world.daemon.kill()
