@@ -89,6 +89,13 @@ class World:
             check=False,
         )
 
+    def give_java(self) -> None:
+        """From now on, executors can start."""
+        java, home = shutil.which("java"), self.folder / "java"
+        assert java
+        if not home.exists():
+            home.symlink_to(Path(java).resolve().parents[1])
+
     def task_ends(self) -> list[dict[str, Any]]:
         """The ended tasks of all applications so far, by Spark's own event logs."""
         logs = (log for log in (self.folder / "events").iterdir() if log.is_file())
@@ -150,15 +157,12 @@ def spark_conf(folder: Path, python: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.long
 def test_nodes_without_java_are_named(world: World):
     """Executors that cannot start are Spark's trouble, each time; once they can, the next try works (test below)."""
     for times in (1, 2):
         failed = world.daemon.told("sync.failed", consecutive_errors=times, wait_s=SYNC_MAX_S)
         assert failed["kind"] == "PipelineAway", failed
-    java = shutil.which("java")
-    assert java
-    (world.folder / "java").symlink_to(Path(java).resolve().parents[1])
+    world.give_java()
 
 
 def test_the_first_sync_runs_on_both_workers(world: World):
@@ -216,6 +220,7 @@ def test_doctor_reads_the_table_on_the_cluster(world: World):
 def small(world: World) -> HandmadeTable:
     """A table of a few files, followed in this process and not by the daemon: programs read it on the cluster."""
     world.daemon.kill()
+    world.give_java()
     table = HandmadeTable(world.folder / "lake" / "small")
     table.create()
     paths = [table.write_file([(10 * number + row, "a", "v") for row in range(10)]) for number in range(8)]
