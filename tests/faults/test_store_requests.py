@@ -129,7 +129,7 @@ def _kind(request: str) -> str:
     return f"{method} {next((kind for kind, is_it in kinds.items() if is_it), 'other')}"
 
 
-@pytest.fixture(params=[2, 3])
+@pytest.fixture(params=[2, pytest.param(3, marks=pytest.mark.long)])
 def lake(request: pytest.FixtureRequest, tmp_path: Path, store: ObjectStore) -> Lake:
     return Lake(tmp_path, store, request.param)
 

@@ -231,6 +231,7 @@ def test_a_verification_by_hand_is_shown_by_the_daemon(world: World) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_a_deeper_level_in_the_daemon(world: World) -> None:
     """It starts Spark with the Iceberg jar by itself. What it finds is not cleared by a lighter verification."""
     world.configure(level="bitmaps", period="10s")

@@ -58,6 +58,7 @@ def test_read_iceberg(folder: Path) -> None:
     assert "Delta version 9: append" in told
 
 
+@pytest.mark.long
 def test_scan_delta(folder: Path) -> None:
     told = run(folder, ROOT / "examples" / "scan_delta.py")
     assert "FileScan parquet" in told

@@ -235,6 +235,7 @@ def test_emptied_table(service: Service, tmp_path: Path) -> None:
     table.step(f"INSERT INTO {{t}} {values(0, 6)}", operation="append")
 
 
+@pytest.mark.long
 def test_many_files_and_deletion_vectors(spark: SparkSession, service: Service, tmp_path: Path) -> None:
     """Thousands of files come in several manifests, their deletes by Spark, and one more delete rewrites nothing."""
     files = MANIFEST_ENTRIES_MAX * 2 + 300

@@ -42,9 +42,8 @@ MAINTENANCE = {
 }
 
 
-@pytest.mark.parametrize(
-    "held", [pytest.param(False, id="version by version"), pytest.param(True, id="all at once", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("held", [False, True], ids=["version by version", "all at once"])
+@pytest.mark.long
 def test_row_ids_after_row_tracking_began_again(
     service: Service, spark: SparkSession, tmp_path: Path, held: bool
 ) -> None:

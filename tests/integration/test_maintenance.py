@@ -181,6 +181,7 @@ def test_compaction(
     table.check_leftovers()
 
 
+@pytest.mark.long
 def test_compaction_after_a_restore(spark: SparkSession, tmp_path: Path) -> None:
     """A vector that shrank below what was compacted is shown as it is, and crowds again, and is compacted again."""
     settings = MaintenanceSettings(delete_files_max=1)
@@ -527,6 +528,7 @@ def test_foreign_commits_are_overwritten_when_configured(spark: SparkSession, tm
 # --- manifests ---
 
 
+@pytest.mark.long
 def test_merged_manifests_of_a_long_history(spark: SparkSession, tmp_path: Path) -> None:
     """After 120 commits with a low `commit.manifest.min-count-to-merge` there are few manifests, and all rows."""
     merging_from = 6

@@ -60,6 +60,7 @@ def overwrite(table: Followed, query: str, **options: str) -> None:
 
 
 @pytest.mark.parametrize(("partitioned", "granularity"), LAYOUTS)
+@pytest.mark.long
 def test_operations_with_column_mapping(service: Service, tmp_path: Path, partitioned: bool, granularity: str) -> None:
     """UPDATE, MERGE, ZORDER BY, RESTORE, REORG, TRUNCATE and a replaced table, with column mapping by name."""
     table = Followed(service, tmp_path, granularity)
@@ -418,6 +419,7 @@ def test_row_tracking(service: Service, tmp_path: Path, mode: str) -> None:
     table.step("INSERT INTO {t} VALUES (100, 'last')", operation="append")
 
 
+@pytest.mark.long
 def test_row_ids_are_deltas(service: Service, tmp_path: Path) -> None:
     """In format version 3, through UPDATE, OPTIMIZE and RESTORE, and after a resync."""
     table = Followed(service, tmp_path)

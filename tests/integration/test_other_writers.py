@@ -50,7 +50,9 @@ class ByDeltaRs(Followed):
         self.change(lambda table: write_deltalake(table, more, mode="append"), operation="append")
 
 
-@pytest.mark.parametrize("partitioned", [False, True], ids=["whole", "partitioned"])
+@pytest.mark.parametrize(
+    "partitioned", [pytest.param(False, id="whole", marks=pytest.mark.long), pytest.param(True, id="partitioned")]
+)
 def test_delta_rs(service: Service, tmp_path: Path, partitioned: bool) -> None:
     """Every operation of delta-rs is followed, from a first sync over its checkpoint to deletions that Spark adds."""
     table = ByDeltaRs(service, tmp_path)
