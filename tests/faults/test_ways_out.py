@@ -6,6 +6,7 @@ Delta's own statements mend is in `tests/integration/test_hints.py`.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sqlite3
@@ -26,6 +27,7 @@ from tests.kit.handmade import COLUMNS, HandmadeTable, sql_catalog
 from tests.kit.readers import assert_readers_agree
 
 NAME, TARGET = "orders", "lake.orders"
+WITHOUT_SPARK = {**os.environ, "DVSYNC_PIPELINE__ENGINE": "local"}
 # Kinds of errors with parts of their hints; what follows each is what the hint says.
 Steps = Iterator[tuple[str, str]]
 
@@ -329,7 +331,7 @@ def a_catalog_file_that_is_missing_is_brought_back(world: World) -> Steps:
     with world.stopped():
         catalog.rename(away)
         for command_line in (["show", NAME], ["config", "check", "--connect"]):
-            done = command(world.folder / "config.yaml", *command_line)
+            done = command(world.folder / "config.yaml", *command_line, environment=WITHOUT_SPARK)
             assert "is a volume not mounted?" in done.stdout + done.stderr
         world.delete()
     yield "CatalogAway", "is a volume not mounted?"

@@ -60,7 +60,7 @@ def test_nested_types(service: Service, tmp_path: Path) -> None:
     table.step("UPDATE {t} SET deep.a.c = id WHERE id = 4", operation="overwrite")
 
 
-@pytest.mark.parametrize("mode", ["name", "id"])
+@pytest.mark.parametrize("mode", [pytest.param("name", marks=pytest.mark.long), "id"])
 def test_column_mapping_from_the_start(service: Service, tmp_path: Path, mode: str) -> None:
     """Columns renamed, dropped, added again under an old name and moved, at the top and inside of a struct."""
     table = Followed(service, tmp_path)
