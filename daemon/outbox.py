@@ -28,7 +28,7 @@ from daemon.clock import Clock
 from daemon.config.settings import AfterSyncSettings, LineageSettings, NoticeKind, NotifySettings, RunState, Settings
 from daemon.lineage.runs import LineageEvent
 from daemon.masking import scrub
-from daemon.texts import TEXT_CHARACTERS_MAX, counted, excerpt
+from daemon.texts import TEXT_CHARACTERS_MAX, counted, excerpt, some_of
 from state import TableRecord
 
 # A sink gets this many notices of an event in a minute one by one. Further ones are joined into one.
@@ -36,8 +36,6 @@ ALONE_MAX = 10
 JOINED_EACH_S = 60.0
 # Receivers take no bodies of any size.
 JOINED_MAX = 500
-# The text of joined notices names so many tables.
-NAMED_MAX = 3
 # The notices that wait for one sink. Of further ones, the new ones are dropped.
 WAITING_MAX = 10_000
 # A notice is tried this often, for some 15 minutes, and then dropped.
@@ -99,9 +97,8 @@ Message = Notice | LineageEvent
 
 def _join(notices: Sequence[Notice]) -> JoinedNotices:
     first, tables = notices[0], list(dict.fromkeys(notice.table for notice in notices))
-    more = ", …" if len(tables) > NAMED_MAX else ""
     about = f"{counted(len(notices), 'notice')} about {counted(len(tables), 'table')}"
-    text = f"{first.event}: {about} ({', '.join(tables[:NAMED_MAX])}{more}). The first: {first.text}"
+    text = f"{first.event}: {about} ({some_of(tables)}). The first: {first.text}"
     hint = "`dvsync status` and `notices` say what to do for each table."
     return JoinedNotices(first.event, None, first.at, text, hint, tuple(notices))
 

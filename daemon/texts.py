@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # Enough for Java's message about a failed Spark job, with its causes.
 TEXT_CHARACTERS_MAX = 8_000
+# A line about many tables names so many of them.
+NAMED_MAX = 3
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -32,3 +36,8 @@ def excerpt(text: str, characters_max: int, *, keep: str = "") -> str:
 def counted(number: int, noun: str) -> str:
     """`1 file`, `2,000 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def some_of(names: Sequence[str]) -> str:
+    """`a, b, c, …`: the first names, and whether there are more."""
+    return ", ".join([*names[:NAMED_MAX], *(["…"] if len(names) > NAMED_MAX else [])])

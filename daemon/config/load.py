@@ -495,14 +495,13 @@ def _property_faults(readable: _Readable) -> Iterator[str]:
         for key in properties:
             near = FILE_PROPERTIES if "." in key else COMMON_PROPERTIES
             yield from _misspelt(f"catalogs.{name}.{key}", key, near)
-        left_out = {key.removeprefix(f"catalogs.{name}.") for key in readable.left_out}
-        yield from _auth_faults(f"catalogs.{name}", properties, left_out)
+        given = {*properties, *(key.removeprefix(f"catalogs.{name}.") for key in readable.left_out)}
+        yield from _auth_faults(f"catalogs.{name}", properties, given)
         if kind == "rest" and not re.match(r"https?://", properties.get("uri", "https://"), re.IGNORECASE):
             yield f"catalogs.{name}.uri: does not begin with http:// or https://"
         if kind != "sql":
             continue
         yield from _misspelt_database(f"catalogs.{name}.uri", properties.get("uri", ""))
-        given = {*properties, *left_out}
         if "uri" not in given:
             yield f"catalogs.{name}.uri: is missing; give the SQLAlchemy URL of the catalog's database"
         homeless = next((each for _, each in readable.tables() if each.catalog == name and not each.location), None)
@@ -510,11 +509,11 @@ def _property_faults(readable: _Readable) -> Iterator[str]:
             yield f"catalogs.{name}.warehouse: is missing, and {homeless.name} has no location of its own"
 
 
-def _auth_faults(catalog: str, properties: Mapping[str, str], left_out: Container[str]) -> Iterator[str]:
-    """Find faults in a catalog's section `auth`, by what PyIceberg's classes need."""
+def _auth_faults(catalog: str, properties: Mapping[str, str], given: Container[str]) -> Iterator[str]:
+    """Find faults in a catalog's section `auth`. `given` are its properties and those that were left out as faulty."""
     own = {key: value for key, value in properties.items() if key.partition(".")[0] == "auth"}
     kind = properties.get("auth.type")
-    if not own or "auth.type" in left_out:
+    if not own or (kind is None and "auth.type" in given):
         return
     if not is_rest(properties):
         yield f"{catalog}.auth: only a REST catalog has it"
@@ -523,7 +522,7 @@ def _auth_faults(catalog: str, properties: Mapping[str, str], left_out: Containe
         yield f"{catalog}.auth.type: {wrong}; write one of {', '.join(AUTH_NEEDS)}"
     else:
         needed = [f"auth.{need}" for need in AUTH_NEEDS[kind]]
-        yield from (f"{catalog}.{key}: is missing" for key in needed if key not in own and key not in left_out)
+        yield from (f"{catalog}.{key}: is missing" for key in needed if key not in given)
         for key, value in own.items():
             if key not in ("auth.type", *needed) and not key.startswith(f"auth.{kind}."):
                 yield f"{catalog}.{key}: does not belong to type {kind}"

@@ -10,10 +10,8 @@ import msgspec
 
 from daemon.doctor.diagnosis import Diagnosis, Finding, Verdict, as_lines
 from daemon.errors import SyncError
-from daemon.texts import counted
+from daemon.texts import counted, some_of
 
-# A summary names so many tables for each reason; JSON has them all.
-NAMED_MAX = 3
 # The column or columns that a message is about.
 COLUMN = re.compile(r"\bcolumn (?!mapping\b)[^\s:,]+(, [^\s:,]+)*")
 
@@ -145,6 +143,5 @@ def summary_lines(lake: LakeDiagnosis) -> Sequence[str]:
 
 
 def _counted(sources: Sequence[str]) -> str:
-    named = ", ".join(source.rstrip("/").rpartition("/")[2] for source in sources[:NAMED_MAX])
-    more = ", …" if len(sources) > NAMED_MAX else ""
-    return f"{len(sources)} ({named}{more})"
+    named = some_of([source.rstrip("/").rpartition("/")[2] for source in sources])
+    return f"{len(sources)} ({named})"

@@ -40,7 +40,9 @@ class _Server:
         with self._lock:
             if self._is_silent:
                 if began_s < self._asked_again_s:
-                    raise ConnectionError(f"{self._origin} is asked again later. Before: {self._reason}")
+                    raise ConnectionError(
+                        f"{self._origin} is asked again later; the last request failed: {self._reason}"
+                    )
                 # Nobody else until this request has ended, or has taken too long.
                 self._asked_again_s = began_s + ANSWER_MAX_S + SILENT_S
         try:
