@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 
 from daemon.config.settings import HealthSettings
 from daemon.errors import ConfigInvalid
+from daemon.web.guard import guard
 from daemon.web.listener import BACKLOG, BoundedListener
 
 STOP_MAX_S = 2.0
@@ -70,7 +71,7 @@ class WebServer:
         self._listener = BoundedListener(listener)
         self._scheme = "https" if settings.certificate else "http"
         config = uvicorn.Config(
-            self._listener.answering(app),
+            self._listener.answering(guard(app, settings.host, self._listener.getsockname()[0])),
             log_config=None,
             access_log=False,
             lifespan="off",
