@@ -208,10 +208,9 @@ class FileIOStorage:
             if span is None:
                 with fs.open_input_stream(name) as stream:
                     return bytes(stream.read())
-            with fs.open_input_file(name) as file:
-                # Arrow refuses to start reading past the end, and allocates memory for all bytes that are requested.
-                size = min(span.size, file.size() - span.offset)
-                return bytes(file.read_at(size, span.offset)) if size > 0 else b""
+            with Source(fs.open_input_file(name), path) as file:
+                file.seek(span.offset)
+                return file.read(span.size)
 
     def read_spans(self, spans: Sequence[tuple[str, Span]]) -> list[bytes]:
         return map_files(lambda each: self.read(*each), spans, itemgetter(0))
@@ -361,11 +360,14 @@ class Source(io.RawIOBase):
         return self._offset
 
     def read(self, size: int | None = -1) -> bytes:
-        # Stores refuse reads beyond the end of a file, and a broken footer may point there.
+        # Stores refuse reads beyond the end of a file, and a broken footer may point there. Arrow makes room for all.
         left = max(self.size_bytes - self._offset, 0)
         size = left if size is None or size < 0 else min(size, left)
         data = self._ask(lambda: bytes(self._file.read_at(size, self._offset))) if size else b""
-        self._offset += len(data)
+        if len(data) != size:
+            what = f"of {size} bytes from {self._offset} on, {len(data)} came"
+            raise store_away(self._path, OSError(what))
+        self._offset += size
         return data
 
     def readinto(self, buffer: Any) -> int:

@@ -9,7 +9,7 @@ import pytest
 from pyarrow.fs import FileInfo, FileSelector, FileType, LocalFileSystem
 
 from daemon.errors import ObjectMissing, ObjectStoreAway
-from daemon.storage import FileIOStorage, FileMeta
+from daemon.storage import FileIOStorage, FileMeta, Span
 
 ARROW = LocalFileSystem()
 
@@ -82,3 +82,20 @@ def test_a_file_system_that_fails(tmp_path: Path) -> None:
         with pytest.raises(ObjectStoreAway) as raised:
             look(f"file://{loop}")
         assert raised.value.path == f"file://{loop}"
+
+
+def test_a_file_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
+    """What is missing is not the end of the file: the read is tried again."""
+    file = tmp_path / "f"
+    file.write_bytes(b"0123456789")
+    with FileIOStorage().open_input(f"file://{file}") as source:
+        file.write_bytes(b"01234")
+        with pytest.raises(ObjectStoreAway, match="of 6 bytes from 2 on, 3 came"):
+            source.seek(2)
+            source.read(6)
+
+
+def test_a_span_is_cut_at_the_end_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"0123456789")
+    read = [FileIOStorage().read(f"file://{tmp_path}/f", span) for span in (Span(8, 5), Span(10, 5), Span(30, 1 << 62))]
+    assert read == [b"89", b"", b""]
