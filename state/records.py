@@ -89,6 +89,7 @@ class LiveFile(msgspec.Struct, frozen=True):
     """A data file that is live in Iceberg. `record_count` counts physical rows, deleted ones too.
 
     `partition` is the partition of its manifest entry under the spec `spec_id`: each value as a text, None for null.
+    `uri` is by which Delta knows the file; None, as for nearly all files, if it is the one that Spark would write.
     """
 
     path: str
@@ -98,6 +99,7 @@ class LiveFile(msgspec.Struct, frozen=True):
     manifest_path: str
     deletion_vector: DeletionVectorDescriptor | None = None
     partition: tuple[str | None, ...] = ()
+    uri: str | None = None
 
     @property
     def dv_unique_id(self) -> str | None:
@@ -168,6 +170,7 @@ class Outcome(msgspec.Struct, frozen=True):
     catalog: str | None = None
     added_files: tuple[LiveFile, ...] = ()
     changed_dvs: tuple[tuple[str, DeletionVectorDescriptor | None], ...] = ()
+    changed_uris: tuple[tuple[str, str | None], ...] = ()
     removed_files: tuple[str, ...] = ()
     added_delete_files: tuple[DeleteFileRecord, ...] = ()
     removed_delete_files: tuple[tuple[str, OrphanReason], ...] = ()

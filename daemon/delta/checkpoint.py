@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from daemon.delta.actions import AddFile, Metadata, Protocol, resolve_path
+from daemon.delta.actions import AddFile, Metadata, Protocol
 from daemon.delta.log import LINE_BYTES_MAX
 from daemon.delta.struct_stats import encode_stats
 from daemon.delta.table_state import ADDS, adds_batch
+from daemon.delta.uri import resolve_path
 from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.storage import BLOCK_BYTES, FileIOStorage, FileMeta, store_away
 from state.records import Long
@@ -105,7 +106,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some of the actions of the checkpoint file at `path`. `adds` has the schema ADDS."""
+    """Some of the actions of the checkpoint file at `path`. `adds` has the schema ADDS; its paths are as written."""
 
     path: str
     adds: pa.RecordBatch
@@ -301,6 +302,7 @@ def _decode_adds(batch: pa.RecordBatch) -> pa.RecordBatch:
         column = columns[name] if name in NEVER_NULL else columns[name].filter(has_dv)
         if column.null_count:
             raise _corrupt(f"an add of the checkpoint has no {'.'.join(PLACES[name])}")
+    columns["uri"] = pa.nulls(len(rows), pa.string())
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=ADDS)
 
 

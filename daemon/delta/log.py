@@ -21,12 +21,10 @@ from daemon.delta.actions import (
     Metadata,
     Protocol,
     RemoveFile,
-    absolute_paths,
     find_doubled,
-    resolve_path,
 )
 from daemon.delta.checksum import Totals, decode_checksum
-from daemon.delta.uri import find_uri_fault
+from daemon.delta.uri import find_uri_fault, name_file
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
 from daemon.storage import FileMeta, Span, Storage
 from daemon.texts import excerpt
@@ -307,7 +305,6 @@ class DeltaLog:
     def _validated(self, version: int, path: str, actions: list[_Line], known: _Known) -> Commit:
         adds = tuple(self._resolved(version, path, action.add) for action in actions if action.add)
         removes = tuple(self._resolved(version, path, action.remove) for action in actions if action.remove)
-        written = [action.path for line in actions for action in (line.add, line.remove) if action]
         metadata = [action.meta_data for action in actions if action.meta_data]
         protocols = [action.protocol for action in actions if action.protocol]
         if len(metadata) > 1 or len(protocols) > 1:
@@ -321,14 +318,14 @@ class DeltaLog:
             metadata=metadata[0] if metadata else None,
             protocol=protocols[0] if protocols else None,
             operation=next((_operation_of(action.commit_info) for action in actions if action.commit_info), None),
-            absolute_paths=absolute_paths(self.location, written),
             size_bytes=known.meta.size,
         )
 
     def _resolved(self, version: int, path: str, action: FileAction) -> FileAction:
         if fault := find_uri_fault(action.path):
             raise _corrupt(f"Delta cannot read the path {action.path!r} of a data file: {fault}", version, path)
-        return with_fields(action, path=resolve_path(self.location, action.path))
+        place, uri = name_file(self.location, action.path)
+        return with_fields(action, path=place, uri=uri)
 
     def check_continuity(self, after: int) -> None:
         """Raise `ResyncNeeded` if version `after + 1` can never be read, `CorruptInput` if the log has a gap there,
@@ -399,12 +396,12 @@ def _check_file_actions(version: int, path: str, adds: tuple[AddFile, ...], remo
 
     PROTOCOL.md, "Action Reconciliation".
     """
-    if doubled := find_doubled(add.path for add in adds):
-        data_file, count = doubled
+    if doubled := find_doubled((add.path, add.identity) for add in adds):
+        (data_file, _), count = doubled
         raise _corrupt(f"{count} adds for the one path {data_file}", version, path)
-    added = {(add.path, add.dv_unique_id) for add in adds}
+    added = {(add.path, add.identity) for add in adds}
     for remove in removes:
-        if (remove.path, remove.dv_unique_id) in added:
+        if (remove.path, remove.identity) in added:
             raise _corrupt(f"add and remove of the same logical file {remove.path}", version, path)
 
 

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from daemon.delta.actions import Commit
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
-from daemon.errors import ReplacementNeeded, ResyncNeeded, Unsupported
+from daemon.errors import ReplacementNeeded, StateMismatch, Unsupported
 from daemon.iceberg.account import Account, check_account
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import Change, write_positions, write_vectors
-from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
+from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, remembered_account, result_of_change
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import (
     Shape,
@@ -27,7 +27,6 @@ from daemon.translate.definition import (
     shape_of,
 )
 from daemon.translate.plan import account_change
-from state import LiveFile
 
 
 def advance(
@@ -47,9 +46,15 @@ def advance(
     """
     store, record = context.store, shown.record
     live = store.find_live_files(record.id, touched_paths(commits))
-    _check_named_alike(commits, live)
-    dv_ids = {path: file.dv_unique_id for path, file in live.items()}
-    change = fold_commits(commits, dv_ids)
+    change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})
+    # For Delta such a remove changes nothing, provided that the state store has not lost the file.
+    if change.unmatched and remembered_account(context, record) != before:
+        raise StateMismatch(
+            f"{change.unmatched}, which the state store does not have as live, and its live files do not add up to "
+            f"{before}",
+            version=change.to_version,
+            hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
+        )
 
     shape = _shape_after(context, shown, change, commits)
     with context.step("inspect"):
@@ -87,22 +92,6 @@ def advance(
             operation=change.operation,
         )
     return shown, result_of_change(change, completed, shown.record, snapshots=1)
-
-
-def _check_named_alike(commits: Sequence[Commit], live: Mapping[str, LiveFile]) -> None:
-    """Raise `ResyncNeeded` if a live file of the table's folder is named by its absolute path.
-
-    Delta takes that for another file if the log named it by its relative path before, which only the log knows.
-    """
-    for commit in commits:
-        for path in commit.absolute_paths & live.keys():
-            raise ResyncNeeded(
-                f"version {commit.version} names the live file {path} by its absolute path",
-                version=commit.version,
-                path=path,
-                hint="Delta compares paths as they are written. dvsync compares both states and commits the "
-                "difference.",
-            )
 
 
 def _shape_after(context: TableContext, shown: Shown, change: TableChange, commits: Sequence[Commit]) -> Shape:

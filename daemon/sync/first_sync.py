@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial, reduce
 from operator import or_
 
+import pyarrow.compute as pc
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 
@@ -14,13 +15,13 @@ from daemon import tracing
 from daemon.delta.actions import AddFile
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange
-from daemon.delta.table_state import TableState
+from daemon.delta.table_state import TableState, check_unique
 from daemon.errors import SyncError
 from daemon.iceberg.account import Account
 from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifests_needed
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_records
-from daemon.sync.recovery import leave_other_table
+from daemon.sync.recovery import int64s, leave_other_table
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import (
     Shape,
@@ -88,6 +89,10 @@ def show_state(
         with tracing.step("manifests"):
             answers = _write_manifests(context, transaction, state, shape, table)
         written = [answer.written for answer in answers]
+        # A path that is spelled in two ways may be in two parts.
+        paths = int64s(hash(path) for answer in answers for path in answer.paths)
+        if pc.count_distinct(paths).as_py() < len(paths):
+            check_unique(list(state.read_adds()))
         shape = shape.with_files(reduce(or_, (manifest.traits for manifest in written), FileTraits()))
         with tracing.step("translate"):
             dvs, completed = _write_deletions(context, transaction, state, shape, answers)

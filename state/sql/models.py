@@ -168,6 +168,8 @@ DATA_FILES = Table(
     Column("dv_offset", BigInteger),
     # The values of `LiveFile.partition` as JSON; files are never searched by it.
     Column("partition", Text, nullable=False, server_default="[]"),
+    # Null for nearly all files: see `LiveFile.uri`.
+    Column("uri", Text),
     UniqueConstraint("table_id", "path"),
     # `count` adds up these columns from the index alone; the rows with their long paths are not read.
     Index(None, "table_id", "record_count", "dv_cardinality", "size_bytes"),

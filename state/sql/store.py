@@ -326,6 +326,7 @@ class SqlStateStore:
             sql_files.remove_live_files(connection, table_id, outcome.removed_files)
             sql_files.write_live_files(connection, table_id, outcome.added_files, manifest_ids)
             sql_files.write_deletion_vectors(connection, table_id, outcome.changed_dvs)
+            sql_files.write_uris(connection, table_id, outcome.changed_uris)
             sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
             sql_files.write_live_delete_files(
                 connection, table_id, outcome.added_delete_files, manifest_ids, at_ms=at_ms

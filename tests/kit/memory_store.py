@@ -336,6 +336,9 @@ class MemoryStateStore:
             for path, deletion_vector in outcome.changed_dvs:
                 if path in table.data_files:
                     table.data_files[path] = replace(table.data_files[path], deletion_vector=deletion_vector)
+            for path, uri in outcome.changed_uris:
+                if path in table.data_files:
+                    table.data_files[path] = replace(table.data_files[path], uri=uri)
             for path, reason in outcome.removed_delete_files:
                 table.remove_delete_file(path, reason, at_ms)
             for delete_file in outcome.added_delete_files:
