@@ -6,13 +6,12 @@ an add of the same path. The data file itself does not change, so such a pair is
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from daemon.delta.actions import AddFile, Commit, Identity, Metadata, Protocol
 from daemon.delta.uri import describe, is_doubtful
-from daemon.errors import ResyncNeeded
+from daemon.errors import StateMismatch
 from daemon.texts import excerpt
 
 # Limits the text of all operations: every metadata file repeats it for each snapshot.
@@ -26,7 +25,7 @@ class TableChange:
     Keys are plain absolute paths. `added` were not live before, `removed` are not live afterwards, `dv_changed` are
     live before and afterwards, with different deletion vectors (or only once with a vector). If one commit removes a
     path and a later one adds it, it is in `removed` and `added`: the new file may be different. `uris_changed` are live
-    before and afterwards, spelled otherwise. `unmatched` is the first remove that removed nothing.
+    before and afterwards, spelled otherwise. `not_live` are removed, but were never live.
     """
 
     from_version: int
@@ -40,7 +39,7 @@ class TableChange:
     operation: str | None = None
     data_change: bool = True
     uris_changed: Mapping[str, str | None] = field(default_factory=dict)
-    unmatched: str | None = None
+    not_live: frozenset[str] = frozenset()
 
 
 def join_operations(names: Iterable[str | None]) -> str | None:
@@ -56,43 +55,45 @@ def touched_paths(commits: Iterable[Commit]) -> set[str]:
 def fold_commits(commits: Sequence[Commit], live: Mapping[str, Identity]) -> TableChange:
     """Fold consecutive, validated commits over `live` for the touched paths.
 
-    As in Delta, an add makes its logical file live, and a remove removes exactly its logical file. An add of a logical
-    file that is already live (new statistics, tags) changes nothing.
+    As in Delta, an add makes its logical file live, and a remove removes exactly its logical file, if that is live. An
+    add of a logical file that is already live (new statistics, tags) changes nothing.
 
     Example: `a`, `b` and `c` are live, without deletion vectors. Version 6 removes `a` and adds it with the vector `v`.
     Version 7 removes `b` and adds `d`. The change is: `a` in `dv_changed`, `b` in `removed`, `d` in `added`; `c` stays.
 
-    Raises `ResyncNeeded` if a path is live more than once afterwards, or nobody can tell whether a remove removes it.
+    Raises `StateMismatch` if a path is live more than once afterwards, if nobody can tell whether a remove removes a
+    file (`is_doubtful`), or if a remove names another deletion vector than the live file has. Then either Iceberg
+    cannot show Delta's state, or `live` differs from it.
     """
     # The logical files of each path: the newest add, or None while the file of `live` is untouched.
-    after: dict[str, dict[Identity, AddFile | None]] = defaultdict(dict)
-    after.update({path: {identity: None} for path, identity in live.items()})
+    after: dict[str, dict[Identity, AddFile | None]] = {path: {identity: None} for path, identity in live.items()}
     gone: set[str] = set()
-    unmatched: str | None = None
+    not_live: set[str] = set()
 
     for commit in commits:
-        for remove in dict.fromkeys(commit.removes):
-            at_path = after[remove.path]
-            if remove.identity in at_path:
-                del at_path[remove.identity]
-            else:
-                unmatched = unmatched or f"version {commit.version} removes {remove.path} {describe(remove.identity)}"
+        removes = dict.fromkeys(commit.removes)
+        unmatched = [remove for remove in removes if remove.identity not in after.get(remove.path, ())]
+        not_live |= {remove.path for remove in unmatched if remove.path not in after}
+        for remove in removes:
+            after.get(remove.path, {}).pop(remove.identity, None)
+        for remove in unmatched:
+            if any(uri == remove.uri for uri, _ in after.get(remove.path, ())):
+                raise _mismatch(commit.version, remove.path, [remove.identity, *after[remove.path]])
         for add in commit.adds:
-            at_path = after[add.path]
+            at_path = after.setdefault(add.path, {})
             # None stays: the file is live already, and shown.
             if at_path.get(add.identity, add) is not None:
                 at_path[add.identity] = add
-        for remove in commit.removes:
-            at_path = after[remove.path]
+        for remove in removes:
+            at_path = after.get(remove.path, {})
             if not at_path:
                 gone.add(remove.path)
-            for identity in at_path:
-                if is_doubtful(remove.path, identity, remove.identity):
-                    raise _not_one_file(commit.version, remove.path, (identity, remove.identity))
+            elif any(is_doubtful(remove.path, identity, remove.identity) for identity in at_path):
+                raise _mismatch(commit.version, remove.path, [remove.identity, *at_path])
 
     for path, at_path in after.items():
         if len(at_path) > 1:
-            raise _not_one_file(commits[-1].version, path, at_path)
+            raise _mismatch(commits[-1].version, path, at_path)
     newest = {path: add for path, at_path in after.items() for add in at_path.values() if add}
     stayed = {path: identity for path, identity in live.items() if path not in gone}
     return TableChange(
@@ -109,14 +110,14 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, Identity]) -> Tab
         operation=join_operations(commit.operation for commit in commits),
         data_change=any(action.data_change for commit in commits for action in commit.file_actions),
         uris_changed={path: add.uri for path, add in newest.items() if path in stayed and stayed[path][0] != add.uri},
-        unmatched=unmatched,
+        not_live=frozenset(not_live),
     )
 
 
-def _not_one_file(version: int, path: str, identities: Iterable[Identity]) -> ResyncNeeded:
-    return ResyncNeeded(
+def _mismatch(version: int, path: str, identities: Iterable[Identity]) -> StateMismatch:
+    return StateMismatch(
         f"after version {version}, {path} may be live more than once: {'; '.join(map(describe, identities))}",
         version=version,
         path=path,
-        hint="dvsync compares Delta's newest state with Iceberg, and commits the difference.",
+        hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
     )

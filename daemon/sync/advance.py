@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from pyiceberg.manifest import ManifestContent
+
 from daemon.delta.actions import Commit
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
 from daemon.errors import ReplacementNeeded, StateMismatch, Unsupported
 from daemon.iceberg.account import Account, check_account
+from daemon.iceberg.references import live_entries
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import Change, write_positions, write_vectors
-from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, remembered_account, result_of_change
+from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import (
     Shape,
@@ -47,14 +50,7 @@ def advance(
     store, record = context.store, shown.record
     live = store.find_live_files(record.id, touched_paths(commits))
     change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})
-    # For Delta such a remove changes nothing, provided that the state store has not lost the file.
-    if change.unmatched and remembered_account(context, record) != before:
-        raise StateMismatch(
-            f"{change.unmatched}, which the state store does not have as live, and its live files do not add up to "
-            f"{before}",
-            version=change.to_version,
-            hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
-        )
+    _check_not_shown(shown, change)
 
     shape = _shape_after(context, shown, change, commits)
     with context.step("inspect"):
@@ -92,6 +88,25 @@ def advance(
             operation=change.operation,
         )
     return shown, result_of_change(change, completed, shown.record, snapshots=1)
+
+
+def _check_not_shown(shown: Shown, change: TableChange) -> None:
+    """Raise `StateMismatch` if Iceberg shows a file that is removed, and that the state store does not know.
+
+    Otherwise its remove is without effect, as in Delta. Reads all data manifests, but only after such a remove.
+    """
+    snapshot = shown.table.current_snapshot()
+    if not change.not_live or snapshot is None:
+        return
+    for entry, _ in live_entries(shown.table, snapshot, ManifestContent.DATA):
+        path = entry.data_file.file_path
+        if path in change.not_live:
+            raise StateMismatch(
+                f"{path} is removed, which Iceberg shows, but the state store does not have it as live",
+                version=change.to_version,
+                path=path,
+                hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
+            )
 
 
 def _shape_after(context: TableContext, shown: Shown, change: TableChange, commits: Sequence[Commit]) -> Shape:

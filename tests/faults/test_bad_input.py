@@ -211,16 +211,23 @@ def test_a_damaged_deletion_vector_that_delta_needs_no_more_stops_nothing(
 
 def test_deletions_beyond_the_last_row_are_refused(pair: Pair) -> None:
     """A deletion vector with more positions than the data file has rows, or with a later one, is `CorruptInput`."""
-    version = pair.table.commit(pair.table.delete({pair.path: [6]}))
-    file = newest_dv_file(pair.table).name
+    table = pair.table
+    before = table.live[pair.path], table.deleted[pair.path]
+
+    def undo() -> None:
+        table.version -= 1
+        table.live[pair.path], table.deleted[pair.path] = before
+
+    version = table.commit(table.delete({pair.path: [6]}))
+    file = newest_dv_file(table).name
     says = f"the deletion vector of .*{pair.path} has 7 rows .* 6 rows"
     pair.assert_refused(CorruptInput, version=version, path=f"/delta/{file}", says=says)
-    pair.table.version -= 1
-    pair.table.commit(pair.table.delete({pair.path: range(1, 7)}))
-    file = newest_dv_file(pair.table).name
+    undo()
+    table.commit(table.delete({pair.path: range(1, 7)}))
+    file = newest_dv_file(table).name
     pair.assert_refused(CorruptInput, version=version, path=f"/delta/{file}", says="7 deleted positions.* 6 rows")
-    pair.table.version -= 1
-    pair.table.commit([pair.table.remove(pair.path), pair.table.add(pair.path, deleted=[0, 3])])
+    undo()
+    table.commit([table.remove(pair.path), table.add(pair.path, deleted=[0, 3])])
     pair.assert_goes_on([0, 1, 2])
 
 
