@@ -1,26 +1,33 @@
-"""Maps hidden columns: those that only files have, not the table. Their ids belong to no column of the table."""
+"""Maps columns of files whose names the name mapping lacks.
+
+Most are hidden: only files have them, not the table, and their ids belong to no column of the table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
-from daemon.translate.name_mapping import HIDDEN_ID_START, ROW_ID
+from daemon.translate.name_mapping import HIDDEN_ID_START, ROW_ID, mapped_ids
 
 Path = tuple[str, ...]
 
 
-def with_hidden(mapping: NameMapping, hidden: Iterable[Path]) -> NameMapping:
-    """Return the mapping with ids for columns that only files have: PyIceberg refuses a file with an unmapped name."""
-    paths = sorted(hidden)
+def with_unmapped(mapping: NameMapping, unmapped: Iterable[Path], columns: Collection[int] = ()) -> NameMapping:
+    """Return the mapping with these columns of files: PyIceberg refuses a file with an unmapped name.
+
+    `columns` are the ids of the table's columns. A name that is one of theirs but for upper and lower case becomes
+    another name of it, because Delta ignores case. Any other name gets an id of its own.
+    """
+    paths = sorted(unmapped)
     if not paths:
         return mapping
-    used = [mapped.field_id or 0 for mapped in _flat_mapping(mapping.root) if mapped.field_id != ROW_ID]
+    used = [field_id for field_id in mapped_ids(mapping) if field_id != ROW_ID]
     next_id = max([HIDDEN_ID_START, *used]) + 1
     fields = list(mapping.root)
     for number, path in enumerate(paths):
-        fields = _with_field(fields, path, next_id + number)
+        fields = _with_field(fields, path, next_id + number, columns)
     return NameMapping(fields)
 
 
@@ -32,22 +39,41 @@ def with_row_ids(mapping: NameMapping, column: str) -> NameMapping:
     """
     kept = [field for field in mapping.root if field.field_id != ROW_ID and column not in field.names]
     former = [(name,) for field in mapping.root if field.field_id == ROW_ID for name in field.names if name != column]
-    return with_hidden(NameMapping([*kept, MappedField(field_id=ROW_ID, names=[column], fields=[])]), former)
+    return with_unmapped(NameMapping([*kept, MappedField(field_id=ROW_ID, names=[column], fields=[])]), former)
 
 
-def _flat_mapping(fields: Iterable[MappedField]) -> Iterator[MappedField]:
-    for field in fields:
-        yield field
-        yield from _flat_mapping(field.fields)
+def find_paths(mapping: Iterable[MappedField], parent: Path = ()) -> Iterator[tuple[Path, int | None]]:
+    """Yield the path of every field by its names in lower case, with its id."""
+    for field in mapping:
+        for name in {name.lower() for name in field.names}:
+            yield (*parent, name), field.field_id
+            yield from find_paths(field.fields, (*parent, name))
 
 
-def _with_field(fields: Sequence[MappedField], path: Path, field_id: int) -> list[MappedField]:
+def _with_field(
+    fields: Sequence[MappedField], path: Path, field_id: int, columns: Collection[int]
+) -> list[MappedField]:
     name, rest = path[0], path[1:]
-    if not rest:
-        return [*fields, MappedField(field_id=field_id, names=[name], fields=[])]
-    return [
-        MappedField(field_id=field.field_id, names=field.names, fields=_with_field(field.fields, rest, field_id))
-        if name in field.names
-        else field
-        for field in fields
-    ]
+    if rest:
+        return [
+            _changed(field, fields=_with_field(field.fields, rest, field_id, columns)) if name in field.names else field
+            for field in fields
+        ]
+    if any(_is_spelled(field, name, columns) for field in fields):
+        return [
+            _changed(field, names=[*field.names, name]) if _is_spelled(field, name, columns) else field
+            for field in fields
+        ]
+    return [*fields, MappedField(field_id=field_id, names=[name], fields=[])]
+
+
+def _is_spelled(field: MappedField, name: str, columns: Collection[int]) -> bool:
+    return field.field_id in columns and field.names[0].lower() == name.lower()
+
+
+def _changed(
+    field: MappedField, *, names: list[str] | None = None, fields: list[MappedField] | None = None
+) -> MappedField:
+    return MappedField(
+        field_id=field.field_id, names=names or field.names, fields=field.fields if fields is None else fields
+    )

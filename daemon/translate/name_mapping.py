@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import chain
 
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
@@ -42,39 +43,50 @@ def find_lost(before: NameMapping, after: NameMapping) -> dict[int, str]:
 
 def _mapped_paths(fields: Iterable[MappedField], parent: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
     for field in fields:
-        path = (*parent, field.names[0])
-        if field.field_id is not None:
-            yield path, field.field_id
-        yield from _mapped_paths(field.fields, path)
+        for name in field.names:
+            if field.field_id is not None:
+                yield (*parent, name), field.field_id
+            yield from _mapped_paths(field.fields, (*parent, name))
 
 
-def with_dropped(
-    fields: list[MappedField], previous: Sequence[MappedField], ids: Container[int | None]
-) -> list[MappedField]:
-    """Return `fields` and the dropped columns, which older files may have: PyIceberg refuses files with unmapped names.
+def with_former(fields: Iterable[MappedField], former: Sequence[MappedField], ids: Container[int]) -> list[MappedField]:
+    """Return the mapped columns `fields` with the names in `former`: PyIceberg refuses files with unmapped names.
 
-    Iceberg spec, "Column Projection": a mapping may contain ids that the schema no longer has.
+    `ids` are those of all columns. Columns that were dropped, or that only files have, keep their ids (Iceberg spec,
+    "Column Projection": a mapping may contain ids that the schema does not have). Such a column whose name a new column
+    has, but for upper and lower case, becomes that column, because Delta ignores case. For example, Delta adds `extra`,
+    and a file has `Extra` with the fields x and y: `extra` gets the other name `Extra`, and the field y.
     """
-    before = {field.field_id: field.fields for field in previous}
-    # Some readers ignore case in names: a dropped `id` must not hide a new `ID`.
-    names = {name.casefold() for field in fields for name in field.names}
-    kept = [
-        MappedField(
-            field_id=field.field_id,
-            names=field.names,
-            fields=with_dropped(field.fields, before.get(field.field_id, []), ids),
+    mapped = []
+    for field in fields:
+        name = field.names[0]
+        same = [each for each in former if each.field_id == field.field_id or _is_called(each, {name.lower()})]
+        others = {
+            each: None for each in chain.from_iterable(each.names for each in same) if each.lower() == name.lower()
+        }
+        inner = [each for known in same for each in known.fields]
+        mapped.append(
+            MappedField(
+                field_id=field.field_id,
+                names=list({name: None, **others}),
+                fields=with_former(field.fields, inner, ids),
+            )
         )
-        for field in fields
-    ]
-    return kept + [
-        field
-        for field in previous
-        if names.isdisjoint(name.casefold() for name in field.names)
-        and not any(field_id in ids for field_id in _mapped_ids(field))
-    ]
+    taken, called = {field.names[0].lower() for field in mapped}, set[str]()
+    for field in former:
+        is_free = called.isdisjoint(field.names) and not _is_called(field, taken)
+        if is_free and not any(each in ids for each in mapped_ids([field])):
+            mapped.append(field)
+            called.update(field.names)
+    return mapped
 
 
-def _mapped_ids(field: MappedField) -> Iterator[int | None]:
-    yield field.field_id
-    for inner in field.fields:
-        yield from _mapped_ids(inner)
+def _is_called(field: MappedField, names: Container[str]) -> bool:
+    return any(name.lower() in names for name in field.names)
+
+
+def mapped_ids(fields: Iterable[MappedField]) -> Iterator[int]:
+    for field in fields:
+        if field.field_id is not None:
+            yield field.field_id
+        yield from mapped_ids(field.fields)

@@ -465,8 +465,8 @@ def test_another_spelling_is_told() -> None:
     first = translate_schema(metadata(column("id", "long"), column("s", struct(column("x", "long")))))
     second = evolve(first, metadata(column("ID", "long"), column("s", struct(column("X", "long")))))
     assert second.replaced == ("ID (spelled id before)", "s.X (spelled x before)")
-    # DuckDB would take a dropped `id` for the new `ID`.
-    assert [field.names for field in second.name_mapping] == [["ID"], ["s"]]
+    # DuckDB would take a dropped `id` for the new `ID`, as Delta does.
+    assert [field.names for field in second.name_mapping] == [["ID", "id"], ["s"]]
 
 
 @pytest.mark.parametrize(
