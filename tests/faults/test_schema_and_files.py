@@ -9,6 +9,8 @@ import ast
 import inspect
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -23,7 +25,7 @@ import pytest
 from daemon.errors import SyncError, Unsupported
 from daemon.pipeline import inspection
 from daemon.translate import calendar, file_schema
-from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable
+from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable, sql_catalog
 from tests.kit.readers import READERS, assert_same_rows
 
 BASE = {"id": pa.array([1, 2], pa.int64()), "part": ["a", "a"], "value": ["v1", "v2"]}
@@ -31,7 +33,7 @@ ROWS = [(1, "a", "v1"), (2, "a", "v2")]
 WITH_IDS = {"id": 1, "part": 2, "value": 3}
 TEXTS = pa.array(["h1", "h2"])
 NUMBERS = pa.array([7, 8], pa.int64())
-ROOT = pa.struct([("x", pa.int64())])
+ROOT_FOLDER = Path(__file__).parents[2]
 FAR = pa.array([datetime(3000, 1, 1)] * 2, pa.timestamp("us"))
 IN_LISTS = pa.array([[1], [2]], pa.list_(pa.int64()))
 
@@ -298,3 +300,126 @@ def test_each_reason_has_a_case() -> None:
     assert len(found) > 10
     missing = {reason for reason in found if not any(re.search(reason, case.says) for case in CASES.values())}
     assert not missing
+
+
+def read(bench: Bench, snapshot_id: int | None = None) -> list[tuple[Any, ...]]:
+    rows = bench.iceberg().scan(snapshot_id=snapshot_id).to_arrow().to_pylist()
+    return sorted(tuple(row.values()) for row in rows)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    """A table with a file that also has the texts `Extra`, of which the schema says nothing."""
+    source = Source(tmp_path / "delta", Case({"Extra": TEXTS}, ids={**WITH_IDS, "Extra": 4}))
+    source.commit_schema(is_new=False)
+    source.commit_file()
+    return source
+
+
+@pytest.fixture
+def bench(tmp_path: Path, source: Source) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    bench.sync()
+    yield bench
+    bench.close()
+
+
+def add_column(source: Source, name: str, kind: str = "string") -> None:
+    source.table.commit([{"metaData": source.table.metadata((*COLUMNS, (name, kind)))}], operation="ADD COLUMNS")
+
+
+def test_a_column_that_no_file_has_opens_none(source: Source, bench: Bench) -> None:
+    """Adding a column costs what it did: no file is opened, although one has a hidden column."""
+    (source.table.folder / "file.parquet").rename(source.table.folder / "away")
+    add_column(source, "other")
+    bench.sync()
+    (source.table.folder / "away").rename(source.table.folder / "file.parquet")
+    assert read(bench) == [(*row, None) for row in ROWS]
+
+
+def test_hidden_columns_outlive_the_state_store(source: Source, bench: Bench) -> None:
+    """What is known of them is in the Iceberg table: a new column gets no id of theirs."""
+    bench.close()
+    bench.state_file.unlink()
+    bench.open()
+    add_column(source, "other")
+    bench.sync()
+    assert read(bench) == [(*row, None) for row in ROWS]
+    assert bench.iceberg().schema().find_field("other").field_id == 5
+
+
+def test_older_snapshots_keep_hidden_columns(tmp_path: Path) -> None:
+    """Their files' names stay in the name mapping when a later column takes them, although no live file has them."""
+    source = Source(tmp_path / "delta", Case({"Extra": TEXTS}))
+    source.commit_schema(is_new=False)
+    source.commit_file()
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    bench.sync()
+    snapshot_id = bench.iceberg().metadata.current_snapshot_id
+    rewritten = source.table.write_file(ROWS)
+    source.table.commit([source.table.remove("file.parquet"), source.table.add(rewritten)])
+    add_column(source, "extra")
+    bench.sync()
+    assert (read(bench), read(bench, snapshot_id)) == ([(*row, None) for row in ROWS], ROWS)
+    bench.close()
+
+
+def test_a_dropped_column_comes_back(tmp_path: Path) -> None:
+    """Without column mapping, older files still have it: shown where the type fits, refused where it does not."""
+    source = Source(tmp_path / "delta", Case({"x": NUMBERS}))
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    source.commit_schema(is_new=False)
+    add_column(source, "x", "long")
+    source.commit_file()
+    bench.sync()
+    for kind, says in (("long", ""), ("string", "is stored as int64")):
+        source.table.commit([{"metaData": source.table.metadata()}])
+        bench.sync()
+        assert read(bench) == ROWS
+        add_column(source, "x", kind)
+        if says:
+            with pytest.raises(Unsupported, match=says):
+                bench.sync()
+        else:
+            bench.sync()
+            assert read(bench) == [(*row, number) for row, number in zip(ROWS, (7, 8), strict=True)]
+    bench.close()
+
+
+def test_the_command_refuses_and_goes_on(tmp_path: Path) -> None:
+    """A float partition that is widened is refused by file, and followed as soon as Delta has no such file."""
+    source = Source(tmp_path / "delta", CASES["widened partition"])
+    (tmp_path / "config.yaml").write_text(
+        f"state: {{url: 'sqlite:///{tmp_path}/state.db'}}\n"
+        f"catalogs: {{local: {json.dumps(sql_catalog(tmp_path))}}}\n"
+        "pipeline: {engine: local}\n"
+        f"tables: [{{source: {source.table.folder}, target: lake.t}}]\n"
+    )
+
+    def sync() -> str:
+        command = [sys.executable, "-m", "daemon", "--config", str(tmp_path / "config.yaml"), "sync"]
+        ended = subprocess.run(command, cwd=ROOT_FOLDER, capture_output=True, text=True, timeout=120, check=False)
+        return f"{ended.returncode} {ended.stdout}{ended.stderr}"
+
+    source.commit_schema(is_new=False)
+    source.commit_file()
+    assert sync().startswith("0 lake.t: advanced, version 1")
+    source.commit_schema(is_new=True)
+    assert re.match(r"1 lake\.t: Unsupported: partition column p has the value 0\.1, .*file\.parquet", sync())
+    source.table.commit([source.table.remove("file.parquet")])
+    assert sync().startswith("0 lake.t: ")
+
+
+def test_a_refused_table_goes_on_when_delta_writes_the_file_anew(source: Source, bench: Bench) -> None:
+    """The way out that the error names."""
+    add_column(source, "extra", "long")
+    with pytest.raises(Unsupported, match="column extra of the file is stored as string") as refused:
+        bench.sync()
+    assert refused.value.hint and "Have Delta write the file anew" in refused.value.hint
+    assert read(bench) == ROWS
+    rewritten = source.table.write_file(ROWS)
+    version = source.table.commit([source.table.remove("file.parquet"), source.table.add(rewritten)])
+    # As the daemon does at a newer version.
+    bench.follower.compare("there is a newer version")
+    assert bench.sync().to_version == version
+    assert read(bench) == [(*row, None) for row in ROWS]
