@@ -141,7 +141,9 @@ class Inspector:
                     raise Unsupported(
                         f"partition column {column} has the value {value}, which PyIceberg 0.12 and Polars would read "
                         "as a float, because the file does not contain the column",
-                        hint="Rewrite the file with Delta, or partition the table by another column.",
+                        hint="Set 'delta.feature.materializePartitionColumns' = 'supported' in the Delta table, and "
+                        "have Delta write the file anew, for example with an UPDATE of its rows. Or partition the "
+                        "table by another column.",
                     )
                 continue
             if (

@@ -137,9 +137,8 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange, commi
         what = what or "the partitioning"
     reaches_files = may_reach_files(shape_of(shown.table, context.settings).table, shape.table)
     # Counting reads every live file's row, so it is done only if the answer matters.
-    staying = 0
-    if what or reaches_files:
-        staying = context.store.count(shown.record.id).live_data_files - len(change.removed)
+    is_asked = what or reaches_files
+    staying = context.store.count(shown.record.id).live_data_files - len(change.removed) if is_asked else 0
     if what and staying:
         raise Unsupported(
             f"{what} changed while {staying} older data files stay",

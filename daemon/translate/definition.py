@@ -28,9 +28,9 @@ from daemon.iceberg.target import Definition, Misread
 from daemon.locations import vacuum_cleans
 from daemon.storage import check_path
 from daemon.translate.file_schema import FileTraits
-from daemon.translate.hidden_columns import Path, with_row_ids, with_unmapped
+from daemon.translate.hidden_columns import with_row_ids, with_unmapped
 from daemon.translate.metrics import metrics_properties
-from daemon.translate.name_mapping import ROW_ID, find_lost
+from daemon.translate.name_mapping import ROW_ID, Path, find_lost
 from daemon.translate.schema import TableSchema, translate_schema
 
 # Delta PROTOCOL.md, "Row Tracking".

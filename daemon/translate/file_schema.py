@@ -34,7 +34,8 @@ from pyiceberg.types import (
 )
 
 from daemon.errors import Unsupported
-from daemon.translate.hidden_columns import Path, find_paths, with_unmapped
+from daemon.translate.hidden_columns import with_unmapped
+from daemon.translate.name_mapping import Path, folded, mapped_paths
 from daemon.translate.schema import TableSchema
 
 FIELD_ID = b"PARQUET:field_id"
@@ -118,11 +119,11 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
     the table only a. If the table gets a column b or B, Delta shows the file's b in it.
     """
     new_ids = after.schema.field_ids - before.schema.field_ids
-    new_names = {path for path, field_id in find_paths(after.name_mapping) if field_id in new_ids}
-    names = {path for path, field_id in find_paths(before.name_mapping) if field_id not in before.schema.field_ids}
+    new = {folded(path) for path, field_id in mapped_paths(after.name_mapping) if field_id in new_ids}
+    hidden = {path for path, field_id in mapped_paths(before.name_mapping) if field_id not in before.schema.field_ids}
     return bool(
         not new_ids.isdisjoint(field_id for field_id, _ in before.hidden_ids)
-        or new_names & names
+        or not new.isdisjoint(map(folded, hidden))
         or after.filled - before.filled
         or after.needs_ids > before.needs_ids
         # A value such as 0.1 of a float partition is another one as a double.
@@ -295,8 +296,10 @@ class _Walk:
             if mapped is not None and column is not None:
                 other = first.setdefault(column.field_id, field.name)
                 if other != field.name:
-                    raise _unreadable(
-                        (*named, field.name), f"has the name of column {other}, but for upper and lower case"
+                    raise Unsupported(
+                        f"column {'.'.join((*named, field.name))} of the file has the name of column {other}, but for "
+                        "upper and lower case: Delta on Spark does not read the file",
+                        hint="Have the program that wrote the file write it anew, with one of the two columns.",
                     )
                 self._found(field, column, mapped.fields, path, (*named, column.name))
             else:

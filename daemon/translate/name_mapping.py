@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import chain
 
 from pyiceberg.table.name_mapping import MappedField, NameMapping
+
+Path = tuple[str, ...]
 
 # Ids of columns that only files have begin here: far above any id that Delta assigns, and below Iceberg's reserved ids
 # (Iceberg spec, "Reserved Field IDs").
@@ -37,16 +38,22 @@ def find_lost(before: NameMapping, after: NameMapping) -> dict[int, str]:
     mapping belongs to the table, not to a snapshot (Iceberg spec, "Column Projection"). For example, if `before` maps
     `a` to 1 and `after` maps `a` to 7, the result is {1: "a"}.
     """
-    ids = dict(_mapped_paths(after.root))
-    return {field_id: ".".join(path) for path, field_id in _mapped_paths(before.root) if ids.get(path) != field_id}
+    ids = dict(mapped_paths(after))
+    return {field_id: ".".join(path) for path, field_id in mapped_paths(before) if ids.get(path) != field_id}
 
 
-def _mapped_paths(fields: Iterable[MappedField], parent: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+def mapped_paths(fields: Iterable[MappedField], parent: Path = ()) -> Iterator[tuple[Path, int]]:
+    """Yield the path of each name, with its field id."""
     for field in fields:
         for name in field.names:
             if field.field_id is not None:
                 yield (*parent, name), field.field_id
-            yield from _mapped_paths(field.fields, (*parent, name))
+            yield from mapped_paths(field.fields, (*parent, name))
+
+
+def folded(path: Path) -> Path:
+    """Return the path as Delta compares it: without regard to case, by Java's toLowerCase, which is Python's lower."""
+    return tuple(name.lower() for name in path)
 
 
 def with_former(fields: Iterable[MappedField], former: Sequence[MappedField], ids: Container[int]) -> list[MappedField]:
@@ -61,21 +68,13 @@ def with_former(fields: Iterable[MappedField], former: Sequence[MappedField], id
     for field in fields:
         name = field.names[0]
         same = [each for each in former if each.field_id == field.field_id or _is_called(each, {name.lower()})]
-        others = {
-            each: None for each in chain.from_iterable(each.names for each in same) if each.lower() == name.lower()
-        }
-        inner = [each for known in same for each in known.fields]
-        mapped.append(
-            MappedField(
-                field_id=field.field_id,
-                names=list({name: None, **others}),
-                fields=with_former(field.fields, inner, ids),
-            )
-        )
+        names = [each for known in same for each in known.names if each.lower() == name.lower()]
+        inner = with_former(field.fields, [each for known in same for each in known.fields], ids)
+        mapped.append(MappedField(field_id=field.field_id, names=list(dict.fromkeys([name, *names])), fields=inner))
     taken, called = {field.names[0].lower() for field in mapped}, set[str]()
     for field in former:
         is_free = called.isdisjoint(field.names) and not _is_called(field, taken)
-        if is_free and not any(each in ids for each in mapped_ids([field])):
+        if is_free and not any(field_id in ids for _, field_id in mapped_paths([field])):
             mapped.append(field)
             called.update(field.names)
     return mapped
@@ -83,10 +82,3 @@ def with_former(fields: Iterable[MappedField], former: Sequence[MappedField], id
 
 def _is_called(field: MappedField, names: Container[str]) -> bool:
     return any(name.lower() in names for name in field.names)
-
-
-def mapped_ids(fields: Iterable[MappedField]) -> Iterator[int]:
-    for field in fields:
-        if field.field_id is not None:
-            yield field.field_id
-        yield from mapped_ids(field.fields)

@@ -42,8 +42,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.hidden_columns import Path
-from daemon.translate.name_mapping import HIDDEN_ID_START, find_renumbered, mapped_ids, with_former
+from daemon.translate.name_mapping import HIDDEN_ID_START, Path, find_renumbered, folded, mapped_paths, with_former
 
 PRIMITIVES: Mapping[str, PrimitiveType] = {
     "boolean": BooleanType(),
@@ -165,9 +164,9 @@ def translate_schema(
     """
     struct = parse_struct(metadata.schema_string)
     mapped = metadata.column_mapping_mode != "none"
-    used = {field_id for field_id in mapped_ids(mapping or ()) if field_id < HIDDEN_ID_START}.union(
-        *(schema.field_ids for schema in ([previous] if previous else []) + list(schemas.values()))
-    )
+    used = {field_id for _, field_id in mapped_paths(mapping or ()) if field_id < HIDDEN_ID_START}
+    for schema in (*([previous] if previous else []), *schemas.values()):
+        used |= schema.field_ids
     try:
         _check_names(struct)
         if mapped:
@@ -363,10 +362,6 @@ def _has_renamed(kind: Any) -> bool:
     )
 
 
-def _folded(path: Path) -> Path:
-    return tuple(name.lower() for name in path)
-
-
 class _Translation:
     """Walks over a Spark schema once, and keeps the next free field id."""
 
@@ -375,14 +370,14 @@ class _Translation:
         self.replaced: list[str] = []
         self._next_id = max(used, default=0) + 1
         # Files may differ in the id of a column, or in the column of an id. Then some are refused.
-        self._in_files = {number: _folded(path) for number, path in sorted(hidden_ids)}
+        self._in_files = {number: folded(path) for number, path in sorted(hidden_ids)}
         self._by_path = {
             path: number for number, path in self._in_files.items() if number not in used and number < HIDDEN_ID_START
         }
         self._used: set[int] = set()
 
-    def _new_id(self, path: tuple[str, ...]) -> int:
-        if (known := self._by_path.get(_folded(path))) is not None:
+    def _new_id(self, path: Path) -> int:
+        if (known := self._by_path.get(folded(path))) is not None:
             return known
         while self._next_id in self._in_files:
             self._next_id += 1

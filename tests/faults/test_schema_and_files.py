@@ -80,7 +80,8 @@ CASES = {
     "two cases": Case(
         {"Extra": TEXTS, "EXTRA": TEXTS},
         [column("extra", "string")],
-        "column EXTRA of the file has the name of column Extra, but for upper and lower case: ",
+        "column EXTRA of the file has the name of column Extra, but for upper and lower case: "
+        "Delta on Spark does not read the file",
     ),
     "another type": Case(
         {"x": NUMBERS},
