@@ -95,7 +95,7 @@ class Inspector:
             for moments in _timestamps(values):
                 ends = pc.min_max(moments.cast(pa.int64())).as_py()
                 if ends["min"] is not None:
-                    named = str(self.table.schema.find_column_name(self.table.field_ids[column]))
+                    named = str(self.table.schema.find_column_name(self.table.field_ids[column.lower()]))
                     check_int96_micros(ends["min"], ends["max"], named)
 
     def _read_column(self, path: str, column: str) -> Iterator[pa.Array]:
@@ -124,10 +124,11 @@ class Inspector:
         if not self.table.spec.fields:
             return
         values = partition_of(add, self.table, self.table.spec_id)
-        places = {leaf_path: number for number, leaf_path in enumerate(leaf_paths)}
+        # Delta ignores case in names.
+        places = {leaf_path.lower(): number for number, leaf_path in enumerate(leaf_paths)}
         for partition, value in zip(self.table.spec.fields, values, strict=True):
             name = self.table.physical_names[partition.source_id]
-            place = places.get(name)
+            place = places.get(name.lower())
             column = str(self.table.schema.find_column_name(partition.source_id))
             kind = self.table.schema.find_type(partition.source_id)
             if place is None:
@@ -140,7 +141,9 @@ class Inspector:
                     raise Unsupported(
                         f"partition column {column} has the value {value}, which PyIceberg 0.12 and Polars would read "
                         "as a float, because the file does not contain the column",
-                        hint="Rewrite the file with Delta, or partition the table by another column.",
+                        hint="Set 'delta.feature.materializePartitionColumns' = 'supported' in the Delta table, and "
+                        "have Delta write the file anew, for example with an UPDATE of its rows. Or partition the "
+                        "table by another column.",
                     )
                 continue
             if (
@@ -265,6 +268,17 @@ class InspectionTask:
 
     def __call__(self, adds: Iterable[AddFile]) -> Iterator[Inspection]:
         yield Inspector(FileIOStorage(self.properties), self.table).inspect(list(adds))
+
+
+@dataclass(frozen=True)
+class CheckTask:
+    """Checks files that are live already against another schema, and yields their traits."""
+
+    properties: Mapping[str, str]
+    table: TableSchema
+
+    def __call__(self, part: int, adds: Iterable[AddFile]) -> Iterator[FileTraits]:
+        yield Inspector(FileIOStorage(self.properties), self.table).inspect(list(adds)).traits
 
 
 def joined(inspections: Iterable[Inspection]) -> Inspection:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
 
 from pyiceberg.manifest import ManifestContent
 
@@ -15,6 +17,8 @@ from daemon.delta.replay import TableChange, fold_commits, touched_paths
 from daemon.errors import ReplacementNeeded, StateMismatch, Unsupported
 from daemon.iceberg.account import Account, check_account
 from daemon.iceberg.references import live_entries
+from daemon.pipeline.data_manifests import manifests_needed
+from daemon.pipeline.inspection import CheckTask
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import Change, write_positions, write_vectors
 from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
@@ -29,7 +33,9 @@ from daemon.translate.definition import (
     shape_for,
     shape_of,
 )
+from daemon.translate.file_schema import FileTraits, may_reach_files
 from daemon.translate.plan import account_change
+from daemon.translate.schema import TableSchema
 
 
 def advance(
@@ -133,9 +139,11 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange, commi
     what = f"column {', '.join(shape.table.replaced)}" if shape.table.replaced else ""
     if shape.table.spec_id != shown.table.metadata.default_spec_id:
         what = what or "the partitioning"
+    reaches_files = may_reach_files(shape_of(shown.table, context.settings).table, shape.table)
     # Counting reads every live file's row, so it is done only if the answer matters.
-    staying = context.store.count(shown.record.id).live_data_files - len(change.removed) if what else 0
-    if staying:
+    is_asked = what or reaches_files
+    staying = context.store.count(shown.record.id).live_data_files - len(change.removed) if is_asked else 0
+    if what and staying:
         raise Unsupported(
             f"{what} changed while {staying} older data files stay",
             version=change.to_version,
@@ -143,4 +151,16 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange, commi
             "files on the Delta side, then `dvsync resync` the table.",
         )
     check_references(shape, context.settings)
+    if reaches_files and staying:
+        shape = shape.with_files(_check_live_files(context, shape.table, change.to_version))
     return shape
+
+
+def _check_live_files(context: TableContext, table: TableSchema, version: int) -> FileTraits:
+    """Check the live files of `version` as a first sync does: the schema has changed since they were added.
+
+    The state store has no statistics and only parsed partition values, so Delta's log is asked.
+    """
+    task = CheckTask(dict(context.properties), table)
+    with context.step("inspect"), context.open_state(version) as state:
+        return reduce(or_, state.map_adds(task, manifests_needed(state.files)), FileTraits())
