@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from state.records import DeletionVectorDescriptor, Int, Long
+from state.records import CommitIdentity, DeletionVectorDescriptor, Int, Long
 
 # The protocol says a GUID. The length is limited because every snapshot's summary repeats it.
 TableId = Annotated[str, msgspec.Meta(max_length=200)]
@@ -83,7 +83,8 @@ class Commit(msgspec.Struct, frozen=True):
 
     `absolute_paths` are those files of the table's own folder that the log names by their absolute paths. Delta
     compares paths as they are written: the same file, named by its relative path, is another file for it.
-    `size_bytes` is the file's; 0 for a commit that dvsync made by comparing states.
+    `size_bytes` is the file's; 0 for a commit that dvsync made by comparing states. `recent_commits` are what is to be
+    remembered of the log once the commit is shown.
     """
 
     version: int
@@ -95,6 +96,7 @@ class Commit(msgspec.Struct, frozen=True):
     operation: str | None = None
     absolute_paths: frozenset[str] = frozenset()
     size_bytes: int = 0
+    recent_commits: tuple[CommitIdentity, ...] = ()
 
     @property
     def file_actions(self) -> tuple[AddFile | RemoveFile, ...]:

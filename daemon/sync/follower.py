@@ -12,6 +12,7 @@ from functools import partial
 from threading import Event
 
 import structlog
+from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 
 from daemon import log as events
@@ -135,6 +136,7 @@ class Follower:
     def doubt(self) -> None:
         """Let `has_news` return True until a sync has begun after this and ended. From any thread."""
         self._in_doubt = self._doubted = True
+        self._continuity_due_s = 0.0
 
     def sync(
         self, *, stop: Event | None = None, full: bool = False, others_wait: Callable[[], bool] = lambda: False
@@ -153,7 +155,6 @@ class Follower:
         self._in_doubt, self._older_since_s = self._doubted, None
         self._synced_version = shown.record.synced_version if shown else None
         now_s = self._context.clock.monotonic_s()
-        self._continuity_due_s = now_s + CONTINUITY_INTERVAL_S
         self._synced_timestamp_ms = shown.record.source_timestamp_ms if shown else None
         self._newest_commit_due_s = now_s + self._until_next_check_s()
         return result
@@ -271,6 +272,7 @@ class Follower:
         started_ms = self._context.clock.now_ms()
         with tracing.step(step):
             shown, result = first_sync(self._context, record, table, is_wanted=is_wanted)
+        self._put_off_listing()
         self._publish(shown, result, started_ms)
         return shown, result
 
@@ -447,16 +449,30 @@ class Follower:
         return has_next
 
     def _check_continuity(self, shown: Shown) -> bool:
-        """Return whether there is a next version. Raises `ResyncNeeded` if the log was replaced."""
-        log, record = self._context.log, shown.record
+        """Return whether there is a next version. Raises `ResyncNeeded` if the log was replaced.
+
+        Lists the log if there is none, and every CONTINUITY_INTERVAL_S also if there is always one.
+        """
+        log, store, record = self._context.log, self._context.store, shown.record
         version, timestamp_ms = record.synced_version, record.source_timestamp_ms
         assert version is not None and timestamp_ms is not None, "what is shown has a version and its time"
         has_next = self._seen_version == version + 1 or log.has_next(version + 1)
         self._seen_version = None
-        if not has_next:
-            log.check_continuity(version)
-        log.check_commit(version, timestamp_ms, has_next=has_next)
+        if has_next and self._context.clock.monotonic_s() < self._continuity_due_s:
+            log.check_commit(version, timestamp_ms, has_next=has_next)
+            return has_next
+        recent = store.find_recent_commits(record.id)
+        learned = log.check_continuity(version, recent)
+        log.check_commit(version, timestamp_ms, recent, has_next=has_next)
+        if learned:
+            remembering = with_fields(unchanged_outcome(record), recent_commits=learned)
+            store.record_synced(None, remembering, at_ms=self._context.clock.now_ms())
+        self._put_off_listing()
         return has_next
+
+    def _put_off_listing(self) -> None:
+        """The log was listed, and what it listed is remembered or shown."""
+        self._continuity_due_s = self._context.clock.monotonic_s() + CONTINUITY_INTERVAL_S
 
     def _compare(self, shown: Shown, reason: str) -> tuple[Shown, SyncResult]:
         """Show the difference between Delta's newest state and the state store, which is rebuilt if it is wrong."""
@@ -482,11 +498,13 @@ class Follower:
 
     def _show_state(self, shown: Shown, version: int | None = None) -> tuple[Shown, SyncResult]:
         """Show Delta's state at `version`, or the newest, as a difference to what Iceberg shows."""
-        with self._context.open_state(version) as state:
+        context, before = self._context, shown.record
+        recent_commits = context.log.list_recent(context.store.find_recent_commits(before.id))
+        with context.open_state(version) as state:
             self._check_not_older(shown, state)
-            commits, totals = commits_to_state(self._context, shown, state)
-        before = shown.record
+            commits, totals = commits_to_state(context, shown, state, recent_commits)
         shown, result = self._advance(shown, commits, totals)
+        self._put_off_listing()
         self._checksums.learn(commits[-1].version, totals)
         self._tell_if_replaced(before, shown.record)
         return shown, result

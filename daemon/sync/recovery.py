@@ -47,6 +47,7 @@ from daemon.sync.outcomes import Shown, live_file, remembered_account, shown_in,
 from daemon.translate.definition import check_shape, row_id_column
 from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
 from state import (
+    CommitIdentity,
     DeleteFileRecord,
     DeletionVectorDescriptor,
     DvMapping,
@@ -393,8 +394,12 @@ def _find_delta_state(
     return None
 
 
-def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> tuple[list[Commit], Totals]:
+def commits_to_state(
+    context: TableContext, shown: Shown, state: TableState, recent_commits: tuple[CommitIdentity, ...]
+) -> tuple[list[Commit], Totals]:
     """Make commits that turn the live files into `state`. Returns them, to be folded, and the totals of `state`.
+
+    `recent_commits` are those that the log had before the state was read.
 
     Example: `a`, `b` and `c` are live. Delta's state has `a`, `b` with the new vector `v`, and `d`. The first commit
     removes `c`; the second adds `b` with `v`, and `d`. `b` is not removed, because the file itself is the same.
@@ -447,8 +452,10 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
         operation=COMPARED,
     )
     metadata, protocol = state.metadata, state.protocol
-    commits = [first, with_fields(first, adds=adds, removes=(), metadata=metadata, protocol=protocol)]
-    return commits, Totals(len(in_delta), size_bytes, deleted_rows)
+    second = with_fields(
+        first, adds=adds, removes=(), metadata=metadata, protocol=protocol, recent_commits=recent_commits
+    )
+    return [first, second], Totals(len(in_delta), size_bytes, deleted_rows)
 
 
 def _check_row_ids(table: Table, state: TableState) -> None:
