@@ -156,10 +156,11 @@ def leave_other_table(
     return context.find_record() or record
 
 
-def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_in_doubt: bool) -> Shown:
+def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_in_doubt: bool, put_back: bool) -> Shown:
     """Return the table with its row of the state store, which is rebuilt if the two differ.
 
-    With `is_in_doubt`, the account of the state store is checked too. If the returned record has `must_compare`, the
+    With `is_in_doubt`, the account of the state store is checked too. If older metadata was `put_back`, the same
+    snapshot may have an older schema. If the returned record has `must_compare`, the
     caller must compare it with Delta's state. Raises `TargetChanged` if someone else made the current snapshot, rolled
     the table back to an older one of ours or changed the table's shape, and `ReplacementNeeded` as `rebuild` does.
     """
@@ -168,7 +169,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     if current is None or marker is None:
         raise _target_changed(context, table, _foreign_commits(table))
     check_shape(table, context.settings)
-    if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
+    if record.snapshot_id == current.snapshot_id and record.synced_version is not None and not put_back:
         if (record.metadata_location, record.catalog) != (table.metadata_location, table.catalog.name):
             # Someone set a property or registered the table in another catalog, a crash prevented the recording of an
             # expiry, or an older dvsync recorded no catalog.
