@@ -85,6 +85,22 @@ class DeletionVectorDescriptor(msgspec.Struct, frozen=True, rename="camel", dict
         return place if self.offset is None else f"{place}@{self.offset}"
 
 
+# Delta reads no commit below its newest checkpoint, and writers make one every 10 commits, or every 100 (delta-rs).
+RECENT_COMMITS_MAX = 100
+
+
+class CommitIdentity(msgspec.Struct, frozen=True, array_like=True):
+    """What tells a commit file of Delta's log from another one of the same version.
+
+    `head` is a hash of its beginning, None if the file was listed and not read.
+    """
+
+    version: int
+    size_bytes: int
+    modified_ms: int
+    head: int | None = None
+
+
 class LiveFile(msgspec.Struct, frozen=True):
     """A data file that is live in Iceberg. `record_count` counts physical rows, deleted ones too.
 
@@ -157,6 +173,7 @@ class Outcome(msgspec.Struct, frozen=True):
     files and delete files that were in the old one and do not appear here are in the new one afterwards.
     `dead_vectors` are pairs of a delete file and a data file that it serves no longer, although it has a blob of it.
     `must_compare` holds until the next outcome: the store may be wrong until it was compared with Delta's whole state.
+    `recent_commits` are remembered; see `state.cursor.join_commits`.
     """
 
     table_id: int
@@ -178,6 +195,7 @@ class Outcome(msgspec.Struct, frozen=True):
     moved_manifests: tuple[tuple[str, str], ...] = ()
     unwritten_files: tuple[str, ...] = ()
     must_compare: bool = False
+    recent_commits: tuple[CommitIdentity, ...] = ()
 
 
 class SyncRun(msgspec.Struct, frozen=True):
@@ -237,6 +255,13 @@ class TableError(msgspec.Struct, frozen=True):
     since_ms: int
     consecutive: int
     parked: bool
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """What has been seen at a table in each sync since `since_ms`, and is not acted upon before it lasts."""
+
+    what: str
+    since_ms: int
 
 
 # A verification in parts divides the data files into so many shares, by a hash of their paths.
@@ -303,7 +328,7 @@ class TableRecord(msgspec.Struct, frozen=True):
     catalog in the configuration.
 
     `pause` and `resync_wanted` are a person's requests, valid until they are withdrawn or done. A pause whose time is
-    over stays until someone calls `TableStore.end_pause`.
+    over stays until someone calls `TableStore.end_pause`. `wait` is of the last syncs, also of earlier processes.
     """
 
     id: int
@@ -323,6 +348,7 @@ class TableRecord(msgspec.Struct, frozen=True):
     resync_wanted: bool = False
     error: TableError | None = None
     proof: ProofRecord | None = None
+    wait: Wait | None = None
 
     def pause_at(self, now_ms: int) -> Pause | None:
         """The pause, unless its time is over."""

@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from state.records import DeletionVectorDescriptor, Int, Long
+from state.records import CommitIdentity, DeletionVectorDescriptor, Int, Long
 
 T = TypeVar("T")
 
@@ -97,7 +97,8 @@ class Protocol(_Action, frozen=True, rename="camel"):
 class Commit(msgspec.Struct, frozen=True):
     """One commit file, whole. `timestamp_ms` is the in-commit timestamp, else the file's modification time.
 
-    `size_bytes` is the file's; 0 for a commit that dvsync made by comparing states.
+    `size_bytes` is the file's; 0 for a commit that dvsync made by comparing states. `recent_commits` are what is to be
+    remembered of the log once the commit is shown.
     """
 
     version: int
@@ -108,6 +109,7 @@ class Commit(msgspec.Struct, frozen=True):
     protocol: Protocol | None = None
     operation: str | None = None
     size_bytes: int = 0
+    recent_commits: tuple[CommitIdentity, ...] = ()
 
     @property
     def file_actions(self) -> tuple[AddFile | RemoveFile, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 
+from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import ManifestContent
 
 from daemon.delta.actions import Commit
@@ -78,7 +79,8 @@ def advance(
     with transaction:
         write_deletions = write_vectors if shape.definition.format_version > 2 else write_positions
         completed = write_deletions(context, transaction, record, shape, Change(change, live, inspection.metrics))
-        outcome = outcome_of_change(record, change, completed)
+        recent_commits = tuple(each for commit in commits for each in commit.recent_commits)
+        outcome = with_fields(outcome_of_change(record, change, completed), recent_commits=recent_commits)
         # If readers would misread the newest snapshot with the new name mapping, it needs a successor.
         if completed.is_empty and record.snapshot_id not in shape.definition.misread.snapshot_ids:
             check_account(account, before)

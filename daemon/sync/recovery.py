@@ -47,6 +47,7 @@ from daemon.sync.outcomes import Shown, live_file, remembered_account, shown_in,
 from daemon.translate.definition import check_shape, row_id_column
 from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
 from state import (
+    CommitIdentity,
     DeleteFileRecord,
     DeletionVectorDescriptor,
     DvMapping,
@@ -155,10 +156,11 @@ def leave_other_table(
     return context.find_record() or record
 
 
-def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_in_doubt: bool) -> Shown:
+def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_in_doubt: bool, put_back: bool) -> Shown:
     """Return the table with its row of the state store, which is rebuilt if the two differ.
 
-    With `is_in_doubt`, the account of the state store is checked too. If the returned record has `must_compare`, the
+    With `is_in_doubt`, the account of the state store is checked too. If older metadata was `put_back`, the same
+    snapshot may have an older schema. If the returned record has `must_compare`, the
     caller must compare it with Delta's state. Raises `TargetChanged` if someone else made the current snapshot, rolled
     the table back to an older one of ours or changed the table's shape, and `ReplacementNeeded` as `rebuild` does.
     """
@@ -167,7 +169,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     if current is None or marker is None:
         raise _target_changed(context, table, _foreign_commits(table))
     check_shape(table, context.settings)
-    if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
+    if record.snapshot_id == current.snapshot_id and record.synced_version is not None and not put_back:
         if (record.metadata_location, record.catalog) != (table.metadata_location, table.catalog.name):
             # Someone set a property or registered the table in another catalog, a crash prevented the recording of an
             # expiry, or an older dvsync recorded no catalog.
@@ -396,8 +398,12 @@ def _find_delta_state(
     return None
 
 
-def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> tuple[list[Commit], Totals]:
+def commits_to_state(
+    context: TableContext, shown: Shown, state: TableState, recent_commits: tuple[CommitIdentity, ...]
+) -> tuple[list[Commit], Totals]:
     """Make commits that turn the live files into `state`. Returns them, to be folded, and the totals of `state`.
+
+    `recent_commits` are those that the log had before the state was read.
 
     Example: `a`, `b` and `c` are live. Delta's state has `a`, `b` with the new vector `v`, and `d`. The first commit
     removes `c`; the second removes `b` and adds `b` with `v`, and `d`: the file `b` itself is the same.
@@ -450,8 +456,15 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
         operation=COMPARED,
     )
     metadata, protocol = state.metadata, state.protocol
-    commits = [first, with_fields(first, adds=adds, removes=tuple(staying), metadata=metadata, protocol=protocol)]
-    return commits, Totals(len(in_delta), size_bytes, deleted_rows)
+    second = with_fields(
+        first,
+        adds=adds,
+        removes=tuple(staying),
+        metadata=metadata,
+        protocol=protocol,
+        recent_commits=recent_commits,
+    )
+    return [first, second], Totals(len(in_delta), size_bytes, deleted_rows)
 
 
 def _check_row_ids(table: Table, state: TableState) -> None:

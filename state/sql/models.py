@@ -100,10 +100,14 @@ TABLES = Table(
     Column("last_synced_at_ms", BigInteger),
     Column("must_compare", Boolean, nullable=False),
     Column("resync_wanted", Boolean, nullable=False, server_default="0"),
-    # A `Pause` as JSON, a `TableError` and a `ProofRecord`: each is written and cleared as a whole, and never searched.
+    # A `Pause` as JSON, a `TableError`, a `ProofRecord` and a `Wait`: each is written and cleared as a whole, and never
+    # searched.
     Column("pause", LargeBinary),
     Column("error", LargeBinary),
     Column("proof", LargeBinary),
+    Column("wait", LargeBinary),
+    # A list of `CommitIdentity` as JSON, some kilobytes: no part of a `TableRecord`, which is read more often.
+    Column("recent_commits", LargeBinary),
     # A recreated row must not get the id of the deleted row.
     sqlite_autoincrement=True,
 )
