@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from daemon.delta.actions import AddFile, Commit, Identity, Metadata, Protocol
-from daemon.delta.checkpoint import Rows, read_checkpoint
+from daemon.delta.checkpoint import Rows, read_checkpoint, too_large
 from daemon.delta.checksum import Totals
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import CommitFile, LogSegment
@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 # The actions of a bounded replay take this much memory at most, and one batch more.
 ROWS_BYTES_MAX = 64 << 20
+# A log that only repeats long texts takes more times its size in memory, one of real files some ten times.
+EXPANSION_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def replay(
     storage: FileIOStorage, log: DeltaLog, segment: LogSegment, *, files_max: int | None = None
 ) -> ReplayedState | None:
     """Replay these files into the state of the table; None as soon as it has more than `files_max` live files, or more
-    than ROWS_BYTES_MAX of actions. Without `files_max` nothing is bounded.
+    than ROWS_BYTES_MAX of actions. Without `files_max`, `Unsupported` if the actions are far larger than the files.
 
     Requests: those of `DeltaLog.read_commit` for each commit, or a read of the compacted file; those of
     `read_checkpoint`; two for the version's time if its own commit file was not read.
@@ -93,6 +95,8 @@ def replay(
         newest.take_checkpoint_rows(rows)
         if newest.is_beyond(files_max):
             return None
+        if newest.size_bytes > ROWS_BYTES_MAX + EXPANSION_MAX * segment.size_bytes:
+            raise too_large(f"it has {newest.size_bytes} bytes of actions so far").located(path=rows.path)
     timestamp_ms = times_ms[0] if times_ms else None
     if timestamp_ms is None:
         written_ms = segment.checkpoint.modified_ms if segment.checkpoint else 0
@@ -137,7 +141,7 @@ class _NewestFirst:
         self._added: set[tuple[str, Identity]] = set()
         self._removed: dict[str, set[Identity]] = defaultdict(set)
         self._live: list[pa.RecordBatch] = []
-        self._files = self._bytes = 0
+        self._files = self.size_bytes = 0
 
     def take_commit(self, commit: Commit) -> int:
         """Replay one commit, and return its time in ms."""
@@ -165,13 +169,13 @@ class _NewestFirst:
     def _keep(self, live: pa.RecordBatch) -> None:
         self._live.append(live)
         self._files += live.num_rows
-        self._bytes += live.nbytes
+        self.size_bytes += live.nbytes
 
     def is_beyond(self, files_max: int | None) -> bool:
         """Whether the live files exceed `files_max`, or their actions are too large. Live files never become fewer."""
         if files_max is None:
             return False
-        return self._files > files_max or self._bytes > ROWS_BYTES_MAX
+        return self._files > files_max or self.size_bytes > ROWS_BYTES_MAX
 
     def state(self, version: int, timestamp_ms: int, folder: str) -> ReplayedState:
         if self._protocol is None or self._metadata is None:

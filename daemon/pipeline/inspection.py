@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
 from functools import reduce
 from operator import attrgetter, or_
 from typing import Any
@@ -24,8 +23,8 @@ from daemon.storage import FileIOStorage, check_path, map_files, store_away
 from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
 from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
-from daemon.translate.metrics import Metrics
-from daemon.translate.partition_values import EPOCH, EPOCH_DAY, MICROSECOND
+from daemon.translate.footer import column_ranges, internal_form
+from daemon.translate.metrics import Metrics, proven
 from daemon.translate.schema import TableSchema
 
 # Most footers are smaller. The file ends with the footer's size (4 bytes, little-endian) and a magic number.
@@ -75,6 +74,8 @@ class Inspector:
                     self._check_moments(path, column)
         except SyncError as error:
             raise error.located(path=path) from error.__cause__
+        if add.deletion_vector is not None:
+            metrics = proven(metrics, column_ranges(footer, leaf_paths, self.table.leaves))
         return metrics, found
 
     def _check_schema(self, footer: pq.FileMetaData) -> tuple[FileSchema, tuple[str, ...]]:
@@ -173,7 +174,9 @@ def read_footer(storage: FileIOStorage, path: str, size: int, *, said_by: str = 
         raise CorruptInput(
             f"the file has {meta.size} bytes, but {said_by} says {size}",
             path=path,
-            hint="Restore the file, or take it out of the Delta table with DELETE, RESTORE or an overwrite.",
+            hint="If the file was cut or replaced, restore it, and `dvsync resume` the table. If the log is wrong, "
+            "Delta itself may show too few rows: take the file out of the Delta table with RESTORE or an overwrite, "
+            "and append its rows from the file; dvsync then goes on by itself.",
         )
     footer_bytes = int.from_bytes(tail[-FOOTER_END_BYTES:][:4], "little") + FOOTER_END_BYTES
     if len(tail) < footer_bytes <= meta.size and tail.endswith(MAGIC):
@@ -214,13 +217,6 @@ def _holds_only(values: pa.Array, value: Any) -> bool:
         each == value or (each != each and value != value)  # noqa: PLR0124
         for each in found
     )
-
-
-def internal_form(value: Any) -> Any:
-    """Return a statistic in the form of partition tuples: days or microseconds since 1970."""
-    if isinstance(value, datetime):
-        return (value.replace(tzinfo=value.tzinfo or UTC) - EPOCH) // MICROSECOND
-    return (value - EPOCH_DAY).days if isinstance(value, date) else value
 
 
 def _as_float(value: float | None) -> float | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -295,29 +296,44 @@ def edit_add(**fields: object) -> Callable[[Actions], None]:
     return lambda actions: add_of(actions).update(fields)
 
 
-@pytest.mark.parametrize(
-    ("edit", "says"),
-    [
-        pytest.param(edit_add(stats='{"numRecords": 6'), "statistics are not JSON", id="cut"),
-        pytest.param(edit_add(stats="[6]"), "statistics", id="a list"),
-        pytest.param(edit_add(size=3), "the Delta log says 3", id="another size"),
-    ],
-)
-def test_a_data_file_that_is_told_wrongly_is_refused(pair: Pair, edit: Callable[[Actions], None], says: str) -> None:
-    """Statistics without sense and a size that is not the file's: `CorruptInput` names the data file."""
+def test_a_size_in_the_log_that_is_not_the_files_is_refused(pair: Pair) -> None:
+    """The hint leads out: another file with its rows takes its place."""
     path = append(pair.table)
-    repair = edited(pair, 2, edit)
-    pair.assert_refused(CorruptInput, version=2, path=f"/delta/{path}", says=says)
-    repair()
-    pair.assert_goes_on([0, 1, 2])
+    edited(pair, 2, edit_add(size=3))
+    pair.assert_refused(CorruptInput, version=2, path=f"/delta/{path}", says="the Delta log says 3")
+    pair.table.commit([pair.table.remove(path), pair.table.add(pair.table.write_file(pair.table.rows[path]))])
+    pair.bench.sync(full=True)
+    pair.assert_goes_on([0, 1, 3])
 
 
-@pytest.mark.parametrize("counted", [6, "six", -6, 1.5, 0, None])
-def test_statistics_of_columns_without_sense_are_left_out(pair: Pair, counted: object) -> None:
-    """Bounds and counts that cannot be trusted are not taken over; rows are counted by the footer."""
+def test_a_partition_in_a_year_that_readers_cannot_show_is_refused(pair: Pair, tmp_path: Path) -> None:
+    """The hint leads out: Delta deletes the partition."""
+    table = HandmadeTable(tmp_path / "years", partitioned=True)
+    table.create()
+    dates = [("id", "long"), ("part", "date"), ("value", "string")]
+    path = table.write_file([(1, "+12345-01-02", "a")])
+    table.commit([{"metaData": table.metadata(dates)}, table.add(path)])
+    bench = Bench(pair.bench.folder, table.location, target="lake.years", name="years")
+    with pytest.raises(Unsupported, match=r"'\+12345-01-02' of column part is not in the years 1 to 9999") as caught:
+        bench.sync()
+    assert (caught.value.path or "").endswith(path)
+    table.commit([table.remove(path), table.add(table.write_file([(1, "2345-01-02", "a")]))], operation="UPDATE")
+    bench.sync()
+    assert bench.iceberg().scan().to_arrow()["part"].to_pylist() == [date(2345, 1, 2)]
+    bench.close()
+
+
+SENSELESS = {"minValues": {"id": "a"}, "maxValues": [9], "nullCount": {"id": "no", "value": -1}}
+
+
+@pytest.mark.parametrize(
+    "stats",
+    ['{"numRecords": 6', "[]", *(json.dumps({"numRecords": n, **SENSELESS}) for n in (6, "six", -6, 1.5, 0, None))],
+)
+def test_statistics_without_sense_are_left_out(pair: Pair, stats: str) -> None:
+    """As by Delta. Rows are counted by the footer."""
     append(pair.table)
-    stats = {"numRecords": counted, "minValues": {"id": "a"}, "maxValues": [9], "nullCount": {"id": "no", "value": -1}}
-    edited(pair, 2, edit_add(stats=json.dumps(stats)))
+    edited(pair, 2, edit_add(stats=stats))
     pair.assert_goes_on([0, 1, 2])
 
 

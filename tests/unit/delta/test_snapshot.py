@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -689,3 +690,36 @@ def compact(log: HandmadeLog, first: int, last: int, written: list[list[Action]]
             newest[key_of(action)] = action
     if first < last:
         log.write_lines(log.path / f"{first:020d}.{last:020d}.compacted.json", list(newest.values()))
+
+
+def write_texts(log: HandmadeLog, stats: str, rows: int, **options: Any) -> None:
+    log.create(add("lost"))
+    log.commit()
+    adds = [add(f"f{number}", stats=stats) for number in range(rows)]
+    table = pa.Table.from_pylist([*START, *adds], CHECKPOINT)
+    pq.write_table(table, log.name(1, "checkpoint.parquet"), compression="zstd", **options)
+
+
+def test_texts_that_a_dictionary_stores_once(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file may stand for much memory: batches are small, and a log that only repeats texts is refused."""
+    monkeypatch.setattr(checkpoints, "BATCH_BYTES_MAX", 8 << 20)
+    monkeypatch.setattr(snapshot, "ROWS_BYTES_MAX", 1 << 20)
+    write_texts(log, "x" * (1 << 20), 24, dictionary_pagesize_limit=8 << 20)
+    segment = log.segment()
+    assert segment.size_bytes < 50_000
+    assert segment.checkpoint
+    folder = str(log.path / "_delta_log")
+    sizes = [rows.adds.nbytes for rows in checkpoints.read_checkpoint(log.storage, folder, segment.checkpoint)]
+    assert sum(sizes) > 24 << 20
+    assert max(sizes) < 9 << 20
+    with pytest.raises(Unsupported, match=r"the checkpoint is too large to read: it has [0-9]+ bytes of actions"):
+        log.state()
+
+
+def test_pages_that_are_far_larger_than_the_file_are_refused(log: HandmadeLog) -> None:
+    """Without a dictionary, a page has all texts, and would be decompressed at once."""
+    write_texts(log, "x" * (1 << 20), 80, use_dictionary=False)
+    assert log.name(1, "checkpoint.parquet").stat().st_size < 50_000
+    with pytest.raises(Unsupported, match=r"too large to read: column add.stats takes [0-9]+ bytes") as caught:
+        log.state()
+    assert (caught.value.path or "").endswith("checkpoint.parquet")
