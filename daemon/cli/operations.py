@@ -221,11 +221,14 @@ def forget_tables(
             raise ConfigInvalid(
                 "\n".join(f"{name}: the running daemon still follows it" for name in followed), hint=hint
             )
+        # A catalog may ignore case, and a table in it may have got another name: then the target says nothing.
         by_target = {table.target: table.name for table in settings.tables}
+        by_uuid = {each.table_uuid: each.name for each in parts.store.list_tables() if each not in records}
+        by_uuid.pop(None, None)
         taken = [
-            f"{record.name}: its Iceberg table {record.target} is the target of {by_target[record.target]}"
+            f"{record.name}: its Iceberg table {record.target} is the target of {user}"
             for record in records
-            if record.target in by_target
+            if (user := by_target.get(record.target) or by_uuid.get(record.table_uuid))
         ]
         if drop and taken:
             raise ConfigInvalid("\n".join(taken), hint="Forget it without --drop.")
