@@ -571,7 +571,7 @@ def _missing_extras(settings: Settings) -> Iterator[str]:
         ("lineage", bool(settings.lineage), "openlineage-python"),
     ):
         if is_on and not any(distributions(name=package)):
-            yield f"{key}: needs {package}, which is not installed: `pip install 'dvsync[{key}]'`"
+            yield f"{key}: needs {package}, which is not installed: install the extra `{key}` of dvsync's wheel"
 
 
 def _catalog_faults(readable: _Readable) -> Iterator[str]:

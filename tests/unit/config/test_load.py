@@ -263,8 +263,8 @@ def test_a_missing_extra_is_named(load, monkeypatch):
     text = "telemetry: {endpoint: 'http://h:4318'}\nlineage: [{url: 'http://h/'}]\n"
     assert faults_of(load, ONE_CATALOG + text) == [
         "telemetry: needs opentelemetry-exporter-otlp-proto-http, which is not installed: "
-        "`pip install 'dvsync[telemetry]'`",
-        "lineage: needs openlineage-python, which is not installed: `pip install 'dvsync[lineage]'`",
+        "install the extra `telemetry` of dvsync's wheel",
+        "lineage: needs openlineage-python, which is not installed: install the extra `lineage` of dvsync's wheel",
     ]
 
 
