@@ -18,6 +18,7 @@ def with_outcome(table: TableRecord, outcome: Outcome) -> TableRecord:
         metadata_location=outcome.metadata_location,
         format_version=outcome.format_version,
         catalog=outcome.catalog,
+        table_uuid=outcome.table_uuid,
         must_compare=outcome.must_compare,
     )
 

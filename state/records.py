@@ -185,6 +185,7 @@ class Outcome(msgspec.Struct, frozen=True):
     metadata_location: str | None = None
     format_version: int | None = None
     catalog: str | None = None
+    table_uuid: str | None = None
     added_files: tuple[LiveFile, ...] = ()
     changed_dvs: tuple[tuple[str, DeletionVectorDescriptor | None], ...] = ()
     changed_uris: tuple[tuple[str, str | None], ...] = ()
@@ -324,8 +325,8 @@ class Pause(msgspec.Struct, frozen=True):
 class TableRecord(msgspec.Struct, frozen=True):
     """A table's cursor and condition. `synced_version` is None until the first sync is recorded.
 
-    `snapshot_id`, `metadata_location` and `format_version` are those of the Iceberg table, `catalog` is the name of its
-    catalog in the configuration.
+    `snapshot_id`, `metadata_location`, `format_version` and `table_uuid` are those of the Iceberg table, `catalog` is
+    the name of its catalog in the configuration.
 
     `pause` and `resync_wanted` are a person's requests, valid until they are withdrawn or done. A pause whose time is
     over stays until someone calls `TableStore.end_pause`. `wait` is of the last syncs, also of earlier processes.
@@ -342,6 +343,7 @@ class TableRecord(msgspec.Struct, frozen=True):
     metadata_location: str | None = None
     format_version: int | None = None
     catalog: str | None = None
+    table_uuid: str | None = None
     last_synced_at_ms: int | None = None
     pause: Pause | None = None
     must_compare: bool = False

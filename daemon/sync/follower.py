@@ -48,7 +48,15 @@ from daemon.sync.first_sync import first_sync
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, remembered_account, unchanged_outcome
 from daemon.sync.patience import check_delta_not_older, forget_seen, is_put_back, seconds_seen
 from daemon.sync.proof import Checksums, check_state
-from daemon.sync.recovery import check_ours, check_source, commits_to_state, end_intents, load_shown, rebuild
+from daemon.sync.recovery import (
+    check_ours,
+    check_owner,
+    check_source,
+    commits_to_state,
+    end_intents,
+    load_shown,
+    rebuild,
+)
 from daemon.sync.restore import restore_metadata
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import check_format_version, check_places, lacks_row_ids, shape_of
@@ -174,6 +182,7 @@ class Follower:
             self._tell_if_gone(record)
             return made
         check_ours(context, record, table)
+        check_owner(context, record, table)
         check_format_version(settings, table)
         check_places(table.metadata.location, table.properties, context.location)
         if full:
@@ -334,7 +343,7 @@ class Follower:
             self._context.announce(make_notice(NoticeKind.SCHEMA_CHANGED, record, text, clock))
 
     def _give_way(self, record: TableRecord, table: Table) -> None:
-        """Raise `TargetHeld` while another dvsync keeps the table in step, `TargetChanged` if it has another source.
+        """Raise `TargetChanged` if the table shows another source, `TargetHeld` while another dvsync keeps it in step.
 
         If Delta has new versions for a whole lease and the other dvsync shows none, it is presumed dead. If it comes
         back, its commit fails, because the commit needs the snapshot that it knew. Then it gives way itself.
@@ -343,13 +352,15 @@ class Follower:
         still run, the one that began later takes over, and the other one gives way.
         """
         writer, marker, current = self._context.writer, shown_by(table), table.metadata.current_snapshot_id
-        if writer is None or marker is None or marker.writer in (None, writer.name) or current == record.snapshot_id:
+        if marker is None or current == record.snapshot_id:
             return
         if any(intent.id == current for intent, _ in self._context.store.find_open_intents(record.id)):
             return
         if marker.delta_table_id not in (record.delta_table_id, self._others_table_id):
             check_source(self._context, table, marker)
             self._others_table_id = marker.delta_table_id
+        if writer is None or marker.writer in (None, writer.name):
+            return
         # An older dvsync names no share: it followed all tables.
         if (marker.share or str(ALL)) != str(writer.share) and table.metadata.last_updated_ms < self._since_ms:
             _log.info(events.TARGET_MOVED, holder=marker.writer, share=marker.share)

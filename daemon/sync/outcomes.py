@@ -111,6 +111,7 @@ def outcome_of_change(record: TableRecord, change: TableChange, completed: Commi
         metadata_location=record.metadata_location,
         format_version=record.format_version,
         catalog=record.catalog,
+        table_uuid=record.table_uuid,
         added_files=tuple(
             live_file(data_file, "", add.deletion_vector, add.uri)
             for data_file in completed.delta.added_data_files
@@ -164,17 +165,19 @@ def unchanged_outcome(record: TableRecord) -> Outcome:
         metadata_location=record.metadata_location,
         format_version=record.format_version,
         catalog=record.catalog,
+        table_uuid=record.table_uuid,
         must_compare=record.must_compare,
     )
 
 
 def shown_in(outcome: Outcome, table: Table) -> Outcome:
-    """Return the outcome with the metadata file, format version and catalog of `table`, which shows it."""
+    """Return the outcome with what is recorded of `table`, which shows it: its metadata file, catalog, and so on."""
     return with_fields(
         outcome,
         metadata_location=table.metadata_location,
         format_version=table.metadata.format_version,
         catalog=table.catalog.name,
+        table_uuid=str(table.metadata.table_uuid),
     )
 
 

@@ -65,6 +65,7 @@ FOREIGN_NAMED_MAX = 3
 DIFFERENCES_MAX = 100_000
 # What a snapshot's summary says in the place of Delta's operation, if it shows the result of a comparison.
 COMPARED = "compare"
+ONE_TARGET = "Two Delta tables cannot share a target: give one of them another target."
 REPLACED = "dvsync writes the whole table anew from Delta's state, in one snapshot."
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -103,8 +104,28 @@ def check_ours(context: TableContext, record: TableRecord, table: Table) -> None
         )
 
 
+def check_owner(context: TableContext, record: TableRecord, table: Table) -> None:
+    """Raise `TargetChanged` if the state database has the Iceberg table for another Delta table.
+
+    Its name says little: two catalogs of the configuration may be one, and a catalog may ignore case.
+    """
+    uuid = str(table.metadata.table_uuid)
+    if uuid == record.table_uuid:
+        return
+    for other in context.store.list_tables():
+        if other.table_uuid == uuid and other.source != record.source:
+            name, target = context.settings.name, context.settings.target
+            raise TargetChanged(
+                f"the Iceberg table {target} in the catalog {context.settings.catalog} is that of {other.name}, which "
+                f"shows {other.source} in it as {other.target} in the catalog {other.catalog}",
+                path=table.metadata_location,
+                hint=f"{ONE_TARGET} To have this one in {target}, give {other.name} the other target, or remove it "
+                f"from the configuration and `dvsync forget {other.name}`; then `dvsync resync {name}`.",
+            )
+
+
 def check_source(context: TableContext, table: Table, marker: Marker) -> None:
-    """Raise `TargetChanged` if `marker`, from another dvsync's snapshot, names a Delta table that is not our source.
+    """Raise `TargetChanged` if `marker`, from a snapshot that is not ours, names a Delta table that is not our source.
 
     If a later commit replaced the source's table id, the id at the marker's version counts. First compares the id in
     the log's version 0, which takes one request. Reads Delta's state only if that id differs.
@@ -119,13 +140,15 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
     with suppress(CorruptInput, ObjectMissing, Unsupported), context.open_state(marker.version) as state:
         if state.metadata.id == theirs:
             return
-    name, target = context.settings.name, context.settings.target
+    name, target, writer = context.settings.name, context.settings.target, context.writer
+    is_own = writer is not None and marker.writer == writer.name
     raise TargetChanged(
-        f"the Iceberg table {target} shows another Delta table (id {theirs}, version {marker.version}), which the "
-        f"dvsync with the state {marker.writer} follows; {context.location} has the id {ours}",
+        f"the Iceberg table {target} shows another Delta table (id {theirs}, version {marker.version}), which "
+        f"{'this dvsync' if is_own else f'the dvsync with the state {marker.writer}'} follows; {context.location} has "
+        f"the id {ours}",
         path=table.metadata_location,
-        hint=f"Two Delta tables cannot share a target: give one of them another target. To have this one in {target}, "
-        f"stop that dvsync and `dvsync resync {name}`.",
+        hint=f"{ONE_TARGET} To have this one in {target}, {'' if is_own else 'stop that dvsync and '}"
+        f"`dvsync resync {name}`.",
     )
 
 
@@ -170,10 +193,11 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
         raise _target_changed(context, table, _foreign_commits(table))
     check_shape(table, context.settings)
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None and not put_back:
-        if (record.metadata_location, record.catalog) != (table.metadata_location, table.catalog.name):
+        before = unchanged_outcome(record)
+        same = shown_in(before, table)
+        if same != before:
             # Someone set a property or registered the table in another catalog, a crash prevented the recording of an
-            # expiry, or an older dvsync recorded no catalog.
-            same = shown_in(unchanged_outcome(record), table)
+            # expiry, or an older dvsync recorded less.
             context.store.record_synced(None, same, at_ms=context.clock.now_ms())
             record = with_outcome(record, same)
         if not is_in_doubt or record.must_compare or _adds_up(context, record, table):

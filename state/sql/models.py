@@ -97,6 +97,7 @@ TABLES = Table(
     Column("metadata_location", Text),
     Column("format_version", Integer),
     Column("catalog", Text),
+    Column("table_uuid", Text),
     Column("last_synced_at_ms", BigInteger),
     Column("must_compare", Boolean, nullable=False),
     Column("resync_wanted", Boolean, nullable=False, server_default="0"),

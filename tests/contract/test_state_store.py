@@ -150,6 +150,7 @@ def outcome(table_id: int, version: int, **changes: Any) -> Outcome:
         snapshot_id=7_000 + version,
         metadata_location=f"s3://iceberg/metadata/v{version}.json",
         catalog="local",
+        table_uuid="uuid-of-the-table",
         **changes,
     )
 
