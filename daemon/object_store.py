@@ -6,11 +6,11 @@ Arrow's client asks for a file's size before each read. This one, obstore's, lea
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ DEFAULT_REGION: Final = "us-east-1"
 # A larger file is uploaded in parts of this size.
 PART_BYTES: Final = 8 << 20
 
-_BEYOND_END: Final = ("416 Range Not Satisfiable", "non-partial response")
+# In obstore's errors.
+_BEYOND_END: Final = "416 Range Not Satisfiable"
+_WHOLE: Final = "non-partial response"
 # What only Arrow's client can do, and regions whose hosts have other names than obstore gives them.
 _OTHER_PARTITIONS: Final = ("cn-", "us-iso", "eu-iso", "eusc-")
 _ARROW_ONLY: Final = ("s3.role-arn", "client.role-arn", "s3.retry-strategy-impl")
@@ -59,11 +61,14 @@ class S3Object:
         """Return `size` bytes from `start`; all bytes without `size`."""
         if size is None:
             return self._get()
-        return self._get_range({"range": (start, start + size)}) if size else (self.head(), b"")
+        options: GetOptions = {"range": (start, start + size)}
+        return (
+            self._get_range(options, lambda whole: range(whole)[start : start + size]) if size else (self.head(), b"")
+        )
 
     def get_tail(self, size: int) -> tuple[ObjectInfo, bytes]:
         """Return the last `size` bytes, or all of a smaller file."""
-        return self._get_range({"range": {"suffix": size}})
+        return self._get_range({"range": {"suffix": size}}, lambda whole: range(whole)[-size:])
 
     def stream(self, block_bytes: int) -> tuple[ObjectInfo, Iterator[bytes]]:
         """Return all bytes, in blocks of about `block_bytes`, which are fetched when they are asked for."""
@@ -90,16 +95,61 @@ class S3Object:
             found = obstore.get(self.store, self.key, options=options)
             return _info(found.meta), bytes(found.bytes())
 
-    def _get_range(self, options: GetOptions) -> tuple[ObjectInfo, bytes]:
+    def _get_range(self, options: GetOptions, part: Callable[[int], range]) -> tuple[ObjectInfo, bytes]:
+        """Return the bytes that `options` ask for: `part` of the object's size. Raises OSError for others."""
         try:
-            return self._get(options)
+            info, data = self._get(options)
         except FileNotFoundError:
             raise
         except OSError as error:
-            if not any(sign in str(error) for sign in _BEYOND_END):
+            if _WHOLE in str(error):
+                # Stores and proxies may answer with the whole object (RFC 9110, 14.2).
+                info, data = self._cut(part)
+            elif _BEYOND_END in str(error):
+                # S3 refuses a range that begins at the end of the file, or beyond it.
+                info, data = self.head(), b""
+            else:
                 raise
-            # S3 refuses a range that begins at the end of the file, or beyond it.
-            return self.head(), b""
+        wanted = part(info.size)
+        if len(data) != len(wanted):
+            what = f"bytes {wanted.start} to {wanted.stop} of {info.size}"
+            raise OSError(f"asked for {what}, the store sent {len(data)} bytes")
+        return info, data
+
+    def _cut(self, part: Callable[[int], range]) -> tuple[ObjectInfo, bytes]:
+        """Read the whole object for a part of it, with one block in memory beside that."""
+        info, blocks = self.stream(PART_BYTES)
+        wanted = part(info.size)
+        data, offset = bytearray(), 0
+        for block in blocks:
+            data += block[max(wanted.start - offset, 0) : max(wanted.stop - offset, 0)]
+            offset += len(block)
+            if offset >= wanted.stop:
+                break
+        return info, bytes(data)
+
+
+@dataclass(frozen=True)
+class S3Input:
+    """One file on S3 for random access. Raises as `S3Object` does, and OSError if another file takes its place."""
+
+    remote: S3Object
+
+    @cached_property
+    def _size(self) -> int:
+        return self.remote.head().size
+
+    def size(self) -> int:
+        return self._size
+
+    def read_at(self, size: int, offset: int) -> bytes:
+        info, data = self.remote.get(offset, size)
+        if info.size != self._size:
+            raise OSError(f"the file had {self._size} bytes when it was opened, and has {info.size} now")
+        return data
+
+    def close(self) -> None:
+        """Nothing is open between requests."""
 
 
 def delete_together(objects: Sequence[S3Object]) -> bool:

@@ -5,6 +5,7 @@ Paths here are plain strings, never URL-encoded. `file:///a/b` and `/a/b` are th
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +15,13 @@ from errno import ELOOP, ENOENT
 from functools import cached_property
 from operator import itemgetter
 from stat import S_ISREG
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlparse
 
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
 from daemon.lean_imports import import_arrow
 from daemon.locations import canonical
-from daemon.object_store import ObjectInfo, S3Object, find_s3_object
+from daemon.object_store import ObjectInfo, S3Input, S3Object, find_s3_object
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
@@ -253,11 +254,13 @@ class FileIOStorage:
                 file.seek(max(0, meta.size - size))
                 return meta, bytes(file.read())
 
-    def open_input(self, path: str) -> NativeFile:
+    def open_input(self, path: str) -> Source:
         """Open the file for random access by Arrow's readers. Raises as `read` does."""
-        fs, name = self._open_fs(path)
         with _store_errors(path):
-            return fs.open_input_file(name)
+            if remote := self._on_s3(path):
+                return Source(S3Input(remote), path)
+            fs, name = self._open_fs(path)
+            return Source(fs.open_input_file(name), path)
 
     def delete(self, path: str) -> None:
         """Remove one file. A missing file is no error. Raises ObjectStoreAway."""
@@ -338,6 +341,56 @@ class FileIOStorage:
             if not is_there:
                 hint = "Check the bucket's name and the property s3.endpoint."
                 raise ObjectStoreAway(f"there is no bucket {bucket}", path=directory, hint=hint)
+
+
+class Source(io.RawIOBase):
+    """A file of a store. Its reads raise `ObjectStoreAway` if the store does not answer, and Arrow passes that on.
+
+    Without this class, Arrow's `OSError` would mean both an unavailable store and broken bytes.
+    """
+
+    def __init__(self, file: NativeFile | S3Input, path: str) -> None:
+        super().__init__()
+        self._file = file
+        self._path = path
+        self._offset = 0
+        self.size_bytes: int = self._ask(file.size)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def tell(self) -> int:
+        return self._offset
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._offset = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: self.size_bytes}[whence]
+        return self._offset
+
+    def read(self, size: int | None = -1) -> bytes:
+        # Stores refuse reads beyond the end of a file, and a broken footer may point there.
+        left = max(self.size_bytes - self._offset, 0)
+        size = left if size is None or size < 0 else min(size, left)
+        data = self._ask(lambda: bytes(self._file.read_at(size, self._offset))) if size else b""
+        self._offset += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        try:
+            return question()
+        except OSError as error:
+            raise store_away(self._path, error) from error
 
 
 def _local_name(path: str) -> str | None:

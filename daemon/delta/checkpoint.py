@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -23,7 +23,7 @@ from daemon.delta.struct_stats import encode_stats
 from daemon.delta.table_state import ADDS, adds_batch
 from daemon.delta.uri import resolve_path
 from daemon.errors import CorruptInput, SyncError, Unsupported
-from daemon.storage import BLOCK_BYTES, FileIOStorage, FileMeta, store_away
+from daemon.storage import BLOCK_BYTES, FileIOStorage, FileMeta
 from state.records import Long
 
 # PROTOCOL.md, "Checkpoint Schema": the places of ADDS's columns in the struct `add`.
@@ -165,7 +165,7 @@ def _read_json(storage: FileIOStorage, path: str, _columns: Sequence[str]) -> It
 
 
 def _decode_lines(storage: FileIOStorage, path: str) -> Iterator[_Line]:
-    with storage.open_input(path) as file, io.BufferedReader(_Source(file, path), BLOCK_BYTES) as lines:
+    with io.BufferedReader(storage.open_input(path), BLOCK_BYTES) as lines:
         number = 0
         while line := lines.readline(LINE_BYTES_MAX + 1):
             number += 1
@@ -184,8 +184,7 @@ def _decode_line(line: bytes, number: int) -> _Line:
 
 
 def _read_parquet(storage: FileIOStorage, path: str, columns: Sequence[str]) -> Iterator[Rows]:
-    with storage.open_input(path) as file:
-        source = _Source(file, path)
+    with storage.open_input(path) as source:
         try:
             small = pa.BufferReader(source.read()) if source.size_bytes <= BLOCK_BYTES else source
             parquet = pq.ParquetFile(
@@ -281,52 +280,6 @@ def _has_struct_stats_only(schema: pa.Schema) -> bool:
     """
     names = {field.name for field in schema.field("add").type} if "add" in schema.names else set()
     return "stats" not in names and "stats_parsed" in names
-
-
-class _Source(io.RawIOBase):
-    """A file of a store. Its reads raise `ObjectStoreAway` if the store does not answer, and Arrow passes that on.
-
-    Without this class, Arrow's `OSError` would mean both an unavailable store and broken bytes.
-    """
-
-    def __init__(self, file: pa.NativeFile, path: str) -> None:
-        super().__init__()
-        self._file = file
-        self._path = path
-        self._offset = 0
-        self.size_bytes: int = self._ask(file.size)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._offset
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._offset = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: self.size_bytes}[whence]
-        return self._offset
-
-    def read(self, size: int | None = -1) -> bytes:
-        # Stores refuse reads beyond the end of a file, and a broken footer may point there.
-        left = max(self.size_bytes - self._offset, 0)
-        size = left if size is None or size < 0 else min(size, left)
-        data = self._ask(lambda: bytes(self._file.read_at(size, self._offset))) if size else b""
-        self._offset += len(data)
-        return data
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def _ask(self, question: Callable[[], T]) -> T:
-        try:
-            return question()
-        except OSError as error:
-            raise store_away(self._path, error) from error
 
 
 def _decode_batch(batch: pa.RecordBatch, path: str) -> Rows:

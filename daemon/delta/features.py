@@ -1,4 +1,4 @@
-"""Whether a table's protocol lists every table feature that its metadata uses. Pure.
+"""What dvsync does with each table feature, and whether a protocol lists every one that the metadata uses. Pure.
 
 Delta PROTOCOL.md, "Table Features": a feature that is used must be listed. Delta refuses a table if one is missing
 (DELTA_FEATURES_PROTOCOL_METADATA_MISMATCH). The rules for metadata and features follow Delta's TableFeature.scala.
@@ -8,12 +8,101 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from daemon.delta.actions import Metadata, Protocol
 from daemon.errors import CorruptInput
 
 TABLE_FEATURES_READER, TABLE_FEATURES_WRITER = 3, 7
+
+
+class Decision(StrEnum):
+    """`IF_UNUSED`: the protocol may list the feature, and a table that uses it is refused by what uses it."""
+
+    FOLLOWED = "followed"
+    IF_UNUSED = "followed if unused"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What dvsync does with tables that list a feature. Readers may ignore it unless it is `of_readers`.
+
+    The note of a refused feature is the hint of the refusal.
+    """
+
+    decision: Decision
+    note: str
+    of_readers: bool = True
+
+
+def _of_writers(note: str = "concerns writers only", decision: Decision = Decision.FOLLOWED) -> Feature:
+    return Feature(decision, note, of_readers=False)
+
+
+FOR_WRITERS = _of_writers()
+_WIDENING = Feature(
+    Decision.FOLLOWED,
+    "dvsync follows int to long, float to double, wider decimals, and refuses files of other widenings",
+)
+_VARIANT = Feature(Decision.IF_UNUSED, "dvsync refuses variant columns by name")
+_GEOSPATIAL = Feature(Decision.IF_UNUSED, "dvsync refuses geometry and geography columns by name")
+_CATALOG_MANAGED = Feature(
+    Decision.REFUSED, "The table's commits are ratified by a catalog and may not be read by path."
+)
+_ICEBERG_IDS = _of_writers("dvsync uses its ids of elements, keys and values")
+# Of Delta 4.4 on Spark, Delta's kernels and proposals. docs/compatibility.md says the same, and a test holds it against
+# Delta's own list. Of other features, those that readers must know are refused, and those for writers are ignored.
+FEATURES: dict[str, Feature] = {
+    "adaptiveMetadata-preview": Feature(
+        Decision.REFUSED, "The table's files are listed in manifests of Iceberg v4, and not in the Delta log."
+    ),
+    "allowColumnDefaults": FOR_WRITERS,
+    "appendOnly": FOR_WRITERS,
+    "catalogManaged": _CATALOG_MANAGED,
+    "catalogOwned-preview": _CATALOG_MANAGED,
+    "changeDataFeed": _of_writers("dvsync ignores the cdc files, which hold no rows of the table"),
+    "checkConstraints": FOR_WRITERS,
+    "checkpointProtection": FOR_WRITERS,
+    "clustering": _of_writers("no effect: Iceberg shows the same files"),
+    "collations": _of_writers("columns with collations are strings"),
+    "collations-preview": _of_writers("columns with collations are strings"),
+    "columnMapping": Feature(Decision.FOLLOWED, "Iceberg gets Delta's field ids; dvsync follows renames and drops"),
+    "coordinatedCommits-preview": _of_writers("dvsync refuses a table with a coordinator", Decision.IF_UNUSED),
+    "deletionVectors": Feature(Decision.FOLLOWED, "become position-delete files"),
+    "domainMetadata": FOR_WRITERS,
+    "generatedColumns": FOR_WRITERS,
+    "geospatial": _GEOSPATIAL,
+    "geospatial-dev": _GEOSPATIAL,
+    "icebergCompatV1": FOR_WRITERS,
+    "icebergCompatV2": _ICEBERG_IDS,
+    "icebergCompatV3": _ICEBERG_IDS,
+    "icebergWriterCompatV1": FOR_WRITERS,
+    "icebergWriterCompatV3": FOR_WRITERS,
+    "identityColumns": FOR_WRITERS,
+    "inCommitTimestamp": _of_writers("snapshots carry the in-commit time"),
+    "invariants": FOR_WRITERS,
+    "materializePartitionColumns": FOR_WRITERS,
+    "redirectReaderWriter-preview": Feature(
+        Decision.REFUSED, "Readers are redirected to another table: sync that one."
+    ),
+    "redirectWriterOnly-preview": FOR_WRITERS,
+    "rowTracking": _of_writers("its hidden columns stay hidden"),
+    "timestampNtz": Feature(Decision.FOLLOWED, "timestamps without a time zone"),
+    "timestampWithoutTimezone": Feature(
+        Decision.FOLLOWED, "timestamps without a time zone, by a name that Delta on Spark does not know"
+    ),
+    "typeWidening": _WIDENING,
+    "typeWidening-preview": _WIDENING,
+    "v2Checkpoint": Feature(Decision.FOLLOWED, "Delta itself reads the checkpoints"),
+    "vacuumProtocolCheck": Feature(Decision.FOLLOWED, "changes no rows"),
+    "variantShredding": _VARIANT,
+    "variantShredding-preview": _VARIANT,
+    "variantType": _VARIANT,
+    "variantType-preview": _VARIANT,
+}
 # Properties of the table that use a feature when they are true.
 SWITCHES = {
     "delta.appendOnly": "appendOnly",
@@ -44,8 +133,16 @@ REQUIRED = {
     "rowTracking": ("domainMetadata",),
     "variantShredding": ("variantType",),
 }
-# A listed preview name counts as the final feature.
+# A listed preview name counts as the final feature; so does a name that some writers list instead (issue 2557 of
+# delta-kernel-rs).
 PREVIEW = "-preview"
+OTHER_NAMES = {"timestampWithoutTimezone": "timestampNtz"}
+
+
+def is_readable(name: str) -> bool:
+    """Return whether a protocol may list a feature for readers."""
+    feature = FEATURES.get(name)
+    return feature is not None and feature.of_readers and feature.decision is not Decision.REFUSED
 
 
 def used_features(metadata: Metadata) -> frozenset[str]:
@@ -118,7 +215,7 @@ def check_features(protocol: Protocol, used: Iterable[str]) -> None:
     if protocol.min_reader_version < TABLE_FEATURES_READER and protocol.min_writer_version < TABLE_FEATURES_WRITER:
         return
     listed = set(protocol.writer_features or ())
-    final = {feature.removesuffix(PREVIEW) for feature in listed}
+    final = {OTHER_NAMES.get(feature, feature.removesuffix(PREVIEW)) for feature in listed}
     needed = _with_required({*used, *listed}) - listed
     missing = sorted(feature for feature in needed if feature.removesuffix(PREVIEW) not in final)
     if missing:

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from daemon.delta.actions import Metadata, Protocol
-from daemon.delta.features import COORDINATOR, TABLE_FEATURES_READER, TABLE_FEATURES_WRITER
+from daemon.delta.features import (
+    COORDINATOR,
+    FEATURES,
+    TABLE_FEATURES_READER,
+    TABLE_FEATURES_WRITER,
+    Decision,
+    is_readable,
+)
 from daemon.errors import CorruptInput, Unsupported
 
 READER_VERSION_MIN, READER_VERSION_MAX = 1, 3
-# Reader version 2 stands for column mapping alone (PROTOCOL.md, "Reader Requirements for Column Mapping").
-READER_FEATURES = frozenset(
-    {
-        "columnMapping",
-        "deletionVectors",
-        "timestampNtz",
-        "typeWidening",
-        "typeWidening-preview",
-        "v2Checkpoint",
-        "vacuumProtocolCheck",
-        # Allowed here: the schema check refuses variant columns by name, and a table may list this without having any.
-        "variantShredding-preview",
-        "variantType",
-        "variantType-preview",
-    }
-)
-HINT_CATALOG_MANAGED = "The table's commits are ratified by a catalog and may not be read by path."
-HINTS = {"catalogManaged": HINT_CATALOG_MANAGED, "catalogOwned-preview": HINT_CATALOG_MANAGED}
 
 
 def check_protocol(protocol: Protocol) -> None:
-    """Raise `Unsupported` naming every unknown reader feature, and `CorruptInput` for a protocol that contradicts
-    itself."""
+    """Raise `Unsupported` naming every reader feature that is not known or refused, and `CorruptInput` for a protocol
+    that contradicts itself."""
     if not READER_VERSION_MIN <= protocol.min_reader_version <= READER_VERSION_MAX:
         raise Unsupported(
             f"Delta reader version {protocol.min_reader_version} is not known ({READER_VERSION_MIN} to "
@@ -38,11 +27,12 @@ def check_protocol(protocol: Protocol) -> None:
         )
     _check_list("reader", protocol.min_reader_version, protocol.reader_features, TABLE_FEATURES_READER)
     _check_list("writer", protocol.min_writer_version, protocol.writer_features, TABLE_FEATURES_WRITER)
-    unknown = sorted(set(protocol.reader_features or ()) - READER_FEATURES)
-    if unknown:
-        hints = dict.fromkeys(HINTS[feature] for feature in unknown if feature in HINTS)
+    refused = sorted(name for name in protocol.reader_features or () if not is_readable(name))
+    if refused:
+        known = (FEATURES[name] for name in refused if name in FEATURES)
+        hints = dict.fromkeys(each.note for each in known if each.decision is Decision.REFUSED)
         raise Unsupported(
-            f"reader feature {', '.join(unknown)} is not supported",
+            f"reader feature {', '.join(refused)} is not supported",
             hint=" ".join(hints)
             or "Drop the feature from the Delta table (ALTER TABLE … DROP FEATURE), or stop syncing it.",
         )

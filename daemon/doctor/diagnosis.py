@@ -11,9 +11,9 @@ from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructTy
 
 from daemon.config.settings import TableSettings
 from daemon.delta.actions import Metadata
-from daemon.delta.features import check_features, used_features
+from daemon.delta.features import FEATURES, FOR_WRITERS, check_features, is_readable, used_features
 from daemon.delta.log import DeltaLog
-from daemon.delta.protocol import READER_FEATURES, check_protocol
+from daemon.delta.protocol import check_protocol
 from daemon.delta.table_state import TableState
 from daemon.doctor.examination import Examination, ExaminationTask, examine_files
 from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported
@@ -23,31 +23,8 @@ from daemon.storage import FileIOStorage
 from daemon.translate.definition import VECTORIZED_READS, check_places, shape_for
 from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
 
-# How dvsync treats each table feature. A feature that only writers list, and that is missing here, does not concern
-# readers.
-FEATURES = {
-    "changeDataFeed": "dvsync ignores the cdc files, which hold no rows of the table",
-    "clustering": "no effect: Iceberg shows the same files",
-    "columnMapping": "Iceberg gets Delta's field ids; dvsync follows renames and drops",
-    "deletionVectors": "become position-delete files",
-    "icebergCompatV2": "dvsync uses its ids of elements, keys and values",
-    "icebergCompatV3": "dvsync uses its ids of elements, keys and values",
-    "inCommitTimestamp": "snapshots carry the in-commit time",
-    "rowTracking": "its hidden columns stay hidden",
-    "timestampNtz": "timestamps without a time zone",
-    "typeWidening": "dvsync follows int to long, float to double, wider decimals, and refuses files of other widenings",
-    "v2Checkpoint": "Delta itself reads the checkpoints",
-    "vacuumProtocolCheck": "changes no rows",
-    "variantShredding-preview": "dvsync refuses variant columns by name",
-    "variantType": "dvsync refuses variant columns by name",
-    "variantType-preview": "dvsync refuses variant columns by name",
-}
 # What is another in format version 3.
-FEATURES_V3 = {
-    **FEATURES,
-    "deletionVectors": "are copied into Puffin files",
-    "rowTracking": "_row_id is Delta's row id",
-}
+NOTES_V3 = {"deletionVectors": "are copied into Puffin files", "rowTracking": "_row_id is Delta's row id"}
 # PyIceberg's setting `downcast-ns-timestamp-to-us-on-write`, which it also obeys when it reads.
 DOWNCAST = "PYICEBERG_DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE"
 ROW_IDS_UNMAPPED = "_row_id is Iceberg's own: with column mapping, Delta's row ids have no field id in the files"
@@ -59,7 +36,6 @@ FORMAT_VERSIONS = {
     3: f"3: deletion vectors, which {VECTOR_READERS} read. Readers that know only version 2 cannot read the table, and "
     "there is no way back",
 }
-FOR_WRITERS = "concerns writers only"
 CHAR_TYPE = "__CHAR_VARCHAR_TYPE_STRING"
 
 
@@ -160,9 +136,9 @@ def _of_settings(settings: TableSettings) -> Iterator[Finding]:
 
 
 def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding]:
-    protocol, features = state.protocol, FEATURES if settings.format_version == 2 else FEATURES_V3
-    if features is FEATURES_V3 and state.metadata.column_mapping_mode != "none":
-        features = {**features, "rowTracking": ROW_IDS_UNMAPPED}
+    protocol, notes = state.protocol, {} if settings.format_version == 2 else dict(NOTES_V3)
+    if notes and state.metadata.column_mapping_mode != "none":
+        notes["rowTracking"] = ROW_IDS_UNMAPPED
     try:
         check_protocol(protocol)
     except SyncError as error:
@@ -170,8 +146,9 @@ def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding
     if "deletionVectors" in (protocol.reader_features or ()):
         yield Finding(Verdict.FOLLOWED, "format version", FORMAT_VERSIONS[settings.format_version])
     for feature in sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())}):
-        if feature in READER_FEATURES or feature not in (protocol.reader_features or ()):
-            yield Finding(Verdict.FOLLOWED, f"feature {feature}", features.get(feature, FOR_WRITERS))
+        if is_readable(feature) or feature not in (protocol.reader_features or ()):
+            note = FEATURES.get(feature, FOR_WRITERS).note
+            yield Finding(Verdict.FOLLOWED, f"feature {feature}", notes.get(feature, note))
 
 
 def _of_features(state: TableState) -> Iterator[Finding]:

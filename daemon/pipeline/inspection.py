@@ -19,7 +19,7 @@ from pyiceberg.types import DoubleType, FloatType
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, SyncError, Unsupported
-from daemon.storage import FileIOStorage, check_path, map_files, store_away
+from daemon.storage import FileIOStorage, check_path, map_files
 from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
 from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
@@ -105,11 +105,9 @@ class Inspector:
                 parquet = pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
                 for batch in parquet.iter_batches(columns=[column]):
                     yield batch.column(0)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             hint = "Restore the file in the Delta table."
             raise CorruptInput(f"column {column} of the file cannot be read: {error}", path=path, hint=hint) from error
-        except OSError as error:
-            raise store_away(path, error) from error
 
     def _differs(self, footer: pq.FileMetaData, place: int, path: str, value: Any) -> bool:
         """Return whether a column of the file has other values than `value`. Reads it if statistics are not enough."""

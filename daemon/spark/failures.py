@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from daemon.delta.features import FEATURES
 from daemon.delta.log import COMMIT_FILE
 from daemon.delta.position_set import DVPlace
-from daemon.delta.protocol import HINT_CATALOG_MANAGED
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, PipelineAway, SyncError, Unsupported
 from daemon.locations import canonical
 
@@ -161,7 +161,7 @@ WHAT: Mapping[type[SyncError], str] = {
     ObjectStoreAway: "the store does not answer Spark",
     PipelineAway: "Spark failed",
 }
-HINT_OF = {"DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED": HINT_CATALOG_MANAGED}
+HINT_OF = {"DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED": FEATURES["catalogManaged"].note}
 # `[CLASS.SUBCLASS] text. SQLSTATE: 42K03`
 FRAME = re.compile(r"^\[[A-Z0-9_.]+\]\s+|\s*SQLSTATE: \w+(?: \(line.*\))?$")
 LONG_LIST = re.compile(r"\(([^()]{60})[^()]+\)")

@@ -13,39 +13,17 @@ from typing import Self
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from daemon.config.settings import HealthSettings
 from daemon.errors import ConfigInvalid
+from daemon.web.guard import guard
+from daemon.web.listener import BACKLOG, BoundedListener
 
 STOP_MAX_S = 2.0
 # Without a password, OpenSSL asks for that of an encrypted key on the terminal.
 NO_PASSWORD = "none"
-# Every answer comes from memory, so only the client can be slow. Each connection takes a file descriptor, which syncs
-# and databases need as well.
-CONNECTIONS_MAX = 64
-EXCHANGE_MAX_S = 15.0
 # How often the date in the answers is made.
 TICK_S = 1.0
-
-
-class BoundedProtocol(H11Protocol):
-    """uvicorn's protocol with a deadline: uvicorn itself waits for a slow client for ever."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._deadline = self.loop.call_later(EXCHANGE_MAX_S, transport.abort)
-        if len(self.connections) > CONNECTIONS_MAX:
-            transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def on_response_complete(self) -> None:
-        self._deadline.cancel()
-        self._deadline = self.loop.call_later(EXCHANGE_MAX_S, self.transport.abort)
-        super().on_response_complete()
 
 
 def check_certificate(settings: HealthSettings) -> None:
@@ -90,15 +68,25 @@ class WebServer:
     """Listens from `start` to `stop`."""
 
     def __init__(self, listener: socket.socket, settings: HealthSettings, app: Starlette) -> None:
-        self._listener = listener
+        self._listener = BoundedListener(listener)
         self._scheme = "https" if settings.certificate else "http"
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", http=BoundedProtocol)
+        config = uvicorn.Config(
+            self._listener.answering(guard(app, settings.host, self._listener.getsockname()[0])),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            # The listener knows its clients by their addresses.
+            proxy_headers=False,
+            http="h11",
+            ws="none",
+            backlog=BACKLOG,
+        )
         config.timeout_graceful_shutdown = 1
         config.ssl_certfile, config.ssl_keyfile = settings.certificate, settings.key
         config.ssl_keyfile_password = NO_PASSWORD
         config.load()
         self._server = PatientServer(config)
-        self._thread = Thread(target=self._server.run, args=([listener],), name="web", daemon=True)
+        self._thread = Thread(target=self._server.run, args=([self._listener],), name="web", daemon=True)
 
     @classmethod
     def start(cls, settings: HealthSettings, app: Starlette) -> Self:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from getpass import getuser
 from html import unescape
 from pathlib import Path
-from socket import gethostname
 from typing import Any
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
@@ -25,6 +26,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from pyiceberg.catalog.sql import SqlCatalog
 
+from daemon.web.listener import WAITING_MAX
 from tests.kit.daemons import Daemon, command, daemon, until, write_config
 from tests.kit.handmade import HandmadeTable, sql_catalog
 
@@ -155,7 +157,7 @@ def test_a_pause_for_a_time(world: World, running: Daemon) -> None:
     assert running.tables()[NAME]["pause"] is None
     assert command(world.config, "pause", NAME, "--for", "2h", "--reason", "a drill").returncode == 0
     assert command(world.config, "pause", NAME, "--for", "1h").returncode == 0
-    drilled = {"by": f"{getuser()} on {gethostname()}", "reason": None}
+    drilled = {"by": f"{getuser()} on {socket.gethostname()}", "reason": None}
     until(lambda: drilled.items() <= (running.tables()[NAME]["pause"] or {}).items(), "the second pause")
     assert ask(running, f"/api/tables/{NAME}/resume")[0] == 202
     until(lambda: state_of(running) == "synced", "the resumption")
@@ -224,6 +226,39 @@ def test_every_answer_is_as_the_document_says(world: World, running: Daemon) -> 
     Draft202012Validator({**schema, "additionalProperties": False}).validate(refused)
 
 
+def reach_while_half_open(url: str, count: int, tls: ssl.SSLContext | None = None) -> int:
+    """Ask for `/livez` while `count` clients send no whole request, and the answer stays out for a second at most.
+
+    Each client that is dropped comes again. Returns how many were.
+    """
+    place, begun = (urlsplit(url).hostname, urlsplit(url).port), b"GET /livez HTTP/1.1\r\nX: " if tls is None else b""
+    dropped, clients = 0, [socket.socket() for _ in range(count)]
+    with ExitStack() as opened:
+        for client in clients:
+            opened.enter_context(client).setblocking(False)
+            client.connect_ex(place)
+        for _ in range(10):
+            with urlopen(f"{url}/livez", timeout=1, context=tls) as answer:
+                assert json.load(answer)["alive"]
+            for number, client in enumerate(clients):
+                try:
+                    client.sendall(begun)
+                    lost = client.recv(1) == b""
+                except OSError as error:
+                    lost = not isinstance(error, BlockingIOError)
+                if lost:
+                    dropped += 1
+                    clients[number] = opened.enter_context(socket.socket())
+                    clients[number].setblocking(False)
+                    clients[number].connect_ex(place)
+    return dropped
+
+
+@pytest.mark.parametrize("count", [70, 200])
+def test_half_open_connections_do_not_silence_the_probes(running: Daemon, count: int) -> None:
+    assert reach_while_half_open(running.url, count) >= count - WAITING_MAX
+
+
 def write_certificate(folder: Path, *, days: int = -1) -> None:
     """A certificate for a name that is not the daemon's address, as a company's CA would sign one. It has expired."""
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "it")])
@@ -246,6 +281,7 @@ def test_with_a_certificate_everything_is_https(tmp_path: Path) -> None:
     with daemon(world.config) as running:
         assert running.url.startswith("https://127.0.0.1:")
         until(lambda: ask(running, "/api/tables", method="GET", tls=trusting)[1], "the table")
+        assert reach_while_half_open(running.url, 70, trusting), "handshakes wait, too"
         assert ask(running, f"/api/tables/{NAME}/pause", tls=trusting)[0] == 202
         world.configure(token=TOKEN, certificate="it.pem", key="it.key", port=int(running.url.rsplit(":", 1)[1]))
         assert command(world.config, "healthcheck").returncode == 0

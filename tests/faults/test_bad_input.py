@@ -25,7 +25,9 @@ from pyiceberg.expressions import EqualTo
 
 from daemon.clock import SystemClock
 from daemon.config.settings import LimitsSettings
+from daemon.delta import features as delta_features
 from daemon.delta import protocol
+from daemon.delta.features import Decision
 from daemon.delta.table_state import TableState
 from daemon.errors import (
     CatalogAway,
@@ -552,8 +554,17 @@ def test_an_unknown_reader_feature_in_the_middle_of_history_is_refused(
     assert pair.synced_version() == 2
     file = pair.table.commit_path(3).name
     pair.assert_refused(Unsupported, version=3, path=f"/{file}", says="timeTravel")
-    monkeypatch.setattr(protocol, "READER_FEATURES", protocol.READER_FEATURES | {"timeTravel"})
+    monkeypatch.setitem(delta_features.FEATURES, "timeTravel", delta_features.FEATURES["deletionVectors"])
     pair.assert_goes_on([0, 1, 2, 4])
+
+
+def test_listed_features_are_followed(pair: Pair) -> None:
+    """What a table does not use, its protocol may list: all that is not refused, while the table is followed."""
+    names = [name for name, each in delta_features.FEATURES.items() if each.decision is not Decision.REFUSED]
+    readers = [name for name in names if delta_features.is_readable(name)]
+    listing = {**pair.table.protocol(readers), "writerFeatures": names}
+    pair.table.commit([{"protocol": listing}, pair.table.add(pair.table.write_file([(60, "a", "x")]))])
+    pair.assert_goes_on([0, 1, 2])
 
 
 def test_a_feature_that_was_dropped_again_is_passed_by_comparing_states(pair: Pair) -> None:

@@ -27,7 +27,7 @@ from daemon.cli.operations import examine_tables
 from daemon.clock import SystemClock
 from daemon.config.load import load_settings
 from daemon.delta.actions import Metadata, Protocol
-from daemon.delta.features import SWITCHES, check_features, used_features
+from daemon.delta.features import FEATURES, SWITCHES, Decision, check_features, is_readable, used_features
 from daemon.delta.log import DeltaLog
 from daemon.delta.protocol import check_protocol
 from daemon.delta.uri import find_uri_fault
@@ -311,6 +311,34 @@ def test_paths_are_refused_as_by_java(spark: SparkSession, monkeypatch: pytest.M
         if is_read != (find_uri_fault(path) is None):
             differing.append((path, is_read))
     assert differing == []
+
+
+# Not of Delta on Spark: of its tests, of its kernels and of its earlier versions.
+NOT_OF_DELTA_ON_SPARK = {
+    *("catalogOwned-preview", "collations", "collations-preview", "icebergWriterCompatV1", "icebergWriterCompatV3"),
+    *("redirectReaderWriter-preview", "redirectWriterOnly-preview", "timestampWithoutTimezone"),
+}
+
+
+def test_the_features_are_those_of_delta(spark: SparkSession, tmp_path: Path) -> None:
+    """Each feature that Delta knows has a decision, which compatibility.md tells; Delta reads what may be listed.
+
+    A name that is missing here is a feature of a new Delta: read in PROTOCOL.md what it asks of readers.
+    """
+    jvm: Any = spark._jvm
+    companion = getattr(getattr(jvm.org.apache.spark.sql.delta, "TableFeature$"), "MODULE$")
+    known = jvm.scala.jdk.javaapi.CollectionConverters.asJava(companion.allSupportedFeaturesMap()).values()
+    # Depends on the session that is active.
+    of_delta = {"adaptiveMetadata-preview": True}
+    of_delta |= {feature.name(): feature.isReaderWriterFeature() for feature in known}
+    ours = {name: feature.of_readers for name, feature in FEATURES.items() if name not in NOT_OF_DELTA_ON_SPARK}
+    assert of_delta == ours
+    table = HandmadeTable(tmp_path / "t")
+    table.create()
+    names = [name for name in ours if FEATURES[name].decision is not Decision.REFUSED]
+    readers = [name for name in names if is_readable(name)]
+    table.commit([{"protocol": {**table.protocol(readers), "writerFeatures": names}}])
+    assert state_error(spark, table) is None
 
 
 LONG = {"name": "x", "type": "long", "nullable": True, "metadata": {}}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from daemon import errors, log
 from daemon.config.keys import render_keys
+from daemon.delta.features import FEATURES
 from daemon.doctor.diagnosis import VECTOR_READERS
 from daemon.spark.jars import ICEBERG_JAR
 from daemon.status.activity import AMOUNTS
@@ -25,6 +26,14 @@ def test_the_tests_that_are_named_exist() -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(named) > 40
     assert named == {name for name in named if f"def {name}(" in code}
+
+
+def test_the_table_of_features_says_what_is_done() -> None:
+    """docs/compatibility.md has each feature once, with the decision of the code."""
+    table = (ROOT / "docs" / "compatibility.md").read_text().partition("## Table features")[2].partition("\n## ")[0]
+    rows = [line.split(" | ")[:2] for line in table.splitlines() if line.startswith("| `")]
+    told = [(name, verdict) for names, verdict in rows for name in re.findall(r"`([^`]+)`", names)]
+    assert sorted(told) == sorted((name, each.decision) for name, each in FEATURES.items())
 
 
 def test_the_keys_are_those_of_the_settings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -15,7 +16,7 @@ from daemon import object_store
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.object_store import find_s3_object
-from daemon.storage import FileIOStorage
+from daemon.storage import FileIOStorage, Span
 
 KEYS = {"s3.access-key-id": "configured", "s3.secret-access-key": "secret"}
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "of-environment", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "token"}
@@ -176,3 +177,84 @@ def test_a_store_without_delete_objects() -> None:
             io.delete(path)
         refusing.shutdown()
     assert _WithoutDeleteObjects.removed == ["/lake/a", "/lake/b"]
+
+
+DATA = bytes(range(256)) * 40
+SPANS = [Span(100, 50), Span(len(DATA) - 10, 50), Span(len(DATA) + 10, 50)]
+
+
+class _Answering(_Handler):
+    """Has one file, and answers a request for a part of it in a way of its own."""
+
+    how = ""
+
+    def do_HEAD(self) -> None:
+        self._send(200, b"", len(DATA) + (self.how == "another size"))
+
+    def do_GET(self) -> None:
+        first, _, last = self.headers.get("range", "bytes=0-").removeprefix("bytes=").partition("-")
+        start = int(first) if first else max(len(DATA) - int(last), 0)
+        stop = min(int(last) + 1, len(DATA)) if first and last else len(DATA)
+        if self.how == "whole" or "range" not in self.headers:
+            self._send(200, DATA, len(DATA))
+        elif self.how == "refused" or start >= len(DATA):
+            self._send(416, b"", 0)
+        else:
+            shift = int(self.how == "another range")
+            part = DATA[start + shift : stop + shift]
+            body = {"short": part[:-3], "long": part + b"abc"}.get(self.how, part)
+            said = "" if self.how == "no range" else f"bytes {start + shift}-{stop + shift - 1}/{len(DATA)}"
+            self._send(206, body, len(body), said)
+
+    def _send(self, code: int, body: bytes, length: int, content_range: str = "") -> None:
+        self.send_response(code)
+        self.send_header("content-length", str(length))
+        self.send_header("last-modified", "Wed, 25 Nov 2026 14:00:00 GMT")
+        if content_range:
+            self.send_header("content-range", content_range)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def answering() -> Iterator[FileIOStorage]:
+    with Server(("127.0.0.1", 0), _Answering) as made:
+        Thread(target=made.serve_forever, daemon=True).start()
+        yield FileIOStorage({**made.properties, **KEYS})
+        made.shutdown()
+
+
+@pytest.mark.parametrize("how", ["", "whole"])
+def test_a_part_of_a_file_is_that_part(answering: FileIOStorage, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Also if the store sends the whole file, as HTTP allows, in more than one block."""
+    monkeypatch.setattr(_Answering, "how", how)
+    monkeypatch.setattr(object_store, "PART_BYTES", 64)
+    for span in SPANS:
+        assert answering.read("s3://b/f", span) == DATA[span.offset :][: span.size]
+    for size in (20, len(DATA), len(DATA) + 1):
+        meta, tail = answering.read_tail("s3://b/f", size)
+        assert (meta.size, tail) == (len(DATA), DATA[-size:])
+    with answering.open_input("s3://b/f") as file:
+        file.seek(-20, os.SEEK_END)
+        assert file.read(10) + file.read() == DATA[-20:]
+
+
+@pytest.mark.parametrize("how", ["refused", "another range", "no range", "short", "long"])
+def test_a_store_that_sends_something_else(answering: FileIOStorage, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """It is away: what it sends is neither the end of the file nor a part of it."""
+    monkeypatch.setattr(_Answering, "how", how)
+    for read in (
+        lambda: answering.read("s3://b/f", SPANS[0]),
+        lambda: answering.read_tail("s3://b/f", 20),
+        lambda: answering.open_input("s3://b/f").read(20),
+    ):
+        with pytest.raises(ObjectStoreAway, match="the store does not answer: "):
+            read()
+
+
+def test_a_file_that_another_replaces_while_it_is_read(
+    answering: FileIOStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Answering, "how", "another size")
+    with answering.open_input("s3://b/f") as file, pytest.raises(ObjectStoreAway, match="had 10241 bytes when it was"):
+        file.read(20)

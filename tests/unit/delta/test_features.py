@@ -127,3 +127,11 @@ def test_what_is_not_listed_is_named(protocol: Protocol, used: set[str], missing
     """Also what a listed feature needs in its turn."""
     with pytest.raises(CorruptInput, match=missing):
         check_features(protocol, used)
+
+
+def test_another_name_counts_as_the_feature() -> None:
+    """Some writers list `timestampWithoutTimezone` for columns of the type timestamp_ntz."""
+    listing = Protocol(3, 7, ["timestampWithoutTimezone"], ["timestampWithoutTimezone"])
+    check_features(listing, {"timestampNtz"})
+    with pytest.raises(CorruptInput, match="the table uses rowTracking, timestampNtz, and"):
+        check_features(Protocol(3, 7, [], ["domainMetadata"]), {"rowTracking", "timestampNtz"})

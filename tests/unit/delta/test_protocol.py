@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from daemon.delta.actions import Metadata, Protocol
-from daemon.delta.protocol import READER_FEATURES, check_metadata, check_protocol
+from daemon.delta.features import FEATURES, is_readable
+from daemon.delta.protocol import check_metadata, check_protocol
 from daemon.errors import CorruptInput, Unsupported
 
 
@@ -16,7 +17,7 @@ from daemon.errors import CorruptInput, Unsupported
         Protocol(1, 7, None, ["appendOnly", "someFutureWriterFeature"]),
         Protocol(2, 5),
         Protocol(3, 7, [], []),
-        Protocol(3, 7, sorted(READER_FEATURES), ["rowTracking", "icebergCompatV2", "changeDataFeed"]),
+        Protocol(3, 7, [name for name in FEATURES if is_readable(name)], ["rowTracking", "changeDataFeed"]),
     ],
 )
 def test_known_protocols_pass(protocol: Protocol) -> None:
@@ -32,6 +33,8 @@ def test_known_protocols_pass(protocol: Protocol) -> None:
         (["variantType", "catalogOwned-preview"], "reader feature catalogOwned-preview ", "ratified by a catalog"),
         (["catalogManaged", "catalogOwned-preview"], "catalogManaged, catalogOwned-preview ", "ratified by a catalog"),
         (["zebra", "catalogManaged"], "reader feature catalogManaged, zebra ", "ratified by a catalog"),
+        (["rowTracking"], "reader feature rowTracking ", "DROP FEATURE"),
+        (["adaptiveMetadata-preview"], "reader feature adaptiveMetadata-preview ", "not in the Delta log"),
         (["DeletionVectors"], "reader feature DeletionVectors ", "DROP FEATURE"),
     ],
 )

@@ -21,7 +21,7 @@ from daemon.delta import snapshot
 from daemon.delta.snapshot import ReplayedState, replay
 from daemon.delta.table_state import ADDS
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
-from daemon.storage import FileIOStorage, FileMeta
+from daemon.storage import FileIOStorage, FileMeta, Source
 from tests.kit.logs import (
     ADD_TYPE,
     CHECKPOINT,
@@ -568,6 +568,7 @@ class FailingFile:
 
     def __init__(self, file: pa.NativeFile, answers: int) -> None:
         self.size = file.size
+        self.close = file.close
         self._file = file
         self._answers = answers
 
@@ -576,12 +577,6 @@ class FailingFile:
         if self._answers < 0:
             raise OSError("no route to host")
         return bytes(self._file.read_at(size, offset))
-
-    def __enter__(self) -> FailingFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
 
 @pytest.mark.parametrize("kind", ["classic", "v2-json-whole"])
@@ -595,8 +590,11 @@ def test_a_store_that_fails(
     segment = log.segment()
     assert segment.checkpoint
     monkeypatch.setattr(checkpoints, "BLOCK_BYTES", block_bytes)
-    real = log.storage.open_input
-    monkeypatch.setattr(log.storage, "open_input", lambda path: FailingFile(real(path), answers))
+
+    def open_input(path: str) -> Source:
+        return Source(FailingFile(pa.OSFile(path.removeprefix("file://")), answers), path)
+
+    monkeypatch.setattr(log.storage, "open_input", open_input)
     with pytest.raises(ObjectStoreAway, match="no route to host"):
         list(checkpoints.read_checkpoint(log.storage, log.log.folder, segment.checkpoint))
 
