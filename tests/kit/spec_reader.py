@@ -108,6 +108,7 @@ class SpecTable:
         self.manifests = read_avro(local(self.snapshot["manifest-list"])) if self.snapshot else []
         self.data: list[Entry] = []
         self.deletes: list[Entry] = []
+        self._live_rows: dict[str, list[Row]] = {}
         self._summaries: dict[str, tuple[dict[int, Any], ...]] = {}
         for manifest in self.manifests:
             entries = list(_live_entries(manifest))
@@ -119,14 +120,17 @@ class SpecTable:
         rows: list[Row] = []
         for entry in self.data:
             if where is None or self._may_have(entry, where):
-                deleted = self.deleted_positions(entry)
-                rows += [row for position, row in enumerate(self._read(entry)) if position not in deleted]
+                if entry.path not in self._live_rows:
+                    deleted = self._deleted_positions(entry)
+                    found = enumerate(self._read(entry))
+                    self._live_rows[entry.path] = [row for position, row in found if position not in deleted]
+                rows += self._live_rows[entry.path]
         if where is None:
             return rows
         place = next(at for at, field in enumerate(self.fields) if field["name"] == where[0])
         return [row for row in rows if row[place] == where[1]]
 
-    def deleted_positions(self, entry: Entry) -> set[int]:
+    def _deleted_positions(self, entry: Entry) -> set[int]:
         """Iceberg spec, "Scan Planning": the positions of a data file that are deleted, each by one delete file."""
         felt = [delete for delete in self.deletes if _applies(delete, entry)]
         vectors = [delete for delete in felt if delete.file[FORMAT].upper() == "PUFFIN"]
