@@ -238,12 +238,15 @@ class HostileTable(HandmadeTable):
         if not self.partitioned:
             columns["part"] = pa.array([row[1] for row in rows], pa.string())
         columns["value"] = pa.array([row[2] for row in rows], pa.string())
+        if self.partitioned and self.is_widened:
+            # Without it PyIceberg takes the partition's value for a float.
+            columns["factor"] = pa.array([float(FACTORS[part])] * len(rows), pa.float64())
         for column, kind in kinds.items():
             stored = pa.array([row[0] for row in rows], pa.int64()) if kind == "type" else pa.array(texts, pa.string())
             columns[column.upper() if kind == "case" else column] = stored
         table = pa.table(columns)
         if "id" in kinds.values():
-            first = [name for name, _ in COLUMNS]
+            first = [*(name for name, _ in COLUMNS), "factor"]
             ids = [first.index(name) + 1 if name in first else self._next_id() for name in table.column_names]
             carried = [
                 each.with_metadata({"PARQUET:field_id": str(n)}) for each, n in zip(table.schema, ids, strict=True)
@@ -356,9 +359,13 @@ class HostileHistory(History):
         if state.twins:
             return Refusal(frozenset(_named(path) for path, _ in state.twins), must=True)
         found = [self._misfits(path, state) for path in state.deleted]
-        names = {name for misfits in found for name in misfits}
-        must = any("type" in misfits.values() for misfits in found)
-        return Refusal(frozenset(names), must=must) if names else None
+        names = frozenset(name for misfits in found for name in misfits)
+        return Refusal(names, must=self.is_unreadable(version)) if names else None
+
+    def is_unreadable(self, version: int) -> bool:
+        """Whether Delta itself cannot read a version: a column of a file has another type."""
+        state = self._state(version)
+        return any("type" in self._misfits(path, state).values() for path in state.deleted)
 
     def rows(self, version: int) -> list[Any]:
         """Delta's rows at `version`."""
@@ -395,9 +402,9 @@ class HostileHistory(History):
         before = len(self.states)
         super()._commit(actions, only_moved=only_moved)
         if len(self.states) > before:
-            deleted, actions, columns = self.states[-1].deleted, self.states[-1].actions, tuple(self.table.columns)
             twins = tuple((path, dead) for path, dead, _ in self._twins)
-            self.states[-1] = HostileState(deleted, actions, only_moved, columns, self.table.is_widened, twins)
+            schema = (tuple(self.table.columns), self.table.is_widened)
+            self.states[-1] = HostileState(self.states[-1].deleted, self.states[-1].actions, only_moved, *schema, twins)
             self.commits.append(actions)
 
     def _new_name(self) -> str:

@@ -199,32 +199,26 @@ class SpecTable:
         return _is_between(value, _by_id(entry, LOWER).get(field_id), _by_id(entry, UPPER).get(field_id), kind)
 
     def _read(self, entry: Entry) -> list[Row]:
-        """Iceberg spec, "Column Projection"."""
         found = pq.ParquetFile(local(entry.path)).read()
         assert found.num_rows == entry.file[RECORDS], f"{entry.path} has {found.num_rows} rows"
-        carried = [(field.metadata or {}).get(b"PARQUET:field_id") for field in found.schema]
-        ids = (
-            [int(each or -1) for each in carried]
-            if any(carried)
-            else list(map(self.ids_by_name.get, found.column_names))
-        )
-        columns = []
-        for field in self.fields:
-            constant = self._constant(entry, field)
-            if field["id"] in ids:
-                assert ids.count(field["id"]) == 1, f"{entry.path} has column {field['name']} twice"
-                column = found.column(ids.index(field["id"]))
-                assert column.type in STORED_AS[field["type"]], f"{field['name']} of {entry.path} is {column.type}"
-                columns.append(column.cast(ARROW[field["type"]]).to_pylist())
-            else:
-                columns.append([constant] * found.num_rows)
+        columns = [self._column(entry, field, found) for field in self.fields]
         return list(zip(*columns, strict=True))
 
-    def _constant(self, entry: Entry, field: Mapping[str, Any]) -> Any:
-        for part in self.specs[entry.spec_id]:
-            if part["source-id"] == field["id"] and part["transform"] == "identity":
-                return entry.file[PARTITION][part["field-id"]]
-        return field.get("initial-default")
+    def _column(self, entry: Entry, field: Mapping[str, Any], found: pa.Table) -> list[Any]:
+        """Iceberg spec, "Column Projection": by id, from the partition, by the name mapping, or the default."""
+        ids = [int((each.metadata or {}).get(b"PARQUET:field_id", -1)) for each in found.schema]
+        if field["id"] not in ids:
+            for part in self.specs[entry.spec_id]:
+                if part["source-id"] == field["id"] and part["transform"] == "identity":
+                    return [entry.file[PARTITION][part["field-id"]]] * found.num_rows
+            if max(ids, default=-1) < 0:
+                ids = [self.ids_by_name.get(name, -1) for name in found.column_names]
+        if field["id"] not in ids:
+            return [field.get("initial-default")] * found.num_rows
+        assert ids.count(field["id"]) == 1, f"{entry.path} has column {field['name']} twice"
+        column = found.column(ids.index(field["id"]))
+        assert column.type in STORED_AS[field["type"]], f"{field['name']} of {entry.path} is {column.type}"
+        return list(column.cast(ARROW[field["type"]]).to_pylist())
 
 
 def local(location: str) -> Path:

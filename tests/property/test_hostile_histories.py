@@ -25,21 +25,8 @@ HISTORIES = int(os.environ.get("HISTORIES", "3"))
 PLAYED = [verb for verb in VERBS if verb in os.environ.get("VERBS", ",".join(VERBS)).split(",")]
 
 
-@pytest.mark.parametrize("version", [2, 3], ids=["v2", "v3"])
-@pytest.mark.parametrize("partitioned", [False, True], ids=["unpartitioned", "partitioned"])
-@settings(
-    max_examples=HISTORIES,
-    print_blob=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-@given(
-    steps=steps(changes_max=8, more=[VERBS[verb] for verb in PLAYED for _ in range(3)]),
-    fold_after=st.sampled_from([200, 1]),
-)
-@example(steps=tour(PLAYED), fold_after=200)
-def test_delta_decides(*, partitioned: bool, version: int, steps: list[AnyStep], fold_after: int) -> None:
-    """Whatever is written to the log, readers get Delta's rows of a version, and nothing that Delta would not show."""
+def play(steps: list[AnyStep], *, partitioned: bool, version: int, fold_after: int = 200) -> None:
+    """Play a history with dvsync behind it, checking after each of its syncs."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         history = HostileHistory(folder / "delta", partitioned=partitioned)
@@ -60,6 +47,24 @@ def test_delta_decides(*, partitioned: bool, version: int, steps: list[AnyStep],
             _sync(bench, history)
         finally:
             bench.close()
+
+
+@pytest.mark.parametrize("version", [2, 3], ids=["v2", "v3"])
+@pytest.mark.parametrize("partitioned", [False, True], ids=["unpartitioned", "partitioned"])
+@settings(
+    max_examples=HISTORIES,
+    print_blob=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(
+    steps=steps(changes_max=8, more=[VERBS[verb] for verb in PLAYED for _ in range(3)]),
+    fold_after=st.sampled_from([200, 1]),
+)
+@example(steps=tour(PLAYED), fold_after=200)
+def test_delta_decides(*, partitioned: bool, version: int, steps: list[AnyStep], fold_after: int) -> None:
+    """Whatever is written to the log, readers get Delta's rows of a version, and nothing that Delta would not show."""
+    play(steps, partitioned=partitioned, version=version, fold_after=fold_after)
 
 
 def _sync(bench: Bench, history: HostileHistory, *, restart: bool = False) -> None:
