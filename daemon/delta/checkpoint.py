@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
