@@ -92,7 +92,7 @@ class ObjectStoreAway(Retryable):
 
 
 class CatalogAway(Retryable):
-    """The Iceberg catalog does not answer."""
+    """The Iceberg catalog does not answer, or with older metadata than it had."""
 
 
 class StateStoreAway(Retryable):

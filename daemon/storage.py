@@ -95,7 +95,7 @@ class Storage(Protocol):
 
 
 def check_path(path: str) -> None:
-    """Raise `Unsupported` for a path that PyIceberg would cut, `CorruptInput` for a path that no file can have."""
+    """Raise `Unsupported` for a path that our clients cut or refuse, `CorruptInput` for one that no file can have."""
     if "\0" in path:
         raise CorruptInput("the path contains a NUL", path=path, hint="Fix the program that wrote this path.")
     if any(sign in path for sign in CUT_AT):
@@ -103,6 +103,19 @@ def check_path(path: str) -> None:
             "the path contains '#' or '?': PyIceberg cuts the path there and would read the wrong file or none",
             path=path,
             hint="Move the table to a location without these characters.",
+        )
+    _check_parts(path)
+
+
+def _check_parts(path: str) -> None:
+    scheme, _, rest = path.partition("://")
+    # Without a host, HDFS is the one that Hadoop's configuration names.
+    names_no_bucket = rest.startswith("/") and scheme not in ("hdfs", "viewfs")
+    if _local_name(path) is None and (names_no_bucket or "//" in rest):
+        raise Unsupported(
+            "the path has an empty part between two slashes: a store may have such keys, but our clients refuse them",
+            path=path,
+            hint="Move the table to a location without an empty part; if one slash is only a slip, correct `source`.",
         )
 
 
@@ -141,14 +154,14 @@ class FileIOStorage:
         local = _local_name(path)
         if local is not None:
             return self._io.fs_by_scheme("file", None), local
+        _check_parts(path)
         # PyIceberg's own URL splitting would cut the path, see CUT_AT.
         scheme, _, rest = path.partition("://")
-        netloc = urlparse(path).netloc
         try:
-            return self._io.fs_by_scheme(scheme, netloc), rest
-        except ValueError as error:
+            return self._io.fs_by_scheme(scheme, urlparse(path).netloc), rest
+        except (ValueError, TypeError) as error:
             raise Unsupported(
-                f"PyIceberg cannot read or write files at {scheme}://",
+                f"PyIceberg cannot read or write files at {scheme}://: {error}",
                 path=path,
                 hint="Use a scheme that PyIceberg supports, such as file, s3, gs or abfss.",
             ) from error

@@ -2,7 +2,9 @@
 
 from state.cursor import with_outcome
 from state.records import (
+    RECENT_COMMITS_MAX,
     SHARES,
+    CommitIdentity,
     DeleteFileRecord,
     Deletions,
     DeletionVectorDescriptor,
@@ -27,13 +29,16 @@ from state.records import (
     TableError,
     TableRecord,
     VectorCount,
+    Wait,
     WrittenCount,
     WrittenFile,
 )
 from state.store import DatabaseReplaced, FileLedger, LeaseLost, LeaseStore, StateStore, StateUnavailable, TableStore
 
 __all__ = [
+    "RECENT_COMMITS_MAX",
     "SHARES",
+    "CommitIdentity",
     "DatabaseReplaced",
     "DeleteFileRecord",
     "DeletionVectorDescriptor",
@@ -65,6 +70,7 @@ __all__ = [
     "TableRecord",
     "TableStore",
     "VectorCount",
+    "Wait",
     "WrittenCount",
     "WrittenFile",
     "with_outcome",

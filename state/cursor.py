@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from state.records import Outcome, TableRecord
+from state.records import RECENT_COMMITS_MAX, CommitIdentity, Outcome, TableRecord
 
 
 def with_outcome(table: TableRecord, outcome: Outcome) -> TableRecord:
@@ -18,6 +18,7 @@ def with_outcome(table: TableRecord, outcome: Outcome) -> TableRecord:
         metadata_location=outcome.metadata_location,
         format_version=outcome.format_version,
         catalog=outcome.catalog,
+        table_uuid=outcome.table_uuid,
         must_compare=outcome.must_compare,
     )
 
@@ -34,3 +35,15 @@ def advance_cursor(table: TableRecord, outcome: Outcome, *, at_ms: int) -> Table
         synced_at_ms = table.last_synced_at_ms if advanced == table else at_ms
         return replace(advanced, error=None, last_synced_at_ms=synced_at_ms)
     return advanced
+
+
+def join_commits(table: TableRecord, known: tuple[CommitIdentity, ...], outcome: Outcome) -> tuple[CommitIdentity, ...]:
+    """Return the commits to remember after `outcome`: the newest ones up to its version, of its Delta table.
+
+    Example: 3, 4 and 5 are known. If commit 6 is shown, 3 to 6 are remembered; if Delta's state at 4 is shown again,
+    only 3 and 4.
+    """
+    if outcome.delta_table_id != table.delta_table_id:
+        known = ()
+    joined = {each.version: each for each in (*known, *outcome.recent_commits) if each.version <= outcome.to_version}
+    return tuple(joined[version] for version in sorted(joined)[-RECENT_COMMITS_MAX:])

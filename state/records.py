@@ -85,10 +85,27 @@ class DeletionVectorDescriptor(msgspec.Struct, frozen=True, rename="camel", dict
         return place if self.offset is None else f"{place}@{self.offset}"
 
 
+# Delta reads no commit below its newest checkpoint, and writers make one every 10 commits, or every 100 (delta-rs).
+RECENT_COMMITS_MAX = 100
+
+
+class CommitIdentity(msgspec.Struct, frozen=True, array_like=True):
+    """What tells a commit file of Delta's log from another one of the same version.
+
+    `head` is a hash of its beginning, None if the file was listed and not read.
+    """
+
+    version: int
+    size_bytes: int
+    modified_ms: int
+    head: int | None = None
+
+
 class LiveFile(msgspec.Struct, frozen=True):
     """A data file that is live in Iceberg. `record_count` counts physical rows, deleted ones too.
 
     `partition` is the partition of its manifest entry under the spec `spec_id`: each value as a text, None for null.
+    `uri` is by which Delta knows the file; None, as for nearly all files, if it is the one that Spark would write.
     """
 
     path: str
@@ -98,6 +115,7 @@ class LiveFile(msgspec.Struct, frozen=True):
     manifest_path: str
     deletion_vector: DeletionVectorDescriptor | None = None
     partition: tuple[str | None, ...] = ()
+    uri: str | None = None
 
     @property
     def dv_unique_id(self) -> str | None:
@@ -155,6 +173,7 @@ class Outcome(msgspec.Struct, frozen=True):
     files and delete files that were in the old one and do not appear here are in the new one afterwards.
     `dead_vectors` are pairs of a delete file and a data file that it serves no longer, although it has a blob of it.
     `must_compare` holds until the next outcome: the store may be wrong until it was compared with Delta's whole state.
+    `recent_commits` are remembered; see `state.cursor.join_commits`.
     """
 
     table_id: int
@@ -166,8 +185,10 @@ class Outcome(msgspec.Struct, frozen=True):
     metadata_location: str | None = None
     format_version: int | None = None
     catalog: str | None = None
+    table_uuid: str | None = None
     added_files: tuple[LiveFile, ...] = ()
     changed_dvs: tuple[tuple[str, DeletionVectorDescriptor | None], ...] = ()
+    changed_uris: tuple[tuple[str, str | None], ...] = ()
     removed_files: tuple[str, ...] = ()
     added_delete_files: tuple[DeleteFileRecord, ...] = ()
     removed_delete_files: tuple[tuple[str, OrphanReason], ...] = ()
@@ -175,6 +196,7 @@ class Outcome(msgspec.Struct, frozen=True):
     moved_manifests: tuple[tuple[str, str], ...] = ()
     unwritten_files: tuple[str, ...] = ()
     must_compare: bool = False
+    recent_commits: tuple[CommitIdentity, ...] = ()
 
 
 class SyncRun(msgspec.Struct, frozen=True):
@@ -234,6 +256,13 @@ class TableError(msgspec.Struct, frozen=True):
     since_ms: int
     consecutive: int
     parked: bool
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """What has been seen at a table in each sync since `since_ms`, and is not acted upon before it lasts."""
+
+    what: str
+    since_ms: int
 
 
 # A verification in parts divides the data files into so many shares, by a hash of their paths.
@@ -296,11 +325,11 @@ class Pause(msgspec.Struct, frozen=True):
 class TableRecord(msgspec.Struct, frozen=True):
     """A table's cursor and condition. `synced_version` is None until the first sync is recorded.
 
-    `snapshot_id`, `metadata_location` and `format_version` are those of the Iceberg table, `catalog` is the name of its
-    catalog in the configuration.
+    `snapshot_id`, `metadata_location`, `format_version` and `table_uuid` are those of the Iceberg table, `catalog` is
+    the name of its catalog in the configuration.
 
     `pause` and `resync_wanted` are a person's requests, valid until they are withdrawn or done. A pause whose time is
-    over stays until someone calls `TableStore.end_pause`.
+    over stays until someone calls `TableStore.end_pause`. `wait` is of the last syncs, also of earlier processes.
     """
 
     id: int
@@ -314,12 +343,14 @@ class TableRecord(msgspec.Struct, frozen=True):
     metadata_location: str | None = None
     format_version: int | None = None
     catalog: str | None = None
+    table_uuid: str | None = None
     last_synced_at_ms: int | None = None
     pause: Pause | None = None
     must_compare: bool = False
     resync_wanted: bool = False
     error: TableError | None = None
     proof: ProofRecord | None = None
+    wait: Wait | None = None
 
     def pause_at(self, now_ms: int) -> Pause | None:
         """The pause, unless its time is over."""

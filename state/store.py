@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from state.records import (
+    CommitIdentity,
     DeleteFileRecord,
     Deletions,
     FileKind,
@@ -25,6 +26,7 @@ from state.records import (
     TableCounts,
     TableError,
     TableRecord,
+    Wait,
     WrittenFile,
 )
 
@@ -114,6 +116,10 @@ class TableStore(Protocol):
         """Clear the error and the parking of a table: the next poll tries again."""
         ...
 
+    def record_wait(self, table_id: int, wait: Wait | None) -> None:
+        """Replace what the table's syncs wait for; None if they do not wait any more."""
+        ...
+
     def record_proof(self, table_id: int, proof: ProofRecord | None) -> None:
         """Replace what is known of the table's verification; None if nothing is known any more."""
         ...
@@ -168,6 +174,10 @@ class FileLedger(Protocol):
 
     def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
         """Find, for each of these delete files, the *live* data files whose positions it holds."""
+        ...
+
+    def find_recent_commits(self, table_id: int) -> tuple[CommitIdentity, ...]:
+        """Find the last commits of the Delta table as they were when they were shown, at most RECENT_COMMITS_MAX."""
         ...
 
     def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:

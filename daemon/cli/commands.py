@@ -404,8 +404,12 @@ def check(
     config: ConfigPath = None,
 ) -> None:
     """List every fault in the configuration, or print a summary of it. Exit code 1 if --connect finds a fault."""
+    from daemon.cli.tables import refused_tables  # noqa: PLC0415
+
     with reported_errors():
         settings = load(context, config, quiet=True)
+        if refused := list(refused_tables(settings)):
+            raise ConfigInvalid("\n".join(refused), hint="dvsync parks these tables, and follows the others.")
     typer.echo(f"{config_path(context, config)}: all well")
     typer.echo(f"state: {settings.redacted()['state']['url']}")
     typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")

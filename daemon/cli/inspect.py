@@ -61,8 +61,8 @@ def table_lines(found: TableDeletions, *, now_ms: int) -> Iterator[str]:
         yield f"  by the hour, up to {max(hours):,} files: {strip_line([files / max(hours) for files in hours])}"
     yield "\nOver these snapshots, the oldest first"
     ours = found.own_snapshots
-    yield _line_over_time("delete files", [each.delete_files or 0 for each, _ in ours], "{:,.0f}".format)
-    yield _line_over_time("lag behind Delta", [lag_s for _, lag_s in ours], span)
+    yield _line_over_time("delete files", [each.delete_files or 0 for each in ours], "{:,.0f}".format)
+    yield _line_over_time("lag behind Delta", [lag_s for _, lag_s in found.lags], span)
     yield "\nSnapshots, the newest first (dvsync snapshots lists all)"
     yield from list_lines(found.snapshots, 0)
 

@@ -8,9 +8,11 @@ from fnmatch import fnmatchcase
 from threading import Event
 from typing import TypeVar
 
+import structlog
 from pyiceberg.table import Table
 from rich.filesize import decimal
 
+from daemon import log as events
 from daemon.cli.report import ask_for_tables
 from daemon.cli.survey import survey
 from daemon.cli.tables import GoneTable, select_gone
@@ -18,7 +20,7 @@ from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.doctor.diagnosis import Diagnosis, diagnose
-from daemon.errors import ConfigInvalid, StateInUse, SyncError, Unsupported
+from daemon.errors import ConfigInvalid, InternalError, StateInUse, SyncError, Unsupported
 from daemon.maintenance.cleanup import drop_table
 from daemon.maintenance.maintainer import Maintainer
 from daemon.scheduling.cycle import CycleResult
@@ -33,7 +35,7 @@ from daemon.status.table_status import NOT_FOLLOWED, paused_text
 from daemon.status.watch import Watch
 from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, as_sync_errors
-from daemon.sync.memory import keep_rows
+from daemon.sync.memory import as_sync_error, keep_rows
 from daemon.texts import counted
 from daemon.verify.findings import Proof, Sample, Scope
 from daemon.verify.passes import add_part, is_outweighed
@@ -41,6 +43,8 @@ from daemon.verify.verifier import Verifier
 from state import TableRecord
 
 T = TypeVar("T")
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # How long `dvsync sync` waits at its end for each sink of notices.
 NOTICES_MAX_S = 30.0
@@ -141,10 +145,18 @@ def examine_tables(
             log = DeltaLog(FileIOStorage(properties), table.source, clock)
             try:
                 yield table, diagnose(table, log, spark, properties)
-            except SyncError as error:
-                yield table, error
+            except Exception as error:
+                yield table, _known(table.name, error)
     finally:
         spark.close()
+
+
+def _known(name: str, raised: Exception) -> SyncError:
+    """One of the error kinds for what went wrong with one table: the command goes on with the others."""
+    error = as_sync_error(raised)
+    if isinstance(error, InternalError):
+        _log.error(events.SYNC_FAILED, table=name, kind=error.kind, reason=error.message, exc_info=raised)
+    return error
 
 
 def verify_tables(
@@ -179,8 +191,8 @@ def verify_tables(
                         part = add_part(None, proof, scope.sample, at_ms=began_ms)
                         context.store.record_proof(record.id, part)
                 yield table, proof
-            except SyncError as error:
-                yield table, error
+            except Exception as error:
+                yield table, _known(table.name, error)
 
 
 @contextmanager
@@ -221,11 +233,14 @@ def forget_tables(
             raise ConfigInvalid(
                 "\n".join(f"{name}: the running daemon still follows it" for name in followed), hint=hint
             )
+        # A catalog may ignore case, and a table in it may have got another name: then the target says nothing.
         by_target = {table.target: table.name for table in settings.tables}
+        by_uuid = {each.table_uuid: each.name for each in parts.store.list_tables() if each not in records}
+        by_uuid.pop(None, None)
         taken = [
-            f"{record.name}: its Iceberg table {record.target} is the target of {by_target[record.target]}"
+            f"{record.name}: its Iceberg table {record.target} is the target of {user}"
             for record in records
-            if record.target in by_target
+            if (user := by_target.get(record.target) or by_uuid.get(record.table_uuid))
         ]
         if drop and taken:
             raise ConfigInvalid("\n".join(taken), hint="Forget it without --drop.")
@@ -235,8 +250,8 @@ def forget_tables(
             try:
                 # Before its first sync, a table has nothing to drop.
                 dropped = _drop(parts, record) if drop and record.metadata_location else ""
-            except SyncError as error:
-                yield error
+            except Exception as error:
+                yield _known(record.name, error)
                 continue
             parts.store.forget_table(record.id)
             yield f"{record.name}: {dropped}forgotten"
@@ -301,5 +316,5 @@ def maintain_tables(
                 continue
             try:
                 yield table, verb(Maintainer(parts.context(table)), stop)
-            except SyncError as error:
-                yield table, error
+            except Exception as error:
+                yield table, _known(table.name, error)

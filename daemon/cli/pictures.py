@@ -17,7 +17,7 @@ def draw_table(found: TableDeletions, path: Path) -> None:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError:
-        hint = "Install it with `pip install 'dvsync[pictures]'`, or leave out --png."
+        hint = "Install the extra `pictures` of dvsync's wheel, or leave out --png."
         raise ConfigInvalid("--png needs matplotlib, which is not installed", hint=hint) from None
 
     figure = Figure(figsize=(10, 6 + 0.35 * max(4, len(found.files))), layout="constrained")
@@ -32,11 +32,12 @@ def draw_table(found: TableDeletions, path: Path) -> None:
     names = [f"{file.path.rpartition('/')[2][-40:]} ({file.deleted / file.rows:.0%})" for file in found.files]
     heat.set_yticks(range(len(names)), names, fontsize=7)
     ours = found.own_snapshots
-    at = [datetime.fromisoformat(each.committed_at) for each, _ in ours]
-    files.step(at, [each.delete_files or 0 for each, _ in ours], where="post", marker=".")
+    at = [datetime.fromisoformat(each.committed_at) for each in ours]
+    files.step(at, [each.delete_files or 0 for each in ours], where="post", marker=".")
     files.set(title="delete files in each snapshot")
     files.set_ylim(bottom=0)
-    lag.plot(at, [lag_s for _, lag_s in ours], marker=".")
+    shown_at = [datetime.fromisoformat(each.committed_at) for each, _ in found.lags]
+    lag.plot(shown_at, [lag_s for _, lag_s in found.lags], marker=".")
     lag.set(title="seconds from Delta's commit to the snapshot", xlabel="committed (UTC)")
     lag.set_ylim(bottom=0)
     hours = [datetime.fromtimestamp(each.hour_ms / 1000, UTC) for each in found.orphaned]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -12,13 +12,14 @@ import structlog
 
 from daemon import log as events
 from daemon.clock import SystemClock
+from daemon.config.load import find_same_targets
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.scheduling.failures import described
 from daemon.service.discovery import discover, gone_among, owners_among, vanished_by_pattern
 from daemon.status.table_status import Observation, TableStatus, gone_status, has_lost_log, table_status
-from daemon.storage import FileIOStorage
+from daemon.storage import FileIOStorage, check_path
 from daemon.sync.memory import find_record, open_store
 from daemon.texts import counted
 from state import SyncRun, TableRecord, TableStore
@@ -154,6 +155,17 @@ def _no_such_table(unknown: Sequence[str], known: Collection[str], what: str) ->
     return ConfigInvalid("\n".join(f"{name}: no such table" for name in unknown), hint=hint)
 
 
+def refused_tables(settings: Settings) -> Iterator[str]:
+    """Yield why single listed tables will be parked, with their places. The others are followed all the same."""
+    yield from find_same_targets(settings)
+    for number, table in enumerate(settings.tables):
+        for key in ("source", "location", "delete_files_location"):
+            try:
+                check_path(getattr(table, key) or "")
+            except SyncError as error:
+                yield f"tables[{number}].{key}: {error.message}"
+
+
 def with_found_tables(settings: Settings) -> tuple[Settings, dict[str, SyncError]]:
     """Return the settings with the tables of all shares that the patterns match now, and what failed, by its place.
 
@@ -193,7 +205,8 @@ def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableS
                 source_version = log.find_newest(synced)
                 behind_since_ms = None if synced is None else log.find_written_ms(synced + 1)
                 seen = Observation(seen.record, seen.counts, source_version, behind_since_ms)
-            except SyncError as error:
+            except Exception as error:
+                # Whatever it is: the other tables are shown.
                 _log.debug(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
             statuses.append(table_status(table, seen, clock.now_ms()))
         gone = gone_among(records, _own_names(settings), settings.share)

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated
-from urllib.parse import unquote
+from typing import Annotated, TypeVar
 
 import msgspec
 
-from state.records import DeletionVectorDescriptor, Int, Long
+from state.records import CommitIdentity, DeletionVectorDescriptor, Int, Long
+
+T = TypeVar("T")
+
+# Which of the files at one path an action means, as Delta compares them: the `uri` of `AddFile` and its deletion
+# vector's unique id. With the path, this is a logical file.
+Identity = tuple[str | None, str | None]
 
 # The protocol says a GUID. The length is limited because every snapshot's summary repeats it.
 TableId = Annotated[str, msgspec.Meta(max_length=200)]
@@ -25,7 +30,8 @@ class _Action(msgspec.Struct, frozen=True, rename="camel"):
 class AddFile(_Action, frozen=True, rename="camel"):
     """PROTOCOL.md, "Add File and Remove File", and "Row Tracking": `base_row_id` is the row id of the first row.
 
-    The reader of the log resolves `path` (`resolve_path`); everywhere else it is plain and absolute.
+    In the log, `path` is a URI. Its reader replaces `path` and `uri` by what `name_file` (uri.py) returns: a plain
+    absolute path, by which files are opened, and the URI, by which Delta compares files.
     """
 
     path: str
@@ -35,22 +41,32 @@ class AddFile(_Action, frozen=True, rename="camel"):
     stats: str | None = None
     deletion_vector: DeletionVectorDescriptor | None = None
     base_row_id: Long | None = None
+    uri: str | None = None
 
     @property
     def dv_unique_id(self) -> str | None:
         return self.deletion_vector.unique_id if self.deletion_vector else None
 
+    @property
+    def identity(self) -> Identity:
+        return self.uri, self.dv_unique_id
+
 
 class RemoveFile(_Action, frozen=True, rename="camel"):
-    """A tombstone for the logical file (path, deletion vector's unique id). `path` is as in `AddFile`."""
+    """A tombstone for one logical file. `path` and `uri` are as in `AddFile`."""
 
     path: str
     data_change: bool
     deletion_vector: DeletionVectorDescriptor | None = None
+    uri: str | None = None
 
     @property
     def dv_unique_id(self) -> str | None:
         return self.deletion_vector.unique_id if self.deletion_vector else None
+
+    @property
+    def identity(self) -> Identity:
+        return self.uri, self.dv_unique_id
 
 
 class Metadata(_Action, frozen=True, rename="camel"):
@@ -81,9 +97,8 @@ class Protocol(_Action, frozen=True, rename="camel"):
 class Commit(msgspec.Struct, frozen=True):
     """One commit file, whole. `timestamp_ms` is the in-commit timestamp, else the file's modification time.
 
-    `absolute_paths` are those files of the table's own folder that the log names by their absolute paths. Delta
-    compares paths as they are written: the same file, named by its relative path, is another file for it.
-    `size_bytes` is the file's; 0 for a commit that dvsync made by comparing states.
+    `size_bytes` is the file's; 0 for a commit that dvsync made by comparing states. `recent_commits` are what is to be
+    remembered of the log once the commit is shown.
     """
 
     version: int
@@ -93,40 +108,14 @@ class Commit(msgspec.Struct, frozen=True):
     metadata: Metadata | None = None
     protocol: Protocol | None = None
     operation: str | None = None
-    absolute_paths: frozenset[str] = frozenset()
     size_bytes: int = 0
+    recent_commits: tuple[CommitIdentity, ...] = ()
 
     @property
     def file_actions(self) -> tuple[AddFile | RemoveFile, ...]:
         return (*self.adds, *self.removes)
 
 
-def resolve_path(table_location: str, path: str) -> str:
-    """Return the plain absolute path of an action's URL-encoded `path`; a relative path begins at the table.
-
-    PROTOCOL.md, "Add File and Remove File": paths are URIs of RFC 2396. `a%20b` names the file `a b`; Hive-style
-    partition folders are escaped on disk too, so their `%` arrives here as `%25`.
-    """
-    decoded = unquote(path)
-    if not is_absolute(path):
-        return f"{table_location}/{decoded}"
-    if path.startswith("/"):
-        scheme, _, rest = table_location.partition("://")
-        return f"file://{decoded}" if scheme == "file" else f"{scheme}://{rest.split('/', 1)[0]}{decoded}"
-    return decoded if "://" in path else "file://" + decoded.removeprefix("file:")
-
-
-def is_absolute(path: str) -> bool:
-    """Return whether an action's `path` names its file without the table's location."""
-    return "://" in path or path.startswith(("/", "file:/"))
-
-
-def absolute_paths(table_location: str, paths: Iterable[str]) -> frozenset[str]:
-    """Return the resolved paths of those files in the table's own folder that `paths` name absolutely."""
-    resolved = (resolve_path(table_location, path) for path in paths if is_absolute(path))
-    return frozenset(path for path in resolved if path.startswith(f"{table_location}/"))
-
-
-def find_doubled(paths: Iterable[str]) -> tuple[str, int] | None:
-    """Return a path that occurs more than once, with its count; None if all paths differ."""
-    return next(((path, count) for path, count in Counter(paths).items() if count > 1), None)
+def find_doubled(values: Iterable[T]) -> tuple[T, int] | None:
+    """Return a value that occurs more than once, with its count; None if all values differ."""
+    return next(((value, count) for value, count in Counter(values).items() if count > 1), None)

@@ -10,17 +10,18 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from daemon.delta.actions import AddFile, Metadata, Protocol, resolve_path
+from daemon.delta.actions import AddFile, Metadata, Protocol
 from daemon.delta.log import LINE_BYTES_MAX
 from daemon.delta.struct_stats import encode_stats
 from daemon.delta.table_state import ADDS, adds_batch
+from daemon.delta.uri import resolve_path
 from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.storage import BLOCK_BYTES, FileIOStorage, FileMeta
 from state.records import Long
@@ -52,8 +53,15 @@ COLUMNS = (
     *(f"metaData.{name}" for name in METADATA_FIELDS),
     *("protocol", SIDECAR),
 )
-# A row may have long statistics, which Parquet stores once and Arrow repeats.
 BATCH_ROWS = 512
+# A dictionary stores equal texts once, and Arrow repeats them: 512 rows of a small file could take gigabytes.
+BATCH_BYTES_MAX = 128 << 20
+# No writer's page is larger than this and compressed a hundredfold.
+PAGES_BYTES_MAX, COMPRESSION_MAX = 64 << 20, 100
+# parquet.thrift, "PageType".
+DICTIONARY_PAGE = 2
+# Its first two fields.
+PAGE_HEADER_BYTES = 12
 HINT = (
     "Restore the file, or remove it if the log has an older checkpoint and all commits after it. Then `dvsync resume` "
     "the table."
@@ -105,7 +113,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some of the actions of the checkpoint file at `path`. `adds` has the schema ADDS."""
+    """Some of the actions of the checkpoint file at `path`. `adds` has the schema ADDS; its paths are as written."""
 
     path: str
     adds: pa.RecordBatch
@@ -186,11 +194,68 @@ def _read_parquet(storage: FileIOStorage, path: str, columns: Sequence[str]) -> 
             _check_schema(schema)
             has_stats = STATS in columns and _has_struct_stats_only(schema)
             wanted = [*columns, STATS_PARSED] if has_stats else list(columns)
-            for batch in parquet.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
-                batch.validate(full=True)
-                yield _decode_batch(batch, path)
+            for number in range(parquet.num_row_groups):
+                rows = _batch_rows(small, _text_chunks(parquet.metadata.row_group(number), wanted))
+                for batch in parquet.iter_batches(rows, row_groups=[number], columns=wanted, use_threads=False):
+                    batch.validate(full=True)
+                    yield _decode_batch(batch, path)
         except (pa.ArrowException, OSError) as error:
             raise _corrupt(f"the checkpoint cannot be read: {error}") from error
+
+
+def _text_chunks(group: pq.RowGroupMetaData, columns: Sequence[str]) -> list[pq.ColumnChunkMetaData]:
+    parents = tuple(f"{column}." for column in columns)
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    return [
+        each for each in chunks if each.physical_type == "BYTE_ARRAY" and f"{each.path_in_schema}.".startswith(parents)
+    ]
+
+
+def _batch_rows(source: Any, chunks: Sequence[pq.ColumnChunkMetaData]) -> int:
+    """Return how many rows take at most BATCH_BYTES_MAX, even if each has the whole dictionary as its text.
+
+    Raises `Unsupported` for pages that would take too much memory by themselves.
+    """
+    for chunk in chunks:
+        size_bytes = chunk.total_uncompressed_size
+        if size_bytes > max(PAGES_BYTES_MAX, COMPRESSION_MAX * chunk.total_compressed_size):
+            raise too_large(f"column {chunk.path_in_schema} takes {size_bytes} bytes")
+    dictionaries_bytes = sum(
+        _dictionary_bytes(source, chunk)
+        for chunk in chunks
+        if chunk.total_uncompressed_size * BATCH_ROWS > BATCH_BYTES_MAX
+    )
+    if dictionaries_bytes > BATCH_BYTES_MAX:
+        raise too_large(f"its dictionaries take {dictionaries_bytes} bytes")
+    return min(BATCH_ROWS, BATCH_BYTES_MAX // max(dictionaries_bytes, 1))
+
+
+def _dictionary_bytes(source: Any, chunk: pq.ColumnChunkMetaData) -> int:
+    """Return the size of a chunk's dictionary, uncompressed; 0 if it has none.
+
+    parquet.thrift, "PageHeader": the fields 1, the type, and 2, this size, each as 0x15 and a zigzag varint.
+    """
+    source.seek(max(chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset, 0))
+    header = iter(source.read(PAGE_HEADER_BYTES))
+    kind, size_bytes = _read_field(header), _read_field(header)
+    return size_bytes if kind == DICTIONARY_PAGE else 0
+
+
+def _read_field(header: Iterator[int]) -> int:
+    next(header, None)
+    value = 0
+    for shift, byte in enumerate(header):
+        value |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            break
+    return value >> 1
+
+
+def too_large(what: str) -> Unsupported:
+    return Unsupported(
+        f"the checkpoint is too large to read: {what}",
+        hint="Have Delta write the checkpoint anew, or read it with Spark (pipeline.engine: auto).",
+    )
 
 
 def _check_schema(schema: pa.Schema) -> None:
@@ -254,6 +319,7 @@ def _decode_adds(batch: pa.RecordBatch) -> pa.RecordBatch:
         column = columns[name] if name in NEVER_NULL else columns[name].filter(has_dv)
         if column.null_count:
             raise _corrupt(f"an add of the checkpoint has no {'.'.join(PLACES[name])}")
+    columns["uri"] = pa.nulls(len(rows), pa.string())
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=ADDS)
 
 

@@ -14,7 +14,6 @@ import msgspec
 from cachetools import LRUCache
 from isal.isal_zlib import crc32  # ten times as fast as zlib's
 
-from daemon.delta.actions import resolve_path
 from daemon.delta.position_set import (
     MAGIC_PORTABLE_BYTES,
     DVPlace,
@@ -24,6 +23,7 @@ from daemon.delta.position_set import (
     decode_positions,
     encode_positions,
 )
+from daemon.delta.uri import resolve_path
 from daemon.errors import Unsupported
 from daemon.storage import Span, Storage
 from state.records import DeletionVectorDescriptor

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -21,16 +21,15 @@ from daemon.delta.actions import (
     Metadata,
     Protocol,
     RemoveFile,
-    absolute_paths,
     find_doubled,
-    resolve_path,
 )
 from daemon.delta.checksum import Totals, decode_checksum
-from daemon.delta.uri import find_uri_fault
+from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit, compare_listed, identify
+from daemon.delta.uri import find_uri_fault, name_file
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
 from daemon.storage import FileMeta, Span, Storage
 from daemon.texts import excerpt
-from state.records import Long
+from state.records import RECENT_COMMITS_MAX, CommitIdentity
 
 FileAction = TypeVar("FileAction", AddFile, RemoveFile)
 
@@ -39,8 +38,6 @@ COMMIT_FILE = re.compile(r"([0-9]{20})\.json")
 CHECKPOINT_FILE = re.compile(r"([0-9]{20})\.checkpoint\..*(parquet|json)")
 # How long a cut commit file may be a writer's unfinished work before it counts as corrupt.
 UNFINISHED_COMMIT_MAX_MS = 60_000
-# How much of a commit file is hashed, to notice that another file with the same version has replaced it.
-HEAD_BYTES = 1 << 20
 # A whole line is decoded in memory, and JSON inside its texts again; the values need many times its size.
 LINE_BYTES_MAX = 16 << 20
 # Delta lists up to 50 files and their statistics in a checksum file. If a file is longer, its cut text is ignored.
@@ -72,33 +69,6 @@ class _Provenance(msgspec.Struct, frozen=True):
     operation: Any = None
 
 
-class _InCommit(msgspec.Struct, frozen=True):
-    in_commit_timestamp: Long | None = msgspec.field(name="inCommitTimestamp", default=None)
-
-
-class _FirstLine(msgspec.Struct, frozen=True):
-    commit_info: _InCommit | None = msgspec.field(name="commitInfo", default=None)
-
-
-_first_line_decoder = msgspec.json.Decoder(_FirstLine)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """The identity of a commit file: its size and `head`, a hash of its first HEAD_BYTES.
-
-    `timestamp_ms` is the commit's time when the file was first read. Later the store may report another time for it.
-    """
-
-    version: int
-    meta: FileMeta
-    head: int
-    timestamp_ms: int
-
-    def is_same_commit(self, other: _Known) -> bool:
-        return (self.meta.size, self.head) == (other.meta.size, other.head)
-
-
 @dataclass(frozen=True)
 class _Ahead:
     """A commit file that was read when its existence was checked, at `read_s` of the monotonic clock."""
@@ -116,7 +86,7 @@ class DeltaLog:
         self.location = location
         self._storage = storage
         self._clock = clock
-        self._known: _Known | None = None
+        self._known: KnownCommit | None = None
         self._ahead: _Ahead | None = None
 
     @property
@@ -158,7 +128,7 @@ class DeltaLog:
 
         `_last_checkpoint` is not used: it is only a hint, and may be missing or wrong.
         """
-        return self.has_version(0) or any(self._list_versions(after=""))
+        return self.has_version(0) or any(self._list(after=""))
 
     def find_written_ms(self, version: int) -> int | None:
         """Return the modification time of the commit file of `version`; None if the file does not exist."""
@@ -202,7 +172,7 @@ class DeltaLog:
             what = f"the commit file had {meta.size} bytes, and {compared} when it was read"
             raise _incomplete(what, version, path, lines.size_bytes)
         if fault is None and actions:
-            known = _known(version, meta, lines)
+            known = identify(version, meta, first_line=lines.first, head=lines.head)
             commit = self._validated(version, path, actions, known)
             self._known = known
             return commit
@@ -222,7 +192,7 @@ class DeltaLog:
         try:
             meta, blocks = self._storage.read_blocks(path)
             actions, fault = _decode(_Lines(blocks, size_max=sys.maxsize), to_version, path)
-            known = _Known(to_version, meta, head=0, timestamp_ms=0)
+            known = KnownCommit(CommitIdentity(to_version, meta.size, meta.modified_ms), timestamp_ms=0)
             return self._validated(to_version, path, actions, known) if actions and not fault else None
         except (ObjectMissing, CorruptInput, Unsupported):
             return None
@@ -250,18 +220,21 @@ class DeltaLog:
         self._known = self._probe(version)
         return self._known.timestamp_ms if self._known else otherwise
 
-    def check_commit(self, version: int, timestamp_ms: int, *, has_next: bool) -> None:
+    def check_commit(
+        self, version: int, timestamp_ms: int, recent: Iterable[CommitIdentity] = (), *, has_next: bool
+    ) -> None:
         """Raise `ResyncNeeded` if the commit file of `version` is not the commit made at `timestamp_ms`.
 
-        One request if the file is unchanged. A file with another time but the same size and head is the same commit,
-        because a store may report different times for one file. If the file is gone, log cleanup has removed it, or
-        the log is another one. The totals of the next version show which, if it has a checksum file. Otherwise
-        `ResyncNeeded` is raised, too, if the next version is there.
+        `recent` may have its identity from an earlier process. One request if the file is unchanged. A file with
+        another time but the same size and head is the same commit, because a store may report different times for one
+        file. If the file is gone, log cleanup has removed it, or the log is another one. The totals of the next version
+        show which, if it has a checksum file. Otherwise `ResyncNeeded` is raised, too, if the next version is there.
         """
         known = self._known
-        if known is None or (known.version, known.timestamp_ms) != (version, timestamp_ms):
-            known = None
-        elif self.is_untouched(version):
+        if known is None or (known.identity.version, known.timestamp_ms) != (version, timestamp_ms):
+            remembered = (KnownCommit(each, timestamp_ms) for each in recent if each.version == version)
+            self._known = known = next(remembered, None)
+        if known and self.is_untouched(version):
             return
         found = self._probe(version)
         if found is None:
@@ -272,14 +245,16 @@ class DeltaLog:
             self._known = replace(found, timestamp_ms=timestamp_ms)
             return
         else:
-            differing = "content" if known else "timestamp"
-            what = f"commit {version} was replaced after it was synced: its {differing} differs"
-        raise ResyncNeeded(
+            what = _replaced(version, "content" if known else "timestamp")
+        raise self._other_log(what, version)
+
+    def _other_log(self, what: str, version: int) -> ResyncNeeded:
+        return ResyncNeeded(
             what,
             version=version,
             path=self.commit_path(version),
-            hint="The table was recreated, or its log copied or cleaned up. dvsync compares both states and commits "
-            "the difference.",
+            hint="The table was recreated, or its log copied, restored or cleaned up. dvsync compares both states and "
+            "commits the difference.",
         )
 
     def is_untouched(self, version: int) -> bool:
@@ -288,9 +263,10 @@ class DeltaLog:
             meta = self._storage.stat(self.commit_path(version))
         except ObjectMissing:
             return False
-        return self._known is not None and (self._known.version, self._known.meta) == (version, meta)
+        known = self._known
+        return known is not None and known.identity.version == version and known.is_untouched(meta)
 
-    def _probe(self, version: int) -> _Known | None:
+    def _probe(self, version: int) -> KnownCommit | None:
         try:
             meta, blocks = self._storage.read_blocks(self.commit_path(version))
         except ObjectMissing:
@@ -302,12 +278,11 @@ class DeltaLog:
                 break
         lines = _Lines([head], size_max=HEAD_BYTES)
         next(iter(lines), None)
-        return _known(version, meta, lines)
+        return identify(version, meta, first_line=lines.first, head=head)
 
-    def _validated(self, version: int, path: str, actions: list[_Line], known: _Known) -> Commit:
+    def _validated(self, version: int, path: str, actions: list[_Line], known: KnownCommit) -> Commit:
         adds = tuple(self._resolved(version, path, action.add) for action in actions if action.add)
         removes = tuple(self._resolved(version, path, action.remove) for action in actions if action.remove)
-        written = [action.path for line in actions for action in (line.add, line.remove) if action]
         metadata = [action.meta_data for action in actions if action.meta_data]
         protocols = [action.protocol for action in actions if action.protocol]
         if len(metadata) > 1 or len(protocols) > 1:
@@ -321,20 +296,25 @@ class DeltaLog:
             metadata=metadata[0] if metadata else None,
             protocol=protocols[0] if protocols else None,
             operation=next((_operation_of(action.commit_info) for action in actions if action.commit_info), None),
-            absolute_paths=absolute_paths(self.location, written),
-            size_bytes=known.meta.size,
+            size_bytes=known.identity.size_bytes,
+            recent_commits=(known.identity,),
         )
 
     def _resolved(self, version: int, path: str, action: FileAction) -> FileAction:
         if fault := find_uri_fault(action.path):
             raise _corrupt(f"Delta cannot read the path {action.path!r} of a data file: {fault}", version, path)
-        return with_fields(action, path=resolve_path(self.location, action.path))
+        place, uri = name_file(self.location, action.path)
+        return with_fields(action, path=place, uri=uri)
 
-    def check_continuity(self, after: int) -> None:
-        """Raise `ResyncNeeded` if version `after + 1` can never be read, `CorruptInput` if the log has a gap there,
-        and `ObjectMissing` if there is no log.
+    def check_continuity(self, after: int, recent: Collection[CommitIdentity] = ()) -> tuple[CommitIdentity, ...]:
+        """Raise `ResyncNeeded` if version `after + 1` can never be read or a commit before `after` is not the one in
+        `recent`, `CorruptInput` if the log has a gap there, and `ObjectMissing` if there is no log.
 
-        One listing or two, so it is called at starts and every few minutes. With `after` = 5:
+        Returns what is new about the last commits up to `after`: those that `recent` lacks, or has with another time.
+        Commits that log cleanup removed are passed over; so are those before `recent` begins.
+
+        One listing or two, and a read of each commit with another size or time, so it is called at starts and every few
+        minutes. With `after` = 5:
 
         - the log has 8, 9 and a checkpoint of 8: log cleanup removed 6, and the log cannot be followed;
         - the log has 5, 7 and no checkpoint after 5: commit 6 was lost, which is a gap;
@@ -342,7 +322,7 @@ class DeltaLog:
 
         A commit that a listing omits is asked for once more: some stores and cached NFS folders list old contents.
         """
-        commits, checkpoints = self._list_versions(after=f"{after:020d}")
+        commits, checkpoints = self._list(after=f"{max(after + 1 - RECENT_COMMITS_MAX, 0):020d}")
         beyond = [version for version in commits if version > after]
         if beyond and beyond[0] != after + 1 and not self.has_version(after + 1):
             if all(version <= after for version in checkpoints):
@@ -354,9 +334,14 @@ class DeltaLog:
                 hint="The log was cleaned up before dvsync read it. dvsync compares both states and commits the "
                 "difference.",
             )
-        if commits or self.has_version(after):
-            return
-        if not checkpoints and not any(self._list_versions(after="")):
+        if max(commits, default=-1) >= after or self.has_version(after):
+            # Whether the newest synced commit is the same, is asked at each sync.
+            older = {version: meta for version, meta in commits.items() if version < after}
+            now, replaced = compare_listed(older, recent, self._probe)
+            for version, differing in replaced:
+                raise self._other_log(_replaced(version, differing), version)
+            return tuple(each for each in now if each not in recent)
+        if not commits and not any(self._list(after="")):
             raise log_gone(self.location)
         raise ResyncNeeded(
             f"the log ends before version {after}, which is already synced",
@@ -385,13 +370,27 @@ class DeltaLog:
 
     def list_commits(self) -> list[int]:
         """List the versions of all commit files, sorted. One listing."""
-        return self._list_versions(after="")[0]
+        return list(self._list(after="")[0])
 
-    def _list_versions(self, after: str) -> tuple[list[int], list[int]]:
-        """List the versions of commits and of checkpoints whose file names are greater than `after`."""
-        metas = self._storage.list_from(self.folder, after=after)
-        names = [meta.path.rsplit("/", 1)[1] for meta in metas]
-        return _versions(names, COMMIT_FILE), _versions(names, CHECKPOINT_FILE)
+    def list_recent(self, recent: Iterable[CommitIdentity]) -> tuple[CommitIdentity, ...]:
+        """List the last commits of the log, to be remembered beside a state that is read afterwards.
+
+        One listing, and a read of each commit whose size or time differs from that in `recent`.
+        """
+        commits, _ = self._list(after="")
+        newest = dict(list(commits.items())[-RECENT_COMMITS_MAX:])
+        return tuple(compare_listed(newest, recent, self._probe)[0])
+
+    def _list(self, after: str) -> tuple[dict[int, FileMeta], list[int]]:
+        """List commits by version, and the versions of checkpoints, whose file names are greater than `after`."""
+        commits, checkpoints = dict[int, FileMeta](), list[int]()
+        for meta in self._storage.list_from(self.folder, after=after):
+            name = meta.path.rsplit("/", 1)[1]
+            if match := COMMIT_FILE.fullmatch(name):
+                commits[int(match[1])] = meta
+            elif match := CHECKPOINT_FILE.fullmatch(name):
+                checkpoints.append(int(match[1]))
+        return commits, checkpoints
 
 
 def _check_file_actions(version: int, path: str, adds: tuple[AddFile, ...], removes: tuple[RemoveFile, ...]) -> None:
@@ -399,12 +398,12 @@ def _check_file_actions(version: int, path: str, adds: tuple[AddFile, ...], remo
 
     PROTOCOL.md, "Action Reconciliation".
     """
-    if doubled := find_doubled(add.path for add in adds):
-        data_file, count = doubled
+    if doubled := find_doubled((add.path, add.identity) for add in adds):
+        (data_file, _), count = doubled
         raise _corrupt(f"{count} adds for the one path {data_file}", version, path)
-    added = {(add.path, add.dv_unique_id) for add in adds}
+    added = {(add.path, add.identity) for add in adds}
     for remove in removes:
-        if (remove.path, remove.dv_unique_id) in added:
+        if (remove.path, remove.identity) in added:
             raise _corrupt(f"add and remove of the same logical file {remove.path}", version, path)
 
 
@@ -452,19 +451,6 @@ def _joined(parts: list[bytes]) -> bytes:
     return b"".join(parts)
 
 
-def _known(version: int, meta: FileMeta, lines: _Lines) -> _Known:
-    """Make the identity of a commit file. An in-commit timestamp is in the commitInfo action of the first line.
-
-    PROTOCOL.md, "In-Commit Timestamps".
-    """
-    try:
-        info = _first_line_decoder.decode(lines.first).commit_info
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        info = None
-    in_commit_ms = info.in_commit_timestamp if info else None
-    return _Known(version, meta, hash(lines.head), meta.modified_ms if in_commit_ms is None else in_commit_ms)
-
-
 def _operation_of(commit_info: msgspec.Raw) -> str | None:
     try:
         operation = msgspec.json.decode(commit_info, type=_Provenance).operation
@@ -502,8 +488,8 @@ def _decode(lines: _Lines, version: int, path: str) -> tuple[list[_Line], Except
             raise _corrupt(f"line {number} is not JSON: {error}", version, path) from error
 
 
-def _versions(names: Iterable[str], pattern: re.Pattern[str]) -> list[int]:
-    return [int(match[1]) for name in names if (match := pattern.fullmatch(name))]
+def _replaced(version: int, differing: str) -> str:
+    return f"commit {version} was replaced after it was synced: its {differing} differs"
 
 
 def log_gone(location: str) -> LogMissing:

@@ -1,15 +1,16 @@
 """Folding commits into one change, purely: no I/O, no clock, no log. Delta PROTOCOL.md, "Action Reconciliation".
 
-A logical file is (path, deletion vector's unique id). Delta replaces a deletion vector by a remove and an add of the
-same path. The data file itself does not change, so such a pair is folded into one change of the vector.
+A logical file is (path as it is spelled, deletion vector's unique id). Delta replaces a deletion vector by a remove and
+an add of the same path. The data file itself does not change, so such a pair is folded into one change of the vector.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from daemon.delta.actions import AddFile, Commit, Metadata, Protocol
+from daemon.delta.actions import AddFile, Commit, Identity, Metadata, Protocol
+from daemon.delta.uri import describe, is_doubtful
 from daemon.errors import StateMismatch
 from daemon.texts import excerpt
 
@@ -23,7 +24,8 @@ class TableChange:
 
     Keys are plain absolute paths. `added` were not live before, `removed` are not live afterwards, `dv_changed` are
     live before and afterwards, with different deletion vectors (or only once with a vector). If one commit removes a
-    path and a later one adds it, it is in `removed` and `added`: the new file may be different.
+    path and a later one adds it, it is in `removed` and `added`: the new file may be different. `uris_changed` are live
+    before and afterwards, spelled otherwise. `not_live` are removed, but were never live.
     """
 
     from_version: int
@@ -36,6 +38,8 @@ class TableChange:
     protocol: Protocol | None = None
     operation: str | None = None
     data_change: bool = True
+    uris_changed: Mapping[str, str | None] = field(default_factory=dict)
+    not_live: frozenset[str] = frozenset()
 
 
 def join_operations(names: Iterable[str | None]) -> str | None:
@@ -48,55 +52,72 @@ def touched_paths(commits: Iterable[Commit]) -> set[str]:
     return {action.path for commit in commits for action in commit.file_actions}
 
 
-def fold_commits(commits: Sequence[Commit], live: Mapping[str, str | None]) -> TableChange:
-    """Fold consecutive, validated commits over `live` (path -> deletion vector's unique id) for the touched paths.
+def fold_commits(commits: Sequence[Commit], live: Mapping[str, Identity]) -> TableChange:
+    """Fold consecutive, validated commits over `live` for the touched paths.
 
-    The newest add of a path wins, with or without a remove of the older one. An add of a logical file that is already
-    live (new statistics, tags) changes nothing.
+    As in Delta, an add makes its logical file live, and a remove removes exactly its logical file, if that is live. An
+    add of a logical file that is already live (new statistics, tags) changes nothing.
 
     Example: `a`, `b` and `c` are live, without deletion vectors. Version 6 removes `a` and adds it with the vector `v`.
     Version 7 removes `b` and adds `d`. The change is: `a` in `dv_changed`, `b` in `removed`, `d` in `added`; `c` stays.
 
-    Raises `StateMismatch` if a remove names a logical file that is not live. Either the remove is only a tombstone,
-    which Delta writes when it drops a feature, or `live` differs from Delta's state.
+    Raises `StateMismatch` if a path is live more than once afterwards, if nobody can tell whether a remove removes a
+    file (`is_doubtful`), or if a remove names another deletion vector than the live file has. Then either Iceberg
+    cannot show Delta's state, or `live` differs from it.
     """
-    after: dict[str, AddFile | None] = {}
+    # The logical files of each path: the newest add, or None while the file of `live` is untouched.
+    after: dict[str, dict[Identity, AddFile | None]] = {path: {identity: None} for path, identity in live.items()}
     gone: set[str] = set()
-
-    def is_live(path: str, dv_unique_id: str | None) -> bool:
-        if path in after:
-            add = after[path]
-            return add is not None and add.dv_unique_id == dv_unique_id
-        return path in live and live[path] == dv_unique_id
+    not_live: set[str] = set()
 
     for commit in commits:
-        adds = {add.path: add for add in commit.adds}
-        for remove in dict.fromkeys(commit.removes):
-            if not is_live(remove.path, remove.dv_unique_id):
-                raise StateMismatch(
-                    f"version {commit.version} removes {remove.path} with the deletion vector {remove.dv_unique_id}, "
-                    "but the state store does not have it as live",
-                    version=commit.version,
-                    path=remove.path,
-                    hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
-                )
-            after[remove.path] = None
-            if remove.path not in adds:
+        removes = dict.fromkeys(commit.removes)
+        unmatched = [remove for remove in removes if remove.identity not in after.get(remove.path, ())]
+        not_live |= {remove.path for remove in unmatched if remove.path not in after}
+        for remove in removes:
+            after.get(remove.path, {}).pop(remove.identity, None)
+        for remove in unmatched:
+            if any(uri == remove.uri for uri, _ in after.get(remove.path, ())):
+                raise _mismatch(commit.version, remove.path, [remove.identity, *after[remove.path]])
+        for add in commit.adds:
+            at_path = after.setdefault(add.path, {})
+            # None stays: the file is live already, and shown.
+            if at_path.get(add.identity, add) is not None:
+                at_path[add.identity] = add
+        for remove in removes:
+            at_path = after.get(remove.path, {})
+            if not at_path:
                 gone.add(remove.path)
-        after |= adds
+            elif any(is_doubtful(remove.path, identity, remove.identity) for identity in at_path):
+                raise _mismatch(commit.version, remove.path, [remove.identity, *at_path])
 
-    stayed = live.keys() - gone
+    for path, at_path in after.items():
+        if len(at_path) > 1:
+            raise _mismatch(commits[-1].version, path, at_path)
+    newest = {path: add for path, at_path in after.items() for add in at_path.values() if add}
+    stayed = {path: identity for path, identity in live.items() if path not in gone}
     return TableChange(
         from_version=commits[0].version,
         to_version=commits[-1].version,
         timestamp_ms=commits[-1].timestamp_ms,
-        added={path: add for path, add in after.items() if add and path not in stayed},
-        removed=frozenset(path for path, add in after.items() if path in live and not (add and path in stayed)),
+        added={path: add for path, add in newest.items() if path not in stayed},
+        removed=frozenset(gone & live.keys()),
         dv_changed={
-            path: add for path, add in after.items() if add and path in stayed and live[path] != add.dv_unique_id
+            path: add for path, add in newest.items() if path in stayed and stayed[path][1] != add.dv_unique_id
         },
         metadata=next((commit.metadata for commit in reversed(commits) if commit.metadata), None),
         protocol=next((commit.protocol for commit in reversed(commits) if commit.protocol), None),
         operation=join_operations(commit.operation for commit in commits),
         data_change=any(action.data_change for commit in commits for action in commit.file_actions),
+        uris_changed={path: add.uri for path, add in newest.items() if path in stayed and stayed[path][0] != add.uri},
+        not_live=frozenset(not_live),
+    )
+
+
+def _mismatch(version: int, path: str, identities: Iterable[Identity]) -> StateMismatch:
+    return StateMismatch(
+        f"after version {version}, {path} may be live more than once: {'; '.join(map(describe, identities))}",
+        version=version,
+        path=path,
+        hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
     )

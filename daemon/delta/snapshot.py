@@ -6,6 +6,7 @@ Delta PROTOCOL.md, "Action Reconciliation". Used if the log is small, by `LogSeg
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,27 +15,29 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, absolute_paths, resolve_path
-from daemon.delta.checkpoint import Rows, read_checkpoint
+from daemon.delta.actions import AddFile, Commit, Identity, Metadata, Protocol
+from daemon.delta.checkpoint import Rows, read_checkpoint, too_large
 from daemon.delta.checksum import Totals
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import CommitFile, LogSegment
-from daemon.delta.table_state import ADDS, TableState, adds_batch, adds_from_batches, check_unique
-from daemon.delta.uri import find_uri_fault
+from daemon.delta.table_state import (
+    ADDS,
+    TableState,
+    adds_batch,
+    adds_from_batches,
+    check_certain,
+    check_rows,
+    resolve_rows,
+)
 from daemon.errors import CorruptInput, SyncError
 from daemon.storage import FileIOStorage
 
 T = TypeVar("T")
 
-# A path, and whether the log names a file of the table's own folder by it absolutely.
-_Named = tuple[str, bool]
-
 # The actions of a bounded replay take this much memory at most, and one batch more.
 ROWS_BYTES_MAX = 64 << 20
-
-# A relative path that equals the file's name on disk: no escapes, no scheme, no `.` or `..`.
-PLAIN_PATH = r"^[A-Za-z0-9_=+\-][A-Za-z0-9_=+\-.,~!$&'()*;@/]*$"
-DOTS = "/."
+# A log that only repeats long texts takes more times its size in memory, one of real files some ten times.
+EXPANSION_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def replay(
     storage: FileIOStorage, log: DeltaLog, segment: LogSegment, *, files_max: int | None = None
 ) -> ReplayedState | None:
     """Replay these files into the state of the table; None as soon as it has more than `files_max` live files, or more
-    than ROWS_BYTES_MAX of actions. Without `files_max` nothing is bounded.
+    than ROWS_BYTES_MAX of actions. Without `files_max`, `Unsupported` if the actions are far larger than the files.
 
     Requests: those of `DeltaLog.read_commit` for each commit, or a read of the compacted file; those of
     `read_checkpoint`; two for the version's time if its own commit file was not read.
@@ -92,6 +95,8 @@ def replay(
         newest.take_checkpoint_rows(rows)
         if newest.is_beyond(files_max):
             return None
+        if newest.size_bytes > ROWS_BYTES_MAX + EXPANSION_MAX * segment.size_bytes:
+            raise too_large(f"it has {newest.size_bytes} bytes of actions so far").located(path=rows.path)
     timestamp_ms = times_ms[0] if times_ms else None
     if timestamp_ms is None:
         written_ms = segment.checkpoint.modified_ms if segment.checkpoint else 0
@@ -116,46 +121,38 @@ def _take_file(newest: _NewestFirst, log: DeltaLog, file: CommitFile) -> int | N
 
 
 class _NewestFirst:
-    """Reconciles actions that arrive from the newest to the oldest: the first action of a path or logical file wins.
+    """Reconciles actions that arrive from the newest to the oldest: the first action of a logical file wins.
 
     Example: the checkpoint has `a`, `b` and `c`. Commit 6 removes `c`. Commit 7 removes `a` and adds it with the
     deletion vector `v`.
 
-    1. Commit 7: `a` with `v` is live, and `a` is decided. `a` without a vector is removed.
+    1. Commit 7: `a` with `v` is live, and `a` without a vector is removed.
     2. Commit 6: `c` is removed.
-    3. Checkpoint: `a` is skipped, because it is decided; `c` is skipped, because it is removed; `b` is live.
+    3. Checkpoint: `a` and `c` without vectors are skipped, because they are removed; `b` is live.
 
-    The state is `a` with `v`, and `b`.
-
-    Paths are compared as they are written, as Delta does: a remove of `/lake/t/a` does not remove the file `a` of the
-    table at `/lake/t`. If both are live, Delta shows the file's rows twice, and the log is refused.
+    The state is `a` with `v`, and `b`. If a path is live more than once, Delta shows its rows as often, and the log is
+    refused. It is also refused if nobody can tell whether Delta removes a file (`is_same_uri`).
     """
 
     def __init__(self, location: str) -> None:
         self._location = location
         self._protocol: Protocol | None = None
         self._metadata: Metadata | None = None
-        # Paths with an add. Older adds of such a path do not count, whatever their deletion vectors.
-        self._decided: set[_Named] = set()
-        self._removed: dict[_Named, set[str | None]] = {}
+        self._added: set[tuple[str, Identity]] = set()
+        self._removed: dict[str, set[Identity]] = defaultdict(set)
         self._live: list[pa.RecordBatch] = []
-        self._files = self._bytes = 0
-        # Hashes of the checkpoint's paths: if all differ, no path occurs twice, and a costly check is not needed.
-        self._hashes: set[int] = set()
-        self._may_have_doubles = False
+        self._files = self.size_bytes = 0
 
     def take_commit(self, commit: Commit) -> int:
         """Replay one commit, and return its time in ms."""
         self._protocol = self._protocol or commit.protocol
         self._metadata = self._metadata or commit.metadata
-        absolute = commit.absolute_paths
-        live = [add for add in commit.adds if self._is_live((add.path, add.path in absolute), add.dv_unique_id)]
+        for remove in commit.removes:
+            self._removed[remove.path].add(remove.identity)
+        live = [add for add in commit.adds if self._is_live(add.path, add.identity)]
         if live:
             self._keep(adds_batch(live))
-        self._decided |= {(add.path, add.path in absolute) for add in commit.adds}
-        for remove in commit.removes:
-            self._removed.setdefault((remove.path, remove.path in absolute), set()).add(remove.dv_unique_id)
-        self._may_have_doubles |= bool(absolute)
+        self._added |= {(add.path, add.identity) for add in commit.adds}
         return commit.timestamp_ms
 
     def take_checkpoint_rows(self, rows: Rows) -> None:
@@ -164,21 +161,21 @@ class _NewestFirst:
         for metadata in rows.metadata:
             self._metadata = self._metadata or metadata
         if rows.adds.num_rows:
-            paths, absolute = self._resolved(rows.adds["path"], rows.path)
-            self._note(paths)
-            self._may_have_doubles |= bool(absolute)
-            self._keep(self._without_superseded(rows.adds.set_column(0, "path", paths), absolute))
+            try:
+                self._keep(self._without_superseded(resolve_rows(self._location, rows.adds)))
+            except SyncError as error:
+                raise error.located(path=rows.path) from error.__cause__
 
     def _keep(self, live: pa.RecordBatch) -> None:
         self._live.append(live)
         self._files += live.num_rows
-        self._bytes += live.nbytes
+        self.size_bytes += live.nbytes
 
     def is_beyond(self, files_max: int | None) -> bool:
         """Whether the live files exceed `files_max`, or their actions are too large. Live files never become fewer."""
         if files_max is None:
             return False
-        return self._files > files_max or self._bytes > ROWS_BYTES_MAX
+        return self._files > files_max or self.size_bytes > ROWS_BYTES_MAX
 
     def state(self, version: int, timestamp_ms: int, folder: str) -> ReplayedState:
         if self._protocol is None or self._metadata is None:
@@ -188,61 +185,40 @@ class _NewestFirst:
             raise CorruptInput(what, version=version, path=folder, hint=hint)
         adds = pa.Table.from_batches(self._live, ADDS)
         try:
-            if self._may_have_doubles:
-                check_unique(adds["path"].to_pylist())
+            check_rows(adds)
         except SyncError as error:
             raise error.located(version=version, path=folder) from error.__cause__
         return ReplayedState(self._location, version, timestamp_ms, self._protocol, self._metadata, adds.num_rows, adds)
 
-    def _is_live(self, named: _Named, dv_unique_id: str | None) -> bool:
-        return named not in self._decided and dv_unique_id not in self._removed.get(named, ())
+    def _is_live(self, path: str, identity: Identity) -> bool:
+        """Return whether no newer action decided about the logical file. Raises `CorruptInput` if nobody can tell."""
+        removed = self._removed.get(path, ())
+        if (path, identity) in self._added or identity in removed:
+            return False
+        check_certain(path, identity, removed)
+        return True
 
     @cached_property
     def _named(self) -> pa.Array:
         """The paths that commits name. All commits are taken before the checkpoint, so the set is complete."""
-        return pa.array({path for path, _ in self._decided | self._removed.keys()}, pa.string())
+        return pa.array({path for path, _ in self._added} | self._removed.keys(), pa.string())
 
-    def _without_superseded(self, adds: pa.RecordBatch, absolute: frozenset[str]) -> pa.RecordBatch:
+    def _without_superseded(self, adds: pa.RecordBatch) -> pa.RecordBatch:
         """Remove the adds that a later commit replaced or removed.
 
         Only rows whose path a later commit names are compared one by one, because that is slow.
         """
         paths = adds["path"]
         suspects = pc.indices_nonzero(pc.is_in(paths, self._named)).to_pylist()
-        named = ((row, paths[row].as_py()) for row in suspects)
-        gone = [row for row, path in named if not self._is_live((path, path in absolute), _dv_unique_id(adds, row))]
+        gone = [row for row in suspects if not self._is_live(paths[row].as_py(), _identity(adds, row))]
         if not gone:
             return adds
         return adds.filter(pc.invert(pc.is_in(pa.array(range(len(adds))), pa.array(gone, pa.int64()))))
 
-    def _resolved(self, paths: pa.Array, checkpoint: str) -> tuple[pa.Array, frozenset[str]]:
-        """Resolve to plain absolute paths; also return those of `absolute_paths`.
 
-        Raises `CorruptInput` for a path that Delta cannot read.
-        """
-        plain = pc.and_not(pc.match_substring_regex(paths, PLAIN_PATH), pc.match_substring(paths, DOTS))
-        others = pc.invert(plain)
-        spelled = paths.filter(others).to_pylist()
-        below = pc.binary_join_element_wise(self._location, paths, "/")
-        if not spelled:
-            return below, frozenset()
-        for path in spelled:
-            if fault := find_uri_fault(path):
-                what = f"Delta cannot read the path {path!r} of a data file: {fault}"
-                raise CorruptInput(what, path=checkpoint, hint="Fix the program that wrote the checkpoint.")
-        resolved = [resolve_path(self._location, path) for path in spelled]
-        plain_paths = pc.replace_with_mask(below, others, pa.array(resolved, pa.string()))
-        return plain_paths, absolute_paths(self._location, spelled)
-
-    def _note(self, paths: pa.Array) -> None:
-        expected = len(self._hashes) + len(paths)
-        self._hashes.update(map(hash, paths.to_pylist()))
-        self._may_have_doubles |= len(self._hashes) != expected
-
-
-def _dv_unique_id(adds: pa.RecordBatch, row: int) -> str | None:
-    """Return the deletion vector's unique id. PROTOCOL.md, "Derived Fields"."""
-    kind, path, offset = (adds[name][row].as_py() for name in ("dv_storage_type", "dv_path", "dv_offset"))
+def _identity(adds: pa.RecordBatch, row: int) -> Identity:
+    """Return the identity of a row. The deletion vector's unique id: PROTOCOL.md, "Derived Fields"."""
+    uri, kind, path, offset = (adds[name][row].as_py() for name in ("uri", "dv_storage_type", "dv_path", "dv_offset"))
     if kind is None:
-        return None
-    return f"{kind}{path}" if offset is None else f"{kind}{path}@{offset}"
+        return uri, None
+    return uri, f"{kind}{path}" if offset is None else f"{kind}{path}@{offset}"

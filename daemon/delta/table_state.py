@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from daemon.delta.actions import AddFile, Metadata, Protocol, find_doubled, resolve_path
+from daemon.delta.actions import AddFile, Identity, Metadata, Protocol, find_doubled
+from daemon.delta.uri import PLAIN_PATH, describe, find_uri_fault, is_doubtful, name_file
 from daemon.errors import CorruptInput
 from state.records import DeletionVectorDescriptor
 
 T = TypeVar("T")
+ArrowRows = TypeVar("ArrowRows", pa.RecordBatch, pa.Table)
 
-# One row for each live file: the needed fields of its add action, with the deletion vector's fields as columns.
+# One row for each live file: the needed fields of its add action, with the deletion vector's fields as columns. `uri`
+# is null until `resolve_rows`, and for nearly all files afterwards.
 ADDS = pa.schema(
     [
         pa.field("path", pa.string()),
@@ -28,7 +32,12 @@ ADDS = pa.schema(
         pa.field("dv_size", pa.int32()),
         pa.field("dv_cardinality", pa.int64()),
         pa.field("base_row_id", pa.int64()),
+        pa.field("uri", pa.string()),
     ]
+)
+HINT_DOUBLED = (
+    "Delta shows the file's rows as often, and Iceberg cannot. Rewrite the file in Delta, by OPTIMIZE or REORG TABLE … "
+    "APPLY (PURGE), or remove one of the adds with the program that wrote them. Then `dvsync resume` the table."
 )
 
 
@@ -66,18 +75,39 @@ class TableState(ABC):
         """
 
 
-def check_unique(paths: Iterable[str]) -> None:
-    """Raise `CorruptInput` if two live adds have the same (resolved) path. Delta shows the file's rows twice."""
-    if doubled := find_doubled(paths):
+def check_unique(adds: Sequence[AddFile]) -> None:
+    """Raise `CorruptInput` if two live adds lead to one path: Delta shows the file's rows twice, Iceberg cannot."""
+    if doubled := find_doubled(add.path for add in adds):
         path, count = doubled
+        told = sorted(describe(add.identity) for add in adds if add.path == path)
         raise CorruptInput(
-            f"the log has {count} live adds for the one path {path}",
+            f"the log has {count} live adds for the one path {path}: {'; '.join(told)}",
             path=path,
-            hint="Delta shows the file's rows as often. Remove one of the adds with the program that wrote them; the "
-            "log may name the file by its relative and by its absolute path. Or rewrite the file in Delta, for example "
-            "by an UPDATE of its rows. If a checkpoint has both adds, remove it, provided the log has an older "
-            "checkpoint and all commits after it. Then `dvsync resume` the table.",
+            hint=HINT_DOUBLED,
         )
+
+
+def check_rows(rows: pa.Table) -> None:
+    """Raise as `check_unique` does for the live files in `rows`, which has resolved paths."""
+    paths = rows["path"]
+    if pc.count_distinct(paths).as_py() == len(paths):
+        return
+    counts = pc.value_counts(paths)
+    path = counts.field("values").filter(pc.greater(counts.field("counts"), 1))[0]
+    check_unique(list(adds_from_batches(rows.filter(pc.equal(paths, path)).to_batches())))
+
+
+def check_certain(path: str, identity: Identity, removed: Iterable[Identity]) -> None:
+    """Raise `CorruptInput` if nobody can tell whether the files that are `removed` at `path` include that live one."""
+    for other in removed:
+        if is_doubtful(path, identity, other):
+            raise CorruptInput(
+                f"Delta removes {path} {describe(other)}, and its add is {describe(identity)}: whether these are one "
+                "file depends on the reader",
+                path=path,
+                hint="Remove the file with the path of its add, with the program that wrote the log, or overwrite its "
+                "rows in Delta. Then `dvsync resume` the table.",
+            )
 
 
 def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
@@ -95,15 +125,37 @@ def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
         "dv_size": [vector and vector.size_in_bytes for vector in vectors],
         "dv_cardinality": [vector and vector.cardinality for vector in vectors],
         "base_row_id": [add.base_row_id for add in rows],
+        "uri": [add.uri for add in rows],
     }
     return pa.RecordBatch.from_pydict(columns, ADDS)
 
 
-def adds_from_batches(batches: Iterable[pa.RecordBatch], location: str | None = None) -> Iterator[AddFile]:
-    """Turn rows with the columns of `ADDS` into actions; `stats` may be missing.
+def resolve_rows(location: str, rows: ArrowRows) -> ArrowRows:
+    """Replace the columns `path` and `uri` as `name_file` does; `uri` may be missing.
 
-    With the table's `location`, paths are resolved as in the log; without it, they are resolved already.
+    Raises `CorruptInput` for a path that Delta cannot read.
     """
+    paths = rows["path"]
+    others = pc.invert(pc.match_substring_regex(paths, PLAIN_PATH))
+    places = pc.binary_join_element_wise(location, paths, "/")
+    uris = pa.nulls(len(paths), pa.string())
+    if pc.any(others).as_py():
+        named = [_name_file(location, path) for path in paths.filter(others).to_pylist()]
+        places = pc.replace_with_mask(places, others, pa.array([place for place, _ in named], pa.string()))
+        uris = pc.replace_with_mask(uris, others, pa.array([uri for _, uri in named], pa.string()))
+    columns = {**dict(zip(rows.schema.names, rows.columns, strict=True)), "path": places, "uri": uris}
+    return type(rows).from_pydict(columns)
+
+
+def _name_file(location: str, path: str) -> tuple[str, str | None]:
+    if fault := find_uri_fault(path):
+        what = f"Delta cannot read the path {path!r} of a data file: {fault}"
+        raise CorruptInput(what, hint="Fix the program that wrote the checkpoint.")
+    return name_file(location, path)
+
+
+def adds_from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[AddFile]:
+    """Turn rows with the columns of `ADDS`, after `resolve_rows`, into actions; `stats` may be missing."""
     for row in (row for batch in batches for row in batch.to_pylist()):
         descriptor = None
         if row["dv_storage_type"] is not None:
@@ -114,20 +166,20 @@ def adds_from_batches(batches: Iterable[pa.RecordBatch], location: str | None = 
                 size_in_bytes=row["dv_size"],
                 cardinality=row["dv_cardinality"],
             )
-        path = row["path"] if location is None else resolve_path(location, row["path"])
         partition_values = dict(row["partition_values"] or ())
         if len(partition_values) < len(row["partition_values"] or ()):
             raise CorruptInput(
                 "an add has two partition values for one column",
-                path=path,
+                path=row["path"],
                 hint="Fix the program that wrote the log or its checkpoint.",
             )
         yield AddFile(
-            path=path,
+            path=row["path"],
             partition_values=partition_values,
             size=row["size"],
             data_change=False,
             stats=row.get("stats"),
             deletion_vector=descriptor,
             base_row_id=row["base_row_id"],
+            uri=row["uri"],
         )

@@ -109,7 +109,8 @@ class ExaminationTask:
         seen.physical_rows += metrics.record_count
         seen.int96_columns |= {str(self.table.schema.find_column_name(field_id)) for field_id in file.int96}
         ids = self.table.field_ids
-        seen.millis_columns |= {str(self.table.schema.find_column_name(ids[name])) for name in file.millis & ids.keys()}
+        millis = {name.lower() for name in file.millis} & ids.keys()
+        seen.millis_columns |= {str(self.table.schema.find_column_name(ids[name])) for name in millis}
         seen.view_columns |= {str(self.table.schema.find_column_name(field_id)) for field_id in file.views}
         seen.hidden_columns |= {".".join(column) for column in file.hidden}
         for partition in self.table.spec.fields:

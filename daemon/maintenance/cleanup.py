@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event
 from uuid import UUID
@@ -22,6 +23,7 @@ from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 from pyiceberg.table.locations import load_location_provider
 
+from daemon.durable import is_local, local_path
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext.commits import writes_metadata_files
 from daemon.iceberg.references import referenced_files
@@ -136,19 +138,18 @@ def drop_table(context: TableContext) -> Cleanup | None:
     table = _find_own_table(context, record) if record else None
     if record is None or table is None:
         return None
-    own = _OwnPlaces(context, table)
+    written = context.store.list_written(record.id, THERE)
+    own = _OwnPlaces(context, table, written)
     done, listed = Cleanup(), own.scan()
     sizes_bytes = {meta.path: meta.size for meta in listed}
-    files = {
-        file.path: with_fields(file, size_bytes=sizes_bytes.get(file.path, file.size_bytes))
-        for file in context.store.list_written(record.id, THERE)
-    }
+    files = {file.path: with_fields(file, size_bytes=sizes_bytes.get(file.path, file.size_bytes)) for file in written}
     if own.find_other_table(listed) is None:
         files = {file.path: file for file in own.written_among(listed)} | files
     due = _due_among(files.values(), done, in_use=(), own=own, due_ms=sys.maxsize)
     context.target.drop()
     _remove(context, own.storage, record.id, due, done)
     own.storage.delete(f"{table.metadata.location.rstrip('/')}/metadata/{HINT_NAME}")
+    own.remove_empty_folders(file.path for file in done.removed)
     return done
 
 
@@ -302,12 +303,14 @@ def _remove(
 class _OwnPlaces:
     """The folders of the Iceberg table. dvsync removes files only inside of them."""
 
-    def __init__(self, context: TableContext, table: Table) -> None:
+    def __init__(self, context: TableContext, table: Table, written: Iterable[WrittenFile] = ()) -> None:
+        """`written` are files that the state store knows: the configuration may not name their folders any more."""
         self._source = canonical(context.location)
         self._has_metadata_files = writes_metadata_files(table.catalog)
         self.storage = FileIOStorage(context.target_properties(table))
         configured = (context.settings.delete_files_location, table.properties.get("write.data.path"))
-        places = {table.metadata.location, table.properties.get("write.metadata.path"), *configured}
+        known = (file.path.rpartition("/")[0] for file in written if DELETE_FILE_NAME.fullmatch(name_of(file.path)))
+        places = {table.metadata.location, table.properties.get("write.metadata.path"), *configured, *known}
         self._places = sorted(canonical(place).rstrip("/") for place in places if place)
         self._uuid = table.metadata.table_uuid
         # Scan only the folders that the location provider names: other tables may lie below this table's location.
@@ -322,6 +325,18 @@ class _OwnPlaces:
             _is_inside(path, place) and (not _is_inside(path, source) or _is_inside(place, source))
             for place in self._places
         )
+
+    def remove_empty_folders(self, removed: Iterable[str]) -> None:
+        """Remove the local folders of these files that are empty now, and those around them, up to the places."""
+        folders = set()
+        for path in removed:
+            folder = canonical(path).rpartition("/")[0]
+            while is_local(folder) and any(parts_below(folder, place) is not None for place in self._places):
+                folders.add(folder)
+                folder = folder.rpartition("/")[0]
+        for folder in sorted(folders, key=len, reverse=True):
+            with suppress(OSError):
+                local_path(folder).rmdir()
 
     def scan(self) -> list[FileMeta]:
         """List the files in the folders that dvsync writes to, each file once."""

@@ -44,12 +44,13 @@ class ManifestAnswer:
     record_counts: Sequence[int]
     sizes_bytes: Sequence[int]
     partitions: Sequence[tuple[str | None, ...]]
+    uris: Sequence[str | None]
 
     def live_files(self) -> Iterator[LiveFile]:
         """Yield the data files, without their deletion vectors."""
         manifest = self.written.manifest
-        for path, record_count, size_bytes, partition in zip(
-            self.paths, self.record_counts, self.sizes_bytes, self.partitions, strict=True
+        for path, record_count, size_bytes, partition, uri in zip(
+            self.paths, self.record_counts, self.sizes_bytes, self.partitions, self.uris, strict=True
         ):
             yield LiveFile(
                 path=path,
@@ -58,6 +59,7 @@ class ManifestAnswer:
                 spec_id=manifest.partition_spec_id,
                 manifest_path=manifest.manifest_path,
                 partition=partition,
+                uri=uri,
             )
 
 
@@ -75,7 +77,7 @@ class ManifestTask:
 
     def __call__(self, part: int, adds: Iterable[AddFile]) -> Iterator[ManifestAnswer]:
         adds, manifest_path = list(adds), self.paths[part]
-        check_unique(add.path for add in adds)
+        check_unique(adds)
         inspection = Inspector(FileIOStorage(self.properties), self.table).inspect(adds)
         entries = []
         for add in adds:
@@ -103,6 +105,7 @@ class ManifestTask:
             record_counts,
             sizes_bytes,
             [encode_partition(entry.data_file.partition) for entry in entries],
+            [add.uri for add in adds],
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
 from functools import reduce
 from operator import attrgetter, or_
 from typing import Any
@@ -24,8 +23,8 @@ from daemon.storage import FileIOStorage, check_path, map_files
 from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
 from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
-from daemon.translate.metrics import Metrics
-from daemon.translate.partition_values import EPOCH, EPOCH_DAY, MICROSECOND
+from daemon.translate.footer import column_ranges, internal_form
+from daemon.translate.metrics import Metrics, proven
 from daemon.translate.schema import TableSchema
 
 # Most footers are smaller. The file ends with the footer's size (4 bytes, little-endian) and a magic number.
@@ -75,6 +74,8 @@ class Inspector:
                     self._check_moments(path, column)
         except SyncError as error:
             raise error.located(path=path) from error.__cause__
+        if add.deletion_vector is not None:
+            metrics = proven(metrics, column_ranges(footer, leaf_paths, self.table.leaves))
         return metrics, found
 
     def _check_schema(self, footer: pq.FileMetaData) -> tuple[FileSchema, tuple[str, ...]]:
@@ -95,7 +96,7 @@ class Inspector:
             for moments in _timestamps(values):
                 ends = pc.min_max(moments.cast(pa.int64())).as_py()
                 if ends["min"] is not None:
-                    named = str(self.table.schema.find_column_name(self.table.field_ids[column]))
+                    named = str(self.table.schema.find_column_name(self.table.field_ids[column.lower()]))
                     check_int96_micros(ends["min"], ends["max"], named)
 
     def _read_column(self, path: str, column: str) -> Iterator[pa.Array]:
@@ -122,10 +123,11 @@ class Inspector:
         if not self.table.spec.fields:
             return
         values = partition_of(add, self.table, self.table.spec_id)
-        places = {leaf_path: number for number, leaf_path in enumerate(leaf_paths)}
+        # Delta ignores case in names.
+        places = {leaf_path.lower(): number for number, leaf_path in enumerate(leaf_paths)}
         for partition, value in zip(self.table.spec.fields, values, strict=True):
             name = self.table.physical_names[partition.source_id]
-            place = places.get(name)
+            place = places.get(name.lower())
             column = str(self.table.schema.find_column_name(partition.source_id))
             kind = self.table.schema.find_type(partition.source_id)
             if place is None:
@@ -138,7 +140,9 @@ class Inspector:
                     raise Unsupported(
                         f"partition column {column} has the value {value}, which PyIceberg 0.12 and Polars would read "
                         "as a float, because the file does not contain the column",
-                        hint="Rewrite the file with Delta, or partition the table by another column.",
+                        hint="Set 'delta.feature.materializePartitionColumns' = 'supported' in the Delta table, and "
+                        "have Delta write the file anew, for example with an UPDATE of its rows. Or partition the "
+                        "table by another column.",
                     )
                 continue
             if (
@@ -168,7 +172,9 @@ def read_footer(storage: FileIOStorage, path: str, size: int, *, said_by: str = 
         raise CorruptInput(
             f"the file has {meta.size} bytes, but {said_by} says {size}",
             path=path,
-            hint="Restore the file, or take it out of the Delta table with DELETE, RESTORE or an overwrite.",
+            hint="If the file was cut or replaced, restore it, and `dvsync resume` the table. If the log is wrong, "
+            "Delta itself may show too few rows: take the file out of the Delta table with RESTORE or an overwrite, "
+            "and append its rows from the file; dvsync then goes on by itself.",
         )
     footer_bytes = int.from_bytes(tail[-FOOTER_END_BYTES:][:4], "little") + FOOTER_END_BYTES
     if len(tail) < footer_bytes <= meta.size and tail.endswith(MAGIC):
@@ -209,13 +215,6 @@ def _holds_only(values: pa.Array, value: Any) -> bool:
         each == value or (each != each and value != value)  # noqa: PLR0124
         for each in found
     )
-
-
-def internal_form(value: Any) -> Any:
-    """Return a statistic in the form of partition tuples: days or microseconds since 1970."""
-    if isinstance(value, datetime):
-        return (value.replace(tzinfo=value.tzinfo or UTC) - EPOCH) // MICROSECOND
-    return (value - EPOCH_DAY).days if isinstance(value, date) else value
 
 
 def _as_float(value: float | None) -> float | None:
@@ -263,6 +262,17 @@ class InspectionTask:
 
     def __call__(self, adds: Iterable[AddFile]) -> Iterator[Inspection]:
         yield Inspector(FileIOStorage(self.properties), self.table).inspect(list(adds))
+
+
+@dataclass(frozen=True)
+class CheckTask:
+    """Checks files that are live already against another schema, and yields their traits."""
+
+    properties: Mapping[str, str]
+    table: TableSchema
+
+    def __call__(self, part: int, adds: Iterable[AddFile]) -> Iterator[FileTraits]:
+        yield Inspector(FileIOStorage(self.properties), self.table).inspect(list(adds)).traits
 
 
 def joined(inspections: Iterable[Inspection]) -> Inspection:

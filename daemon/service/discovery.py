@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from msgspec.structs import replace
 
 from daemon.clock import Clock
-from daemon.config.load import faults_of_found
+from daemon.config.load import Claims, faults_of_found
 from daemon.config.settings import Settings, TableSettings
 from daemon.config.share import Share
 from daemon.delta.log import DeltaLog, log_gone
@@ -62,7 +62,9 @@ def discover(
     followed = {*known, *owners.values()}
     found = Found([table for table in settings.tables if not table.is_pattern])
     sources = {table.source for table in found.tables}
-    names = {name for table in found.tables for name in _names(table)}
+    claims = Claims(settings.catalogs)
+    for table in found.tables:
+        claims.add(table.name, table)
     for pattern in (table for table in settings.tables if table.is_pattern):
         storage = FileIOStorage(settings.file_properties(pattern.catalog))
         followed_here = {source for source, by in known.items() if by == pattern.source}
@@ -80,11 +82,11 @@ def discover(
         for source in sorted(source for source in fitting - sources if not _is_excluded(source, pattern)):
             sources.add(source)
             try:
-                table = _table_of(settings, pattern, source, names, owners)
+                table = _table_of(settings, pattern, source, claims, owners)
             except Unsupported as error:
                 found.troubles[source] = error
                 continue
-            names |= _names(table)
+            claims.add(table.name, table)
             found.tables.append(table)
             found.patterns[source] = pattern.source
     # Only now: a table of another share takes its name and target all the same.
@@ -120,13 +122,8 @@ def _tables_among(
     return tables
 
 
-def _names(table: TableSettings) -> set[str]:
-    """The keys that this table claims: its name, and its catalog and target. No catalog's name contains a space."""
-    return {table.name, f"{table.catalog} {table.target}"}
-
-
 def _table_of(
-    settings: Settings, pattern: TableSettings, source: str, names: set[str], owners: Mapping[str, str]
+    settings: Settings, pattern: TableSettings, source: str, claims: Claims, owners: Mapping[str, str]
 ) -> TableSettings:
     """The table that `pattern` makes of `source`. Raises Unsupported, saying why, when it makes none."""
     try:
@@ -138,9 +135,12 @@ def _table_of(
         table = pattern.for_found(source)
     except ValueError as error:
         raise Unsupported(str(error), hint=OUT_OF_PATTERN) from error
-    owner, faults = owners.get(table.name, source), faults_of_found(settings, table)
-    if not names.isdisjoint(_names(table)):
-        faults = [f"{table.target} is the target or the name of another table already"]
+    owner, faults = owners.get(table.name, source), [*faults_of_found(settings, table), *claims.overlaps(table)]
+    taken = claims.find_same_target(table)
+    if taken or table.name in claims.known:
+        faults = [
+            f"{table.target} is the target or the name of another table already" + (f": {taken}" if taken else "")
+        ]
     elif owner != source:
         faults = [f"{table.name} was followed from {owner} so far"]
     if faults:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from daemon.delta.actions import AddFile, Metadata, Protocol, absolute_paths, resolve_path
+from daemon.delta.actions import AddFile, Metadata, Protocol
 from daemon.delta.features import check_features, used_features
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.delta.protocol import check_metadata, check_protocol
-from daemon.delta.table_state import TableState, adds_from_batches, check_unique
+from daemon.delta.table_state import TableState, adds_from_batches, check_rows, resolve_rows
 from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
 from daemon.spark.answers import collect
 from daemon.spark.failures import as_known_error
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# `is_absolute` as Arrow's regular expression.
-ABSOLUTE_PATH = "^/|^file:/|://"
-# The columns of `ADDS`, as Delta names them.
+# The columns of `ADDS`, as Delta names them. Its replay has made paths canonical already.
 ADD_COLUMNS = (
     "path",
     "partitionValues AS partition_values",
@@ -54,16 +51,20 @@ class SparkState(TableState):
     frame: DataFrame
 
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
-        rows = collect(self.frame.where("dv_storage_type IS NOT NULL").drop("stats")) if with_dv_only else self._rows
-        yield from adds_from_batches(rows.to_batches(), self.location)
+        rows = (
+            resolve_rows(self.location, collect(self.frame.where("dv_storage_type IS NOT NULL").drop("stats")))
+            if with_dv_only
+            else self._rows
+        )
+        yield from adds_from_batches(rows.to_batches())
 
     def find_adds(self, is_wanted: pa.BooleanArray) -> Iterator[AddFile]:
-        paths = pa.table({"path": self._rows.filter(is_wanted)["path"]})
+        paths = pa.table({"path": self._rows.filter(is_wanted)["written"]})
         if not paths.num_rows:
             return
         wanted = self.frame.sparkSession.createDataFrame(paths)
-        rows = collect(self.frame.join(wanted, "path", "left_semi"))
-        yield from adds_from_batches(rows.to_batches(), self.location)
+        rows = resolve_rows(self.location, collect(self.frame.join(wanted, "path", "left_semi")))
+        yield from adds_from_batches(rows.to_batches())
 
     def map_adds(
         self,
@@ -78,10 +79,9 @@ class SparkState(TableState):
 
     @cached_property
     def _rows(self) -> pa.Table:
-        rows = collect(self.frame.drop("stats"))
-        paths = rows["path"]
-        if absolute_paths(self.location, paths.filter(pc.match_substring_regex(paths, ABSOLUTE_PATH)).to_pylist()):
-            check_unique(resolve_path(self.location, path) for path in paths.to_pylist())
+        rows = collect(self.frame.drop("stats").withColumn("written", self.frame["path"]))
+        rows = resolve_rows(self.location, rows)
+        check_rows(rows)
         return rows
 
 
@@ -92,7 +92,7 @@ def _map_part(
 
     context = TaskContext.get()
     assert context is not None, "Spark runs this in a task"
-    adds = list(adds_from_batches(batches, location))
+    adds = list(adds_from_batches(resolve_rows(location, batch) for batch in batches))
     if adds:
         yield from function(context.partitionId(), adds)
 

@@ -14,6 +14,7 @@ import msgspec
 from daemon.clock import Clock
 from daemon.config.settings import TableSettings
 from daemon.config.share import ALL, Share
+from daemon.errors import StateStoreAway
 from daemon.masking import scrub
 from daemon.status.activity import Activity
 from daemon.status.reading import read_lines
@@ -217,8 +218,7 @@ class Board:
 
     def statuses(self) -> list[TableStatus]:
         """All tables, in the order of the configuration; those that are gone come last."""
-        now_ms = self._clock.now_ms()
-        followed = [table_status(table, seen, now_ms) for table, seen in self._observed()]
+        followed = [self._status(table, seen) for table, seen in self._observed()]
         shown = {status.name for status in followed}
         with self._lock:
             return [*followed, *(status for status in self._gone if status.name not in shown)]
@@ -230,7 +230,11 @@ class Board:
             if table is None:
                 return next((status for status in self._gone if status.name == name), None)
             seen = self._seen[name]
-        return table_status(table, seen, self._clock.now_ms())
+        return self._status(table, seen)
+
+    def _status(self, table: TableSettings, seen: Observation) -> TableStatus:
+        silent_s = None if seen.polled_at_s is None else self._clock.monotonic_s() - seen.polled_at_s
+        return table_status(table, seen, self._clock.now_ms(), silent_s=silent_s)
 
     def summary(self) -> str:
         """One line on all tables: how many in which state, the worst of them with its error, or why none."""
@@ -264,13 +268,19 @@ class Board:
         with self._lock:
             topics = Topic if self._judges_tables else OWN_TOPICS
             troubles = [unready for topic in topics for unready in self._troubles.get(topic, ())]
+            knows_state = bool(self._troubles.get(Topic.STATE))
+        if not knows_state:
+            # A table meets it before the lease is renewed the next time.
+            errors = (seen.record.error for _, seen in self._observed() if seen.record)
+            away = next((error for error in errors if error and error.kind == StateStoreAway.__name__), None)
+            troubles += [Unready(None, f"the state database cannot be used: {away.message}")] if away else []
         if not self._judges_tables:
             return troubles
         # A share may have no table when there are few.
         if not self._tables and not troubles and not self._others:
             return [Unready(None, "no tables are configured")]
-        now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
-        observed = [(table, seen, table_status(table, seen, now_ms)) for table, seen in self._observed()]
+        now_s = self._clock.monotonic_s()
+        observed = [(table, seen, self._status(table, seen)) for table, seen in self._observed()]
         reasons = ((table.name, self._unready(table, seen, status, now_s)) for table, seen, status in observed)
         differing = [
             Unready(status.name, f"it {differing_text(status.proof)}")

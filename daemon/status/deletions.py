@@ -60,9 +60,15 @@ class TableDeletions(msgspec.Struct, frozen=True):
     snapshots: list[ShownSnapshot]
 
     @property
-    def own_snapshots(self) -> list[tuple[ShownSnapshot, float]]:
-        """The listed snapshots that dvsync committed, the oldest first, each with its lag in seconds."""
-        return [(each, each.lag_s) for each in reversed(self.snapshots) if each.lag_s is not None]
+    def own_snapshots(self) -> list[ShownSnapshot]:
+        """The listed snapshots that dvsync committed, the oldest first."""
+        return [each for each in reversed(self.snapshots) if each.version is not None]
+
+    @property
+    def lags(self) -> list[tuple[ShownSnapshot, float]]:
+        """Of these, the first that shows each version, as a compaction does not, with its lag in seconds."""
+        first = {each.version: each for each in reversed(self.own_snapshots)}
+        return [(each, each.lag_s or 0) for each in self.own_snapshots if first[each.version] is each]
 
 
 class ServingPart(msgspec.Struct, frozen=True):

@@ -45,6 +45,11 @@ WORST_FIRST = (
 )
 
 
+# A table in step whose store has not answered for so long is not known to be in step any more.
+POLLS_MISSED_MAX = 2
+ANSWER_MAX_S = 5.0
+
+
 class ErrorStatus(msgspec.Struct, frozen=True):
     """A table's current error. `since` is when the unbroken row of `consecutive` errors began."""
 
@@ -89,10 +94,11 @@ class TableStatus(msgspec.Struct, frozen=True):
     """One table. Versions are Delta's; times are ISO 8601, UTC; what is not known is null.
 
     `lag_versions` counts the Delta versions not shown yet. `lag_seconds` is the age of the oldest of them.
-    `orphan_bytes` is the sum of the known sizes. A table that is gone has its last `catalog`. `format_version` is that
-    of the Iceberg table now; after a changed setting, the next sync changes it. With `resync_wanted`, the next sync
-    writes the whole table anew. `verify_error` is why the running daemon's last verification compared nothing; null if
-    it did, or if the table has an `error`.
+    `checked_at` is when the running daemon last knew whether Delta has a newer version; if that is too long ago for a
+    table in step, its lag is unknown. `orphan_bytes` is the sum of the known sizes. A table that is gone has its last
+    `catalog`. `format_version` is that of the Iceberg table now; after a changed setting, the next sync changes it.
+    With `resync_wanted`, the next sync writes the whole table anew. `verify_error` is why the running daemon's last
+    verification compared nothing; null if it did, or if the table has an `error`.
     """
 
     name: str
@@ -107,6 +113,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     snapshot_id: int | None
     metadata_location: str | None
     format_version: int | None
+    checked_at: str | None
     last_synced_at: str | None
     resync_wanted: bool
     pause: PauseStatus | None
@@ -211,7 +218,10 @@ def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int, *,
     return replace(table_status(record, seen, now_ms), state=SyncState.GONE)
 
 
-def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: int) -> TableStatus:
+def table_status(
+    table: TableSettings | TableRecord, seen: Observation, now_ms: int, *, silent_s: float | None = None
+) -> TableStatus:
+    """Return what is known of a table whose last poll or sync that succeeded was `silent_s` ago."""
     record, counts, error = seen.record, seen.counts, seen.record.error if seen.record else None
     pause = record.pause_at(now_ms) if record else None
     synced = record.synced_version if record else None
@@ -219,6 +229,11 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
     # What the source had before its log vanished is not what it has now.
     source_version = None if record and has_lost_log(record) else seen.source_version
     lag_versions = None if source_version is None else source_version - (-1 if synced is None else synced)
+    # While the store does not answer, nobody knows whether the table is still in step.
+    if lag_versions == 0 and silent_s is not None and isinstance(table, TableSettings):
+        is_silent = silent_s > POLLS_MISSED_MAX * table.poll_interval_s + ANSWER_MAX_S
+        if is_silent and not (seen.syncing or error or pause):
+            source_version = lag_versions = None
     lag_seconds = None
     if lag_versions is not None and lag_versions <= 0:
         lag_seconds = 0.0
@@ -237,6 +252,7 @@ def table_status(table: TableSettings | TableRecord, seen: Observation, now_ms: 
         snapshot_id=record.snapshot_id if record else None,
         metadata_location=record.metadata_location if record else None,
         format_version=record.format_version if record else None,
+        checked_at=None if silent_s is None else iso_time(now_ms - round(silent_s * 1000)),
         last_synced_at=iso_time(record.last_synced_at_ms) if record and record.last_synced_at_ms is not None else None,
         resync_wanted=record is not None and record.resync_wanted,
         pause=pause_status(pause) if pause else None,

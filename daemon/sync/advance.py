@@ -5,13 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
+
+from msgspec.structs import replace as with_fields
+from pyiceberg.manifest import ManifestContent
 
 from daemon.delta.actions import Commit
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
-from daemon.errors import ReplacementNeeded, ResyncNeeded, Unsupported
+from daemon.errors import ReplacementNeeded, StateMismatch, Unsupported
 from daemon.iceberg.account import Account, check_account
+from daemon.iceberg.references import live_entries
+from daemon.pipeline.data_manifests import manifests_needed
+from daemon.pipeline.inspection import CheckTask
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import Change, write_positions, write_vectors
 from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
@@ -26,8 +34,9 @@ from daemon.translate.definition import (
     shape_for,
     shape_of,
 )
+from daemon.translate.file_schema import FileTraits, may_reach_files
 from daemon.translate.plan import account_change
-from state import LiveFile
+from daemon.translate.schema import TableSchema
 
 
 def advance(
@@ -47,9 +56,8 @@ def advance(
     """
     store, record = context.store, shown.record
     live = store.find_live_files(record.id, touched_paths(commits))
-    _check_named_alike(commits, live)
-    dv_ids = {path: file.dv_unique_id for path, file in live.items()}
-    change = fold_commits(commits, dv_ids)
+    change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})
+    _check_not_shown(shown, change)
 
     shape = _shape_after(context, shown, change, commits)
     with context.step("inspect"):
@@ -71,7 +79,8 @@ def advance(
     with transaction:
         write_deletions = write_vectors if shape.definition.format_version > 2 else write_positions
         completed = write_deletions(context, transaction, record, shape, Change(change, live, inspection.metrics))
-        outcome = outcome_of_change(record, change, completed)
+        recent_commits = tuple(each for commit in commits for each in commit.recent_commits)
+        outcome = with_fields(outcome_of_change(record, change, completed), recent_commits=recent_commits)
         # If readers would misread the newest snapshot with the new name mapping, it needs a successor.
         if completed.is_empty and record.snapshot_id not in shape.definition.misread.snapshot_ids:
             check_account(account, before)
@@ -89,19 +98,22 @@ def advance(
     return shown, result_of_change(change, completed, shown.record, snapshots=1)
 
 
-def _check_named_alike(commits: Sequence[Commit], live: Mapping[str, LiveFile]) -> None:
-    """Raise `ResyncNeeded` if a live file of the table's folder is named by its absolute path.
+def _check_not_shown(shown: Shown, change: TableChange) -> None:
+    """Raise `StateMismatch` if Iceberg shows a file that is removed, and that the state store does not know.
 
-    Delta takes that for another file if the log named it by its relative path before, which only the log knows.
+    Otherwise its remove is without effect, as in Delta. Reads all data manifests, but only after such a remove.
     """
-    for commit in commits:
-        for path in commit.absolute_paths & live.keys():
-            raise ResyncNeeded(
-                f"version {commit.version} names the live file {path} by its absolute path",
-                version=commit.version,
+    snapshot = shown.table.current_snapshot()
+    if not change.not_live or snapshot is None:
+        return
+    for entry, _ in live_entries(shown.table, snapshot, ManifestContent.DATA):
+        path = entry.data_file.file_path
+        if path in change.not_live:
+            raise StateMismatch(
+                f"{path} is removed, which Iceberg shows, but the state store does not have it as live",
+                version=change.to_version,
                 path=path,
-                hint="Delta compares paths as they are written. dvsync compares both states and commits the "
-                "difference.",
+                hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
             )
 
 
@@ -129,9 +141,11 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange, commi
     what = f"column {', '.join(shape.table.replaced)}" if shape.table.replaced else ""
     if shape.table.spec_id != shown.table.metadata.default_spec_id:
         what = what or "the partitioning"
+    reaches_files = may_reach_files(shape_of(shown.table, context.settings).table, shape.table)
     # Counting reads every live file's row, so it is done only if the answer matters.
-    staying = context.store.count(shown.record.id).live_data_files - len(change.removed) if what else 0
-    if staying:
+    is_asked = what or reaches_files
+    staying = context.store.count(shown.record.id).live_data_files - len(change.removed) if is_asked else 0
+    if what and staying:
         raise Unsupported(
             f"{what} changed while {staying} older data files stay",
             version=change.to_version,
@@ -139,4 +153,16 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange, commi
             "files on the Delta side, then `dvsync resync` the table.",
         )
     check_references(shape, context.settings)
+    if reaches_files and staying:
+        shape = shape.with_files(_check_live_files(context, shape.table, change.to_version))
     return shape
+
+
+def _check_live_files(context: TableContext, table: TableSchema, version: int) -> FileTraits:
+    """Check the live files of `version` as a first sync does: the schema has changed since they were added.
+
+    The state store has no statistics and only parsed partition values, so Delta's log is asked.
+    """
+    task = CheckTask(dict(context.properties), table)
+    with context.step("inspect"), context.open_state(version) as state:
+        return reduce(or_, state.map_adds(task, manifests_needed(state.files)), FileTraits())

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial, reduce
 from operator import or_
 
+import pyarrow.compute as pc
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 
@@ -14,13 +15,13 @@ from daemon import tracing
 from daemon.delta.actions import AddFile
 from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange
-from daemon.delta.table_state import TableState
+from daemon.delta.table_state import TableState, check_unique
 from daemon.errors import SyncError
 from daemon.iceberg.account import Account
 from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifests_needed
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_records
-from daemon.sync.recovery import leave_other_table
+from daemon.sync.recovery import int64s, leave_other_table
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import (
     Shape,
@@ -33,7 +34,7 @@ from daemon.translate.definition import (
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.plan import CommitPlan, complete_plan, plan_sync
 from daemon.translate.vector_plan import Holders, complete_vectors, plan_vectors
-from state import DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
+from state import CommitIdentity, DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
 
 # The operation in the summary of a snapshot that replaces the whole table.
 RESYNCED = "resync"
@@ -51,12 +52,13 @@ def first_sync(
     entries of `a`, `b` and `c`; one delete file gets the positions 1 and 4 of `b`. The account is three files, with two
     deleted rows. If `existing` shows `x`, the same snapshot removes `x`.
     """
+    recent_commits = context.log.list_recent(context.store.find_recent_commits(record.id))
     with context.open_state() as state:
         # The later syncs take this time from the log, and Delta may report another one.
         timestamp_ms = context.log.commit_time_ms(state.version, state.timestamp_ms)
         try:
             timed = replace(state, timestamp_ms=timestamp_ms)
-            return show_state(context, record, timed, existing, is_wanted=is_wanted)
+            return show_state(context, record, timed, existing, recent_commits, is_wanted=is_wanted)
         except SyncError as error:
             raise error.located(version=state.version) from error.__cause__
 
@@ -66,10 +68,14 @@ def show_state(
     record: TableRecord,
     state: TableState,
     existing: Table | None = None,
+    recent_commits: tuple[CommitIdentity, ...] = (),
     *,
     is_wanted: bool = True,
 ) -> tuple[Shown, SyncResult]:
-    """Create the Iceberg table with one snapshot that shows `state`, or replace all contents of `existing`."""
+    """Create the Iceberg table with one snapshot that shows `state`, or replace all contents of `existing`.
+
+    `recent_commits` are those that the log had before the state was read.
+    """
     check_protocol(state.protocol)
     shape = shape_for(state.metadata, existing, context.settings)
     shape = remembering(shape, existing, state.protocol, state.metadata)
@@ -88,6 +94,10 @@ def show_state(
         with tracing.step("manifests"):
             answers = _write_manifests(context, transaction, state, shape, table)
         written = [answer.written for answer in answers]
+        # A path that is spelled in two ways may be in two parts.
+        paths = int64s(hash(path) for answer in answers for path in answer.paths)
+        if pc.count_distinct(paths).as_py() < len(paths):
+            check_unique(list(state.read_adds()))
         shape = shape.with_files(reduce(or_, (manifest.traits for manifest in written), FileTraits()))
         with tracing.step("translate"):
             dvs, completed = _write_deletions(context, transaction, state, shape, answers)
@@ -112,6 +122,7 @@ def show_state(
             to_version=state.version,
             source_timestamp_ms=state.timestamp_ms,
             added_delete_files=delete_file_records(completed),
+            recent_commits=recent_commits,
         )
         live_files = _live_files(answers, dvs)
         shown = transaction.show_whole(shape.definition, prepared, outcome, account, live_files, operation=operation)

@@ -12,6 +12,7 @@ from functools import partial
 from threading import Event
 
 import structlog
+from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 
 from daemon import log as events
@@ -20,7 +21,6 @@ from daemon.config.settings import NoticeKind
 from daemon.config.share import ALL
 from daemon.delta.actions import Commit
 from daemon.delta.checksum import Totals
-from daemon.delta.table_state import TableState
 from daemon.durable import is_local
 from daemon.errors import (
     AccountMismatch,
@@ -46,8 +46,17 @@ from daemon.sync.advance import advance
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, remembered_account, unchanged_outcome
+from daemon.sync.patience import check_delta_not_older, forget_seen, is_put_back, seconds_seen
 from daemon.sync.proof import Checksums, check_state
-from daemon.sync.recovery import check_ours, check_source, commits_to_state, end_intents, load_shown, rebuild
+from daemon.sync.recovery import (
+    check_ours,
+    check_owner,
+    check_source,
+    commits_to_state,
+    end_intents,
+    load_shown,
+    rebuild,
+)
 from daemon.sync.restore import restore_metadata
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import check_format_version, check_places, lacks_row_ids, shape_of
@@ -62,8 +71,6 @@ NEWEST_COMMIT_INTERVAL_S = 60.0
 # On a local file system its writer may not have finished it: a file that is copied there may end at a line's end. So
 # each poll checks a commit file that is younger than this.
 UNFINISHED_COMMIT_MAX_S = 60.0
-# If Delta's newest version is older than Iceberg's for this long, Iceberg goes back to it.
-OLDER_STATE_MIN_S = 60.0
 
 
 class Follower:
@@ -79,17 +86,12 @@ class Follower:
         self._seen_version: int | None = None
         self._in_doubt, self._doubted = True, False
         self._continuity_due_s = self._newest_commit_due_s = 0.0
-        # The newest metadata file of another dvsync, and since when it could have synced a newer version.
-        self._others_location: str | None = None
-        self._others_since_s = 0.0
         # The other dvsync's table is up to date to this version: the commits after its marker change nothing.
         self._others_version = -1
         # The table id in the other dvsync's marker, after a check that it is our source.
         self._others_table_id: str | None = None
         # Why the next sync does not read the log's commits.
         self._compare_reason: str | None = None
-        # Since when Delta's newest version has been older than Iceberg's.
-        self._older_since_s: float | None = None
         self._checksums = Checksums(context.log)
 
     def has_news(self) -> bool:
@@ -135,6 +137,7 @@ class Follower:
     def doubt(self) -> None:
         """Let `has_news` return True until a sync has begun after this and ended. From any thread."""
         self._in_doubt = self._doubted = True
+        self._continuity_due_s = 0.0
 
     def sync(
         self, *, stop: Event | None = None, full: bool = False, others_wait: Callable[[], bool] = lambda: False
@@ -149,11 +152,12 @@ class Follower:
             shown, result = self._sync(stop or Event(), full, others_wait, is_in_doubt=is_in_doubt)
             if shown and shown.record.resync_wanted:
                 self._context.store.record_resync_wanted(shown.record.id, False)
+            if shown and shown.record.wait:
+                self._context.store.record_wait(shown.record.id, None)
         # Somebody may have had doubts while this ran.
-        self._in_doubt, self._older_since_s = self._doubted, None
+        self._in_doubt = self._doubted
         self._synced_version = shown.record.synced_version if shown else None
         now_s = self._context.clock.monotonic_s()
-        self._continuity_due_s = now_s + CONTINUITY_INTERVAL_S
         self._synced_timestamp_ms = shown.record.source_timestamp_ms if shown else None
         self._newest_commit_due_s = now_s + self._until_next_check_s()
         return result
@@ -171,12 +175,14 @@ class Follower:
                 context.store.record_resync_wanted(record.id, False)
             return None, SyncResult(SyncOutcome.WAITING, None, None)
         table = self._find_table(record, full)
+        put_back = table is not None and not full and is_put_back(context, record, table)
         record = end_intents(context, record, table)
         if table is None:
             made = self._show_whole("first sync", record)
             self._tell_if_gone(record)
             return made
         check_ours(context, record, table)
+        check_owner(context, record, table)
         check_format_version(settings, table)
         check_places(table.metadata.location, table.properties, context.location)
         if full:
@@ -185,7 +191,7 @@ class Follower:
         # The hint of an earlier commit is missing if the process was killed, the store failed or the setting is new.
         context.target.update_hint(table)
         try:
-            shown = self._upgraded(load_shown(context, record, table, is_in_doubt=is_in_doubt))
+            shown = self._upgraded(load_shown(context, record, table, is_in_doubt=is_in_doubt, put_back=put_back))
             return self._follow(record, shown, stop, others_wait)
         except ReplacementNeeded as needed:
             return self._replace(record, table, str(needed))
@@ -271,6 +277,7 @@ class Follower:
         started_ms = self._context.clock.now_ms()
         with tracing.step(step):
             shown, result = first_sync(self._context, record, table, is_wanted=is_wanted)
+        self._put_off_listing()
         self._publish(shown, result, started_ms)
         return shown, result
 
@@ -336,7 +343,7 @@ class Follower:
             self._context.announce(make_notice(NoticeKind.SCHEMA_CHANGED, record, text, clock))
 
     def _give_way(self, record: TableRecord, table: Table) -> None:
-        """Raise `TargetHeld` while another dvsync keeps the table in step, `TargetChanged` if it has another source.
+        """Raise `TargetChanged` if the table shows another source, `TargetHeld` while another dvsync keeps it in step.
 
         If Delta has new versions for a whole lease and the other dvsync shows none, it is presumed dead. If it comes
         back, its commit fails, because the commit needs the snapshot that it knew. Then it gives way itself.
@@ -345,21 +352,24 @@ class Follower:
         still run, the one that began later takes over, and the other one gives way.
         """
         writer, marker, current = self._context.writer, shown_by(table), table.metadata.current_snapshot_id
-        if writer is None or marker is None or marker.writer in (None, writer.name) or current == record.snapshot_id:
+        if marker is None or current == record.snapshot_id:
             return
         if any(intent.id == current for intent, _ in self._context.store.find_open_intents(record.id)):
             return
         if marker.delta_table_id not in (record.delta_table_id, self._others_table_id):
             check_source(self._context, table, marker)
             self._others_table_id = marker.delta_table_id
+        if writer is None or marker.writer in (None, writer.name):
+            return
         # An older dvsync names no share: it followed all tables.
         if (marker.share or str(ALL)) != str(writer.share) and table.metadata.last_updated_ms < self._since_ms:
             _log.info(events.TARGET_MOVED, holder=marker.writer, share=marker.share)
             return
-        now_s = self._context.clock.monotonic_s()
-        if self._others_location != table.metadata_location or not self._is_behind(marker.version):
-            self._others_location, self._others_since_s = table.metadata_location, now_s
-        silent_s = now_s - self._others_since_s
+        silence, silent_s = f"silent after {table.metadata_location}", 0.0
+        if self._is_behind(marker.version):
+            silent_s = seconds_seen(self._context, record, silence)
+        else:
+            forget_seen(self._context, record, silence)
         if silent_s >= writer.lease_s:
             _log.warning(events.TARGET_TAKEN_OVER, holder=marker.writer, silent_s=round(silent_s))
             return
@@ -447,16 +457,30 @@ class Follower:
         return has_next
 
     def _check_continuity(self, shown: Shown) -> bool:
-        """Return whether there is a next version. Raises `ResyncNeeded` if the log was replaced."""
-        log, record = self._context.log, shown.record
+        """Return whether there is a next version. Raises `ResyncNeeded` if the log was replaced.
+
+        Lists the log if there is none, and every CONTINUITY_INTERVAL_S also if there is always one.
+        """
+        log, store, record = self._context.log, self._context.store, shown.record
         version, timestamp_ms = record.synced_version, record.source_timestamp_ms
         assert version is not None and timestamp_ms is not None, "what is shown has a version and its time"
         has_next = self._seen_version == version + 1 or log.has_next(version + 1)
         self._seen_version = None
-        if not has_next:
-            log.check_continuity(version)
-        log.check_commit(version, timestamp_ms, has_next=has_next)
+        if has_next and self._context.clock.monotonic_s() < self._continuity_due_s:
+            log.check_commit(version, timestamp_ms, has_next=has_next)
+            return has_next
+        recent = store.find_recent_commits(record.id)
+        learned = log.check_continuity(version, recent)
+        log.check_commit(version, timestamp_ms, recent, has_next=has_next)
+        if learned:
+            remembering = with_fields(unchanged_outcome(record), recent_commits=learned)
+            store.record_synced(None, remembering, at_ms=self._context.clock.now_ms())
+        self._put_off_listing()
         return has_next
+
+    def _put_off_listing(self) -> None:
+        """The log was listed, and what it listed is remembered or shown."""
+        self._continuity_due_s = self._context.clock.monotonic_s() + CONTINUITY_INTERVAL_S
 
     def _compare(self, shown: Shown, reason: str) -> tuple[Shown, SyncResult]:
         """Show the difference between Delta's newest state and the state store, which is rebuilt if it is wrong."""
@@ -482,35 +506,16 @@ class Follower:
 
     def _show_state(self, shown: Shown, version: int | None = None) -> tuple[Shown, SyncResult]:
         """Show Delta's state at `version`, or the newest, as a difference to what Iceberg shows."""
-        with self._context.open_state(version) as state:
-            self._check_not_older(shown, state)
-            commits, totals = commits_to_state(self._context, shown, state)
-        before = shown.record
+        context, before = self._context, shown.record
+        recent_commits = context.log.list_recent(context.store.find_recent_commits(before.id))
+        with context.open_state(version) as state:
+            check_delta_not_older(context, before, state)
+            commits, totals = commits_to_state(context, shown, state, recent_commits)
         shown, result = self._advance(shown, commits, totals)
+        self._put_off_listing()
         self._checksums.learn(commits[-1].version, totals)
         self._tell_if_replaced(before, shown.record)
         return shown, result
-
-    def _check_not_older(self, shown: Shown, newest: TableState) -> None:
-        """Raise `ObjectMissing` if Delta has just gone back to an older version of the same table.
-
-        A lagging listing looks like that. Without the wait, Iceberg would show the older version for a moment.
-        """
-        version, record = newest.version, shown.record
-        is_same_table = newest.metadata.id == record.delta_table_id
-        if not is_same_table or record.synced_version is None or version >= record.synced_version:
-            self._older_since_s = None
-            return
-        now_s = self._context.clock.monotonic_s()
-        self._older_since_s = now_s if self._older_since_s is None else self._older_since_s
-        if now_s - self._older_since_s < OLDER_STATE_MIN_S:
-            raise ObjectMissing(
-                f"the Delta table ends at version {version}, but version {record.synced_version} was synced already",
-                version=record.synced_version,
-                path=self._context.log.commit_path(record.synced_version),
-                hint=f"Restore the log. Otherwise Iceberg goes back to version {version} after a minute; "
-                f"`dvsync resync {record.name}` goes back at once.",
-            )
 
     def _steps(self, shown: Shown, commits: list[Commit]) -> Iterator[tuple[Shown, SyncResult]]:
         """Advance by all commits in one step. If they are refused together, advance by one commit at a time.

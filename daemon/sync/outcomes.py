@@ -111,11 +111,14 @@ def outcome_of_change(record: TableRecord, change: TableChange, completed: Commi
         metadata_location=record.metadata_location,
         format_version=record.format_version,
         catalog=record.catalog,
+        table_uuid=record.table_uuid,
         added_files=tuple(
-            live_file(data_file, "", completed.added_files[data_file.file_path].deletion_vector)
+            live_file(data_file, "", add.deletion_vector, add.uri)
             for data_file in completed.delta.added_data_files
+            for add in [completed.added_files[data_file.file_path]]
         ),
         changed_dvs=tuple(completed.changed_dvs.items()),
+        changed_uris=tuple(change.uris_changed.items()),
         removed_files=completed.removed_files,
         added_delete_files=delete_file_records(completed),
         removed_delete_files=tuple(completed.removed_delete_files.items()),
@@ -124,7 +127,9 @@ def outcome_of_change(record: TableRecord, change: TableChange, completed: Commi
     )
 
 
-def live_file(data_file: DataFile, manifest_path: str, deletion_vector: DeletionVectorDescriptor | None) -> LiveFile:
+def live_file(
+    data_file: DataFile, manifest_path: str, deletion_vector: DeletionVectorDescriptor | None, uri: str | None
+) -> LiveFile:
     """Make the state store's record of a manifest entry."""
     return LiveFile(
         path=data_file.file_path,
@@ -134,6 +139,7 @@ def live_file(data_file: DataFile, manifest_path: str, deletion_vector: Deletion
         manifest_path=manifest_path,
         deletion_vector=deletion_vector,
         partition=encode_partition(data_file.partition),
+        uri=uri,
     )
 
 
@@ -159,17 +165,19 @@ def unchanged_outcome(record: TableRecord) -> Outcome:
         metadata_location=record.metadata_location,
         format_version=record.format_version,
         catalog=record.catalog,
+        table_uuid=record.table_uuid,
         must_compare=record.must_compare,
     )
 
 
 def shown_in(outcome: Outcome, table: Table) -> Outcome:
-    """Return the outcome with the metadata file, format version and catalog of `table`, which shows it."""
+    """Return the outcome with what is recorded of `table`, which shows it: its metadata file, catalog, and so on."""
     return with_fields(
         outcome,
         metadata_location=table.metadata_location,
         format_version=table.metadata.format_version,
         catalog=table.catalog.name,
+        table_uuid=str(table.metadata.table_uuid),
     )
 
 

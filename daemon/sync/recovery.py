@@ -47,6 +47,7 @@ from daemon.sync.outcomes import Shown, live_file, remembered_account, shown_in,
 from daemon.translate.definition import check_shape, row_id_column
 from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
 from state import (
+    CommitIdentity,
     DeleteFileRecord,
     DeletionVectorDescriptor,
     DvMapping,
@@ -64,6 +65,7 @@ FOREIGN_NAMED_MAX = 3
 DIFFERENCES_MAX = 100_000
 # What a snapshot's summary says in the place of Delta's operation, if it shows the result of a comparison.
 COMPARED = "compare"
+ONE_TARGET = "Two Delta tables cannot share a target: give one of them another target."
 REPLACED = "dvsync writes the whole table anew from Delta's state, in one snapshot."
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -102,8 +104,28 @@ def check_ours(context: TableContext, record: TableRecord, table: Table) -> None
         )
 
 
+def check_owner(context: TableContext, record: TableRecord, table: Table) -> None:
+    """Raise `TargetChanged` if the state database has the Iceberg table for another Delta table.
+
+    Its name says little: two catalogs of the configuration may be one, and a catalog may ignore case.
+    """
+    uuid = str(table.metadata.table_uuid)
+    if uuid == record.table_uuid:
+        return
+    for other in context.store.list_tables():
+        if other.table_uuid == uuid and other.source != record.source:
+            name, target = context.settings.name, context.settings.target
+            raise TargetChanged(
+                f"the Iceberg table {target} in the catalog {context.settings.catalog} is that of {other.name}, which "
+                f"shows {other.source} in it as {other.target} in the catalog {other.catalog}",
+                path=table.metadata_location,
+                hint=f"{ONE_TARGET} To have this one in {target}, give {other.name} the other target, or remove it "
+                f"from the configuration and `dvsync forget {other.name}`; then `dvsync resync {name}`.",
+            )
+
+
 def check_source(context: TableContext, table: Table, marker: Marker) -> None:
-    """Raise `TargetChanged` if `marker`, from another dvsync's snapshot, names a Delta table that is not our source.
+    """Raise `TargetChanged` if `marker`, from a snapshot that is not ours, names a Delta table that is not our source.
 
     If a later commit replaced the source's table id, the id at the marker's version counts. First compares the id in
     the log's version 0, which takes one request. Reads Delta's state only if that id differs.
@@ -118,13 +140,15 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
     with suppress(CorruptInput, ObjectMissing, Unsupported), context.open_state(marker.version) as state:
         if state.metadata.id == theirs:
             return
-    name, target = context.settings.name, context.settings.target
+    name, target, writer = context.settings.name, context.settings.target, context.writer
+    is_own = writer is not None and marker.writer == writer.name
     raise TargetChanged(
-        f"the Iceberg table {target} shows another Delta table (id {theirs}, version {marker.version}), which the "
-        f"dvsync with the state {marker.writer} follows; {context.location} has the id {ours}",
+        f"the Iceberg table {target} shows another Delta table (id {theirs}, version {marker.version}), which "
+        f"{'this dvsync' if is_own else f'the dvsync with the state {marker.writer}'} follows; {context.location} has "
+        f"the id {ours}",
         path=table.metadata_location,
-        hint=f"Two Delta tables cannot share a target: give one of them another target. To have this one in {target}, "
-        f"stop that dvsync and `dvsync resync {name}`.",
+        hint=f"{ONE_TARGET} To have this one in {target}, {'' if is_own else 'stop that dvsync and '}"
+        f"`dvsync resync {name}`.",
     )
 
 
@@ -155,10 +179,11 @@ def leave_other_table(
     return context.find_record() or record
 
 
-def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_in_doubt: bool) -> Shown:
+def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_in_doubt: bool, put_back: bool) -> Shown:
     """Return the table with its row of the state store, which is rebuilt if the two differ.
 
-    With `is_in_doubt`, the account of the state store is checked too. If the returned record has `must_compare`, the
+    With `is_in_doubt`, the account of the state store is checked too. If older metadata was `put_back`, the same
+    snapshot may have an older schema. If the returned record has `must_compare`, the
     caller must compare it with Delta's state. Raises `TargetChanged` if someone else made the current snapshot, rolled
     the table back to an older one of ours or changed the table's shape, and `ReplacementNeeded` as `rebuild` does.
     """
@@ -167,11 +192,12 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     if current is None or marker is None:
         raise _target_changed(context, table, _foreign_commits(table))
     check_shape(table, context.settings)
-    if record.snapshot_id == current.snapshot_id and record.synced_version is not None:
-        if (record.metadata_location, record.catalog) != (table.metadata_location, table.catalog.name):
+    if record.snapshot_id == current.snapshot_id and record.synced_version is not None and not put_back:
+        before = unchanged_outcome(record)
+        same = shown_in(before, table)
+        if same != before:
             # Someone set a property or registered the table in another catalog, a crash prevented the recording of an
-            # expiry, or an older dvsync recorded no catalog.
-            same = shown_in(unchanged_outcome(record), table)
+            # expiry, or an older dvsync recorded less.
             context.store.record_synced(None, same, at_ms=context.clock.now_ms())
             record = with_outcome(record, same)
         if not is_in_doubt or record.must_compare or _adds_up(context, record, table):
@@ -267,10 +293,10 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         positions.update(file.served)
     shown = _count_files(table, current, positions)
     delta = _find_delta_state(context, marker)
-    dvs = delta[0] if delta else {}
+    dvs, uris = delta[:2] if delta else ({}, {})
     unknown = {path for path in {*dvs, *positions} if positions[path] != (dvs[path].cardinality if path in dvs else 0)}
     dvs |= dict.fromkeys(unknown, UNKNOWN_DV)
-    known = not unknown and delta is not None and delta[1] == shown
+    known = not unknown and delta is not None and delta[2] == shown
     described = Outcome(
         table_id=record.id,
         delta_table_id=marker.delta_table_id,
@@ -282,8 +308,9 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     )
     outcome = shown_in(described, table)
     live = (
-        live_file(entry.data_file, manifest_path, dvs.get(entry.data_file.file_path))
+        live_file(entry.data_file, manifest_path, dvs.get(path), uris.get(path))
         for entry, manifest_path in live_entries(table, current, ManifestContent.DATA)
+        for path in [entry.data_file.file_path]
     )
     deletes = [
         with_fields(
@@ -354,14 +381,14 @@ def _count_files(table: Table, snapshot: Snapshot, with_deletions: Collection[st
             not_shown.discard(data_file.file_path)
             yield hash(data_file.file_path)
 
-    if pc.count_distinct(_int64s(hashes())).as_py() < shown.files:
+    if pc.count_distinct(int64s(hashes())).as_py() < shown.files:
         raise _not_mendable("the Iceberg table shows a file twice, or more often", table.metadata_location)
     for path in not_shown:
         raise _not_mendable("a delete file of the Iceberg table deletes rows of a file that it does not show", path)
     return shown
 
 
-def _int64s(values: Iterable[int]) -> pa.Int64Array:
+def int64s(values: Iterable[int]) -> pa.Int64Array:
     """Pack values into eight bytes each; a Python list or set needs ten times as much memory."""
     return _packed(array("q", values))
 
@@ -376,28 +403,34 @@ def _not_mendable(what: str, path: str) -> ReplacementNeeded:
 
 def _find_delta_state(
     context: TableContext, marker: Marker
-) -> tuple[dict[str, DeletionVectorDescriptor], _FileSet] | None:
-    """Read the deletion vectors and files of the version that Iceberg shows; None if Delta no longer has it."""
+) -> tuple[dict[str, DeletionVectorDescriptor], dict[str, str], _FileSet] | None:
+    """Read the deletion vectors, URIs and files of the version that Iceberg shows; None if Delta no longer has it."""
     # Errors such as an unavailable store do not show that the version is gone, so they are raised.
     with (
         suppress(CorruptInput, ObjectMissing, Unsupported),
         context.open_state(marker.version) as state,
     ):
         if state.metadata.id == marker.delta_table_id:
-            dvs, files = {}, _FileSet()
+            dvs, uris, files = {}, {}, _FileSet()
             for add in state.read_adds():
                 files.add(add.path, add.size)
                 if add.deletion_vector:
                     dvs[add.path] = add.deletion_vector
-            return dvs, files
+                if add.uri is not None:
+                    uris[add.path] = add.uri
+            return dvs, uris, files
     return None
 
 
-def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> tuple[list[Commit], Totals]:
+def commits_to_state(
+    context: TableContext, shown: Shown, state: TableState, recent_commits: tuple[CommitIdentity, ...]
+) -> tuple[list[Commit], Totals]:
     """Make commits that turn the live files into `state`. Returns them, to be folded, and the totals of `state`.
 
+    `recent_commits` are those that the log had before the state was read.
+
     Example: `a`, `b` and `c` are live. Delta's state has `a`, `b` with the new vector `v`, and `d`. The first commit
-    removes `c`; the second adds `b` with `v`, and `d`. `b` is not removed, because the file itself is the same.
+    removes `c`; the second removes `b` and adds `b` with `v`, and `d`: the file `b` itself is the same.
 
     Two hashes of 8 bytes are in memory for a file that does not differ. Raises `Unsupported` if we do not support the
     state's protocol, `ReplacementNeeded` if more than DIFFERENCES_MAX files differ, or row ids of a file that stays.
@@ -411,7 +444,7 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
     if same_table and shown.table.metadata.format_version > 2 and row_id_column(state.metadata):
         _check_row_ids(shown.table, state)
     live = partial(context.store.read_live_files, shown.record.id)
-    in_iceberg = _int64s(hash((file.path, file.size_bytes, file.dv_unique_id)) for file in live())
+    in_iceberg = int64s(hash((file.path, file.uri, file.size_bytes, file.dv_unique_id)) for file in live())
     size_bytes = deleted_rows = 0
 
     def hashes() -> Iterator[int]:
@@ -419,9 +452,9 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
         for add in state.read_adds():
             size_bytes += add.size
             deleted_rows += add.deletion_vector.cardinality if add.deletion_vector else 0
-            yield hash((add.path, add.size, add.dv_unique_id if same_table else state.metadata.id))
+            yield hash((add.path, add.uri, add.size, add.dv_unique_id if same_table else state.metadata.id))
 
-    in_delta = _int64s(hashes())
+    in_delta = int64s(hashes())
     differ_in_iceberg = pc.invert(pc.is_in(in_iceberg, value_set=in_delta))
     differ_in_delta = pc.invert(pc.is_in(in_delta, value_set=in_iceberg))
     differences = pc.sum(differ_in_iceberg).as_py() or 0, pc.sum(differ_in_delta).as_py() or 0
@@ -434,21 +467,28 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
     others = [file for file, differs in zip(live(), differ_in_iceberg, strict=True) if differs.as_py()]
     adds = tuple(state.find_adds(differ_in_delta))
     sizes = {add.path: add.size for add in adds}
+    gone, staying = list[RemoveFile](), list[RemoveFile]()
+    for file in others:
+        # If the size differs, it is a new file with the same name.
+        stays = same_table and sizes.get(file.path) == file.size_bytes
+        (staying if stays else gone).append(_tombstone(file))
     first = Commit(
         version=state.version,
         # The later syncs take this time from the log, and Delta may report another one.
         timestamp_ms=context.log.commit_time_ms(state.version, state.timestamp_ms),
-        removes=tuple(
-            _tombstone(file)
-            for file in others
-            # If the size differs, it is a new file with the same name.
-            if not same_table or sizes.get(file.path) != file.size_bytes
-        ),
+        removes=tuple(gone),
         operation=COMPARED,
     )
     metadata, protocol = state.metadata, state.protocol
-    commits = [first, with_fields(first, adds=adds, removes=(), metadata=metadata, protocol=protocol)]
-    return commits, Totals(len(in_delta), size_bytes, deleted_rows)
+    second = with_fields(
+        first,
+        adds=adds,
+        removes=tuple(staying),
+        metadata=metadata,
+        protocol=protocol,
+        recent_commits=recent_commits,
+    )
+    return [first, second], Totals(len(in_delta), size_bytes, deleted_rows)
 
 
 def _check_row_ids(table: Table, state: TableState) -> None:
@@ -480,4 +520,4 @@ def _hash_row_ids(files: Iterable[tuple[str, int | None]]) -> tuple[pa.Int64Arra
 
 
 def _tombstone(file: LiveFile) -> RemoveFile:
-    return RemoveFile(path=file.path, data_change=True, deletion_vector=file.deletion_vector)
+    return RemoveFile(path=file.path, data_change=True, deletion_vector=file.deletion_vector, uri=file.uri)

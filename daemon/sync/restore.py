@@ -38,7 +38,8 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
     for path in _newest_first(context, record, damaged.path):
         data = context.storage.read(path)
         metadata = _parse(data)
-        if metadata and find_marker(metadata.current_snapshot()):
+        is_other = metadata and record.table_uuid not in (None, str(metadata.table_uuid))
+        if metadata and not is_other and find_marker(metadata.current_snapshot()):
             break
         has_others = has_others or metadata is not None
     else:

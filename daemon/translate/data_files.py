@@ -7,7 +7,7 @@ from typing import Any
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 
 from daemon.delta.actions import AddFile
-from daemon.errors import CorruptInput
+from daemon.errors import CorruptInput, SyncError
 from daemon.iceberg.pyiceberg_ext.records import data_file_record
 from daemon.translate.metrics import Metrics, parse_stats
 from daemon.translate.partition_values import partition_tuple
@@ -22,17 +22,14 @@ def metrics_of(add: AddFile, table: TableSchema, record_count: int) -> Metrics:
             path=add.path,
             hint="The log and this file do not belong together: restore the Delta table.",
         )
-    try:
-        return parse_stats(add.stats, table.leaves, record_count, has_dv=add.deletion_vector is not None)
-    except CorruptInput as error:
-        raise error.located(path=add.path) from error.__cause__
+    return parse_stats(add.stats, table.leaves, record_count, has_dv=add.deletion_vector is not None)
 
 
 def partition_of(add: AddFile, table: TableSchema, spec_id: int) -> tuple[Any, ...]:
-    """Return the partition tuple of an add. Raises `CorruptInput` when a value is not of its column's type."""
+    """Return the partition tuple of an add. Raises as `parse_partition_value`."""
     try:
         return partition_tuple(add.partition_values, table, spec_id)
-    except CorruptInput as error:
+    except SyncError as error:
         raise error.located(path=add.path) from error.__cause__
 
 

@@ -28,9 +28,9 @@ from daemon.iceberg.target import Definition, Misread
 from daemon.locations import vacuum_cleans
 from daemon.storage import check_path
 from daemon.translate.file_schema import FileTraits
-from daemon.translate.hidden_columns import with_hidden, with_row_ids
+from daemon.translate.hidden_columns import with_row_ids, with_unmapped
 from daemon.translate.metrics import metrics_properties
-from daemon.translate.name_mapping import ROW_ID, find_lost
+from daemon.translate.name_mapping import ROW_ID, Path, find_lost
 from daemon.translate.schema import TableSchema, translate_schema
 
 # Delta PROTOCOL.md, "Row Tracking".
@@ -55,6 +55,10 @@ DELTA_FEATURES = "dvsync.delta.features-used"
 DELTA_ROW_IDS = "dvsync.delta.row-id-column"
 # The physical names of `TableSchema.filled`, as JSON.
 DELTA_FILLED = "dvsync.delta.filled-columns"
+# `TableSchema.hidden_ids`, as JSON. They are kept, as the columns' names in the name mapping: snapshots show the files.
+HIDDEN_IDS = "dvsync.delta.hidden-field-ids"
+# `TableSchema.needs_ids`, if it ever was true.
+NEEDS_IDS = "dvsync.delta.needs-field-ids"
 # Each version writes a metadata file. Without these properties, a million of them would pile up in a year.
 METADATA_PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
@@ -74,7 +78,8 @@ class Shape:
         """Return the shape for files that also have these traits. Without any, it does not change."""
         if traits == FileTraits():
             return self
-        table = replace(self.table, name_mapping=with_hidden(self.table.name_mapping, traits.hidden))
+        mapping = with_unmapped(self.table.name_mapping, traits.unmapped, self.table.schema.field_ids)
+        table = replace(self.table, name_mapping=mapping, hidden_ids=self.table.hidden_ids | traits.hidden_ids)
         properties = {
             **self.definition.properties,
             **_shape_properties(table),
@@ -122,6 +127,8 @@ def shape_of(table: Table, settings: TableSettings) -> Shape:
         spec_id=table.metadata.default_spec_id,
         name_mapping=parse_mapping_from_json(table.properties[NAME_MAPPING]),
         filled=frozenset(msgspec.json.decode(table.properties.get(DELTA_FILLED, "[]"), type=list[str])),
+        hidden_ids=_hidden_ids(table),
+        needs_ids=table.properties.get(NEEDS_IDS) == "true",
     )
     return _shape(schema, settings, table.properties, table.properties.get(RETENTION_MS), row_id_column_of(table))
 
@@ -149,6 +156,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
         mapping=mapping,
         schemas=table.schemas(),
         specs=table.specs(),
+        hidden_ids=_hidden_ids(table),
     )
     shape = _shape(schema, settings, table.properties, retention_ms, row_ids)
     # If somebody else changed the mapping, the schemas of our snapshots show which name belonged to which id.
@@ -271,6 +279,10 @@ def _own_mapping(table: Table) -> NameMapping | None:
     return parse_mapping_from_json(mapping) if table.properties.get(NAME_MAPPING_HASH) == _hash(mapping) else None
 
 
+def _hidden_ids(table: Table) -> frozenset[tuple[int, Path]]:
+    return frozenset(msgspec.json.decode(table.properties.get(HIDDEN_IDS, "[]"), type=list[tuple[int, Path]]))
+
+
 def _hash(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 
@@ -286,6 +298,7 @@ def _shape_properties(table: TableSchema) -> dict[str, str]:
         NAME_MAPPING_HASH: _hash(mapping),
         SCHEMA_ID: str(table.schema.schema_id),
         SPEC_ID: str(table.spec_id),
+        **({HIDDEN_IDS: msgspec.json.encode(sorted(table.hidden_ids)).decode()} if table.hidden_ids else {}),
         **({TIME_ZONE: table.time_zone} if _has_zoned_partitions(table.schema, table.spec) else {}),
     }
 
@@ -330,6 +343,7 @@ def _shape(
             **({RETENTION_MS: retention_ms} if retention_ms else {}),
             **({DELTA_ROW_IDS: row_ids} if row_ids or DELTA_ROW_IDS in properties else {}),
             **({DELTA_FILLED: filled} if schema.filled or DELTA_FILLED in properties else {}),
+            **({NEEDS_IDS: str(schema.needs_ids).lower()} if schema.needs_ids or NEEDS_IDS in properties else {}),
         },
     )
     return Shape(schema, definition, granularity)

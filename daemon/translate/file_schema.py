@@ -34,7 +34,8 @@ from pyiceberg.types import (
 )
 
 from daemon.errors import Unsupported
-from daemon.translate.hidden_columns import Path, with_hidden
+from daemon.translate.hidden_columns import with_unmapped
+from daemon.translate.name_mapping import Path, folded, mapped_paths
 from daemon.translate.schema import TableSchema
 
 FIELD_ID = b"PARQUET:field_id"
@@ -71,10 +72,12 @@ LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, 
 class FileSchema:
     """The properties of a checked file, in which all readers find all columns.
 
-    `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking. `int96` maps the
-    field ids of timestamps stored as INT96 to the top-level columns of the file that contain them. `views` are the
-    field ids of texts and bytes that Arrow reads as views, `days` those of dates, and of timestamps with a zone that
-    are not INT96. `millis` are the names in the file of top-level columns of timestamps in milliseconds.
+    `hidden` are the paths of columns that Delta's schema does not have, such as those of row tracking; `hidden_ids` has
+    those to which the file gives field ids. `respelled` are the paths of columns that the table spells otherwise.
+    `int96` maps the field ids of timestamps stored as INT96 to the top-level columns of the file that contain them.
+    `views` are the field ids of texts and bytes that Arrow reads as views, `days` those of dates, and of timestamps
+    with a zone that are not INT96. `millis` are the names in the file of top-level columns of timestamps in
+    milliseconds.
     """
 
     hidden: frozenset[Path]
@@ -82,24 +85,54 @@ class FileSchema:
     days: frozenset[int]
     views: frozenset[int] = frozenset()
     millis: frozenset[str] = frozenset()
+    hidden_ids: frozenset[tuple[int, Path]] = frozenset()
+    respelled: frozenset[Path] = frozenset()
 
     @property
     def traits(self) -> FileTraits:
-        return FileTraits(self.hidden, bool(self.millis))
+        return FileTraits(self.hidden | self.respelled, bool(self.millis), self.hidden_ids)
 
 
 @dataclass(frozen=True)
 class FileTraits:
     """The properties of data files by which the Iceberg table is defined.
 
-    `hidden` are columns of the files that Delta's schema does not have.
+    `unmapped` are columns of the files whose names the name mapping does not have. `hidden_ids` are new ones, too.
     """
 
-    hidden: frozenset[Path] = frozenset()
+    unmapped: frozenset[Path] = frozenset()
     has_millis: bool = False
+    hidden_ids: frozenset[tuple[int, Path]] = frozenset()
 
     def __or__(self, other: FileTraits) -> FileTraits:
-        return FileTraits(self.hidden | other.hidden, self.has_millis or other.has_millis)
+        return FileTraits(
+            self.unmapped | other.unmapped,
+            self.has_millis or other.has_millis,
+            self.hidden_ids | other.hidden_ids,
+        )
+
+
+def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
+    """Return whether readers may find other columns by the schema `after` in files that were checked against `before`.
+
+    Such files must be checked against `after`, as files that are added later. Example: a file has the columns a and b,
+    the table only a. If the table gets a column b or B, Delta shows the file's b in it.
+    """
+    new_ids = after.schema.field_ids - before.schema.field_ids
+    new = {folded(path) for path, field_id in mapped_paths(after.name_mapping) if field_id in new_ids}
+    hidden = {path for path, field_id in mapped_paths(before.name_mapping) if field_id not in before.schema.field_ids}
+    return bool(
+        not new_ids.isdisjoint(field_id for field_id, _ in before.hidden_ids)
+        or not new.isdisjoint(map(folded, hidden))
+        or after.filled - before.filled
+        or after.needs_ids > before.needs_ids
+        # A value such as 0.1 of a float partition is another one as a double.
+        or any(
+            field.source_id not in new_ids
+            and after.schema.find_type(field.source_id) != before.schema.find_type(field.source_id)
+            for field in after.spec.fields
+        )
+    )
 
 
 def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str]) -> FileSchema:
@@ -108,25 +141,34 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
     Raises `Unsupported` naming a column that some reader would not find, confuse with another, or read as another type.
     """
     has_ids = any(_id(field) is not None for field in _flat(schema))
-    walk = _Walk(has_ids=has_ids, ids=frozenset(table.schema.field_ids))
-    walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
-    _check_pyiceberg(schema, with_hidden(table.name_mapping, walk.hidden))
-    _check_lists(schema, leaf_paths)
-    unfilled = sorted(table.filled - set(schema.names))
-    if unfilled:
+    if table.needs_ids and not has_ids:
         raise Unsupported(
-            f"column {', '.join(unfilled)} is missing in the file, and Delta fills it with a default (EXISTS_DEFAULT): "
-            "Iceberg readers would show nulls",
-            hint="Have Delta write the file anew, for example with an UPDATE of its rows.",
+            "the file has no field ids, but the table's column mapping is by id: Delta on Spark does not read it",
+            hint="Have the program that wrote the file write it anew, with field ids.",
         )
-    return FileSchema(
+    walk = _Walk(has_ids=has_ids, table=table)
+    walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
+    found = FileSchema(
         hidden=frozenset(walk.hidden),
         int96=walk.int96,
         days=frozenset(walk.days),
         views=frozenset(walk.views),
         # Hidden columns as well: a later version may name them.
         millis=frozenset(field.name for field in schema if _in_parquet(field.type) in MILLIS),
+        hidden_ids=frozenset(walk.hidden_ids) - table.hidden_ids,
+        respelled=frozenset(walk.respelled),
     )
+    _check_pyiceberg(schema, with_unmapped(table.name_mapping, found.traits.unmapped, table.schema.field_ids))
+    _check_lists(schema, leaf_paths)
+    names = {name.lower() for name in schema.names}
+    unfilled = sorted(name for name in table.filled if name.lower() not in names)
+    if unfilled:
+        raise Unsupported(
+            f"column {', '.join(unfilled)} is missing in the file, and Delta fills it with a default (EXISTS_DEFAULT): "
+            "Iceberg readers would show nulls",
+            hint="Have Delta write the file anew, for example with an UPDATE of its rows.",
+        )
+    return found
 
 
 def _check_lists(schema: pa.Schema, leaf_paths: Sequence[str]) -> None:
@@ -186,9 +228,9 @@ def _inner(kind: pa.DataType) -> Sequence[pa.Field]:
     return [kind.value_field] if any(is_list(kind) for is_list in LISTS) else []
 
 
-def _paths(field: pa.Field, path: Path) -> Iterator[Path]:
-    """Yield the path of a field and of everything in it."""
-    yield path
+def _paths(field: pa.Field, path: Path) -> Iterator[tuple[Path, pa.Field]]:
+    """Yield a field and everything in it, each after its path."""
+    yield path, field
     for each, name in _named_inner(field.type):
         yield from _paths(each, (*path, name))
 
@@ -198,7 +240,7 @@ def _unmapped(field: pa.Field, mapped: MappedField, path: Path) -> Iterator[Path
     for each, name in _named_inner(field.type):
         known = next((inner for inner in mapped.fields if name in inner.names), None)
         if known is None:
-            yield from _paths(each, (*path, name))
+            yield from (inner for inner, _ in _paths(each, (*path, name)))
         else:
             yield from _unmapped(each, known, (*path, name))
 
@@ -224,45 +266,55 @@ def _id(field: pa.Field) -> int | None:
 class _Walk:
     """Walks over a file's fields and the name mapping in parallel, and collects the parts of `FileSchema`."""
 
-    def __init__(self, *, has_ids: bool, ids: frozenset[int]) -> None:
+    def __init__(self, *, has_ids: bool, table: TableSchema) -> None:
         self.hidden: set[Path] = set()
+        self.hidden_ids: set[tuple[int, Path]] = set()
+        self.respelled: set[Path] = set()
         self.int96: dict[int, str] = {}
         self.views: set[int] = set()
         self.days: set[int] = set()
         self._has_ids = has_ids
-        self._ids = ids
+        self._ids = table.schema.field_ids
+        self._by_id = table.needs_ids
 
     def struct(
         self, fields: Iterable[pa.Field], struct: StructType, mapping: Sequence[MappedField], parent: Path, named: Path
     ) -> None:
         """Check the fields of a struct. `parent` is its path by the names in the file, `named` by the table's names."""
         by_name = {name: mapped for mapped in mapping for name in mapped.names}
-        found = {field.name for field in fields}
-        # Delta ignores case in names, but a name mapping does not.
-        missing = {name.casefold(): name for name in by_name if name not in found}
         columns = {field.field_id: field for field in struct.fields}
+        # Delta ignores case in names, but a name mapping does not. Java's toLowerCase is Python's lower.
+        spellings = {mapped.names[0].lower(): mapped for mapped in mapping if mapped.field_id in columns}
+        first: dict[int, str] = {}
         for field in fields:
             path = (*parent, field.name)
             mapped = by_name.get(field.name)
-            if mapped is None:
-                self._check_hidden(field, (*named, field.name), missing)
-                self.hidden.update(_paths(field, path))
-                continue
-            column = columns.get(mapped.field_id or 0)
-            if column is None:
-                self._check_id(field, (*named, field.name))
-                self.hidden.update(_unmapped(field, mapped, path))
-            else:
+            if mapped is None and not self._by_id and field.name.lower() in spellings:
+                mapped = spellings[field.name.lower()]
+                self.respelled.add(path)
+            column = None if mapped is None else columns.get(mapped.field_id or 0)
+            if mapped is not None and column is not None:
+                other = first.setdefault(column.field_id, field.name)
+                if other != field.name:
+                    raise Unsupported(
+                        f"column {'.'.join((*named, field.name))} of the file has the name of column {other}, but for "
+                        "upper and lower case: Delta on Spark does not read the file",
+                        hint="Have the program that wrote the file write it anew, with one of the two columns.",
+                    )
                 self._found(field, column, mapped.fields, path, (*named, column.name))
+            else:
+                for inner, each in _paths(field, path):
+                    self._hide(inner, _id(each), (*named, field.name))
+                self.hidden.update(
+                    (inner for inner, _ in _paths(field, path)) if mapped is None else _unmapped(field, mapped, path)
+                )
 
-    def _check_hidden(self, field: pa.Field, named: Path, missing: Mapping[str, str]) -> None:
-        if field.name.casefold() in missing:
-            raise _unreadable(named, f"is spelled {missing[field.name.casefold()]} in the table's schema")
-        self._check_id(field, named)
-
-    def _check_id(self, field: pa.Field, named: Path) -> None:
-        if _id(field) in self._ids:
-            raise _unreadable(named, f"carries the field id {_id(field)} of another column")
+    def _hide(self, path: Path, field_id: int | None, named: Path) -> None:
+        """Take note of a field that only the file has, in the column `named`."""
+        if field_id in self._ids:
+            raise _unreadable(named, f"carries the field id {field_id} of another column")
+        if field_id is not None:
+            self.hidden_ids.add((field_id, path))
 
     def _found(
         self, field: pa.Field, column: NestedField, mapping: Sequence[MappedField], path: Path, named: Path

@@ -1,26 +1,31 @@
-"""Maps hidden columns: those that only files have, not the table. Their ids belong to no column of the table."""
+"""Maps columns of files whose names the name mapping lacks.
+
+Most are hidden: only files have them, not the table, and their ids belong to no column of the table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
-from daemon.translate.name_mapping import HIDDEN_ID_START, ROW_ID
-
-Path = tuple[str, ...]
+from daemon.translate.name_mapping import HIDDEN_ID_START, ROW_ID, Path, mapped_paths
 
 
-def with_hidden(mapping: NameMapping, hidden: Iterable[Path]) -> NameMapping:
-    """Return the mapping with ids for columns that only files have: PyIceberg refuses a file with an unmapped name."""
-    paths = sorted(hidden)
+def with_unmapped(mapping: NameMapping, unmapped: Iterable[Path], columns: Collection[int] = ()) -> NameMapping:
+    """Return the mapping with these columns of files: PyIceberg refuses a file with an unmapped name.
+
+    `columns` are the ids of the table's columns. A name that is one of theirs but for upper and lower case becomes
+    another name of it, because Delta ignores case. Any other name gets an id of its own.
+    """
+    paths = sorted(unmapped)
     if not paths:
         return mapping
-    used = [mapped.field_id or 0 for mapped in _flat_mapping(mapping.root) if mapped.field_id != ROW_ID]
+    used = [field_id for _, field_id in mapped_paths(mapping) if field_id != ROW_ID]
     next_id = max([HIDDEN_ID_START, *used]) + 1
     fields = list(mapping.root)
     for number, path in enumerate(paths):
-        fields = _with_field(fields, path, next_id + number)
+        fields = _with_field(fields, path, next_id + number, columns)
     return NameMapping(fields)
 
 
@@ -32,22 +37,26 @@ def with_row_ids(mapping: NameMapping, column: str) -> NameMapping:
     """
     kept = [field for field in mapping.root if field.field_id != ROW_ID and column not in field.names]
     former = [(name,) for field in mapping.root if field.field_id == ROW_ID for name in field.names if name != column]
-    return with_hidden(NameMapping([*kept, MappedField(field_id=ROW_ID, names=[column], fields=[])]), former)
+    return with_unmapped(NameMapping([*kept, MappedField(field_id=ROW_ID, names=[column], fields=[])]), former)
 
 
-def _flat_mapping(fields: Iterable[MappedField]) -> Iterator[MappedField]:
-    for field in fields:
-        yield field
-        yield from _flat_mapping(field.fields)
-
-
-def _with_field(fields: Sequence[MappedField], path: Path, field_id: int) -> list[MappedField]:
+def _with_field(
+    fields: Sequence[MappedField], path: Path, field_id: int, columns: Collection[int]
+) -> list[MappedField]:
     name, rest = path[0], path[1:]
-    if not rest:
+    if not rest and not any(_is_spelled(field, name, columns) for field in fields):
         return [*fields, MappedField(field_id=field_id, names=[name], fields=[])]
-    return [
-        MappedField(field_id=field.field_id, names=field.names, fields=_with_field(field.fields, rest, field_id))
-        if name in field.names
-        else field
-        for field in fields
-    ]
+    changed = []
+    for field in fields:
+        if rest and name in field.names:
+            inner = _with_field(field.fields, rest, field_id, columns)
+            changed.append(MappedField(field_id=field.field_id, names=field.names, fields=inner))
+        elif not rest and _is_spelled(field, name, columns):
+            changed.append(MappedField(field_id=field.field_id, names=[*field.names, name], fields=field.fields))
+        else:
+            changed.append(field)
+    return changed
+
+
+def _is_spelled(field: MappedField, name: str, columns: Collection[int]) -> bool:
+    return field.field_id in columns and field.names[0].lower() == name.lower()

@@ -1,8 +1,11 @@
 """Delta's per-file statistics -> Iceberg metrics. Delta PROTOCOL.md, "Per-file Statistics"; Iceberg spec, "Manifests".
 
-Bounds must be safe for pruning: no value may be below its lower or above its upper bound. Delta's statistics cut
-timestamps to milliseconds, so the upper bound is moved up to the end of its millisecond. Columns with inexact bounds
-have the metrics mode `counts` (see `metrics_properties`), so that engines do not answer MIN or MAX from them.
+Bounds must be safe for pruning: no value may be below its lower or above its upper bound, deleted rows included,
+because an entry stays when deleted rows come back. Delta's statistics cut timestamps to milliseconds, so the upper
+bound is moved up to the end of its millisecond. Columns with inexact bounds have the metrics mode `counts` (see
+`metrics_properties`), so that engines do not answer MIN or MAX from them.
+
+Statistics that Delta on Spark would not parse for the column's type are not used, nor some that it would.
 """
 
 from __future__ import annotations
@@ -10,13 +13,12 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import date
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
-from typing import Any
+from typing import Any, TypeVar
 
-from pyiceberg.conversions import to_bytes
+from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.types import (
     DateType,
     DecimalType,
@@ -31,8 +33,8 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from daemon.errors import CorruptInput
-from daemon.translate.partition_values import EPOCH_DAY, exact_decimal, in_range, timestamp_micros
+from daemon.translate.footer import ColumnRange
+from daemon.translate.partition_values import OTHER_YEAR, exact_decimal, in_range, parse_days, timestamp_micros, zone_of
 from daemon.translate.schema import TableSchema
 
 # The largest part of a timestamp that Delta's statistics cut off.
@@ -40,11 +42,18 @@ MILLISECOND_REST_US = 999
 # A double keeps any decimal of 15 digits, and never needs more than 17 digits to be written.
 DOUBLE_DIGITS = 15
 AS_DOUBLE = Context(prec=17)
-# A 64-bit integer has at most this many digits.
-WHOLE_DIGITS_MAX = 19
+# Texts for numbers that JSON lacks. Delta reads no other text as a float.
+NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+# Delta cuts the seconds of a zone's offset. No zone has had any since 1972 (IANA's time zone database).
+OFFSETS_HAVE_SECONDS_UNTIL_US = 2 * 366 * 86_400_000_000
+OFFSET_REST_US = 60_000_000
+# Older versions of Delta end a greatest string that they cut with this, which emojis exceed (delta-io/delta#3430).
+OLD_TIE_BREAKER = "\ufffd"
 # The limit for a line of the log. Statistics in checkpoints have the same limit.
 STATS_CHARACTERS_MAX = 16 << 20
 _STATS = json.JSONDecoder(parse_float=Decimal)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,10 +64,10 @@ class Metrics:
     """
 
     record_count: int
-    value_counts: dict[int, int]
-    null_value_counts: dict[int, int]
-    lower_bounds: dict[int, bytes]
-    upper_bounds: dict[int, bytes]
+    value_counts: dict[int, int] = field(default_factory=dict)
+    null_value_counts: dict[int, int] = field(default_factory=dict)
+    lower_bounds: dict[int, bytes] = field(default_factory=dict)
+    upper_bounds: dict[int, bytes] = field(default_factory=dict)
     beyond: frozenset[int] = frozenset()
 
 
@@ -68,47 +77,34 @@ def parse_stats(
     """Translate an add's `stats` JSON. A column's metrics are left out if they cannot be trusted.
 
     `record_count` is the footer's. If `numRecords` differs, the null counts are not trusted: some writers store the
-    number of live rows there (trinodb/trino#30343). Raises `CorruptInput` when the statistics are not JSON of the
-    protocol's shape.
+    number of live rows there (trinodb/trino#30343). Delta ignores statistics that are not JSON objects.
     """
-    if not stats:
-        return Metrics(record_count, {}, {}, {}, {})
-    if len(stats) > STATS_CHARACTERS_MAX:
-        what = f"the statistics have {len(stats)} characters, but dvsync reads at most {STATS_CHARACTERS_MAX}"
-        raise CorruptInput(what, hint="Have Delta compute the statistics of this file again.")
-    try:
-        parsed = _STATS.decode(stats)
-        if parsed is None:  # JSON's null, which Delta on Spark takes for no statistics.
-            return parse_stats(None, leaves, record_count, has_dv=has_dv)
-        counted = parsed.get("numRecords") == record_count
-        tight = parsed.get("tightBounds", True)
-        minima, maxima = parsed.get("minValues") or {}, parsed.get("maxValues") or {}
-        nulls = parsed.get("nullCount") or {}
-    except (ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        # ArithmeticError: a number has more digits or a larger exponent than Python accepts.
-        raise CorruptInput(
-            f"the statistics are not JSON: {error}", hint="Have Delta compute the statistics of this file again."
-        ) from error
+    parsed = _decode(stats or "")
+    tight = parsed.get("tightBounds") in (None, True)
+    if tight and has_dv:
+        # PROTOCOL.md, "Per-file Statistics": they describe live rows only.
+        return Metrics(record_count)
+    counted = _is_whole(parsed.get("numRecords")) and parsed["numRecords"] == record_count
     null_counts = {
         leaves[path].field_id: count
-        for path, count in _walk(nulls, leaves)
-        if counted and type(count) is int and (0 <= count <= record_count if tight else count in (0, record_count))
+        for path, count in _walk(parsed.get("nullCount"), leaves)
+        if counted and _is_whole(count) and (0 <= count <= record_count if tight else count in (0, record_count))
     }
     lower: dict[int, bytes] = {}
     upper: dict[int, bytes] = {}
     beyond: set[int] = set()
-    upper_values = dict(_walk(maxima, leaves))
+    upper_values = dict(_walk(parsed.get("maxValues"), leaves))
     # Some engines answer MIN and MAX from metadata, and would take wide bounds for exact ones. If the file has
     # deletions, these engines read the file, so wide bounds do no harm.
-    for path, minimum in _walk(minima, leaves) if tight or has_dv else ():
-        field, maximum = leaves[path], upper_values.get(path)
-        if maximum is None or minimum is None:
+    for path, minimum in _walk(parsed.get("minValues"), leaves) if tight or has_dv else ():
+        column, maximum = leaves[path], upper_values.get(path)
+        if maximum is None:
             continue
-        bounds = _encoded_bounds(minimum, maximum, field.field_type)
-        if bounds is None:
-            beyond.add(field.field_id)
-        else:
-            lower[field.field_id], upper[field.field_id] = bounds
+        bounds = _encoded_bounds(minimum, maximum, column.field_type)
+        if bounds:
+            lower[column.field_id], upper[column.field_id] = bounds
+        elif any(isinstance(each, str) and OTHER_YEAR.match(each) for each in (minimum, maximum)):
+            beyond.add(column.field_id)
     return Metrics(
         record_count=record_count,
         value_counts={field_id: record_count for field_id in null_counts},
@@ -117,6 +113,44 @@ def parse_stats(
         upper_bounds=upper,
         beyond=frozenset(beyond),
     )
+
+
+def _decode(stats: str) -> dict[str, Any]:
+    try:
+        parsed = _STATS.decode(stats) if len(stats) <= STATS_CHARACTERS_MAX else None
+    except (ValueError, ArithmeticError, RecursionError):
+        # ArithmeticError: a number has more digits or a larger exponent than Python accepts.
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def proven(metrics: Metrics, ranges: Iterable[tuple[NestedField, ColumnRange]]) -> Metrics:
+    """Return those metrics of a file with a deletion vector that its footer shows to hold for the deleted rows, too.
+
+    PROTOCOL.md, "Per-file Statistics": bounds need to hold for live rows only, wide ones too.
+    """
+    nulls: set[int] = set()
+    bounded: set[int] = set()
+    for column, found in ranges:
+        number = column.field_id
+        if metrics.null_value_counts.get(number) == found.null_count:
+            nulls.add(number)
+        if number in metrics.lower_bounds and found.is_whole and found.ends:
+            kind: Any = column.field_type
+            low, high = from_bytes(kind, metrics.lower_bounds[number]), from_bytes(kind, metrics.upper_bounds[number])
+            if low <= found.ends[0] and found.ends[1] <= high:
+                bounded.add(number)
+    return replace(
+        metrics,
+        value_counts=_only(metrics.value_counts, nulls),
+        null_value_counts=_only(metrics.null_value_counts, nulls),
+        lower_bounds=_only(metrics.lower_bounds, bounded),
+        upper_bounds=_only(metrics.upper_bounds, bounded),
+    )
+
+
+def _only(values: dict[int, T], wanted: Set[int]) -> dict[int, T]:
+    return {number: value for number, value in values.items() if number in wanted}
 
 
 def _walk(tree: Any, leaves: Mapping[tuple[str, ...], NestedField]) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -142,8 +176,8 @@ def _encoded_bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tupl
         if bounds is None or bounds[0] > bounds[1]:
             return None
         low, high = (to_bytes(field_type, bound) for bound in bounds)  # type: ignore[arg-type]
-    except (ValueError, ArithmeticError, TypeError, struct.error):
-        # A year after 9999, or a number of another type or too large: the column gets no bounds.
+    except (ValueError, ArithmeticError, struct.error):
+        # A month 13, a number that is too large, or half of a UTF-16 pair: the column gets no bounds.
         return None
     return low, high
 
@@ -151,34 +185,42 @@ def _encoded_bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tupl
 def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, Any] | None:
     """Return lower and upper bound in Iceberg's internal form. Exceptions of the conversions pass through."""
     bounds: tuple[Any, Any] | None = None
+    ends = minimum, maximum
     match field_type:
-        case IntegerType() | LongType():
-            whole = _whole(minimum, math.floor), _whole(maximum, math.ceil)
-            bounds = in_range(whole[0], field_type), in_range(whole[1], field_type)
-        case FloatType():
-            bounds = _float_bounds(float(minimum), float(maximum))
-        case DoubleType():
-            low, high = float(minimum), float(maximum)
-            bounds = _float_bounds(min(low, _as_float32(low)), max(high, _as_float32(high)))
-        case DecimalType():
+        case IntegerType() | LongType() if all(map(_is_whole, ends)):
+            bounds = in_range(minimum, field_type), in_range(maximum, field_type)
+        case FloatType() | DoubleType():
+            low, high = map(_float, ends)
+            if isinstance(field_type, DoubleType):
+                low, high = min(low, _as_float32(low)), max(high, _as_float32(high))
+            bounds = _float_bounds(low, high)
+        case DecimalType() if all(_is_whole(end) or isinstance(end, Decimal) for end in ends):
             bounds = (
                 _decimal_bound(minimum, field_type, ROUND_FLOOR),
                 _decimal_bound(maximum, field_type, ROUND_CEILING),
             )
+        case _ if not all(isinstance(end, str) for end in ends):
+            pass
         case DateType():
-            bounds = _days(minimum), _days(maximum)
+            bounds = parse_days(minimum), parse_days(maximum)
         case TimestampType() | TimestamptzType():
-            bounds = timestamp_micros(minimum), timestamp_micros(maximum) + MILLISECOND_REST_US
-        case StringType() if isinstance(minimum, str) and isinstance(maximum, str):
+            bounds = _moments(minimum, field_type)[0], _moments(maximum, field_type)[1]
+        case StringType() if not maximum.endswith(OLD_TIE_BREAKER):
             bounds = minimum, maximum
     return bounds
 
 
-def _whole(number: Any, rounded: Callable[[Any], int]) -> int:
-    """Round `number`. Raises ValueError for numbers such as 1e1000000, whose rounding would make a million digits."""
-    if isinstance(number, Decimal) and number.is_finite() and number.adjusted() >= WHOLE_DIGITS_MAX:
-        raise ValueError("more digits than 64 bits hold")
-    return rounded(number)
+def _is_whole(value: Any) -> bool:
+    """Return whether a value is a whole number, as Delta reads one: without a fraction or an exponent."""
+    return type(value) is int
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, str):
+        value = NOT_FINITE.get(value)
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        raise ValueError("Delta does not read this as a number")
+    return float(value)
 
 
 def _float_bounds(low: float, high: float) -> tuple[float, float] | None:
@@ -214,8 +256,13 @@ def _decimal_bound(stated: Any, field_type: DecimalType, rounding: str) -> Decim
     return Decimal(beyond).quantize(Decimal((0, (1,), -field_type.scale)), context=context)
 
 
-def _days(text: str) -> int:
-    return (date.fromisoformat(text) - EPOCH_DAY).days
+def _moments(text: str, field_type: TimestampType | TimestamptzType) -> tuple[int, int]:
+    """Return the first and the last moment that a statistic may stand for. Raises ValueError if Delta ignores it."""
+    micros, zone = timestamp_micros(text), zone_of(text)
+    if zone and isinstance(field_type, TimestampType):
+        raise ValueError(f"{text!r} has a zone")
+    rest = OFFSET_REST_US if zone not in ("", "Z") and micros < OFFSETS_HAVE_SECONDS_UNTIL_US else 0
+    return micros - rest, micros + MILLISECOND_REST_US + rest
 
 
 def metrics_properties(table: TableSchema) -> dict[str, str]:

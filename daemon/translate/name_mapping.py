@@ -6,6 +6,8 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
+Path = tuple[str, ...]
+
 # Ids of columns that only files have begin here: far above any id that Delta assigns, and below Iceberg's reserved ids
 # (Iceberg spec, "Reserved Field IDs").
 HIDDEN_ID_START = 2_147_000_000
@@ -36,45 +38,47 @@ def find_lost(before: NameMapping, after: NameMapping) -> dict[int, str]:
     mapping belongs to the table, not to a snapshot (Iceberg spec, "Column Projection"). For example, if `before` maps
     `a` to 1 and `after` maps `a` to 7, the result is {1: "a"}.
     """
-    ids = dict(_mapped_paths(after.root))
-    return {field_id: ".".join(path) for path, field_id in _mapped_paths(before.root) if ids.get(path) != field_id}
+    ids = dict(mapped_paths(after))
+    return {field_id: ".".join(path) for path, field_id in mapped_paths(before) if ids.get(path) != field_id}
 
 
-def _mapped_paths(fields: Iterable[MappedField], parent: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+def mapped_paths(fields: Iterable[MappedField], parent: Path = ()) -> Iterator[tuple[Path, int]]:
+    """Yield the path of each name, with its field id."""
     for field in fields:
-        path = (*parent, field.names[0])
-        if field.field_id is not None:
-            yield path, field.field_id
-        yield from _mapped_paths(field.fields, path)
+        for name in field.names:
+            if field.field_id is not None:
+                yield (*parent, name), field.field_id
+            yield from mapped_paths(field.fields, (*parent, name))
 
 
-def with_dropped(
-    fields: list[MappedField], previous: Sequence[MappedField], ids: Container[int | None]
-) -> list[MappedField]:
-    """Return `fields` and the dropped columns, which older files may have: PyIceberg refuses files with unmapped names.
+def folded(path: Path) -> Path:
+    """Return the path as Delta compares it: without regard to case, by Java's toLowerCase, which is Python's lower."""
+    return tuple(name.lower() for name in path)
 
-    Iceberg spec, "Column Projection": a mapping may contain ids that the schema no longer has.
+
+def with_former(fields: Iterable[MappedField], former: Sequence[MappedField], ids: Container[int]) -> list[MappedField]:
+    """Return the mapped columns `fields` with the names in `former`: PyIceberg refuses files with unmapped names.
+
+    `ids` are those of all columns. Columns that were dropped, or that only files have, keep their ids (Iceberg spec,
+    "Column Projection": a mapping may contain ids that the schema does not have). Such a column whose name a new column
+    has, but for upper and lower case, becomes that column, because Delta ignores case. For example, Delta adds `extra`,
+    and a file has `Extra` with the fields x and y: `extra` gets the other name `Extra`, and the field y.
     """
-    before = {field.field_id: field.fields for field in previous}
-    # Some readers ignore case in names: a dropped `id` must not hide a new `ID`.
-    names = {name.casefold() for field in fields for name in field.names}
-    kept = [
-        MappedField(
-            field_id=field.field_id,
-            names=field.names,
-            fields=with_dropped(field.fields, before.get(field.field_id, []), ids),
-        )
-        for field in fields
-    ]
-    return kept + [
-        field
-        for field in previous
-        if names.isdisjoint(name.casefold() for name in field.names)
-        and not any(field_id in ids for field_id in _mapped_ids(field))
-    ]
+    mapped = []
+    for field in fields:
+        name = field.names[0]
+        same = [each for each in former if each.field_id == field.field_id or _is_called(each, {name.lower()})]
+        names = [each for known in same for each in known.names if each.lower() == name.lower()]
+        inner = with_former(field.fields, [each for known in same for each in known.fields], ids)
+        mapped.append(MappedField(field_id=field.field_id, names=list(dict.fromkeys([name, *names])), fields=inner))
+    taken, called = {field.names[0].lower() for field in mapped}, set[str]()
+    for field in former:
+        is_free = called.isdisjoint(field.names) and not _is_called(field, taken)
+        if is_free and not any(field_id in ids for _, field_id in mapped_paths([field])):
+            mapped.append(field)
+            called.update(field.names)
+    return mapped
 
 
-def _mapped_ids(field: MappedField) -> Iterator[int | None]:
-    yield field.field_id
-    for inner in field.fields:
-        yield from _mapped_ids(inner)
+def _is_called(field: MappedField, names: Container[str]) -> bool:
+    return any(name.lower() in names for name in field.names)

@@ -6,6 +6,7 @@ every type, but Delta on Spark, and delta-rs, which writes it, read the one of a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation
@@ -28,7 +29,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from daemon.errors import CorruptInput
+from daemon.errors import CorruptInput, Unsupported
 from daemon.translate.schema import TableSchema
 
 EPOCH_DAY = date(1970, 1, 1)
@@ -37,15 +38,29 @@ MICROSECOND = timedelta(microseconds=1)
 # Iceberg spec, "Primitive Types": whole numbers of 32 and 64 bits.
 INT_RANGE: Mapping[type[IcebergType], int] = {IntegerType: 1 << 31, LongType: 1 << 63}
 BOOLEANS = {"true": True, "false": False}
+# Of the texts that Python reads, Delta reads these as the same value. It takes others, such as `1_000`, for null.
+NUMBER = re.compile(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
+DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+ZONE = r"Z|[+-][0-9]{2}:[0-9]{2}(:[0-9]{2})?"
+MOMENT = re.compile(rf"{DAY.pattern}([T ][0-9]{{2}}(:[0-9]{{2}}(:[0-9]{{2}}(\.[0-9]+)?)?)?({ZONE})?)?")
+# A year that Spark writes and Python has not.
+OTHER_YEAR = re.compile(r"(?:[+-]?[0-9]{5,}|-[0-9]+|0000)-")
 
 
 def parse_partition_value(text: str | None, field_type: IcebergType, column: str, time_zone: str = "UTC") -> Any:
     """Return the value as in an Iceberg partition tuple; None for null. `time_zone` applies to timestamps without one.
 
-    Raises `CorruptInput` naming the column when the text is not of the type.
+    Raises `CorruptInput` naming the column when the text is not of the type, and `Unsupported` for other years than
+    1 to 9999.
     """
     if text is None or (text == "" and not isinstance(field_type, StringType)):
         return None
+    if isinstance(field_type, DateType | TimestampType | TimestamptzType) and OTHER_YEAR.match(text):
+        raise Unsupported(
+            f"partition value {text!r} of column {column} is not in the years 1 to 9999: PyIceberg and Polars cannot "
+            "show other years",
+            hint="Delete these rows in the Delta table, or give them another value; dvsync then goes on by itself.",
+        )
     try:
         return _parse(text, field_type, time_zone)
     except (ValueError, ArithmeticError) as error:
@@ -61,6 +76,8 @@ def _parse(text: str, field_type: IcebergType, time_zone: str) -> Any:
     match field_type:
         case StringType():
             value = text
+        case IntegerType() | LongType() | FloatType() | DoubleType() | DecimalType() if not NUMBER.fullmatch(text):
+            raise ValueError(f"{text!r} is not a number")
         case IntegerType() | LongType():
             value = in_range(int(text), field_type)
         case BooleanType() if text.lower() in BOOLEANS:
@@ -73,8 +90,8 @@ def _parse(text: str, field_type: IcebergType, time_zone: str) -> Any:
         case DecimalType():
             value = exact_decimal(Decimal(text), field_type)
         case DateType():
-            value = (date.fromisoformat(text) - EPOCH_DAY).days
-        case TimestampType():
+            value = parse_days(text)
+        case TimestampType() if zone_of(text) in ("", "Z"):
             value = timestamp_micros(text)
         case TimestamptzType():
             value = timestamp_micros(text, time_zone)
@@ -102,12 +119,26 @@ def exact_decimal(number: Decimal, field_type: DecimalType) -> Decimal:
     return number.quantize(Decimal((0, (1,), -field_type.scale)), context=context)
 
 
+def parse_days(text: str) -> int:
+    """Parse `2020-01-01` to days since 1970."""
+    if not DAY.fullmatch(text):
+        raise ValueError(f"{text!r} is not a date")
+    return (date.fromisoformat(text) - EPOCH_DAY).days
+
+
 def timestamp_micros(text: str, time_zone: str = "UTC") -> int:
     """Parse `2020-01-01 00:00:00.123456`, also with `T` or a zone (else `time_zone`), to microseconds since 1970."""
+    if not MOMENT.fullmatch(text):
+        raise ValueError(f"{text!r} is not a timestamp")
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=ZoneInfo(time_zone))
     return (moment - EPOCH) // MICROSECOND
+
+
+def zone_of(text: str) -> str:
+    """Return the zone in the text of a timestamp."""
+    return text[len("2020-01-01") :].lstrip("T 0123456789:.")
 
 
 def partition_tuple(values: Mapping[str, str | None], table: TableSchema, spec_id: int) -> tuple[Any, ...]:

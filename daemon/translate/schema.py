@@ -42,7 +42,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.name_mapping import HIDDEN_ID_START, find_renumbered, with_dropped
+from daemon.translate.name_mapping import HIDDEN_ID_START, Path, find_renumbered, folded, mapped_paths, with_former
 
 PRIMITIVES: Mapping[str, PrimitiveType] = {
     "boolean": BooleanType(),
@@ -109,6 +109,8 @@ class TableSchema:
     file may stay live. `time_zone` applies to timestamp partition values without one. If `may_overflow`, INT96
     timestamps are accepted that some readers cannot show. If `has_row_ids`, the rows' ids are those of Delta's row
     tracking. `filled` are the physical names of columns that Delta on Spark fills with a default in files without them.
+    `hidden_ids` has the columns that only files have, and the field ids that files give to them. If `needs_ids`, Delta
+    finds columns by the field ids in the files.
     """
 
     schema: Schema
@@ -120,6 +122,8 @@ class TableSchema:
     may_overflow: bool = False
     has_row_ids: bool = False
     filled: frozenset[str] = frozenset()
+    hidden_ids: frozenset[tuple[int, Path]] = frozenset()
+    needs_ids: bool = False
 
     @property
     def spec(self) -> PartitionSpec:
@@ -138,8 +142,8 @@ class TableSchema:
 
     @cached_property
     def field_ids(self) -> Mapping[str, int]:
-        """Physical name -> field id of the top-level columns."""
-        return {name: field_id for field_id, name in self.physical_names.items()}
+        """Physical name in lower case -> field id of the top-level columns."""
+        return {name.lower(): field_id for field_id, name in self.physical_names.items()}
 
 
 def translate_schema(
@@ -149,22 +153,25 @@ def translate_schema(
     mapping: NameMapping | None = None,
     schemas: Mapping[int, Schema] = MappingProxyType({}),
     specs: Mapping[int, PartitionSpec] = MappingProxyType({}),
+    hidden_ids: frozenset[tuple[int, Path]] = frozenset(),
 ) -> TableSchema:
     """Translate the schema of a Delta `metadata`.
 
     `previous` and `mapping` are the Iceberg table's current schema and name mapping; `schemas` and `specs` are all that
-    it ever had. Existing columns keep their ids. Raises `Unsupported` naming the column and its type, or `CorruptInput`
+    it has of former times. Existing columns keep their ids. A new column gets the id that files give to it already, or
+    one that no file gives to another column. Raises `Unsupported` naming the column and its type, or `CorruptInput`
     when this is not a Delta schema.
     """
     struct = parse_struct(metadata.schema_string)
     mapped = metadata.column_mapping_mode != "none"
-    used = [previous, *schemas.values()] if previous else schemas.values()
-    highest = max((schema.highest_field_id for schema in used), default=0)
+    used = {field_id for _, field_id in mapped_paths(mapping or ()) if field_id < HIDDEN_ID_START}
+    for schema in (*([previous] if previous else []), *schemas.values()):
+        used |= schema.field_ids
     try:
         _check_names(struct)
         if mapped:
-            highest = max(highest, _column_id(metadata.configuration.get("delta.columnMapping.maxColumnId", "0")))
-        translation = _Translation(mapped=mapped, next_id=highest + 1)
+            used.add(_column_id(metadata.configuration.get("delta.columnMapping.maxColumnId", "0")))
+        translation = _Translation(mapped=mapped, used=used, hidden_ids=hidden_ids)
         fields = translation.struct_fields(struct, previous.as_struct() if previous else None, ())
         new_mapping = translation.mapped_fields(struct, fields)
     except (
@@ -191,13 +198,15 @@ def translate_schema(
         schema=schema,
         specs={**specs, spec.spec_id: spec},
         spec_id=spec.spec_id,
-        name_mapping=NameMapping(with_dropped(new_mapping, list(mapping or ()), schema.field_ids)),
+        name_mapping=NameMapping(with_former(new_mapping, list(mapping or ()), schema.field_ids)),
         replaced=(*translation.replaced, *renumbered),
         filled=frozenset(
             physical_name(field)
             for field in struct["fields"]
             if EXISTS_DEFAULT in _metadata(field) and field["name"] not in metadata.partition_columns
         ),
+        hidden_ids=hidden_ids,
+        needs_ids=metadata.column_mapping_mode == "id",
     )
 
 
@@ -327,7 +336,7 @@ class _Before:
         return cls(
             by_id={field.field_id: field for field in fields},
             by_name={field.name: field for field in fields},
-            spellings={field.name.casefold(): field.name for field in fields},
+            spellings={field.name.lower(): field.name for field in fields},
             is_first=previous is None,
         )
 
@@ -356,13 +365,22 @@ def _has_renamed(kind: Any) -> bool:
 class _Translation:
     """Walks over a Spark schema once, and keeps the next free field id."""
 
-    def __init__(self, *, mapped: bool, next_id: int) -> None:
+    def __init__(self, *, mapped: bool, used: set[int], hidden_ids: Iterable[tuple[int, Path]]) -> None:
         self.mapped = mapped
         self.replaced: list[str] = []
-        self._next_id = next_id
+        self._next_id = max(used, default=0) + 1
+        # Files may differ in the id of a column, or in the column of an id. Then some are refused.
+        self._in_files = {number: folded(path) for number, path in sorted(hidden_ids)}
+        self._by_path = {
+            path: number for number, path in self._in_files.items() if number not in used and number < HIDDEN_ID_START
+        }
         self._used: set[int] = set()
 
-    def _new_id(self) -> int:
+    def _new_id(self, path: Path) -> int:
+        if (known := self._by_path.get(folded(path))) is not None:
+            return known
+        while self._next_id in self._in_files:
+            self._next_id += 1
         self._next_id += 1
         return self._next_id - 1
 
@@ -383,15 +401,13 @@ class _Translation:
         path = (*parent, field["name"])
         column = ".".join(path)
         old = before.by_id.get(_metadata(field)[MAPPING_ID]) if self.mapped else before.by_name.get(field["name"])
-        spelled = before.spellings.get(field["name"].casefold())
+        spelled = before.spellings.get(field["name"].lower())
         if old is None and spelled is not None and not self.mapped:
-            # Delta ignores case and still finds the column in older files, but a name mapping does not.
+            # Delta ignores case and still finds the column in older files, but not in their statistics and partitions.
             self.replaced.append(f"{column} (spelled {spelled} before)")
-        if old is None and not before.is_first and not parent and EXISTS_DEFAULT in _metadata(field):
-            self.replaced.append(f"{column} (which Delta fills with a default in older files)")
         # A struct gets its id before its fields do, the order in which Delta assigns ids (DeltaColumnMapping.scala).
         kept_id = self._mapped_id(_metadata(field)[MAPPING_ID]) if self.mapped else old.field_id if old else None
-        field_id = self._new_id() if kept_id is None else kept_id
+        field_id = self._new_id(path) if kept_id is None else kept_id
         old_type = old.field_type if old else None
         field_type = self._type(field["type"], old_type, path, _NestedIds.of(field))
         if old_type is not None and not _may_become(old_type, field_type):
@@ -401,7 +417,7 @@ class _Translation:
                     hint="Iceberg can only widen int to long, float to double, and the precision of decimals.",
                 )
             self.replaced.append(f"{column} (from {old_type} to {field_type})")
-            old, field_id = None, self._new_id()
+            old, field_id = None, self._new_id(path)
             field_type = self._type(field["type"], None, path, _NestedIds.of(field))
         # A column that was added later is missing in older files, so it must be nullable.
         required = not field["nullable"] and (old.required if old else before.is_first)
@@ -428,7 +444,9 @@ class _Translation:
             case "array":
                 old_list = old if isinstance(old, ListType) else None
                 return ListType(
-                    element_id=self._inner_id(old_list.element_id if old_list else None, path, nested.of_element),
+                    element_id=self._inner_id(
+                        old_list.element_id if old_list else None, (*path, "element"), nested.of_element
+                    ),
                     element=self._type(
                         delta_type["elementType"],
                         old_list.element_type if old_list else None,
@@ -440,11 +458,11 @@ class _Translation:
             case "map":
                 old_map = old if isinstance(old, MapType) else None
                 return MapType(
-                    key_id=self._inner_id(old_map.key_id if old_map else None, path, nested.of_key),
+                    key_id=self._inner_id(old_map.key_id if old_map else None, (*path, "key"), nested.of_key),
                     key_type=self._type(
                         delta_type["keyType"], old_map.key_type if old_map else None, (*path, "key"), nested.of_key
                     ),
-                    value_id=self._inner_id(old_map.value_id if old_map else None, path, nested.of_value),
+                    value_id=self._inner_id(old_map.value_id if old_map else None, (*path, "value"), nested.of_value),
                     value_type=self._type(
                         delta_type["valueType"],
                         old_map.value_type if old_map else None,
@@ -465,13 +483,13 @@ class _Translation:
         if self.mapped:
             if nested.id is None:
                 raise Unsupported(
-                    f"column {'.'.join(path)} is an array or map, and column mapping gives no id to its contents",
+                    f"column {'.'.join(path[:-1])} is an array or map, and column mapping gives no id to its contents",
                     hint="Drop it, or rewrite the files with such ids (REORG TABLE … APPLY (UPGRADE UNIFORM "
                     "(ICEBERG_COMPAT_VERSION = 2))), which turns the table's deletion vectors off and "
                     "UniForm on. Tables without column mapping may have arrays and maps.",
                 )
             return self._mapped_id(nested.id)
-        return self._new_id() if kept_id is None else kept_id
+        return self._new_id(path) if kept_id is None else kept_id
 
     def mapped_fields(self, struct: dict[str, Any], fields: tuple[NestedField, ...]) -> list[MappedField]:
         return [

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
-from decimal import Decimal
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -16,18 +14,7 @@ from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEn
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
-from pyiceberg.types import (
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    LongType,
-    StringType,
-    TimestampType,
-    TimestamptzType,
-)
+from pyiceberg.types import IcebergType
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, ObjectMissing
@@ -35,9 +22,10 @@ from daemon.iceberg.manifests import content_span, first_row_id, referenced_data
 from daemon.iceberg.position_deletes import count_served
 from daemon.iceberg.puffin import Blob, read_blobs
 from daemon.iceberg.references import live_entries
-from daemon.pipeline.inspection import STATISTICS_STRING_MAX, internal_form, read_footer
+from daemon.pipeline.inspection import STATISTICS_STRING_MAX, read_footer
 from daemon.storage import FileIOStorage, map_files
 from daemon.translate.data_files import partition_of
+from daemon.translate.footer import column_ranges
 from daemon.translate.partition_values import encode_partition
 from daemon.translate.schema import TableSchema
 from daemon.verify.findings import Fault, Findings, Level, Sample
@@ -190,27 +178,18 @@ class MetadataCheck:
         if footer.num_rows != data_file.record_count:
             detail = f"{data_file.record_count} in Iceberg, {footer.num_rows} in the file"
             differences.append(Difference(Level.METADATA, Fault.ROW_COUNT, add.path, detail))
-        # The metrics of a file with deleted rows may leave these rows out.
-        return differences if cardinality else [*differences, *self._compare_metrics(add.path, data_file, footer)]
+        return [*differences, *self._compare_metrics(add.path, data_file, footer)]
 
     def _compare_metrics(self, path: str, data_file: DataFile, footer: pq.FileMetaData) -> Iterator[Difference]:
-        paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
-        # The column `a.b` and the field `b` of a struct `a` have the same path.
-        places = {each: number for number, each in enumerate(paths) if paths.count(each) == 1}
-        for leaf, column in self.schema.leaves.items():
-            place = places.get(".".join(leaf))
-            if place is None or not footer.num_row_groups:
-                continue
-            chunks = [footer.row_group(number).column(place).statistics for number in range(footer.num_row_groups)]
+        """Compare with all rows of the file. Deleted ones may come back, and the entry then stays as it is."""
+        leaf_paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
+        for column, found in column_ranges(footer, leaf_paths, self.schema.leaves):
             name = str(self.schema.schema.find_column_name(column.field_id))
             nulls = (data_file.null_value_counts or {}).get(column.field_id)
-            if nulls is not None and len(leaf) == 1 and all(each and each.has_null_count for each in chunks):
-                in_file = sum(each.null_count for each in chunks)
-                if in_file != nulls:
-                    detail = f"{nulls} in Iceberg, {in_file} in the file"
-                    yield Difference(Level.METADATA, Fault.NULL_COUNT, path, detail, name)
-            bounds = _bounds_of(data_file, column.field_id, column.field_type)
-            ends = _ends([each for each in chunks if each and each.has_min_max], column.field_type)
+            if None not in (nulls, found.null_count) and nulls != found.null_count:
+                detail = f"{nulls} in Iceberg, {found.null_count} in the file"
+                yield Difference(Level.METADATA, Fault.NULL_COUNT, path, detail, name)
+            bounds, ends = _bounds_of(data_file, column.field_id, column.field_type), found.ends
             if bounds and ends and not _encloses(bounds, ends):
                 detail = f"{bounds[0]!r} to {bounds[1]!r} in Iceberg, {ends[0]!r} to {ends[1]!r} in the file"
                 yield Difference(Level.METADATA, Fault.BOUNDS, path, detail, name)
@@ -237,35 +216,6 @@ def _bounds_of(data_file: DataFile, field_id: int, field_type: IcebergType) -> t
     if lower is None or upper is None:
         return None
     return from_bytes(field_type, lower), from_bytes(field_type, upper)  # type: ignore[arg-type]
-
-
-def _ends(statistics: list[pq.Statistics], field_type: IcebergType) -> tuple[Any, Any] | None:
-    """Return the smallest and the largest value by a file's statistics; None if they do not say it."""
-    try:
-        lows = [_internal(each.min, field_type) for each in statistics]
-        highs = [_internal(each.max, field_type) for each in statistics]
-    except (ValueError, OverflowError, TypeError, ArithmeticError):
-        return None
-    return (min(lows), max(highs)) if lows and None not in (*lows, *highs) else None
-
-
-def _internal(value: Any, field_type: IcebergType) -> Any:
-    """Return a statistic in Iceberg's internal form. None if it is of a type that has no bounds, or NaN."""
-    internal: Any = None
-    match field_type:
-        case DateType() if isinstance(value, date) and not isinstance(value, datetime):
-            internal = internal_form(value)
-        case TimestampType() | TimestamptzType() if isinstance(value, datetime):
-            internal = internal_form(value)
-        case FloatType() | DoubleType() if value == value:  # noqa: PLR0124
-            internal = float(value)
-        case IntegerType() | LongType():
-            internal = int(value)
-        case DecimalType():
-            internal = Decimal(value)
-        case StringType() if isinstance(value, str):
-            internal = value
-    return internal
 
 
 def _encloses(bounds: tuple[Any, Any], ends: tuple[Any, Any]) -> bool:

@@ -84,6 +84,7 @@ def write_live_files(
             "spec_id": file.spec_id,
             "manifest_id": manifest_ids[file.manifest_path],
             "partition": msgspec.json.encode(file.partition).decode(),
+            "uri": file.uri,
             **_deletion_vector_columns(file.deletion_vector),
         }
         for file in files
@@ -98,6 +99,11 @@ def write_deletion_vectors(
     """Give live files another deletion vector, or none. A path that is not live is ignored."""
     columns = {path: _deletion_vector_columns(deletion_vector) for path, deletion_vector in changed_dvs}
     update_rows(connection, DATA_FILES, table_id, columns)
+
+
+def write_uris(connection: Connection, table_id: int, changed_uris: Iterable[tuple[str, str | None]]) -> None:
+    """Give live files another URI, or none. A path that is not live is ignored."""
+    update_rows(connection, DATA_FILES, table_id, {path: {"uri": uri} for path, uri in changed_uris})
 
 
 def remove_live_files(connection: Connection, table_id: int, paths: Iterable[str]) -> None:

@@ -97,13 +97,18 @@ TABLES = Table(
     Column("metadata_location", Text),
     Column("format_version", Integer),
     Column("catalog", Text),
+    Column("table_uuid", Text),
     Column("last_synced_at_ms", BigInteger),
     Column("must_compare", Boolean, nullable=False),
     Column("resync_wanted", Boolean, nullable=False, server_default="0"),
-    # A `Pause` as JSON, a `TableError` and a `ProofRecord`: each is written and cleared as a whole, and never searched.
+    # A `Pause` as JSON, a `TableError`, a `ProofRecord` and a `Wait`: each is written and cleared as a whole, and never
+    # searched.
     Column("pause", LargeBinary),
     Column("error", LargeBinary),
     Column("proof", LargeBinary),
+    Column("wait", LargeBinary),
+    # A list of `CommitIdentity` as JSON, some kilobytes: no part of a `TableRecord`, which is read more often.
+    Column("recent_commits", LargeBinary),
     # A recreated row must not get the id of the deleted row.
     sqlite_autoincrement=True,
 )
@@ -168,6 +173,8 @@ DATA_FILES = Table(
     Column("dv_offset", BigInteger),
     # The values of `LiveFile.partition` as JSON; files are never searched by it.
     Column("partition", Text, nullable=False, server_default="[]"),
+    # Null for nearly all files: see `LiveFile.uri`.
+    Column("uri", Text),
     UniqueConstraint("table_id", "path"),
     # `count` adds up these columns from the index alone; the rows with their long paths are not read.
     Index(None, "table_id", "record_count", "dv_cardinality", "size_bytes"),

@@ -58,6 +58,7 @@ def live_file(row: Row[Any]) -> LiveFile:
         manifest_path=row.manifest_path,
         deletion_vector=deletion_vector,
         partition=_decode_partition(row.partition),
+        uri=row.uri,
     )
 
 

@@ -13,8 +13,9 @@ import msgspec
 from msgspec.structs import asdict, replace
 from sqlalchemy import Connection, Row, Select, bindparam, delete, exists, func, insert, select, update
 
-from state.cursor import advance_cursor
+from state.cursor import advance_cursor, join_commits
 from state.records import (
+    CommitIdentity,
     DeleteFileRecord,
     Deletions,
     FileKind,
@@ -31,6 +32,7 @@ from state.records import (
     TableCounts,
     TableError,
     TableRecord,
+    Wait,
     WrittenFile,
 )
 from state.sql import files as sql_files
@@ -60,10 +62,14 @@ _DECODERS = {
     "pause": msgspec.json.Decoder(Pause).decode,
     "error": msgspec.json.Decoder(TableError).decode,
     "proof": msgspec.json.Decoder(ProofRecord).decode,
+    "wait": msgspec.json.Decoder(Wait).decode,
 }
+_decode_commits = msgspec.json.Decoder(tuple[CommitIdentity, ...]).decode
 # Statements of every sync are built once: building one takes longer than executing it.
-_TABLE_BY_NAME = select(TABLES).where(TABLES.c.name == bindparam("name"))
-_TABLE_BY_ID = select(TABLES).where(TABLES.c.id == bindparam("table_id"))
+_TABLE_RECORDS = select(*TABLES.c[TableRecord.__struct_fields__])
+_TABLE_BY_NAME = _TABLE_RECORDS.where(TABLES.c.name == bindparam("name"))
+_TABLE_BY_ID = _TABLE_RECORDS.where(TABLES.c.id == bindparam("table_id"))
+_RECENT_COMMITS = select(TABLES.c.recent_commits).where(TABLES.c.id == bindparam("table_id"))
 _TABLE_IS_THERE = select(TABLES.c.id).where(TABLES.c.id == bindparam("table_id"))
 _INTENT_BY_ID = select(INTENTS.c.id, INTENTS.c.table_id, INTENTS.c.created_at_ms).where(
     INTENTS.c.id == bindparam("intent_id")
@@ -207,7 +213,7 @@ class SqlStateStore:
 
     def list_tables(self) -> list[TableRecord]:
         with self._database.read() as connection:
-            return [_table_record(row) for row in connection.execute(select(TABLES).order_by(TABLES.c.name))]
+            return [_table_record(row) for row in connection.execute(_TABLE_RECORDS.order_by(TABLES.c.name))]
 
     def forget_table(self, table_id: int) -> None:
         with self._database.write() as connection:
@@ -282,6 +288,11 @@ class SqlStateStore:
                     serving[delete_file].add(data_file)
         return serving
 
+    def find_recent_commits(self, table_id: int) -> tuple[CommitIdentity, ...]:
+        with self._database.read() as connection:
+            _check_table(connection, table_id)
+            return _read_commits(connection, table_id)
+
     def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
         with self._database.write() as connection:
             _check_table(connection, intent.table_id)
@@ -326,6 +337,7 @@ class SqlStateStore:
             sql_files.remove_live_files(connection, table_id, outcome.removed_files)
             sql_files.write_live_files(connection, table_id, outcome.added_files, manifest_ids)
             sql_files.write_deletion_vectors(connection, table_id, outcome.changed_dvs)
+            sql_files.write_uris(connection, table_id, outcome.changed_uris)
             sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
             sql_files.write_live_delete_files(
                 connection, table_id, outcome.added_delete_files, manifest_ids, at_ms=at_ms
@@ -333,6 +345,7 @@ class SqlStateStore:
             if intent_id is not None:
                 sql_files.end_pending(connection, {"intent_id": intent_id}, sql_files.live(at_ms))
                 _end_intents(connection, {"id": intent_id}, IntentStatus.SYNCED)
+            _write_commits(connection, table, outcome)
             _write_table(connection, advance_cursor(table, outcome, at_ms=at_ms))
 
     def record_rebuilt(
@@ -347,7 +360,9 @@ class SqlStateStore:
         table_id = outcome.table_id
         with self._database.write() as connection:
             # Iceberg shows the version already. The snapshot id is stored last, since it means that all rows are right.
-            advanced = advance_cursor(_load_table(connection, table_id), outcome, at_ms=at_ms)
+            table = _load_table(connection, table_id)
+            _write_commits(connection, table, outcome)
+            advanced = advance_cursor(table, outcome, at_ms=at_ms)
             _write_table(connection, replace(advanced, snapshot_id=None, last_synced_at_ms=synced_at_ms or at_ms))
             sql_files.take_out_delete_files(connection, table_id)
             sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
@@ -456,6 +471,10 @@ class SqlStateStore:
     def record_failure(self, table_id: int, error: TableError) -> None:
         with self._database.write() as connection:
             _write_table(connection, replace(_load_table(connection, table_id), error=error))
+
+    def record_wait(self, table_id: int, wait: Wait | None) -> None:
+        with self._database.write() as connection:
+            _write_table(connection, replace(_load_table(connection, table_id), wait=wait))
 
     def record_proof(self, table_id: int, proof: ProofRecord | None) -> None:
         with self._database.write() as connection:
@@ -618,6 +637,20 @@ def _write_table(connection: Connection, table: TableRecord) -> None:
         if columns[name] is not None:
             columns[name] = msgspec.json.encode(columns[name])
     connection.execute(update(TABLES).where(TABLES.c.id == table_id).values(columns))
+
+
+def _read_commits(connection: Connection, table_id: int) -> tuple[CommitIdentity, ...]:
+    commits = connection.scalar(_RECENT_COMMITS, {"table_id": table_id})
+    return () if commits is None else _decode_commits(commits)
+
+
+def _write_commits(connection: Connection, table: TableRecord, outcome: Outcome) -> None:
+    """Remember the commits of `outcome`. `table` is the row before it."""
+    known = _read_commits(connection, table.id)
+    joined = join_commits(table, known, outcome)
+    if joined != known:
+        changed = update(TABLES).where(TABLES.c.id == table.id)
+        connection.execute(changed.values(recent_commits=msgspec.json.encode(joined)))
 
 
 def _load_intent(connection: Connection, intent_id: int) -> Row[int, int, int]:

@@ -29,7 +29,9 @@ from state.migration import MIGRATIONS
 from state.records import (
     HOUR_MS,
     ORPHANED_HOURS_MAX,
+    RECENT_COMMITS_MAX,
     SHARES,
+    CommitIdentity,
     DeleteFileRecord,
     DeletionVectorDescriptor,
     Difference,
@@ -51,6 +53,7 @@ from state.records import (
     SyncRun,
     TableError,
     VectorCount,
+    Wait,
     WrittenCount,
     WrittenFile,
 )
@@ -147,6 +150,7 @@ def outcome(table_id: int, version: int, **changes: Any) -> Outcome:
         snapshot_id=7_000 + version,
         metadata_location=f"s3://iceberg/metadata/v{version}.json",
         catalog="local",
+        table_uuid="uuid-of-the-table",
         **changes,
     )
 
@@ -180,6 +184,7 @@ def observe(store: StateStore, table_id: int, paths: list[str]) -> dict[str, Any
         "mostly dead": store.find_mostly_dead(table_id, dead_share=0.4),
         "deletions": store.find_deletions(table_id, rows_max=100),
         "runs": store.list_runs(table_id, runs_max=100),
+        "recent commits": store.find_recent_commits(table_id),
     }
 
 
@@ -323,6 +328,8 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.rename_table(UNKNOWN, "n"),
     lambda store: store.forget_table(UNKNOWN),
     lambda store: store.record_failure(UNKNOWN, TableError("k", "m", "h", None, 1, 1, False)),
+    lambda store: store.record_wait(UNKNOWN, None),
+    lambda store: store.find_recent_commits(UNKNOWN),
     lambda store: store.record_proof(UNKNOWN, None),
     lambda store: store.record_run(SyncRun(UNKNOWN, 1, 1, "advanced")),
     lambda store: store.record_resumed(UNKNOWN),
@@ -941,6 +948,42 @@ def test_failure_and_resume(store: StateStore, table_id: int) -> None:
     assert store.list_tables()[0].error == parked
     store.record_resumed(table_id)
     assert store.open_table("orders", "s3://delta/orders", "sales.orders").error is None
+
+
+def test_what_a_table_waits_for(store: StateStore, table_id: int) -> None:
+    """It outlasts errors and resumes, until the syncs end it."""
+    wait = Wait("the catalog", 2**41)
+    store.record_wait(table_id, wait)
+    store.record_failure(table_id, TableError("CatalogAway", "older", "Wait.", None, 1, 1, False))
+    store.record_resumed(table_id)
+    assert store.list_tables()[0].wait == wait
+    store.record_wait(table_id, None)
+    assert store.open_table("orders", "s3://delta/orders", "sales.orders").wait is None
+
+
+def test_recent_commits(store: StateStore, table_id: int) -> None:
+    """Each synced version brings its commit; the oldest go, and those of another table or of versions that are gone."""
+    older = [CommitIdentity(version, 100 + version, 2**41, version) for version in range(RECENT_COMMITS_MAX)]
+    assert store.find_recent_commits(table_id) == ()
+    newest = older[-1].version
+    store.record_rebuilt(outcome(table_id, newest, recent_commits=tuple(reversed(older))), [], [], at_ms=1)
+    assert store.find_recent_commits(table_id) == tuple(older)
+    commit = CommitIdentity(newest + 1, 1, 2**41)
+    store.record_synced(None, outcome(table_id, newest + 1, recent_commits=(commit,)), at_ms=2)
+    assert store.find_recent_commits(table_id) == (*older[1:], commit)
+    replaced = CommitIdentity(2, 7, 2**41, 2**32 - 1)
+    store.record_synced(None, outcome(table_id, 3, recent_commits=(replaced, commit)), at_ms=3)
+    assert store.find_recent_commits(table_id) == (older[1], replaced, older[3])
+    # What a sync that landed unrecorded had read is known, too.
+    open_intent(store, table_id, 1)
+    store.record_prepared(1, outcome(table_id, 4, recent_commits=(older[4],)))
+    ((_, prepared),) = store.find_open_intents(table_id)
+    assert prepared
+    store.record_synced(1, prepared, at_ms=4)
+    assert store.find_recent_commits(table_id) == (older[1], replaced, *older[3:5])
+    other = replace(outcome(table_id, 4, recent_commits=(older[0],)), delta_table_id="another")
+    store.record_synced(None, other, at_ms=5)
+    assert store.find_recent_commits(table_id) == (older[0],)
 
 
 def test_runs_newest_first(store: StateStore, table_id: int) -> None:
@@ -1682,6 +1725,7 @@ def write_verbs(store: StateStore, table_id: int) -> list[Callable[[], object]]:
         lambda: store.record_deleted(table_id, ["orphaned"], at_ms=3),
         lambda: store.forget_before(table_id, 4),
         lambda: store.record_failure(table_id, TableError("k", "m", "h", None, 1, 1, True)),
+        lambda: store.record_wait(table_id, Wait("the catalog", 1)),
         lambda: store.record_run(SyncRun(table_id, 1, 1, "advanced")),
         lambda: store.record_resumed(table_id),
         lambda: store.record_table_replaced(table_id, at_ms=5),
@@ -1897,6 +1941,7 @@ changes = st.fixed_dictionaries(
         "dead_vectors": st.lists(st.tuples(st.sampled_from(DELETE_FILES), data_file_paths), max_size=2).map(tuple),
         "moved_manifests": st.lists(st.tuples(manifests, manifests), max_size=1).map(tuple),
         "unwritten_files": st.lists(st.sampled_from(DELETE_FILES + MANIFESTS), max_size=2).map(tuple),
+        "recent_commits": st.lists(st.builds(CommitIdentity, *[st.integers(0, 9)] * 3), max_size=3).map(tuple),
     }
 )
 written_paths = st.sampled_from(DELETE_FILES + MANIFESTS + OTHER_METADATA)

@@ -41,6 +41,9 @@ tables: [{source: delta, target: lake.t, name: t}]
 """
 
 
+START_MS = SystemClock().now_ms()
+
+
 class Clock(SystemClock):
     """Time that the test moves."""
 
@@ -49,6 +52,9 @@ class Clock(SystemClock):
 
     def monotonic_s(self) -> float:
         return self.time_s
+
+    def now_ms(self) -> int:
+        return START_MS + round(self.time_s * 1000)
 
 
 @pytest.fixture

@@ -8,13 +8,16 @@ import re
 import shutil
 import signal
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from pyiceberg.catalog import load_catalog
+from typer.testing import CliRunner
 
-from tests.kit.daemons import Daemon, command, daemon, until
+from daemon.cli.commands import app
+from tests.kit.daemons import Daemon, command, daemon, until, write_config
 from tests.kit.handmade import HandmadeTable
 
 HEAD = """
@@ -317,6 +320,30 @@ def test_a_table_that_is_excluded_can_be_dropped(tmp_path, config):
     assert catalog.list_tables("lake") == [("lake", "orders")]
     again = command(config, "forget", "lake.voidy", "--drop")
     assert (again.returncode, "lake.voidy: no such table" in again.stderr) == (2, True)
+
+
+def test_delete_files_in_a_folder_of_their_own_are_dropped_too(tmp_path):
+    """The configuration does not name the folder any more; what somebody else has in it stays."""
+    table, config, deletes = make_table(tmp_path / "t"), tmp_path / "config.yaml", tmp_path / "deletes"
+    path = table.write_file([(row, "x", "v") for row in range(9)])
+    table.commit([table.add(path)])
+
+    def dvsync(*words: str, entries: Sequence[object] = ()) -> str:
+        write_config(config, pipeline={"engine": "local"}, tables=entries)
+        done = CliRunner().invoke(app, [*words, "--config", str(config)])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    entry = {"source": table.location, "target": "lake.t", "delete_files_location": f"{deletes}/t"}
+    dvsync("sync", entries=[entry])
+    table.commit(table.delete({path: [1, 2]}))
+    dvsync("sync", entries=[entry])
+    (written,) = (deletes / "t").iterdir()
+    other = written.rename(written.with_name(f"1{written.name}"))
+    shutil.copy(other, written)
+    assert "left" not in dvsync("forget", "lake.t", "--drop")
+    assert list((deletes / "t").iterdir()) == [other]
+    assert not (tmp_path / "warehouse" / "lake" / "t").exists(), "its own folders are empty now"
 
 
 def test_tables_of_a_volume_that_is_not_mounted_cannot_be_dropped(tmp_path, config):

@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from daemon.clock import SystemClock
 from daemon.config.settings import PipelineSettings, SparkSettings
-from daemon.delta.actions import resolve_path
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment, load_log_segment
 from daemon.delta.snapshot import replay
+from daemon.delta.uri import resolve_path
 from daemon.errors import CorruptInput
 from daemon.pipeline.runner import Runner
 from daemon.spark.answers import collect

@@ -41,12 +41,11 @@ class Delete:
 
 @dataclass(frozen=True)
 class Swap:
-    """Another deletion vector for a file, whatever it had; without a remove action unless `remove`."""
+    """Another deletion vector for a file, whatever it had."""
 
     file: int
     bits: int
     storage: str = "u"
-    remove: bool = True
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ TOUR: list[Step] = [
     Sync(),
     Restore(3),
     Sync(),
-    Swap(0, 0b100, remove=False),
+    Swap(0, 0b100),
     Readd((0, 1)),
     Sync(),
     Swap(2, 0),
@@ -131,7 +130,7 @@ _append = st.builds(Append, _sizes)
 _change: st.SearchStrategy[Step | None] = st.one_of(
     st.none(),
     *(3 * [st.builds(Delete, _picks, _storage)]),
-    *(4 * [st.builds(Swap, _file, st.integers(0, 63), _storage, st.booleans())]),
+    *(4 * [st.builds(Swap, _file, st.integers(0, 63), _storage)]),
     *(3 * [st.builds(Restore, st.integers(1, 4))]),
     st.builds(Delete, _picks, _storage, st.just(True)),
     st.builds(Optimize, _files),
@@ -142,10 +141,10 @@ _change: st.SearchStrategy[Step | None] = st.one_of(
 )
 
 
-def steps(*, changes_max: int) -> st.SearchStrategy[list[Step]]:
-    """Histories that begin with some rows and a sync; a sync after about every other change."""
+def steps(*, changes_max: int, more: Sequence[st.SearchStrategy[Any]] = ()) -> st.SearchStrategy[list[Any]]:
+    """Histories that begin with some rows and a sync; a sync after about every other change. `more` are other steps."""
     sync = st.sampled_from([None, Sync(), Sync(), Sync(restart=True)])
-    rest = st.tuples(*(changes_max * [_change, sync]))
+    rest = st.tuples(*(changes_max * [st.one_of(_change, *more), sync]))
     return st.builds(lambda first, rest: [first, Sync(), *(step for step in rest if step)], _append, rest)
 
 
@@ -182,14 +181,14 @@ class History:
                 self._commit([self._new_file(*file) for file in self._sized(files)])
             case Delete(picks, storage, update):
                 self._delete(picks, storage, update=update)
-            case Swap(file, bits, storage, remove):
-                self._swap(file, bits, storage, remove=remove)
+            case Swap(file, bits, storage):
+                self._swap(file, bits, storage)
             case Readd(files):
                 self._commit([self._readd(path) for path in self._pick(files)], only_moved=True)
             case Remove(files):
                 self._commit([self.table.remove(path) for path in self._pick(files)])
             case Optimize(files):
-                self._optimize(self._pick(files))
+                self._commit(self._rewrite(self._pick(files)), only_moved=True)
             case Restore(versions):
                 self._restore(self.states[max(0, self.table.version - versions)])
             case Comment():
@@ -245,44 +244,42 @@ class History:
             for path, positions in wanted.items()
             for position in sorted(positions - self.table.deleted[path])
         ]
-        actions = self._with_dvs(wanted, storage, remove=True)
+        actions = self._with_dvs(wanted, storage)
         if update:
             for part in PARTS:
-                if rows := [(number, part, value + "'") for number, of, value in changed if of == part]:
+                if rows := [(number, part, f"{value}'") for number, of, value in changed if of == part]:
                     actions.append(self._write(rows))
         self._commit(actions)
 
-    def _with_dvs(self, wanted: Mapping[str, set[int]], storage: str, *, remove: bool) -> list[dict[str, Any]]:
+    def _with_dvs(self, wanted: Mapping[str, set[int]], storage: str) -> list[dict[str, Any]]:
         """Actions that give the files these deletion vectors, all in one file."""
         kept = {path: positions for path, positions in wanted.items() if len(positions) < len(self.table.rows[path])}
         descriptors = self.table.write_dvs({path: dv for path, dv in kept.items() if dv}, storage)
         actions = []
         for path, positions in wanted.items():
-            if remove or path not in kept:
-                actions.append(self.table.remove(path))
+            actions.append(self.table.remove(path))
             if path in kept:
                 actions.append(self.table.add(path, deleted=positions, descriptor=descriptors.get(path)))
         return actions
 
-    def _swap(self, file: int, bits: int, storage: str, *, remove: bool) -> None:
+    def _swap(self, file: int, bits: int, storage: str) -> None:
         for path in self._pick([file]):
             positions = self._positions(path, bits)
             # The same positions inline again would be the same logical file again.
             if positions != self.table.deleted[path] or (positions and storage != "i"):
-                self._commit(self._with_dvs({path: positions}, storage, remove=remove))
+                self._commit(self._with_dvs({path: positions}, storage))
 
     def _readd(self, path: str) -> dict[str, Any]:
         deleted, descriptor = self.table.deleted[path], self.table.live[path].get("deletionVector")
         return self.table.add(path, deleted=deleted, descriptor=descriptor, data_change=False)
 
-    def _optimize(self, paths: Sequence[str]) -> None:
+    def _rewrite(self, paths: Sequence[str]) -> list[dict[str, Any]]:
         live: dict[str, list[Row]] = {}
         for path in paths:
             rows = [row for at, row in enumerate(self.table.rows[path]) if at not in self.table.deleted[path]]
             live.setdefault(rows[0][1] if self.partitioned else "", []).extend(rows)
         actions = [self.table.remove(path, data_change=False) for path in paths]
-        actions += [self._write(rows, data_change=False) for rows in live.values()]
-        self._commit(actions, only_moved=True)
+        return actions + [self._write(rows, data_change=False) for rows in live.values()]
 
     def _restore(self, target: State) -> None:
         dvs = {path: action.get("deletionVector") for path, action in target.actions.items()}

@@ -20,6 +20,7 @@ from state import FileKind, FileStatus
 from tests.kit.handmade import Bench
 from tests.kit.histories import PARTS, History, State
 from tests.kit.readers import Row, assert_same_rows, read_duckdb, read_polars_native, read_polars_pyiceberg, rows_of
+from tests.kit.spec_reader import SpecTable
 
 SEQUENCED = tuple[DataFile, int]
 
@@ -150,8 +151,11 @@ class Watch:
         assert not orphans & set(deletes)
 
     def check_readers(self) -> None:
-        """DuckDB and Polars show the model's rows too, and filters find them."""
+        """DuckDB, Polars and the specification's reader show the model's rows too, and filters find them."""
         table, rows = self.bench.iceberg(), self.history.rows(self.synced)
+        by_spec = SpecTable(table.metadata_location)
+        by_spec.check()
+        assert_same_rows(by_spec.rows(), rows, "the specification's reader", f"version {self.synced}")
         # Polars' native reader refuses delete files that hold the positions of several data files.
         read_polars = read_polars_native if self.granularity == "file" else read_polars_pyiceberg
         for read in (read_duckdb, read_polars):
@@ -159,9 +163,13 @@ class Watch:
         for part in PARTS:
             found = _scan(table, row_filter=EqualTo("part", part))
             assert_same_rows(found, (row for row in rows if row[1] == part), f"PyIceberg, part = {part}")
+            found = by_spec.rows(("part", part))
+            assert_same_rows(found, (row for row in rows if row[1] == part), f"specification, part = {part}")
         for number in {row[0] for row in (*rows[:1], *rows[-1:])}:
             found = _scan(table, row_filter=EqualTo("id", number))
             assert_same_rows(found, (row for row in rows if row[0] == number), f"PyIceberg, id = {number}")
+            found = by_spec.rows(("id", number))
+            assert_same_rows(found, (row for row in rows if row[0] == number), f"specification, id = {number}")
 
 
 def _expected(states: Sequence[State], sizes: Mapping[str, int]) -> dict[str, int]:

@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from state.cursor import advance_cursor
+from state.cursor import advance_cursor, join_commits
 from state.records import (
     HOUR_MS,
     ORPHANED_HOURS_MAX,
+    CommitIdentity,
     DeleteFileRecord,
     Deletions,
     DeletionVectorDescriptor,
@@ -37,6 +38,7 @@ from state.records import (
     TableError,
     TableRecord,
     VectorCount,
+    Wait,
     WrittenCount,
     WrittenFile,
 )
@@ -59,6 +61,7 @@ class _Table:
     intents: dict[tuple[bool, str], int] = field(default_factory=dict)
     runs: list[SyncRun] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    recent_commits: tuple[CommitIdentity, ...] = ()
 
     def find_written(self, kind: FileKind, path: str) -> WrittenFile | None:
         return self.written.get((kind is FileKind.DELETE_FILE, path))
@@ -286,6 +289,10 @@ class MemoryStateStore:
                 for path in delete_files
             }
 
+    def find_recent_commits(self, table_id: int) -> tuple[CommitIdentity, ...]:
+        with self._lock:
+            return self._tables[table_id].recent_commits
+
     def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
         with self._lock:
             if intent.table_id not in self._tables:
@@ -336,6 +343,9 @@ class MemoryStateStore:
             for path, deletion_vector in outcome.changed_dvs:
                 if path in table.data_files:
                     table.data_files[path] = replace(table.data_files[path], deletion_vector=deletion_vector)
+            for path, uri in outcome.changed_uris:
+                if path in table.data_files:
+                    table.data_files[path] = replace(table.data_files[path], uri=uri)
             for path, reason in outcome.removed_delete_files:
                 table.remove_delete_file(path, reason, at_ms)
             for delete_file in outcome.added_delete_files:
@@ -343,6 +353,7 @@ class MemoryStateStore:
             table.land_pending(intent_id, at_ms)
             if intent_id in self._intents:
                 self._intents[intent_id].is_open = False
+            table.recent_commits = join_commits(table.record, table.recent_commits, outcome)
             table.record = advance_cursor(table.record, outcome, at_ms=at_ms)
 
     def record_rebuilt(
@@ -356,6 +367,7 @@ class MemoryStateStore:
     ) -> None:
         with self._lock:
             table = self._tables[outcome.table_id]
+            table.recent_commits = join_commits(table.record, table.recent_commits, outcome)
             advanced = advance_cursor(table.record, outcome, at_ms=at_ms)
             table.record = replace(advanced, snapshot_id=None, last_synced_at_ms=synced_at_ms or at_ms)
             table.data_files.clear()
@@ -472,6 +484,11 @@ class MemoryStateStore:
         with self._lock:
             table = self._tables[table_id]
             table.record = replace(table.record, error=error)
+
+    def record_wait(self, table_id: int, wait: Wait | None) -> None:
+        with self._lock:
+            table = self._tables[table_id]
+            table.record = replace(table.record, wait=wait)
 
     def record_proof(self, table_id: int, proof: ProofRecord | None) -> None:
         with self._lock:

@@ -545,11 +545,11 @@ def bombs(lake: Lake) -> Iterator[tuple[str, dict[str, bytes], str]]:
     """Each with the kind of the refusal, or `advanced`."""
     yield "a bound of 1e999999", bounds(lake, "1e999999"), "advanced"
     yield "a bound of 1e99999999", bounds(lake, "1e99999999"), "advanced"
-    yield "a bound of 1e99999999999999999999", bounds(lake, "1e99999999999999999999"), "CorruptInput"
-    yield "a bound of 5,000 digits", bounds(lake, "9" * 5_000), "CorruptInput"
+    yield "a bound of 1e99999999999999999999", bounds(lake, "1e99999999999999999999"), "advanced"
+    yield "a bound of 5,000 digits", bounds(lake, "9" * 5_000), "advanced"
     yield "a bound of a million digits after the point", bounds(lake, "0." + "1" * 1_000_000), "advanced"
     yield "a bound of 100,000 blanks", bounds(lake, '"' + " " * 100_000 + '"'), "advanced"
-    yield "statistics nested 100,000 deep", statistics(lake, "[" * 100_000), "CorruptInput"
+    yield "statistics nested 100,000 deep", statistics(lake, "[" * 100_000), "advanced"
     keys = ", ".join(f'"k{number}": {number}' for number in range(1_000_000 // 2))
     yield (
         "statistics of a million keys",

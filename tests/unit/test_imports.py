@@ -32,7 +32,7 @@ ROWS: list[tuple[str, ...]] = [
 ROW_OF = {package: row for row, packages in enumerate(ROWS) for package in packages}
 
 # What the state store keeps just as Delta's log has it: the formats know nothing else of the store.
-SHARED_FORMS = {"DeletionVectorDescriptor", "Int", "Long"}
+SHARED_FORMS = {"RECENT_COMMITS_MAX", "CommitIdentity", "DeletionVectorDescriptor", "Int", "Long"}
 
 # Package -> the only places that may import it.
 EXCLUSIVE = {

@@ -30,7 +30,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table.update import UpgradeFormatVersionUpdate
 from typer.main import get_command
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from daemon.cli.commands import app
 from daemon.clock import SystemClock
@@ -38,6 +38,7 @@ from daemon.service.lease import LeaseKeeper, hold_lease
 from daemon.service.signals import SAME_REQUEST_S, STOP_GRACE_S
 from state import TableError
 from state.sql.store import SqlStateStore
+from tests.kit.daemons import write_config
 from tests.kit.handmade import Bench, HandmadeTable
 
 CATALOGS = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
@@ -487,6 +488,32 @@ def test_config_check_tells_every_fault_on_its_own_line(dvsync):
     assert result.exit_code == 2
     assert result.stdout == ""
     assert [line.partition(":")[0] for line in result.stderr.splitlines()][:3] == ["bogus", "health.port", "log.level"]
+
+
+def test_a_source_that_nobody_can_read_hides_no_other_table(tmp_path):
+    """`config check` names what no client can read; the other tables are followed and shown."""
+    table = HandmadeTable(tmp_path / "good")
+    table.create()
+
+    def run(*words: str, **sources: str) -> Result:
+        entries = {"good": table.location, "empty": "s3://b//t", **sources}
+        write_config(
+            tmp_path / "config.yaml",
+            pipeline={"engine": "local"},
+            tables=[{"name": name, "source": source, "target": f"l.{name}"} for name, source in entries.items()],
+        )
+        return CliRunner().invoke(app, [*words, "--config", str(tmp_path / "config.yaml")])
+
+    check = run("config", "check", none="s3:///t", cut="s3://b/a#b")
+    assert (check.exit_code, check.output.count("empty part between two slashes")) == (2, 2)
+    assert "tables[1].source" in check.output and "tables[3].source: the path contains '#'" in check.output
+    for words in (["sync"], ["doctor"], ["cleanup"], ["verify", "--metadata"]):
+        done = run(*words)
+        assert done.exception is None or isinstance(done.exception, SystemExit), (words, done.output)
+        assert "empty" in done.output, (words, done.output)
+    states = {each["name"]: each["state"] for each in json.loads(run("status", "--json").stdout)}
+    assert states == {"good": "synced", "empty": "parked"}
+    assert run("doctor", "s3://b//t").exit_code == 2
 
 
 def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: Path):

@@ -177,7 +177,7 @@ def test_a_picture_without_matplotlib(world: World, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = inspect("--png", "out.png")
     assert done.exit_code == 2
-    assert "dvsync[pictures]" in done.stderr
+    assert "the extra `pictures` of dvsync's wheel" in done.stderr
     assert inspect().exit_code == 0
 
 

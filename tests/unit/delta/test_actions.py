@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import posixpath
 from urllib.parse import quote
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from daemon.delta.actions import AddFile, RemoveFile, resolve_path
+from daemon.delta.actions import AddFile, RemoveFile
+from daemon.delta.uri import resolve_path
 from state import DeletionVectorDescriptor
 
 LOCAL = "file:///lake/t"
@@ -30,7 +32,7 @@ S3 = "s3://bucket/lake/t"
         # What an URL would read as something else.
         (LOCAL, "a%23b%3Fc%25d", "file:///lake/t/a#b?c%d"),
         (LOCAL, "a#b", "file:///lake/t/a#b"),
-        (LOCAL, "p=a%3A%2F%2Fb/x", "file:///lake/t/p=a://b/x"),
+        (LOCAL, "p=a%3A%2F%2Fb/x", "file:///lake/t/p=a:/b/x"),
         (LOCAL, "p=ä€😀/x", "file:///lake/t/p=ä€😀/x"),
         # Absolute: shallow clones.
         (LOCAL, "s3://other/a%20b/x", "s3://other/a b/x"),
@@ -53,7 +55,11 @@ _schemes = st.sampled_from(["file:///", "s3://bucket/", "abfss://box@account/", 
 @given(scheme=_schemes, rest=st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 @example(scheme="file:///", rest="p=a b%2Fc%3Dd%25é/#?+%41;&=:@,~")
 def test_an_encoded_path_resolves_to_itself(scheme: str, rest: str) -> None:
-    """Whatever characters an absolute path has, and wherever the table is, it is decoded to itself."""
+    """Whatever characters an absolute path has, and wherever the table is, it is decoded to itself.
+
+    Hadoop leaves out empty parts and dots, also those that were escaped.
+    """
+    rest = posixpath.normpath(f"/{rest}").lstrip("/") or "x"
     path = scheme + rest
     encoded = scheme + quote(rest)
     assert encoded.isascii()

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,11 +76,11 @@ def test_commits_alone(log: HandmadeLog) -> None:
         "partition_values": {"part": "x"},
         "size": 10,
         "stats": '{"numRecords":3}',
-        **dict.fromkeys(("dv_storage_type", "dv_path", "dv_offset", "dv_size", "dv_cardinality", "base_row_id")),
+        **dict.fromkeys(("dv_storage_type", "dv_path", "dv_offset", "dv_size", "dv_cardinality", "base_row_id", "uri")),
     }
     assert rows["c"] == {
         **{"path": "c", "partition_values": {"part": None}, "size": 10, "stats": None, "base_row_id": None},
-        **{"dv_storage_type": "u", "dv_path": "dv", "dv_offset": 5, "dv_size": 40, "dv_cardinality": 6},
+        **{"dv_storage_type": "u", "dv_path": "dv", "dv_offset": 5, "dv_size": 40, "dv_cardinality": 6, "uri": None},
     }
 
 
@@ -133,25 +134,49 @@ def test_logical_files(log: HandmadeLog) -> None:
     )
     log.commit(add("b", one), remove("c", one), remove("e"), remove("inline", vector("i", kind="i", offset=None)))
     log.commit(add("f", two), remove("nothing"))
+    with pytest.raises(CorruptInput, match=r"2 live adds for the one path .*/f: .*vector uone.*; .*vector utwo"):
+        log.state()
+    log.commit(remove("f", one))
     assert live(log.state()) == {"a": "one", "b": "one", "c": "two", "d": "one", "e": "one", "f": "two"}
 
 
-def test_the_newest_add_of_a_path_wins(log: HandmadeLog) -> None:
-    """Even without a remove of the older one, and after the newer one went: as following the log has it."""
+def test_an_add_replaces_no_other_logical_file(log: HandmadeLog) -> None:
+    """Only a remove ends the older one, as in Delta; what was added beside it goes alone."""
     log.create(add("a", vector("one")), add("b"))
     log.commit(add("a", vector("two")), add("b", vector("two")))
-    log.commit(remove("b", vector("two")))
-    assert live(log.state()) == {"a": "two"}
+    log.commit(remove("b", vector("two")), remove("a", vector("one")))
+    assert live(log.state()) == {"a": "two", "b": None}
 
 
 def test_spellings_of_one_path(log: HandmadeLog) -> None:
-    """Paths are compared decoded, and given decoded and absolute."""
-    spelled = ["p=%25C3/a%20b", "x", "plain,+", f"file://{log.folder}/abs", "q/./r", "stays%20here", "..hidden/y"]
+    """Paths are normalised and compared without decoding, and given decoded and absolute."""
+    spelled = ["p=%25C3/a%20b", "x", "plain,+", "k//n", "q/./r", "stays%20here", "..hidden/y", "part=ü/z"]
     log.create()
     log.checkpoint([*START, *(add(path) for path in spelled)])
-    others = ["p=%25C3/%61%20b", "%78", "plain%2C%2B", f"file:{log.folder}/%61bs", "q/%2E/r"]
+    others = ["p=%25C3/%61%20b", "%78", "plain%2C%2B", "j/../k/n", "q//r", "part=%C3%BC/z"]
     log.commit(*(remove(path) for path in others), add("file:///elsewhere/z"))
-    assert live(log.state()) == {"stays here": None, "..hidden/y": None, "file:///elsewhere/z": None}
+    expected = ["p=%C3/a b", "x", "plain,+", "stays here", "..hidden/y", "part=ü/z", "file:///elsewhere/z"]
+    assert live(log.state()) == dict.fromkeys(expected)
+    log.commit(add("%78"))
+    with pytest.raises(
+        CorruptInput, match=r"2 live adds for the one path .*/x: in its usual spelling, .*; spelled %78"
+    ):
+        log.state()
+    log.commit(remove("x"))
+    assert [row["uri"] for row in rows_of(log.state()) if row["path"] == "x"] == ["%78"]
+
+
+@pytest.mark.parametrize(
+    ("added", "removed"), [("%C3%A9", "%c3%a9"), ("%c3%a9", "%C3%A9"), ("file:/x/a", "file:///x/a")]
+)
+def test_spellings_that_delta_compares_by_chance(log: HandmadeLog, added: str, removed: str) -> None:
+    """Equal URIs in different texts are one file for Delta only if both are in one partition of its replay: refused."""
+    log.create(add(added))
+    log.commit(remove(removed))
+    with pytest.raises(CorruptInput, match="whether these are one file depends on the reader"):
+        log.state()
+    log.commit(remove(added))
+    assert live(log.state()) == {}
 
 
 @pytest.mark.parametrize("kind", ["commit", *KINDS])
@@ -663,3 +688,36 @@ def compact(log: HandmadeLog, first: int, last: int, written: list[list[Action]]
             newest[key_of(action)] = action
     if first < last:
         log.write_lines(log.path / f"{first:020d}.{last:020d}.compacted.json", list(newest.values()))
+
+
+def write_texts(log: HandmadeLog, stats: str, rows: int, **options: Any) -> None:
+    log.create(add("lost"))
+    log.commit()
+    adds = [add(f"f{number}", stats=stats) for number in range(rows)]
+    table = pa.Table.from_pylist([*START, *adds], CHECKPOINT)
+    pq.write_table(table, log.name(1, "checkpoint.parquet"), compression="zstd", **options)
+
+
+def test_texts_that_a_dictionary_stores_once(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file may stand for much memory: batches are small, and a log that only repeats texts is refused."""
+    monkeypatch.setattr(checkpoints, "BATCH_BYTES_MAX", 8 << 20)
+    monkeypatch.setattr(snapshot, "ROWS_BYTES_MAX", 1 << 20)
+    write_texts(log, "x" * (1 << 20), 24, dictionary_pagesize_limit=8 << 20)
+    segment = log.segment()
+    assert segment.size_bytes < 50_000
+    assert segment.checkpoint
+    folder = str(log.path / "_delta_log")
+    sizes = [rows.adds.nbytes for rows in checkpoints.read_checkpoint(log.storage, folder, segment.checkpoint)]
+    assert sum(sizes) > 24 << 20
+    assert max(sizes) < 9 << 20
+    with pytest.raises(Unsupported, match=r"the checkpoint is too large to read: it has [0-9]+ bytes of actions"):
+        log.state()
+
+
+def test_pages_that_are_far_larger_than_the_file_are_refused(log: HandmadeLog) -> None:
+    """Without a dictionary, a page has all texts, and would be decompressed at once."""
+    write_texts(log, "x" * (1 << 20), 80, use_dictionary=False)
+    assert log.name(1, "checkpoint.parquet").stat().st_size < 50_000
+    with pytest.raises(Unsupported, match=r"too large to read: column add.stats takes [0-9]+ bytes") as caught:
+        log.state()
+    assert (caught.value.path or "").endswith("checkpoint.parquet")

@@ -128,6 +128,22 @@ def test_a_place_that_vacuum_cleans_is_refused_when_its_table_is_found(tmp_path)
     assert "where VACUUM removes every file" in str(result.troubles[f"file://{tmp_path}/lake/orders"])
 
 
+@pytest.mark.parametrize("key", ["location", "delete_files_location"])
+def test_two_found_tables_get_no_common_folder(tmp_path, key):
+    """As it is for tables that are listed; nor one with a table that is listed."""
+    make_tables(tmp_path / "lake", "eu/orders", "us/orders", "us/items")
+    result = found(
+        tmp_path,
+        f'- {{source: lake/*/*, target: "{{parent}}.{{name}}", {key}: "out/{{name}}"}}\n'
+        f"- {{source: listed, target: lake.listed, {key}: out/items/below}}\n",
+    )
+    assert {table.target for table in result.tables} == {"eu.orders", "lake.listed"}
+    told = {about.removeprefix(f"file://{tmp_path}/lake/"): error.message for about, error in result.troubles.items()}
+    overlap = "its files would overlap those of {} at file://" + f"{tmp_path}/out/"
+    assert overlap.format("eu.orders") + "orders; give each its own location" == told["us/orders"]
+    assert overlap.format("lake.listed") + "items/below; give each its own location" == told["us/items"]
+
+
 @pytest.mark.parametrize(
     ("table", "fault"),
     [

@@ -15,7 +15,7 @@ from daemon.delta.actions import Metadata
 from daemon.errors import Unsupported
 from daemon.translate import file_schema
 from daemon.translate.file_schema import FileSchema
-from daemon.translate.hidden_columns import with_hidden
+from daemon.translate.hidden_columns import with_unmapped
 from daemon.translate.name_mapping import HIDDEN_ID_START
 from daemon.translate.schema import TableSchema, translate_schema
 
@@ -162,10 +162,27 @@ def test_ids_of_elements_are_needed_with_others() -> None:
     check_file_schema(pa.schema([field("l", pa.list_(field("element", pa.int64(), 2)), 1)]), table)
 
 
-def test_another_spelling_is_refused() -> None:
-    """Delta finds `ID` where it looks for `id`; a name mapping does not."""
-    with pytest.raises(Unsupported, match="column ID of the file is spelled id in the table's schema"):
-        check_file_schema(pa.schema([field("ID", pa.int64())]), table_of(("id", "long")))
+def test_another_spelling_is_another_name() -> None:
+    """Delta finds `ID` and `S.X` where it looks for `id` and `s.x`; a name mapping does so if it has both names."""
+    table = table_of(("id", "long"), ("s", INNER))
+    found = check_file_schema(pa.schema([field("ID", pa.int64()), field("S", pa.struct([("X", pa.int64())]))]), table)
+    assert (found.hidden, found.respelled) == (set(), {("ID",), ("S",), ("S", "X")})
+    mapping = with_unmapped(table.name_mapping, found.traits.unmapped, table.schema.field_ids)
+    assert [field.names for field in mapping] == [["id", "ID"], ["s", "S"]]
+    assert [field.names for field in mapping.root[1].fields] == [["x", "X"]]
+
+
+@pytest.mark.parametrize(("first", "second"), [("id", "ID"), ("ID", "id"), ("Id", "ID")])
+def test_two_spellings_in_one_file_are_refused(first: str, second: str) -> None:
+    """Delta on Spark does not read such a file: it cannot tell them apart."""
+    with pytest.raises(Unsupported, match=f"column {second} of the file has the name of column {first}, but for"):
+        check_file_schema(pa.schema([field(first, pa.int64()), field(second, pa.int64())]), table_of(("id", "long")))
+
+
+def test_letters_that_only_fold_to_others_are_others() -> None:
+    """Delta takes `strasse` for another column than `straße`, so it is a hidden one."""
+    found = check_file_schema(pa.schema([field("strasse", pa.int64())]), table_of(("straße", "long")))
+    assert (found.hidden, found.respelled) == ({("strasse",)}, set())
 
 
 def test_columns_that_only_files_have() -> None:
@@ -180,10 +197,10 @@ def test_columns_that_only_files_have() -> None:
     )
     hidden = check_file_schema(stored, table).hidden
     assert hidden == {("_row-id",), ("s", "y")}
-    mapping = with_hidden(table.name_mapping, hidden)
+    mapping = with_unmapped(table.name_mapping, hidden)
     assert ids_of(mapping) == {"a": 1, "s": 2, "s.x": 3, "_row-id": HIDDEN_ID_START + 1, "s.y": HIDDEN_ID_START + 2}
-    assert ids_of(with_hidden(mapping, {("more",)})) == ids_of(mapping) | {"more": HIDDEN_ID_START + 3}
-    assert with_hidden(mapping, ()) is mapping
+    assert ids_of(with_unmapped(mapping, {("more",)})) == ids_of(mapping) | {"more": HIDDEN_ID_START + 3}
+    assert with_unmapped(mapping, ()) is mapping
 
 
 @pytest.mark.parametrize(
@@ -198,7 +215,7 @@ def test_what_is_in_hidden_columns_is_mapped_too(kind: pa.DataType) -> None:
     """PyIceberg refuses a file with any unmapped name in it."""
     table = table_of(("a", "long"))
     stored = pa.schema([field("a", pa.int64()), field("h", kind)])
-    mapping = with_hidden(table.name_mapping, check_file_schema(stored, table).hidden)
+    mapping = with_unmapped(table.name_mapping, check_file_schema(stored, table).hidden)
     assert pyarrow_to_schema(stored, mapping).find_field("h").field_id > HIDDEN_ID_START
 
 
@@ -207,7 +224,7 @@ def test_hidden_columns_may_grow() -> None:
     table = table_of()
     for fields in ([("a", pa.int32())], [("a", pa.int32()), ("b", pa.list_(pa.int32()))]):
         stored = pa.schema([field("h", pa.struct(fields))])
-        mapping = with_hidden(table.name_mapping, check_file_schema(stored, table).hidden)
+        mapping = with_unmapped(table.name_mapping, check_file_schema(stored, table).hidden)
         assert pyarrow_to_schema(stored, mapping).find_field("h").field_id == HIDDEN_ID_START + 1
         table = TableSchema(table.schema, table.specs, 0, mapping)
     assert set(ids_of(mapping)) == {"h", "h.a", "h.b", "h.b.element"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -29,7 +30,7 @@ from pyiceberg.types import (
 )
 
 from daemon.delta.actions import Metadata
-from daemon.errors import CorruptInput
+from daemon.errors import CorruptInput, Unsupported
 from daemon.iceberg.manifests import read_entries, write_manifest
 from daemon.iceberg.pyiceberg_ext.records import data_file_record, entry_record
 from daemon.translate.partition_values import (
@@ -128,6 +129,17 @@ def test_nan_is_kept_and_zero_is_one() -> None:
         ("18262", DateType()),
         ("yesterday", TimestampType()),
         ("\x01", BinaryType()),
+        # Python reads these, and Delta takes them for null.
+        ("1_000", IntegerType()),
+        ("\u0665", LongType()),
+        ("1_0", DoubleType()),
+        ("1_0.5", DecimalType(9, 2)),
+        ("20200101", DateType()),
+        ("2020-W01-1", DateType()),
+        ("20200101T000000", TimestamptzType()),
+        ("2020-01-01x00:00:00", TimestampType()),
+        # Delta ignores the zone.
+        ("2020-01-01T00:00:00+02:00", TimestampType()),
     ],
 )
 def test_a_value_that_is_not_of_its_type_is_corrupt(text: str, field_type: IcebergType) -> None:
@@ -135,6 +147,15 @@ def test_a_value_that_is_not_of_its_type_is_corrupt(text: str, field_type: Icebe
     with pytest.raises(CorruptInput) as caught:
         parse_partition_value(text, field_type, "p")
     assert f"partition value {text!r} of column p is not a {field_type}" in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["+12345-01-01", "12345-01-01", "-0001-01-01", "0000-01-01"])
+@pytest.mark.parametrize("field_type", [DateType(), TimestampType(), TimestamptzType()], ids=str)
+def test_a_year_that_readers_cannot_show(field_type: IcebergType, text: str) -> None:
+    """Delta on Spark writes it, so nothing is broken: it is what Python's dates cannot hold."""
+    with pytest.raises(Unsupported, match=re.escape(f"{text!r} of column p is not in the years 1 to 9999")) as caught:
+        parse_partition_value(text, field_type, "p")
+    assert "Delete these rows in the Delta table" in caught.value.hint
 
 
 @given(st.datetimes(timezones=st.none() | st.timezones()))

@@ -32,7 +32,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.name_mapping import find_lost
+from daemon.translate.name_mapping import HIDDEN_ID_START, find_lost
 from daemon.translate.schema import NESTED_IDS, NESTING_MAX, TableSchema, translate_schema
 
 Field = dict[str, Any]
@@ -344,6 +344,40 @@ def test_ids_that_no_name_leads_to_any_more(before: Field, after: Field, lost: d
     assert find_lost(name_mapping(before), name_mapping(after)) == lost
 
 
+def test_new_columns_get_no_id_that_files_give_to_others() -> None:
+    """A column that files have already gets theirs, unless it is one of those that the name mapping counts with."""
+    before = translate_schema(metadata(column("a", "long")))
+    far = HIDDEN_ID_START + 7
+    hidden = frozenset({(2, ("other",)), (3, ("X",)), (4, ("s", "x")), (far, ("z",)), (1, ("y",))})
+    kind = struct(column("x", "long"))
+    after = metadata(*(column(name, kind if name == "s" else "long") for name in ("a", "y", "x", "z", "s")))
+    table = translate_schema(after, before.schema, mapping=before.name_mapping, hidden_ids=hidden)
+    assert ids(table) == {"a": 1, "y": 5, "x": 3, "z": 6, "s": 7, "s.x": 4}
+
+
+def test_ids_of_dropped_columns_stay_theirs() -> None:
+    """Older files may have them, and a table whose older schemas were cleaned away still has its name mapping."""
+    first = translate_schema(metadata(column("a", "long"), column("b", "long")))
+    second = evolve(first, metadata(column("a", "long")))
+    third = translate_schema(
+        metadata(column("a", "long"), column("c", "long")), second.schema, mapping=second.name_mapping
+    )
+    assert ids(third) == {"a": 1, "c": 3}
+
+
+def test_a_name_that_is_free_again_is_another_name_of_the_column() -> None:
+    """But for upper and lower case, as in Delta; what is inside stays known, and no older name leaves the mapping."""
+    former = name_mapping(
+        {"a": 1, "Extra": (HIDDEN_ID_START + 1, {"Y": HIDDEN_ID_START + 2, "z": HIDDEN_ID_START + 3})}
+    )
+    extra = column("extra", struct(column("y", "long")))
+    before = translate_schema(metadata(column("a", "long")))
+    table = translate_schema(metadata(column("a", "long"), extra), before.schema, mapping=former)
+    (found,) = (each for each in table.name_mapping if each.field_id == 2)
+    assert (found.names, [each.names for each in found.fields]) == (["extra", "Extra"], [["y", "Y"], ["z"]])
+    assert set(find_lost(former, table.name_mapping)) == {HIDDEN_ID_START + 1, HIDDEN_ID_START + 2}
+
+
 def name_mapping(names: Field) -> NameMapping:
     return NameMapping(mapped_fields(names))
 
@@ -465,8 +499,8 @@ def test_another_spelling_is_told() -> None:
     first = translate_schema(metadata(column("id", "long"), column("s", struct(column("x", "long")))))
     second = evolve(first, metadata(column("ID", "long"), column("s", struct(column("X", "long")))))
     assert second.replaced == ("ID (spelled id before)", "s.X (spelled x before)")
-    # DuckDB would take a dropped `id` for the new `ID`.
-    assert [field.names for field in second.name_mapping] == [["ID"], ["s"]]
+    # DuckDB would take a dropped `id` for the new `ID`, as Delta does.
+    assert [field.names for field in second.name_mapping] == [["ID", "id"], ["s"]]
 
 
 @pytest.mark.parametrize(

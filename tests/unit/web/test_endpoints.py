@@ -135,6 +135,7 @@ def test_tables_are_the_list_of_status_json(server):
                 "snapshot_id": 123,
                 "metadata_location": "file:///wh/m.json",
                 "format_version": 2,
+                "checked_at": "2023-11-14T22:13:20.000Z",
                 "last_synced_at": "2023-11-14T22:13:20.000Z",
                 "resync_wanted": False,
                 "pause": None,
@@ -296,14 +297,35 @@ def page_of(server: Server, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+def test_a_table_whose_store_is_silent_is_not_known_to_be_in_step(server):
+    """Its lag is null after some polls without an answer, until one ends; `checked_at` says since when."""
+    server.board.show("orders", IN_STEP)
+    for silent_s, state, lag in ((24.0, "synced", 0), (26.0, "behind", None)):
+        server.clock.time_s = silent_s
+        (status,) = server.ask("/api/tables")[1]
+        assert (status["state"], status["lag_versions"], status["lag_seconds"]) == (state, lag, lag)
+        assert (status["synced_version"], status["source_version"]) == (7, None if lag is None else 7)
+    server.board.show("orders", replace(IN_STEP, polled_at_s=26.0))
+    assert server.ask("/api/tables")[1][0]["state"] == "synced"
+
+
+def test_a_state_database_that_a_table_could_not_write_makes_the_daemon_unready(server):
+    """At once, and whatever it judges: the lease is renewed only some seconds later."""
+    error = replace(ERROR, kind="StateStoreAway", message="the disk is full", parked=False)
+    server.board.show("orders", replace(IN_STEP, record=replace(RECORD, error=error)))
+    assert reasons(server) == ["the state database cannot be used: the disk is full"]
+
+
 def test_one_table_has_its_last_syncs_and_its_day(server):
     """The newest sync first, the ends of a line without changes, and 404 for a table that nobody knows."""
     server.board.show("orders", IN_STEP)
     timeline = server.board.timeline("orders")
     timeline.add_runs(SyncRun(1, NOW_MS + number, 40, "advanced", to_version=number) for number in range(60))
     for _ in range(5):
+        server.board.show("orders", replace(IN_STEP, polled_at_s=server.clock.time_s))
         server.board.beat()
         server.clock.time_s += 45
+    server.board.show("orders", replace(IN_STEP, polled_at_s=server.clock.time_s))
     status, body = server.ask("/api/tables/orders")
     assert (status, body["status"]["name"]) == (200, "orders")
     assert [run["to_version"] for run in body["runs"]] == list(range(59, 9, -1))
@@ -372,6 +394,7 @@ def test_a_tables_page_draws_its_day_and_lists_its_files(server):
         ]
     )
     for _ in range(3):
+        server.board.show("orders", replace(IN_STEP, polled_at_s=server.clock.time_s))
         server.board.beat()
         server.clock.time_s += 60
     text = page_of(server, "/tables/orders")[1]

@@ -1,0 +1,88 @@
+"""What tells a commit file from another one that was put in its place, also for a later process."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from daemon.storage import FileMeta
+from state.records import CommitIdentity, Long
+
+# How much of a commit file is hashed.
+HEAD_BYTES = 1 << 20
+
+
+class _InCommit(msgspec.Struct, frozen=True):
+    in_commit_timestamp: Long | None = msgspec.field(name="inCommitTimestamp", default=None)
+
+
+class _FirstLine(msgspec.Struct, frozen=True):
+    commit_info: _InCommit | None = msgspec.field(name="commitInfo", default=None)
+
+
+_first_line_decoder = msgspec.json.Decoder(_FirstLine)
+
+
+@dataclass(frozen=True)
+class KnownCommit:
+    """A commit file that was read. `timestamp_ms` is the commit's time then; later the store may report another one."""
+
+    identity: CommitIdentity
+    timestamp_ms: int
+
+    def is_untouched(self, meta: FileMeta) -> bool:
+        return _is_untouched(self.identity, meta)
+
+    def is_same_commit(self, other: KnownCommit) -> bool:
+        mine, others = self.identity, other.identity
+        if mine.head is None:
+            return (mine.size_bytes, self.timestamp_ms) == (others.size_bytes, other.timestamp_ms)
+        return _is_same_content(mine, others)
+
+
+def identify(version: int, meta: FileMeta, *, first_line: bytes, head: bytes) -> KnownCommit:
+    """Identify a commit file by its first HEAD_BYTES. An in-commit timestamp is in the commitInfo of its first line.
+
+    PROTOCOL.md, "In-Commit Timestamps".
+    """
+    try:
+        info = _first_line_decoder.decode(first_line).commit_info
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        info = None
+    in_commit_ms = info.in_commit_timestamp if info else None
+    identity = CommitIdentity(version, meta.size, meta.modified_ms, zlib.crc32(head))
+    return KnownCommit(identity, meta.modified_ms if in_commit_ms is None else in_commit_ms)
+
+
+def compare_listed(
+    listed: Mapping[int, FileMeta],
+    recent: Iterable[CommitIdentity],
+    probe: Callable[[int], KnownCommit | None],
+) -> tuple[list[CommitIdentity], list[tuple[int, str]]]:
+    """Return the `listed` commits as they are now, and those that are not the `recent` ones any more: what differs.
+
+    A file of another size or time is read by `probe`. If its content is the same, so is the commit: a store may report
+    other times, and a listing may be old. Without a hash of the former content, another time is another commit.
+    """
+    known, now, replaced = {each.version: each for each in recent}, list[CommitIdentity](), list[tuple[int, str]]()
+    for version, meta in listed.items():
+        before = known.get(version)
+        if before is None or _is_untouched(before, meta):
+            now.append(before or CommitIdentity(version, meta.size, meta.modified_ms))
+        elif found := probe(version):
+            now.append(found.identity)
+            if not _is_same_content(before, found.identity):
+                is_read = before.head is not None or before.size_bytes != found.identity.size_bytes
+                replaced.append((version, "content" if is_read else "time"))
+    return now, replaced
+
+
+def _is_untouched(identity: CommitIdentity, meta: FileMeta) -> bool:
+    return (identity.size_bytes, identity.modified_ms) == (meta.size, meta.modified_ms)
+
+
+def _is_same_content(one: CommitIdentity, other: CommitIdentity) -> bool:
+    return (one.size_bytes, one.head) == (other.size_bytes, other.head)

@@ -1,0 +1,92 @@
+"""What is believed of a table only once it lasts. The state store knows since when: a run of cron is a new process."""
+
+from __future__ import annotations
+
+from pyiceberg.table import Table
+
+from daemon.delta.table_state import TableState
+from daemon.errors import CatalogAway, ObjectMissing, TargetUnreadable
+from daemon.iceberg.marker import shown_by
+from daemon.iceberg.pyiceberg_ext.metadata_cache import find_or_read_metadata
+from daemon.iceberg.references import metadata_files
+from daemon.iceberg.version_hint import SUFFIX
+from daemon.sync.context import TableContext
+from state import TableRecord, Wait
+
+# An older state than the one that was synced lasts this long before it is believed, on both sides.
+OLDER_STATE_MIN_S = 60.0
+OLDER_DELTA = "Delta's state is older"
+OLDER_ICEBERG = "the catalog's answer is older"
+
+
+def seconds_seen(context: TableContext, record: TableRecord, what: str) -> float:
+    """Return for how long `what` has been seen at each sync of the table; 0 the first time."""
+    now_ms, wait = context.clock.now_ms(), record.wait
+    # A clock that was set back begins anew.
+    if wait is None or wait.what != what or wait.since_ms > now_ms:
+        wait = Wait(what, now_ms)
+        context.store.record_wait(record.id, wait)
+    return (now_ms - wait.since_ms) / 1000
+
+
+def forget_seen(context: TableContext, record: TableRecord, what: str) -> None:
+    """`what` is not seen any more."""
+    if record.wait and record.wait.what == what:
+        context.store.record_wait(record.id, None)
+
+
+def check_delta_not_older(context: TableContext, record: TableRecord, newest: TableState) -> None:
+    """Raise `ObjectMissing` if Delta has just gone back to an older version of the same table.
+
+    A lagging listing looks like that. Without the wait, Iceberg would show the older version for a moment.
+    """
+    version, synced = newest.version, record.synced_version
+    if newest.metadata.id != record.delta_table_id or synced is None or version >= synced:
+        forget_seen(context, record, OLDER_DELTA)
+    elif seconds_seen(context, record, OLDER_DELTA) < OLDER_STATE_MIN_S:
+        raise ObjectMissing(
+            f"the Delta table ends at version {version}, but version {synced} was synced already",
+            version=synced,
+            path=context.log.commit_path(synced),
+            hint=f"Restore the log. Otherwise Iceberg goes back to version {version} after a minute; "
+            f"`dvsync resync {record.name}` goes back at once.",
+        )
+
+
+def is_put_back(context: TableContext, record: TableRecord, table: Table) -> bool:
+    """Return whether somebody put the table back to older metadata than that of the last sync.
+
+    A catalog behind a cache may answer so for some seconds. Raises `CatalogAway` before it has lasted.
+    """
+    if not _is_older(record, table):
+        forget_seen(context, record, OLDER_ICEBERG)
+        return False
+    if seconds_seen(context, record, OLDER_ICEBERG) < OLDER_STATE_MIN_S:
+        marker = shown_by(table)
+        shown = f"Delta version {marker.version}" if marker else "no Delta version"
+        raise CatalogAway(
+            f"the catalog {table.catalog.name} answers with older metadata of {context.settings.target}: it shows "
+            f"{shown}, but version {record.synced_version} was synced already, with {record.metadata_location}",
+            path=table.metadata_location,
+            hint="A cache in front of the catalog may be behind: dvsync asks again. If nothing changes for a minute, "
+            "somebody has put the table back, and dvsync says how to go on.",
+        )
+    return True
+
+
+def _is_older(record: TableRecord, table: Table) -> bool:
+    """Return whether `table` is as it was before the recorded metadata file, which it does not know.
+
+    Whoever rolls a table back makes metadata that is newer. Reads the recorded file if `table` does not know it.
+    """
+    location = record.metadata_location
+    # Nessie answers a commit with an address of its own.
+    if location is None or not location.endswith(SUFFIX) or location in metadata_files(table):
+        return False
+    try:
+        recorded = find_or_read_metadata(table.io.new_input(location))
+    except (ObjectMissing, TargetUnreadable, OSError, ValueError):
+        marker, synced = shown_by(table), record.synced_version
+        return marker is not None and marker.delta_table_id == record.delta_table_id and marker.version < (synced or 0)
+    mine, theirs = recorded, table.metadata
+    return mine.table_uuid == theirs.table_uuid and mine.last_updated_ms > theirs.last_updated_ms

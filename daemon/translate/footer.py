@@ -1,0 +1,103 @@
+"""What a Parquet footer says of the values of a column, in Iceberg's internal form. Pure.
+
+A footer describes all rows of its file, deleted ones too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyiceberg.types import (
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    NestedField,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from daemon.translate.partition_values import EPOCH, EPOCH_DAY, MICROSECOND
+
+
+@dataclass(frozen=True)
+class ColumnRange:
+    """The nulls of a column, and its smallest and largest value; None if the footer does not say it.
+
+    If not `is_whole`, the footer says nothing of some values.
+    """
+
+    null_count: int | None
+    ends: tuple[Any, Any] | None
+    is_whole: bool
+
+
+def column_ranges(
+    footer: pq.FileMetaData, leaf_paths: Sequence[str], leaves: Mapping[tuple[str, ...], NestedField]
+) -> Iterator[tuple[NestedField, ColumnRange]]:
+    """Yield those of `leaves` that the file has. `leaf_paths` are the file's columns in their order."""
+    # The column `a.b` and the field `b` of a struct `a` have the same path.
+    found = Counter(leaf_paths)
+    places = {path: number for number, path in enumerate(leaf_paths) if found[path] == 1}
+    for leaf, field in leaves.items():
+        place = places.get(".".join(leaf))
+        if place is not None and footer.num_row_groups:
+            chunks = [footer.row_group(number).column(place) for number in range(footer.num_row_groups)]
+            yield field, _range(chunks, field.field_type, is_nested=len(leaf) > 1)
+
+
+def _range(chunks: Sequence[pq.ColumnChunkMetaData], field_type: IcebergType, *, is_nested: bool) -> ColumnRange:
+    statistics = [chunk.statistics for chunk in chunks]
+    # Inside a struct, the nulls of the struct count as well.
+    counted = not is_nested and all(each and each.has_null_count for each in statistics)
+    return ColumnRange(
+        null_count=sum(each.null_count for each in statistics) if counted else None,
+        ends=_ends([each for each in statistics if each and each.has_min_max], field_type),
+        # `num_values` does not count nulls.
+        is_whole=all(each and (each.has_min_max or not each.num_values) for each in statistics),
+    )
+
+
+def _ends(statistics: Sequence[pq.Statistics], field_type: IcebergType) -> tuple[Any, Any] | None:
+    try:
+        lows = [_internal(each.min, field_type) for each in statistics]
+        highs = [_internal(each.max, field_type) for each in statistics]
+    except (ValueError, OverflowError, TypeError, ArithmeticError):
+        return None
+    return (min(lows), max(highs)) if lows and None not in (*lows, *highs) else None
+
+
+def _internal(value: Any, field_type: IcebergType) -> Any:
+    """Return a statistic in Iceberg's internal form. None if it is of a type that has no bounds, or NaN."""
+    internal: Any = None
+    match field_type:
+        case DateType() if isinstance(value, date) and not isinstance(value, datetime):
+            internal = internal_form(value)
+        case TimestampType() | TimestamptzType() if isinstance(value, datetime):
+            internal = internal_form(value)
+        case FloatType() | DoubleType() if value == value:  # noqa: PLR0124
+            internal = float(value)
+        case IntegerType() | LongType():
+            internal = int(value)
+        case DecimalType():
+            internal = Decimal(value)
+        case StringType() if isinstance(value, str):
+            internal = value
+    return internal
+
+
+def internal_form(value: Any) -> Any:
+    """Return a statistic in the form of partition tuples: days or microseconds since 1970."""
+    if isinstance(value, datetime):
+        return (value.replace(tzinfo=value.tzinfo or UTC) - EPOCH) // MICROSECOND
+    return (value - EPOCH_DAY).days if isinstance(value, date) else value

@@ -1,0 +1,426 @@
+"""Files and schema meet in any order: a file before its columns, the columns before the file, both at a first sync.
+
+Whatever the order, the table ends with the same rows, which are Delta's, or is refused for the same reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from daemon.errors import SyncError, Unsupported
+from daemon.pipeline import inspection
+from daemon.translate import calendar, file_schema
+from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable, sql_catalog
+from tests.kit.readers import READERS, assert_same_rows
+
+BASE = {"id": pa.array([1, 2], pa.int64()), "part": ["a", "a"], "value": ["v1", "v2"]}
+ROWS = [(1, "a", "v1"), (2, "a", "v2")]
+WITH_IDS = {"id": 1, "part": 2, "value": 3}
+TEXTS = pa.array(["h1", "h2"])
+NUMBERS = pa.array([7, 8], pa.int64())
+ROOT_FOLDER = Path(__file__).parents[2]
+FAR = pa.array([datetime(3000, 1, 1)] * 2, pa.timestamp("us"))
+IN_LISTS = pa.array([[1], [2]], pa.list_(pa.int64()))
+
+
+def column(name: str, kind: Any, **metadata: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": True, "metadata": metadata}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file with the columns `stored` beside BASE, and the Delta columns that the table gets beside COLUMNS.
+
+    `ids` are the field ids of the file's columns. The result is `rows` (what each row has in the new columns) or the
+    reason `says`; `shown` if following finds ids for the new columns with which it can show what a first sync refuses.
+    """
+
+    stored: Mapping[str, Any]
+    added: Sequence[dict[str, Any]] = ()
+    says: str = ""
+    rows: Sequence[tuple[Any, ...]] = ()
+    shown: Sequence[tuple[Any, ...]] = ()
+    ids: Mapping[str, int] = field(default_factory=dict)
+    mode: str = "none"
+    partition: tuple[str, str, str] | None = None
+    writer: Mapping[str, Any] = field(default_factory=dict)
+    footer: Mapping[str, str] = field(default_factory=dict)
+    patch: Callable[[bytes], bytes] = bytes
+
+
+CASES = {
+    "hidden": Case({"x": TEXTS}, [column("y", "string")], rows=[(None,), (None,)]),
+    "equal name": Case({"x": TEXTS}, [column("x", "string")], rows=[("h1",), ("h2",)]),
+    "other case": Case({"Extra": TEXTS}, [column("extra", "string")], rows=[("h1",), ("h2",)]),
+    "other case inside": Case(
+        {"S": pa.array([{"X": 1}, {"X": 2}])},
+        [column("s", {"type": "struct", "fields": [column("x", "long"), column("y", "long")]})],
+        rows=[((1, None),), ((2, None),)],
+    ),
+    "more inside": Case(
+        {"s": pa.array([{"x": 1, "z": 5}, {"x": 2, "z": 6}])},
+        [column("s", {"type": "struct", "fields": [column("x", "long")]})],
+        rows=[((1,),), ((2,),)],
+    ),
+    "two cases": Case(
+        {"Extra": TEXTS, "EXTRA": TEXTS},
+        [column("extra", "string")],
+        "column EXTRA of the file has the name of column Extra, but for upper and lower case: "
+        "Delta on Spark does not read the file",
+    ),
+    "another type": Case(
+        {"x": NUMBERS},
+        [column("x", "string")],
+        "column x of the file is stored as int64, but the column's type is string: readers of the Iceberg table "
+        "would not "
+        "show what Delta shows",
+    ),
+    "another type inside": Case(
+        {"s": pa.array([{"x": 1}, {"x": 2}])},
+        [column("s", {"type": "struct", "fields": [column("x", "string")]})],
+        "column s.x of the file is stored as int64",
+    ),
+    "own id": Case({"x": TEXTS}, [column("x", "string")], rows=[("h1",), ("h2",)], ids={**WITH_IDS, "x": 4}),
+    "id of a hidden column": Case(
+        {"internal": TEXTS},
+        [column("x", "string")],
+        "column internal of the file carries the field id 4 of another column",
+        shown=[(None,), (None,)],
+        ids={**WITH_IDS, "internal": 4},
+    ),
+    "id inside a hidden column": Case(
+        {"internal": pa.array([{"x": 1}, {"x": 2}])},
+        [column("x", "long")],
+        "column internal of the file carries the field id 4 of another column",
+        shown=[(None,), (None,)],
+        ids={**WITH_IDS, "internal": 9, "internal.x": 4},
+    ),
+    "id by column mapping": Case(
+        {"internal": TEXTS},
+        [column("x", "string")],
+        "column internal of the file carries the field id 4 of another column",
+        ids={**WITH_IDS, "internal": 4},
+        mode="name",
+    ),
+    "another id": Case(
+        {"x": TEXTS, "y": TEXTS},
+        [column("x", "string"), column("y", "string")],
+        "column x of the file carries the field id 5, but the column's is 4",
+        ids={**WITH_IDS, "x": 5, "y": 4},
+        mode="name",
+    ),
+    "no id": Case({"x": TEXTS}, [column("x", "string")], "carries no field id, but the column's is 4", ids=WITH_IDS),
+    "no ids at all": Case(
+        {},
+        [column("x", "string")],
+        "the file has no field ids, but the table's column mapping is by id: Delta on Spark does not read it",
+        mode="id",
+    ),
+    "default": Case(
+        {},
+        [column("x", "long", EXISTS_DEFAULT="5")],
+        "column x is missing in the file, and Delta fills it with a default (EXISTS_DEFAULT): Iceberg readers "
+        "would show nulls",
+    ),
+    "default that is there": Case({"X": NUMBERS}, [column("x", "long", EXISTS_DEFAULT="5")], rows=[(7,), (8,)]),
+    "int96": Case(
+        {"X": FAR},
+        [column("x", "timestamp")],
+        "column x of the file has INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars would "
+        "show as other times, without an error",
+        writer={"use_deprecated_int96_timestamps": True},
+    ),
+    "julian days": Case(
+        {"x": pa.array([date(1500, 1, 1)] * 2)},
+        [column("x", "date")],
+        "column x of the file has or may have values before 1582-10-15, stored in the Julian calendar: Iceberg "
+        "readers would show wrong days",
+        footer={"org.apache.spark.version": "2.4.0"},
+    ),
+    "older lists": Case(
+        {"x": IN_LISTS},
+        [column("x", {"type": "array", "elementType": "long", "containsNull": True})],
+        "column x.bags.element of the file has the layout of lists or maps in older Parquet files: some readers "
+        "show nulls",
+        patch=lambda data: data.replace(b"\x04list", b"\x04bags"),
+    ),
+    "durations": Case(
+        {"x": NUMBERS.cast(pa.duration("us"))}, [column("y", "long")], "PyIceberg and Polars cannot read the file: "
+    ),
+    "widened partition": Case(
+        {},
+        [],
+        "partition column p has the value 0.1, which PyIceberg 0.12 and Polars would read as a float, because "
+        "the file does not contain the column",
+        partition=("float", "double", "0.1"),
+    ),
+    "widened partition that is exact": Case({}, [], rows=[(0.5,), (0.5,)], partition=("float", "double", "0.5")),
+    "partition in the file": Case(
+        {"P": pa.array([5, 6], pa.int32())},
+        [],
+        "partition column p is '5' in the Delta log and something else in the file, from which some readers take it",
+        partition=("integer", "long", "5"),
+    ),
+}
+
+
+class Source:
+    """A handmade table of a case."""
+
+    def __init__(self, folder: Path, case: Case) -> None:
+        self.case, self.table = case, HandmadeTable(folder)
+        (folder / "_delta_log").mkdir(parents=True)
+
+    def commit_schema(self, *, is_new: bool) -> None:
+        case, table = self.case, self.table
+        fields = [column(name, kind) for name, kind in COLUMNS] + (list(case.added) if is_new else [])
+        if case.partition:
+            fields.append(column("p", case.partition[is_new]))
+        mode = case.mode if is_new or case.mode != "id" else "none"
+        for number, each in enumerate(fields if mode != "none" else (), start=1):
+            each["metadata"] = {
+                **each["metadata"],
+                "delta.columnMapping.id": number,
+                "delta.columnMapping.physicalName": each["name"],
+            }
+        metadata = table.metadata()
+        metadata["schemaString"] = json.dumps({"type": "struct", "fields": fields})
+        metadata["partitionColumns"] = ["p"] if case.partition else []
+        metadata["configuration"] |= {"delta.columnMapping.mode": mode, "delta.columnMapping.maxColumnId": "9"}
+        features = [*FEATURES, "columnMapping", "typeWidening", "allowColumnDefaults"]
+        protocol = {**table.protocol(features[:-1]), "writerFeatures": features}
+        table.commit([{"protocol": protocol}, {"metaData": metadata}])
+
+    def commit_file(self) -> None:
+        case, table = self.case, self.table
+        path = table.folder / "file.parquet"
+        arrow = pa.table({**BASE, **case.stored})
+        arrow = pa.table(arrow.columns, schema=pa.schema([_with_ids(each, case.ids) for each in arrow.schema]))
+        pq.write_table(arrow.replace_schema_metadata(dict(case.footer)), path, **case.writer)
+        path.write_bytes(case.patch(path.read_bytes()))
+        table.rows[path.name] = ROWS
+        action = table.add(path.name)
+        if case.partition:
+            action["add"]["partitionValues"] = {"p": case.partition[2]}
+        table.commit([action])
+
+
+def _with_ids(each: pa.Field, ids: Mapping[str, int], parent: str = "") -> pa.Field:
+    name = parent + each.name
+    if pa.types.is_struct(each.type):
+        each = each.with_type(pa.struct([_with_ids(inner, ids, f"{name}.") for inner in each.type]))
+    return each.with_metadata({"PARQUET:field_id": str(ids[name])}) if name in ids else each
+
+
+FILE_FIRST = "file first"
+ORDERS: Mapping[str, Sequence[Callable[[Source], None]]] = {
+    FILE_FIRST: (
+        lambda source: source.commit_schema(is_new=False),
+        Source.commit_file,
+        lambda source: source.commit_schema(is_new=True),
+    ),
+    "schema first": (lambda source: source.commit_schema(is_new=True), Source.commit_file),
+}
+
+
+def result_of(bench: Bench) -> str:
+    """Sync: the reason of a refusal, without the file's path, or the rows that readers show."""
+    try:
+        bench.sync()
+    except SyncError as error:
+        assert isinstance(error, Unsupported), error
+        assert error.path and error.path.endswith(".parquet"), error
+        return error.message
+    table = bench.iceberg()
+    rows = READERS["PyIceberg"](table, None)
+    for name in ("DuckDB", "Polars native"):
+        assert_same_rows(READERS[name](table, None), rows, name)
+    return repr(sorted(rows, key=repr))
+
+
+def results_of(case: Case, folder: Path, format_version: int) -> Iterator[tuple[str, str]]:
+    """The result in each order, followed commit by commit, and of a first sync."""
+    options = {"format_version": format_version}
+    for order, steps in ORDERS.items():
+        source = Source(folder / order / "delta", case)
+        bench = Bench(folder / order / "dvsync", source.table.location, table_options=options)
+        for step in steps:
+            step(source)
+            result = result_of(bench)
+        bench.close()
+        yield order, result
+    fresh = Bench(folder / "fresh", source.table.location, table_options=options)
+    yield "first sync", result_of(fresh)
+    fresh.close()
+
+
+@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", CASES)
+def test_files_and_schema_meet_in_any_order(tmp_path: Path, name: str, format_version: int) -> None:
+    """The same rows or the same reason, in both orders and at a first sync."""
+    case = CASES[name]
+    for order, result in results_of(case, tmp_path, format_version):
+        told = case.shown if order == FILE_FIRST and case.shown else case.rows
+        if told:
+            assert result == repr([(*row, *more) for row, more in zip(ROWS, told, strict=True)]), order
+        else:
+            assert case.says in result, order
+
+
+def reasons(module: ModuleType) -> Iterator[str]:
+    """For each refusal in a module, a pattern of its text."""
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("Unsupported", "_unreadable")
+        ):
+            texts = [each for each in node.args if isinstance(each, ast.Constant | ast.JoinedStr)]
+            parts = texts[0].values if isinstance(texts[0], ast.JoinedStr) else texts
+            yield "".join(re.escape(str(each.value)) if isinstance(each, ast.Constant) else ".*" for each in parts)
+
+
+def test_each_reason_has_a_case() -> None:
+    """A new rule about files gets a case above."""
+    found = {reason for module in (file_schema, calendar, inspection) for reason in reasons(module)}
+    assert len(found) > 10
+    missing = {reason for reason in found if not any(re.search(reason, case.says) for case in CASES.values())}
+    assert not missing
+
+
+def read(bench: Bench, snapshot_id: int | None = None) -> list[tuple[Any, ...]]:
+    rows = bench.iceberg().scan(snapshot_id=snapshot_id).to_arrow().to_pylist()
+    return sorted(tuple(row.values()) for row in rows)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    """A table with a file that also has the texts `Extra`, of which the schema says nothing."""
+    source = Source(tmp_path / "delta", Case({"Extra": TEXTS}, ids={**WITH_IDS, "Extra": 4}))
+    source.commit_schema(is_new=False)
+    source.commit_file()
+    return source
+
+
+@pytest.fixture
+def bench(tmp_path: Path, source: Source) -> Iterator[Bench]:
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    bench.sync()
+    yield bench
+    bench.close()
+
+
+def add_column(source: Source, name: str, kind: str = "string") -> None:
+    source.table.commit([{"metaData": source.table.metadata((*COLUMNS, (name, kind)))}], operation="ADD COLUMNS")
+
+
+def test_a_column_that_no_file_has_opens_none(source: Source, bench: Bench) -> None:
+    """Adding a column costs what it did: no file is opened, although one has a hidden column."""
+    (source.table.folder / "file.parquet").rename(source.table.folder / "away")
+    add_column(source, "other")
+    bench.sync()
+    (source.table.folder / "away").rename(source.table.folder / "file.parquet")
+    assert read(bench) == [(*row, None) for row in ROWS]
+
+
+def test_hidden_columns_outlive_the_state_store(source: Source, bench: Bench) -> None:
+    """What is known of them is in the Iceberg table: a new column gets no id of theirs."""
+    bench.close()
+    bench.state_file.unlink()
+    bench.open()
+    add_column(source, "other")
+    bench.sync()
+    assert read(bench) == [(*row, None) for row in ROWS]
+    assert bench.iceberg().schema().find_field("other").field_id == 5
+
+
+def test_older_snapshots_keep_hidden_columns(tmp_path: Path) -> None:
+    """Their files' names stay in the name mapping when a later column takes them, although no live file has them."""
+    source = Source(tmp_path / "delta", Case({"Extra": TEXTS}))
+    source.commit_schema(is_new=False)
+    source.commit_file()
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    bench.sync()
+    snapshot_id = bench.iceberg().metadata.current_snapshot_id
+    rewritten = source.table.write_file(ROWS)
+    source.table.commit([source.table.remove("file.parquet"), source.table.add(rewritten)])
+    add_column(source, "extra")
+    bench.sync()
+    assert (read(bench), read(bench, snapshot_id)) == ([(*row, None) for row in ROWS], ROWS)
+    bench.close()
+
+
+def test_a_dropped_column_comes_back(tmp_path: Path) -> None:
+    """Without column mapping, older files still have it: shown where the type fits, refused where it does not."""
+    source = Source(tmp_path / "delta", Case({"x": NUMBERS}))
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    source.commit_schema(is_new=False)
+    add_column(source, "x", "long")
+    source.commit_file()
+    bench.sync()
+    for kind, says in (("long", ""), ("string", "is stored as int64")):
+        source.table.commit([{"metaData": source.table.metadata()}])
+        bench.sync()
+        assert read(bench) == ROWS
+        add_column(source, "x", kind)
+        if says:
+            with pytest.raises(Unsupported, match=says):
+                bench.sync()
+        else:
+            bench.sync()
+            assert read(bench) == [(*row, number) for row, number in zip(ROWS, (7, 8), strict=True)]
+    bench.close()
+
+
+def test_the_command_refuses_and_goes_on(tmp_path: Path) -> None:
+    """A float partition that is widened is refused by file, and followed as soon as Delta has no such file."""
+    source = Source(tmp_path / "delta", CASES["widened partition"])
+    (tmp_path / "config.yaml").write_text(
+        f"state: {{url: 'sqlite:///{tmp_path}/state.db'}}\n"
+        f"catalogs: {{local: {json.dumps(sql_catalog(tmp_path))}}}\n"
+        "pipeline: {engine: local}\n"
+        f"tables: [{{source: {source.table.folder}, target: lake.t}}]\n"
+    )
+
+    def sync() -> str:
+        command = [sys.executable, "-m", "daemon", "--config", str(tmp_path / "config.yaml"), "sync"]
+        ended = subprocess.run(command, cwd=ROOT_FOLDER, capture_output=True, text=True, timeout=120, check=False)
+        return f"{ended.returncode} {ended.stdout}{ended.stderr}"
+
+    source.commit_schema(is_new=False)
+    source.commit_file()
+    assert sync().startswith("0 lake.t: advanced, version 1")
+    source.commit_schema(is_new=True)
+    assert re.match(r"1 lake\.t: Unsupported: partition column p has the value 0\.1, .*file\.parquet", sync())
+    source.table.commit([source.table.remove("file.parquet")])
+    assert sync().startswith("0 lake.t: ")
+
+
+def test_a_refused_table_goes_on_when_delta_writes_the_file_anew(source: Source, bench: Bench) -> None:
+    """The way out that the error names."""
+    add_column(source, "extra", "long")
+    with pytest.raises(Unsupported, match="column extra of the file is stored as string") as refused:
+        bench.sync()
+    assert refused.value.hint and "Have Delta write the file anew" in refused.value.hint
+    assert read(bench) == ROWS
+    rewritten = source.table.write_file(ROWS)
+    version = source.table.commit([source.table.remove("file.parquet"), source.table.add(rewritten)])
+    # As the daemon does at a newer version.
+    bench.follower.compare("there is a newer version")
+    assert bench.sync().to_version == version
+    assert read(bench) == [(*row, None) for row in ROWS]
