@@ -32,7 +32,7 @@ from daemon.delta.log import DeltaLog
 from daemon.delta.protocol import check_protocol
 from daemon.delta.uri import find_uri_fault
 from daemon.doctor.diagnosis import Diagnosis
-from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, SyncError
+from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, SyncError, Unsupported
 from daemon.spark.failures import HINT_OF, KINDS
 from daemon.spark.table_state import read_table_state
 from daemon.storage import FileIOStorage
@@ -339,6 +339,10 @@ def test_the_features_are_those_of_delta(spark: SparkSession, tmp_path: Path) ->
     readers = [name for name in names if is_readable(name)]
     table.commit([{"protocol": {**table.protocol(readers), "writerFeatures": names}}])
     assert state_error(spark, table) is None
+    table.commit([{"protocol": table.protocol(["deletionVectors", "timestampWithoutTimezone"])}])
+    refused = state_error(spark, table)
+    assert isinstance(refused, Unsupported)
+    assert "pipeline.engine: local" in refused.hint
 
 
 LONG = {"name": "x", "type": "long", "nullable": True, "metadata": {}}
