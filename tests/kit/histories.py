@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from hypothesis import strategies as st
 
@@ -41,12 +42,12 @@ class Delete:
 
 @dataclass(frozen=True)
 class Swap:
-    """Another deletion vector for a file, whatever it had; without a remove action unless `remove`."""
+    """Another deletion vector for a file, whatever it had; by another spelling of its path if `respell`."""
 
     file: int
     bits: int
     storage: str = "u"
-    remove: bool = True
+    respell: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,13 @@ class Readd:
 @dataclass(frozen=True)
 class Remove:
     """All rows of some files deleted."""
+
+    files: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stray:
+    """Removes of live files by other spellings than those of their adds, and of the files that went: no effect."""
 
     files: tuple[int, ...]
 
@@ -89,7 +97,7 @@ class Sync:
     restart: bool = False
 
 
-Step = Append | Delete | Swap | Readd | Remove | Optimize | Restore | Comment | Sync
+Step = Append | Delete | Swap | Readd | Remove | Stray | Optimize | Restore | Comment | Sync
 
 # A bit of everything, so that no run depends on its luck alone.
 TOUR: list[Step] = [
@@ -106,8 +114,11 @@ TOUR: list[Step] = [
     Sync(),
     Restore(3),
     Sync(),
-    Swap(0, 0b100, remove=False),
+    Swap(0, 0b100, respell=True),
     Readd((0, 1)),
+    Stray((0, 1)),
+    Sync(),
+    Swap(0, 0b100, respell=True),
     Sync(),
     Swap(2, 0),
     Sync(),
@@ -137,6 +148,7 @@ _change: st.SearchStrategy[Step | None] = st.one_of(
     st.builds(Optimize, _files),
     st.builds(Readd, _files),
     st.builds(Remove, _files),
+    st.builds(Stray, _files),
     _append,
     st.just(Comment()),
 )
@@ -182,12 +194,14 @@ class History:
                 self._commit([self._new_file(*file) for file in self._sized(files)])
             case Delete(picks, storage, update):
                 self._delete(picks, storage, update=update)
-            case Swap(file, bits, storage, remove):
-                self._swap(file, bits, storage, remove=remove)
+            case Swap(file, bits, storage, respell):
+                self._swap(file, bits, storage, respell=respell)
             case Readd(files):
                 self._commit([self._readd(path) for path in self._pick(files)], only_moved=True)
             case Remove(files):
                 self._commit([self.table.remove(path) for path in self._pick(files)])
+            case Stray(files):
+                self._stray(self._pick(files))
             case Optimize(files):
                 self._optimize(self._pick(files))
             case Restore(versions):
@@ -245,35 +259,45 @@ class History:
             for path, positions in wanted.items()
             for position in sorted(positions - self.table.deleted[path])
         ]
-        actions = self._with_dvs(wanted, storage, remove=True)
+        actions = self._with_dvs(wanted, storage)
         if update:
             for part in PARTS:
                 if rows := [(number, part, value + "'") for number, of, value in changed if of == part]:
                     actions.append(self._write(rows))
         self._commit(actions)
 
-    def _with_dvs(self, wanted: Mapping[str, set[int]], storage: str, *, remove: bool) -> list[dict[str, Any]]:
+    def _with_dvs(self, wanted: Mapping[str, set[int]], storage: str) -> list[dict[str, Any]]:
         """Actions that give the files these deletion vectors, all in one file."""
         kept = {path: positions for path, positions in wanted.items() if len(positions) < len(self.table.rows[path])}
         descriptors = self.table.write_dvs({path: dv for path, dv in kept.items() if dv}, storage)
         actions = []
         for path, positions in wanted.items():
-            if remove or path not in kept:
-                actions.append(self.table.remove(path))
+            actions.append(self.table.remove(path))
             if path in kept:
                 actions.append(self.table.add(path, deleted=positions, descriptor=descriptors.get(path)))
         return actions
 
-    def _swap(self, file: int, bits: int, storage: str, *, remove: bool) -> None:
+    def _swap(self, file: int, bits: int, storage: str, *, respell: bool) -> None:
         for path in self._pick([file]):
             positions = self._positions(path, bits)
             # The same positions inline again would be the same logical file again.
             if positions != self.table.deleted[path] or (positions and storage != "i"):
-                self._commit(self._with_dvs({path: positions}, storage, remove=remove))
+                actions, live = self._with_dvs({path: positions}, storage), self.table.live
+                if respell and path in live:
+                    live[path]["path"] = respelled(live[path]["path"])
+                self._commit(actions)
 
     def _readd(self, path: str) -> dict[str, Any]:
-        deleted, descriptor = self.table.deleted[path], self.table.live[path].get("deletionVector")
-        return self.table.add(path, deleted=deleted, descriptor=descriptor, data_change=False)
+        deleted, before = self.table.deleted[path], self.table.live[path]
+        action = self.table.add(path, deleted=deleted, descriptor=before.get("deletionVector"), data_change=False)
+        action["add"]["path"] = before["path"]
+        return action
+
+    def _stray(self, paths: Sequence[str]) -> None:
+        strays = [{**self.table.live[path], "path": respelled(self.table.live[path]["path"])} for path in paths]
+        strays += [{"path": quote(path)} for path in self.table.rows if path not in self.table.live][:2]
+        actions = [{key: stray[key] for key in ("path", "deletionVector") if key in stray} for stray in strays]
+        self._commit([{"remove": {**action, "deletionTimestamp": 0, "dataChange": True}} for action in actions])
 
     def _optimize(self, paths: Sequence[str]) -> None:
         live: dict[str, list[Row]] = {}
@@ -297,3 +321,8 @@ class History:
                 self.table.deleted[path] = set(target.deleted[path])
                 actions.append({"add": self.table.live[path]})
         self._commit(actions)
+
+
+def respelled(path: str) -> str:
+    """Another path of the same file, and for that path the first one."""
+    return unquote(path[:3]) + path[3:] if path.startswith("%70") else f"%70{path[1:]}"
