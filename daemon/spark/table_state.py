@@ -61,11 +61,10 @@ class SparkState(TableState):
     frame: DataFrame
 
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
-        rows = (
-            resolve_rows(self.location, collect(self.frame.where("dv_storage_type IS NOT NULL").drop("stats")))
-            if with_dv_only
-            else self._rows
-        )
+        if with_dv_only:
+            rows = _collect_files(self.frame.where("dv_storage_type IS NOT NULL").drop("stats"), self.location)
+        else:
+            rows = self._rows
         yield from adds_from_batches(rows.to_batches())
 
     def find_adds(self, is_wanted: pa.BooleanArray) -> Iterator[AddFile]:
@@ -73,7 +72,7 @@ class SparkState(TableState):
         if not paths.num_rows:
             return
         wanted = self.frame.sparkSession.createDataFrame(paths)
-        rows = resolve_rows(self.location, collect(self.frame.join(wanted, "path", "left_semi")))
+        rows = _collect_files(self.frame.join(wanted, "path", "left_semi"), self.location)
         yield from adds_from_batches(rows.to_batches())
 
     def map_adds(
@@ -89,10 +88,16 @@ class SparkState(TableState):
 
     @cached_property
     def _rows(self) -> pa.Table:
-        rows = collect(self.frame.drop("stats").withColumn("written", self.frame["path"]))
-        rows = resolve_rows(self.location, rows)
+        rows = _collect_files(self.frame.drop("stats").withColumn("written", self.frame["path"]), self.location)
         check_rows(rows)
         return rows
+
+
+def _collect_files(frame: DataFrame, location: str) -> pa.Table:
+    """Collect rows of files, with their paths resolved."""
+    rows = collect(frame)
+    batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
+    return pa.Table.from_batches([resolve_rows(location, batch) for batch in batches])
 
 
 def _map_part(
@@ -168,8 +173,7 @@ def _check_certain(location: str, live: DataFrame, removed: DataFrame) -> None:
 
 
 def _names(location: str, frame: DataFrame) -> Iterator[tuple[str, Identity]]:
-    rows = resolve_rows(location, collect(frame.selectExpr(*NAME_COLUMNS)))
-    for row in rows.to_pylist():
+    for row in _collect_files(frame.selectExpr(*NAME_COLUMNS), location).to_pylist():
         yield row["path"], (row["uri"], row["dv_unique_id"])
 
 

@@ -28,27 +28,16 @@ Action = dict[str, Any]
 Step = tuple[int, str, str, str | None]
 # Path, URI and deletion vector's id.
 LogicalFile = tuple[str, str | None, str | None]
-# Where `{n}` is, each history has its own number: no file is named by two histories.
+# Spellings of one file each. Where `{n}` is, each history has its own number: no file is named by two histories.
 SPELLINGS = (
-    *("k/é-{n}", "k/%C3%A9-{n}", "k/%c3%a9-{n}", "k/é%2D{n}", "k/%C3%A9%2d{n}"),
-    *("./k/é-{n}", "k//é-{n}", "k/x/../é-{n}", "x/%2E%2E/k/é-{n}", "k%2Fé-{n}"),
-    *(
-        "{t}/k/é-{n}",
-        "{t}/k/%C3%A9-{n}",
-        "file:{t}/k/é-{n}",
-        "file://{t}/k/é-{n}",
-        "FILE:{t}/k/é-{n}",
-        "file://{t}//k/é-{n}",
+    (
+        *("k/é-{n}", "k/%C3%A9-{n}", "k/%c3%a9-{n}", "k/é%2D{n}"),
+        *("./k/é-{n}", "k//é-{n}", "k/x/../é-{n}", "x/%2E%2E/k/é-{n}", "k%2Fé-{n}"),
+        *("{t}/k/%C3%A9-{n}", "file:{t}/k/é-{n}", "file://{t}/k/é-{n}", "FILE:{t}//k/é-{n}"),
     ),
-    *(
-        "p=a%2520b/é-{n}",
-        "p=a%2520b/%C3%A9-{n}",
-        "p=a%2520b//é-{n}",
-        "q%20r/{n}",
-        "q%20r/./{n}",
-        "q%5br/{n}",
-        "q%5Br/{n}",
-    ),
+    ("p=a%2520b/é-{n}", "p=a%2520b/%C3%A9-{n}", "p=a%2520b//é-{n}"),
+    ("q%20r/{n}", "q%20r/./{n}"),
+    ("q%5br/{n}", "q%5Br/{n}"),
 )
 HISTORIES: tuple[Callable[[str, str], list[Step]], ...] = (
     lambda one, other: [(1, "add", one, None), (2, "remove", other, None)],
@@ -101,18 +90,17 @@ def test_every_spelling_is_judged_by_delta(spark: SparkSession, tmp_path: Path) 
     table = HandmadeTable(tmp_path / "é t")
     table.create()
     folder = str(table.folder).replace("é", "%C3%A9").replace(" ", "%20")
-    histories = []
-    for number, (one, other, history) in enumerate(product(SPELLINGS, SPELLINGS, HISTORIES)):
-        if one[0] != other[0] and "q" in one[0] + other[0]:
-            continue
-        steps = history(*(each.replace("{n}", str(number)).replace("{t}", folder) for each in (one, other)))
-        histories.append(steps)
+    pairs = [pair for spellings in SPELLINGS for pair in product(spellings, repeat=2)]
+    histories = [
+        history(*(each.replace("{n}", str(number)).replace("{t}", folder) for each in pair))
+        for number, (pair, history) in enumerate(product(pairs, HISTORIES))
+    ]
     for version in (1, 2, 3):
         table.commit([as_json(step) for steps in histories for step in steps if step[0] == version])
 
     log = DeltaLog(FileIOStorage(), table.location, SystemClock())
     start = log.read_commit(0)
-    told = [live_in_delta(spark, table, partitions) for partitions in (1, 47)]
+    told = [live_in_delta(spark, table, partitions) for partitions in (1, 23)]
     outcomes: Counter[str] = Counter()
     for steps in histories:
         commits = commits_of(table.location, steps)
@@ -142,7 +130,7 @@ def test_every_spelling_is_judged_by_delta(spark: SparkSession, tmp_path: Path) 
             continue
         assert {(path, *add.identity) for path, add in change.added.items()} == shown, steps
         outcomes["followed"] += 1
-    assert all(outcomes[kind] > 50 for kind in ("twice", "by chance", "shown", "gone", "followed")), outcomes
+    assert all(outcomes[kind] >= 20 for kind in ("twice", "by chance", "shown", "gone", "followed")), outcomes
 
 
 def are_equal_in_java(spark: SparkSession, paths: set[str]) -> bool:
