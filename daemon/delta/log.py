@@ -25,7 +25,7 @@ from daemon.delta.actions import (
 )
 from daemon.delta.checksum import Totals, decode_checksum
 from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit, compare_listed, identify
-from daemon.delta.uri import find_uri_fault, name_file
+from daemon.delta.uri import name_file
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
 from daemon.storage import FileMeta, Span, Storage
 from daemon.texts import excerpt
@@ -301,9 +301,11 @@ class DeltaLog:
         )
 
     def _resolved(self, version: int, path: str, action: FileAction) -> FileAction:
-        if fault := find_uri_fault(action.path):
-            raise _corrupt(f"Delta cannot read the path {action.path!r} of a data file: {fault}", version, path)
-        place, uri = name_file(self.location, action.path)
+        try:
+            place, uri = name_file(self.location, action.path)
+        except ValueError as error:
+            what = f"Delta cannot read the path {action.path!r} of a data file: {error}"
+            raise _corrupt(what, version, path) from error
         return with_fields(action, path=place, uri=uri)
 
     def check_continuity(self, after: int, recent: Collection[CommitIdentity] = ()) -> tuple[CommitIdentity, ...]:
@@ -398,10 +400,11 @@ def _check_file_actions(version: int, path: str, adds: tuple[AddFile, ...], remo
 
     PROTOCOL.md, "Action Reconciliation".
     """
-    if doubled := find_doubled((add.path, add.identity) for add in adds):
+    # Only such adds can be of one logical file.
+    if find_doubled(add.path for add in adds) and (doubled := find_doubled((add.path, add.identity) for add in adds)):
         (data_file, _), count = doubled
         raise _corrupt(f"{count} adds for the one path {data_file}", version, path)
-    added = {(add.path, add.identity) for add in adds}
+    added = {(add.path, add.identity) for add in adds} if removes else ()
     for remove in removes:
         if (remove.path, remove.identity) in added:
             raise _corrupt(f"add and remove of the same logical file {remove.path}", version, path)

@@ -11,12 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from daemon.delta.actions import AddFile, Identity, Metadata, Protocol, find_doubled
-from daemon.delta.uri import PLAIN_PATH, describe, find_uri_fault, is_doubtful, name_file
+from daemon.delta.uri import PLAIN_PATH, describe, is_doubtful, name_file
 from daemon.errors import CorruptInput
 from state.records import DeletionVectorDescriptor
 
 T = TypeVar("T")
-ArrowRows = TypeVar("ArrowRows", pa.RecordBatch, pa.Table)
 
 # One row for each live file: the needed fields of its add action, with the deletion vector's fields as columns. `uri`
 # is null until `resolve_rows`, and for nearly all files afterwards.
@@ -36,8 +35,9 @@ ADDS = pa.schema(
     ]
 )
 HINT_DOUBLED = (
-    "Delta shows the file's rows as often, and Iceberg cannot. Rewrite the file in Delta, by OPTIMIZE or REORG TABLE … "
-    "APPLY (PURGE), or remove one of the adds with the program that wrote them. Then `dvsync resume` the table."
+    "Delta shows the file's rows as often, and Iceberg cannot. Rewrite the file by OPTIMIZE or REORG TABLE … APPLY "
+    "(PURGE); if Delta then finds duplicate actions, SET spark.databricks.delta.duplicateActionCheck.enabled = false "
+    "before. Or go back by RESTORE. Then `dvsync resume` the table."
 )
 
 
@@ -130,7 +130,7 @@ def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns, ADDS)
 
 
-def resolve_rows(location: str, rows: ArrowRows) -> ArrowRows:
+def resolve_rows(location: str, rows: pa.RecordBatch) -> pa.RecordBatch:
     """Replace the columns `path` and `uri` as `name_file` does; `uri` may be missing.
 
     Raises `CorruptInput` for a path that Delta cannot read.
@@ -144,14 +144,15 @@ def resolve_rows(location: str, rows: ArrowRows) -> ArrowRows:
         places = pc.replace_with_mask(places, others, pa.array([place for place, _ in named], pa.string()))
         uris = pc.replace_with_mask(uris, others, pa.array([uri for _, uri in named], pa.string()))
     columns = {**dict(zip(rows.schema.names, rows.columns, strict=True)), "path": places, "uri": uris}
-    return type(rows).from_pydict(columns)
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _name_file(location: str, path: str) -> tuple[str, str | None]:
-    if fault := find_uri_fault(path):
-        what = f"Delta cannot read the path {path!r} of a data file: {fault}"
-        raise CorruptInput(what, hint="Fix the program that wrote the checkpoint.")
-    return name_file(location, path)
+    try:
+        return name_file(location, path)
+    except ValueError as error:
+        what = f"Delta cannot read the path {path!r} of a data file: {error}"
+        raise CorruptInput(what, hint="Fix the program that wrote the checkpoint.") from error
 
 
 def adds_from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[AddFile]:

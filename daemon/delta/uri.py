@@ -40,8 +40,6 @@ _EMPTY_AUTHORITY = re.compile(r"^([A-Za-z][A-Za-z0-9+\-.]*):(?://)?/(?!/)")
 
 def find_uri_fault(path: str) -> str | None:
     """Return in a few words why Delta cannot read a file by this path; None if it can."""
-    if _plain.fullmatch(path):
-        return None
     if not path.isascii():
         for sign in path:
             if not sign.isascii() and category(sign) in ("Cc", "Zs", "Zl", "Zp"):
@@ -69,9 +67,13 @@ def name_file(table_location: str, path: str) -> tuple[str, str | None]:
 
     Example, in the table s3://b/t: `x-y` is s3://b/t/x-y; `x%2Dy` is the same with the URI `x%2Dy`, which makes it
     another file for Delta. `k/../x-y` is s3://b/t/x-y, because Delta normalises it to `x-y`.
+
+    Raises ValueError that tells why Delta cannot read a file by this path.
     """
     if _plain.fullmatch(path):
         return f"{table_location}/{path}", None
+    if fault := find_uri_fault(path):
+        raise ValueError(fault)
     uri = _canonical(table_location, path)
     place = _place(table_location, uri)
     folder, relative = f"{table_location}/", place.removeprefix(f"{table_location}/")
@@ -84,7 +86,7 @@ def resolve_path(table_location: str, path: str) -> str:
     `a%20b` names the file `a b`. Hive-style partition folders are escaped on disk too, so their `%` arrives here as
     `%25`.
     """
-    return name_file(table_location, path)[0]
+    return _place(table_location, _canonical(table_location, path))
 
 
 def is_doubtful(path: str, one: Identity, other: Identity) -> bool:

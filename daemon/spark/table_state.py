@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -10,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from daemon.delta.actions import AddFile, Metadata, Protocol
+from daemon.delta.actions import AddFile, Identity, Metadata, Protocol
 from daemon.delta.features import check_features, used_features
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.delta.protocol import check_metadata, check_protocol
-from daemon.delta.table_state import TableState, adds_from_batches, check_rows, resolve_rows
+from daemon.delta.table_state import TableState, adds_from_batches, check_certain, check_rows, resolve_rows
 from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
 from daemon.spark.answers import collect
 from daemon.spark.failures import as_known_error
@@ -40,6 +41,15 @@ ADD_COLUMNS = (
     "deletionVector.cardinality AS dv_cardinality",
     "baseRowId AS base_row_id",
 )
+# What tells logical files apart.
+NAME_COLUMNS = (
+    "path",
+    "concat(deletionVector.storageType, deletionVector.pathOrInlineDv, "
+    "coalesce(concat('@', deletionVector.offset), '')) AS dv_unique_id",
+)
+# Paths of which `java.net.URI` may find another text equal: those with an escape in lower case, and those with a scheme
+# in upper case or without an authority.
+UNUSUAL_PATH = "%[0-9A-Fa-f]?[a-f]|^[^/:]*[A-Z][^/:]*:|^[^/:]+:/([^/]|//)"
 # After Delta has refused a table, at most so many commits are searched for the newest protocol and metadata.
 COMMITS_SEARCHED_MAX = 100
 
@@ -51,11 +61,10 @@ class SparkState(TableState):
     frame: DataFrame
 
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
-        rows = (
-            resolve_rows(self.location, collect(self.frame.where("dv_storage_type IS NOT NULL").drop("stats")))
-            if with_dv_only
-            else self._rows
-        )
+        if with_dv_only:
+            rows = _collect_files(self.frame.where("dv_storage_type IS NOT NULL").drop("stats"), self.location)
+        else:
+            rows = self._rows
         yield from adds_from_batches(rows.to_batches())
 
     def find_adds(self, is_wanted: pa.BooleanArray) -> Iterator[AddFile]:
@@ -63,7 +72,7 @@ class SparkState(TableState):
         if not paths.num_rows:
             return
         wanted = self.frame.sparkSession.createDataFrame(paths)
-        rows = resolve_rows(self.location, collect(self.frame.join(wanted, "path", "left_semi")))
+        rows = _collect_files(self.frame.join(wanted, "path", "left_semi"), self.location)
         yield from adds_from_batches(rows.to_batches())
 
     def map_adds(
@@ -79,10 +88,16 @@ class SparkState(TableState):
 
     @cached_property
     def _rows(self) -> pa.Table:
-        rows = collect(self.frame.drop("stats").withColumn("written", self.frame["path"]))
-        rows = resolve_rows(self.location, rows)
+        rows = _collect_files(self.frame.drop("stats").withColumn("written", self.frame["path"]), self.location)
         check_rows(rows)
         return rows
+
+
+def _collect_files(frame: DataFrame, location: str) -> pa.Table:
+    """Collect rows of files, with their paths resolved."""
+    rows = collect(frame)
+    batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
+    return pa.Table.from_batches([resolve_rows(location, batch) for batch in batches])
 
 
 def _map_part(
@@ -121,6 +136,8 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
         if snapshot.version() < 0:
             raise log_gone(log.location)
         log.check_written(snapshot.logSegment().checkpointProvider().version())
+        live, removed = (DataFrame(each.toDF(), spark) for each in (snapshot.allFiles(), snapshot.tombstones()))
+        _check_certain(log.location, live, removed)
         return SparkState(
             location=log.location,
             version=snapshot.version(),
@@ -128,7 +145,7 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
             protocol=msgspec.json.decode(snapshot.protocol().json(), type=_ProtocolLine).protocol,
             metadata=msgspec.json.decode(snapshot.metadata().json(), type=_MetadataLine).metadata,
             files=snapshot.numOfFiles(),
-            frame=DataFrame(snapshot.allFiles().toDF(), spark).selectExpr(*ADD_COLUMNS),
+            frame=live.selectExpr(*ADD_COLUMNS),
         )
     except msgspec.ValidationError as error:
         refused = CorruptInput(f"the metadata is not valid: {error}", path=log.folder, hint=HINT_METADATA)
@@ -138,6 +155,26 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
         if isinstance(known, CorruptInput | Unsupported) and version is None:
             known = _as_followed(log, known)
         raise known from error
+
+
+def _check_certain(location: str, live: DataFrame, removed: DataFrame) -> None:
+    """Raise `CorruptInput` if nobody can tell whether a tombstone removes a live file.
+
+    A small job, and two larger ones only for a log with an UNUSUAL_PATH.
+    """
+    paths = live.select("path").union(removed.select("path"))
+    if not collect(paths.where(f"path RLIKE '{UNUSUAL_PATH}'").limit(1)).num_rows:
+        return
+    tombstones = defaultdict[str, set[Identity]](set)
+    for path, identity in _names(location, removed):
+        tombstones[path].add(identity)
+    for path, identity in _names(location, live):
+        check_certain(path, identity, tombstones.get(path, ()))
+
+
+def _names(location: str, frame: DataFrame) -> Iterator[tuple[str, Identity]]:
+    for row in _collect_files(frame.selectExpr(*NAME_COLUMNS), location).to_pylist():
+        yield row["path"], (row["uri"], row["dv_unique_id"])
 
 
 def _as_followed(log: DeltaLog, refused: SyncError) -> SyncError:

@@ -396,6 +396,17 @@ def test_changed_dvs(store: StateStore, table_id: int) -> None:
     assert totals(store, table_id) == (3, 291, 0, 9, 0)
 
 
+def test_changed_uris(store: StateStore, table_id: int) -> None:
+    """A live file gets another URI, or none, and keeps all else; a file that is not live is passed over."""
+    files = (replace(live_file("a", dv=deletion_vector("x")), uri="%61"), live_file("b"))
+    store.record_synced(None, outcome(table_id, 1, added_files=files), at_ms=1)
+    assert store.find_live_files(table_id, ["a", "b"]) == {"a": files[0], "b": files[1]}
+    changed = (("a", None), ("b", "./%62"), ("gone", "%67one"))
+    store.record_synced(None, outcome(table_id, 2, changed_uris=changed), at_ms=2)
+    expected = [live_file("a", dv=deletion_vector("x")), replace(live_file("b"), uri="./%62")]
+    assert list(store.read_live_files(table_id)) == expected
+
+
 def test_removed_file_takes_its_mappings(store: StateStore, table_id: int) -> None:
     """A removed data file takes its mappings along; the delete file stays live for the others, then for none."""
     store.record_synced(

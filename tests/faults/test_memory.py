@@ -545,6 +545,40 @@ def test_a_mere_tombstone_costs_no_comparison(table: HandmadeTable, bench: Bench
     check_whole(bench, table)
 
 
+@pytest.mark.parametrize("format_version", [2, 3])
+def test_how_the_log_spells_paths_is_remembered(tmp_path: Path, table: HandmadeTable, format_version: int) -> None:
+    """A remove by another spelling changes nothing; lost or wrong, the memory comes back without a new snapshot."""
+    bench = Bench(tmp_path / "dvsync", table.location, table_options={"format_version": format_version})
+    bench.sync()
+
+    def uris() -> set[str | None]:
+        return {file.uri for file in bench.store.read_live_files(table_id(bench))}
+
+    spelled = {action["path"] for action in table.live.values()}
+    assert uris() == spelled == {path.replace("=", "%3D") for path in table.live}
+    (first, *_), before = table.live, bench.iceberg().current_snapshot()
+    stray = {
+        "path": first,
+        "dataChange": True,
+        "deletionTimestamp": 1,
+        "deletionVector": table.live[first]["deletionVector"],
+    }
+    table.commit([{"remove": stray}])
+    result = bench.sync()
+    assert (result.operation, result.snapshots) == ("WRITE", 0)
+    lose_the_memory(bench)
+    assert bench.sync().snapshots == 0
+    assert uris() == spelled
+    execute(bench, "UPDATE data_files SET uri = NULL")
+    want_comparison(bench)
+    assert bench.sync().snapshots == 0
+    assert (uris(), bench.iceberg().current_snapshot()) == (spelled, before)
+    table.commit([table.remove(first)])
+    bench.sync()
+    check_whole(bench, table)
+    bench.close()
+
+
 # --- a shape that is not ours ---
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from daemon.spark.failures import known_errors
 from daemon.spark.scan import MARKER, read_delta
 from tests.integration.test_histories import CREATE, PARTITIONED, rows
 from tests.kit.handmade import HandmadeTable
-from tests.kit.histories import TOUR, History, Step, Swap, steps
+from tests.kit.histories import TOUR, History, Step, steps
 
 SPLIT = "spark.sql.files.maxPartitionBytes"
 CODEGEN = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "CODEGEN_ONLY"}
@@ -64,8 +63,7 @@ def assert_as_delta(spark: SparkSession, folder: Path, where: str = "true") -> D
 def play(spark: SparkSession, history: History, played: list[Step]) -> None:
     """Each version has the rows of the history's model, and some are read with Delta, too, which is slow."""
     for step in played:
-        # Delta shows a file twice that is added with another deletion vector and without a remove.
-        history.play(replace(step, remove=True) if isinstance(step, Swap) else step)
+        history.play(step)
     folder, versions = str(history.folder), range(1, len(history.states))
     assert numbered({version: read_delta(spark, folder, version=version) for version in versions}) == Counter(
         (version, *row) for version in versions for row in history.rows(version)

@@ -50,6 +50,15 @@ class DeltaTruth:
     deleted: Mapping[str, frozenset[int]]
 
 
+# The path as it is written, and the deletion vector's path and offset.
+LogicalFile = tuple[str, str | None, int | None]
+
+
+def logical_file(action: Mapping[str, Any]) -> LogicalFile:
+    vector = action.get("deletionVector") or {}
+    return action["path"], vector.get("pathOrInlineDv"), vector.get("offset")
+
+
 @dataclass
 class Followed:
     """A Delta table at `folder`/lake/t, which a running daemon follows. `{t}` in statements stands for the table.
@@ -74,7 +83,7 @@ class Followed:
 
     def forget(self) -> None:
         """The log starts again: what was replayed of it does not count."""
-        self._adds: dict[str, dict[str, Any]] = {}
+        self._adds: dict[LogicalFile, dict[str, Any]] = {}
         self._deleted: Mapping[str, frozenset[int]] = {}
         self._replayed = -1
         self._table_id = ""
@@ -108,21 +117,26 @@ class Followed:
         staged.rename(self.log_folder / f"{self.version + 1:020d}.json")
 
     def live_adds(self) -> dict[str, dict[str, Any]]:
-        """The add actions of the newest version by plain path: a replay of the log's commit files, newest last."""
+        """The add actions of the newest version by plain path: a replay of the log's commit files, newest last.
+
+        As Delta, by the path as it is written and the deletion vector.
+        """
         last = self.version
         for version in range(self._replayed + 1, last + 1):
             lines = (self.log_folder / f"{version:020d}.json").read_text().splitlines()
             actions = [json.loads(line) for line in lines if line]
             for action in actions:
                 if "remove" in action:
-                    self._adds.pop(self._path(action["remove"]["path"]), None)
+                    self._adds.pop(logical_file(action["remove"]), None)
                 if "metaData" in action:
                     self._table_id = action["metaData"]["id"]
             for action in actions:
                 if "add" in action:
-                    self._adds[self._path(action["add"]["path"])] = action["add"]
+                    self._adds[logical_file(action["add"])] = action["add"]
         self._replayed = last
-        return dict(self._adds)
+        adds = {self._path(path): add for (path, _, _), add in self._adds.items()}
+        assert len(adds) == len(self._adds), "a file is live once"
+        return adds
 
     def _path(self, encoded: str) -> str:
         return f"file://{self.source}/{unquote(encoded)}"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from hypothesis import strategies as st
 
@@ -41,11 +42,12 @@ class Delete:
 
 @dataclass(frozen=True)
 class Swap:
-    """Another deletion vector for a file, whatever it had."""
+    """Another deletion vector for a file, whatever it had; by another spelling of its path if `respell`."""
 
     file: int
     bits: int
     storage: str = "u"
+    respell: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ class Readd:
 @dataclass(frozen=True)
 class Remove:
     """All rows of some files deleted."""
+
+    files: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stray:
+    """Removes of live files by other spellings than those of their adds, and of the files that went: no effect."""
 
     files: tuple[int, ...]
 
@@ -88,7 +97,7 @@ class Sync:
     restart: bool = False
 
 
-Step = Append | Delete | Swap | Readd | Remove | Optimize | Restore | Comment | Sync
+Step = Append | Delete | Swap | Readd | Remove | Stray | Optimize | Restore | Comment | Sync
 
 # A bit of everything, so that no run depends on its luck alone.
 TOUR: list[Step] = [
@@ -105,8 +114,11 @@ TOUR: list[Step] = [
     Sync(),
     Restore(3),
     Sync(),
-    Swap(0, 0b100),
+    Swap(0, 0b100, respell=True),
     Readd((0, 1)),
+    Stray((0, 1)),
+    Sync(),
+    Swap(0, 0b100, respell=True),
     Sync(),
     Swap(2, 0),
     Sync(),
@@ -136,6 +148,7 @@ _change: st.SearchStrategy[Step | None] = st.one_of(
     st.builds(Optimize, _files),
     st.builds(Readd, _files),
     st.builds(Remove, _files),
+    st.builds(Stray, _files),
     _append,
     st.just(Comment()),
 )
@@ -181,12 +194,14 @@ class History:
                 self._commit([self._new_file(*file) for file in self._sized(files)])
             case Delete(picks, storage, update):
                 self._delete(picks, storage, update=update)
-            case Swap(file, bits, storage):
-                self._swap(file, bits, storage)
+            case Swap(file, bits, storage, respell):
+                self._swap(file, bits, storage, respell=respell)
             case Readd(files):
                 self._commit([self._readd(path) for path in self._pick(files)], only_moved=True)
             case Remove(files):
                 self._commit([self.table.remove(path) for path in self._pick(files)])
+            case Stray(files):
+                self._stray(self._pick(files))
             case Optimize(files):
                 self._commit(self._rewrite(self._pick(files)), only_moved=True)
             case Restore(versions):
@@ -262,16 +277,27 @@ class History:
                 actions.append(self.table.add(path, deleted=positions, descriptor=descriptors.get(path)))
         return actions
 
-    def _swap(self, file: int, bits: int, storage: str) -> None:
+    def _swap(self, file: int, bits: int, storage: str, *, respell: bool) -> None:
         for path in self._pick([file]):
             positions = self._positions(path, bits)
             # The same positions inline again would be the same logical file again.
             if positions != self.table.deleted[path] or (positions and storage != "i"):
-                self._commit(self._with_dvs({path: positions}, storage))
+                actions, live = self._with_dvs({path: positions}, storage), self.table.live
+                if respell and path in live:
+                    live[path]["path"] = respelled(live[path]["path"])
+                self._commit(actions)
 
     def _readd(self, path: str) -> dict[str, Any]:
-        deleted, descriptor = self.table.deleted[path], self.table.live[path].get("deletionVector")
-        return self.table.add(path, deleted=deleted, descriptor=descriptor, data_change=False)
+        deleted, before = self.table.deleted[path], self.table.live[path]
+        action = self.table.add(path, deleted=deleted, descriptor=before.get("deletionVector"), data_change=False)
+        action["add"]["path"] = before["path"]
+        return action
+
+    def _stray(self, paths: Sequence[str]) -> None:
+        strays = [{**self.table.live[path], "path": respelled(self.table.live[path]["path"])} for path in paths]
+        strays += [{"path": quote(path)} for path in self.table.rows if path not in self.table.live][:2]
+        actions = [{key: stray[key] for key in ("path", "deletionVector") if key in stray} for stray in strays]
+        self._commit([{"remove": {**action, "deletionTimestamp": 0, "dataChange": True}} for action in actions])
 
     def _rewrite(self, paths: Sequence[str]) -> list[dict[str, Any]]:
         live: dict[str, list[Row]] = {}
@@ -294,3 +320,8 @@ class History:
                 self.table.deleted[path] = set(target.deleted[path])
                 actions.append({"add": self.table.live[path]})
         self._commit(actions)
+
+
+def respelled(path: str) -> str:
+    """Another path of the same file, and for that path the first one."""
+    return unquote(path[:3]) + path[3:] if path.startswith("%70") else f"%70{path[1:]}"

@@ -1,0 +1,153 @@
+"""Which files of a log are live is for Delta on Spark to say, whatever spellings and deletion vectors it has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from daemon.clock import SystemClock
+from daemon.delta.actions import AddFile, Commit, RemoveFile
+from daemon.delta.log import DeltaLog
+from daemon.delta.replay import fold_commits
+from daemon.delta.snapshot import _NewestFirst
+from daemon.delta.uri import name_file
+from daemon.errors import CorruptInput, StateMismatch
+from daemon.spark.answers import collect
+from daemon.storage import FileIOStorage
+from state import DeletionVectorDescriptor
+from tests.integration.test_delta_log import DELTA, confs, delta_log
+from tests.kit.handmade import HandmadeTable
+
+Action = dict[str, Any]
+# (version, kind, spelling, deletion vector).
+Step = tuple[int, str, str, str | None]
+# Path, URI and deletion vector's id.
+LogicalFile = tuple[str, str | None, str | None]
+# Spellings of one file each. Where `{n}` is, each history has its own number: no file is named by two histories.
+SPELLINGS = (
+    (
+        *("k/é-{n}", "k/%C3%A9-{n}", "k/%c3%a9-{n}", "k/é%2D{n}"),
+        *("./k/é-{n}", "k//é-{n}", "k/x/../é-{n}", "x/%2E%2E/k/é-{n}", "k%2Fé-{n}"),
+        *("{t}/k/%C3%A9-{n}", "file:{t}/k/é-{n}", "file://{t}/k/é-{n}", "FILE:{t}//k/é-{n}"),
+    ),
+    ("p=a%2520b/é-{n}", "p=a%2520b/%C3%A9-{n}", "p=a%2520b//é-{n}"),
+    ("q%20r/{n}", "q%20r/./{n}"),
+    ("q%5br/{n}", "q%5Br/{n}"),
+)
+HISTORIES: tuple[Callable[[str, str], list[Step]], ...] = (
+    lambda one, other: [(1, "add", one, None), (2, "remove", other, None)],
+    lambda one, other: [(1, "add", one, None), (2, "add", other, None)],
+    lambda one, other: [(1, "add", one, None), (2, "remove", other, None), (2, "add", one, "v")],
+    lambda one, other: [(1, "add", one, "v"), (2, "remove", other, "v"), (3, "remove", other, "v")],
+    lambda one, other: [(1, "add", one, "v"), (2, "remove", other, None), (3, "add", other, "v")],
+    lambda one, other: [
+        (1, "add", one, "v"),
+        (2, "add", other, "w"),
+        (3, "remove", one, "v"),
+        (3, "remove", one, None),
+    ],
+    lambda one, other: [(1, "remove", other, None), (2, "add", one, None)],
+)
+
+
+def vector(name: str) -> Action:
+    return {"storageType": "u", "pathOrInlineDv": name * 20, "offset": 1, "sizeInBytes": 40, "cardinality": 2}
+
+
+def as_json(step: Step) -> Action:
+    _, kind, path, name = step
+    more = {"deletionVector": vector(name)} if name else {}
+    if kind == "remove":
+        return {"remove": {"path": path, "deletionTimestamp": 1, "dataChange": True, **more}}
+    return {"add": {"path": path, "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True, **more}}
+
+
+def commits_of(location: str, steps: list[Step]) -> list[Commit]:
+    commits = []
+    for version in (1, 2, 3):
+        adds, removes = list[AddFile](), list[RemoveFile]()
+        for _, kind, written, name in (step for step in steps if step[0] == version):
+            path, uri = name_file(location, written)
+            dv = DeletionVectorDescriptor("u", name * 20, 40, 2, 1) if name else None
+            if kind == "add":
+                adds.append(AddFile(path, {}, 1, True, deletion_vector=dv, uri=uri))
+            else:
+                removes.append(RemoveFile(path, True, dv, uri))
+        commits.append(Commit(version, version, tuple(adds), tuple(removes)))
+    return commits
+
+
+def test_every_spelling_is_judged_by_delta(spark: SparkSession, tmp_path: Path) -> None:
+    """Two spellings of one file in any order of adds and removes, with deletion vectors, repeated and missing removes.
+
+    Where Delta's answer depends on how it divides its replay, and where a file is live twice, the log is refused.
+    """
+    table = HandmadeTable(tmp_path / "é t")
+    table.create()
+    folder = str(table.folder).replace("é", "%C3%A9").replace(" ", "%20")
+    pairs = [pair for spellings in SPELLINGS for pair in product(spellings, repeat=2)]
+    histories = [
+        history(*(each.replace("{n}", str(number)).replace("{t}", folder) for each in pair))
+        for number, (pair, history) in enumerate(product(pairs, HISTORIES))
+    ]
+    for version in (1, 2, 3):
+        table.commit([as_json(step) for steps in histories for step in steps if step[0] == version])
+
+    log = DeltaLog(FileIOStorage(), table.location, SystemClock())
+    start = log.read_commit(0)
+    told = [live_in_delta(spark, table, partitions) for partitions in (1, 23)]
+    outcomes: Counter[str] = Counter()
+    for steps in histories:
+        commits = commits_of(table.location, steps)
+        paths = {action.path for commit in commits for action in commit.file_actions}
+        one_partition, many = ({file for path in paths for file in each.get(path, ())} for each in told)
+        newest = _NewestFirst(table.location)
+        try:
+            for commit in (*reversed(commits), start):
+                newest.take_commit(commit)
+            state = newest.state(3, 3, log.folder)
+        except CorruptInput as refused:
+            if "live adds for the one path" in refused.message:
+                assert max(len(one_partition), len(many)) > 1, (steps, refused)
+                outcomes["twice"] += 1
+            else:
+                assert "depends on the reader" in refused.message
+                assert are_equal_in_java(spark, {path for _, _, path, _ in steps}), (steps, one_partition, many)
+                outcomes["by chance"] += 1
+            shown = None
+        else:
+            shown = {(add.path, *add.identity) for add in state.read_adds()}
+            assert shown == one_partition == many, steps
+            outcomes["shown" if shown else "gone"] += 1
+        try:
+            change = fold_commits(commits, {})
+        except StateMismatch:
+            continue
+        assert {(path, *add.identity) for path, add in change.added.items()} == shown, steps
+        outcomes["followed"] += 1
+    assert all(outcomes[kind] >= 20 for kind in ("twice", "by chance", "shown", "gone", "followed")), outcomes
+
+
+def are_equal_in_java(spark: SparkSession, paths: set[str]) -> bool:
+    """Whether they are one URI in more than one text, after Hadoop's `Path` has normalised them."""
+    jvm: Any = spark._jvm
+    uris = [jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(path)).toUri() for path in paths]
+    return any(one.equals(other) and one.toString() != other.toString() for one, other in combinations(uris, 2))
+
+
+def live_in_delta(spark: SparkSession, table: HandmadeTable, partitions: int) -> dict[str, list[LogicalFile]]:
+    """The live logical files by path, as Delta replays the log in so many partitions."""
+    with confs(spark, {f"{DELTA}.snapshotPartitions": str(partitions)}):
+        snapshot = delta_log(spark, table.folder).unsafeVolatileSnapshot()
+        columns = ("path", "deletionVector.pathOrInlineDv AS dv")
+        rows = collect(DataFrame(snapshot.allFiles().toDF(), spark).selectExpr(*columns)).to_pylist()
+    live: dict[str, list[LogicalFile]] = {}
+    for row in rows:
+        path, uri = name_file(table.location, row["path"])
+        live.setdefault(path, []).append((path, uri, f"u{row['dv']}@1" if row["dv"] else None))
+    return live
