@@ -8,7 +8,7 @@ values: such a file is refused, with column and reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -285,28 +285,34 @@ class _Walk:
         columns = {field.field_id: field for field in struct.fields}
         # Delta ignores case in names, but a name mapping does not. Java's toLowerCase is Python's lower.
         spellings = {mapped.names[0].lower(): mapped for mapped in mapping if mapped.field_id in columns}
-        first: dict[int, str] = {}
+        self._check_spellings(fields, spellings, named)
         for field in fields:
-            path = (*parent, field.name)
+            path, name = (*parent, field.name), field.name.lower()
             mapped = by_name.get(field.name)
-            if mapped is None and not self._by_id and field.name.lower() in spellings:
-                mapped = spellings[field.name.lower()]
+            if mapped is None and not self._by_id and name in spellings:
+                mapped = spellings[name]
                 self.respelled.add(path)
             column = None if mapped is None else columns.get(mapped.field_id or 0)
             if mapped is not None and column is not None:
-                other = first.setdefault(column.field_id, field.name)
-                if other != field.name:
-                    raise Unsupported(
-                        f"column {'.'.join((*named, field.name))} of the file has the name of column {other}, but for "
-                        "upper and lower case: Delta on Spark does not read the file",
-                        hint="Have the program that wrote the file write it anew, with one of the two columns.",
-                    )
                 self._found(field, column, mapped.fields, path, (*named, column.name))
             else:
                 for inner, each in _paths(field, path):
                     self._hide(inner, _id(each), (*named, field.name))
                 self.hidden.update(
                     (inner for inner, _ in _paths(field, path)) if mapped is None else _unmapped(field, mapped, path)
+                )
+
+    def _check_spellings(self, fields: Iterable[pa.Field], columns: Container[str], named: Path) -> None:
+        """Refuse fields that differ only in case. `columns` are the names of the table's columns in lower case."""
+        first: dict[str, str] = {}
+        for field in fields:
+            name = field.name.lower()
+            other = first.setdefault(name, field.name)
+            if other != field.name and not (self._has_ids and (self._by_id or name not in columns)):
+                raise Unsupported(
+                    f"columns {'.'.join((*named, other))} and {field.name} of the file differ only in upper and lower "
+                    "case: Delta on Spark does not read such a column, and DuckDB not the columns after it",
+                    hint="Have Delta write the file anew or, where Delta cannot read it, the program that wrote it.",
                 )
 
     def _hide(self, path: Path, field_id: int | None, named: Path) -> None:
