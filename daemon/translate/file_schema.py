@@ -35,7 +35,7 @@ from pyiceberg.types import (
 
 from daemon.errors import Unsupported
 from daemon.translate.hidden_columns import with_unmapped
-from daemon.translate.name_mapping import Path, folded, mapped_paths
+from daemon.translate.name_mapping import Path, takes_name
 from daemon.translate.schema import TableSchema
 
 FIELD_ID = b"PARQUET:field_id"
@@ -119,11 +119,9 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
     the table only a. If the table gets a column b or B, Delta shows the file's b in it.
     """
     new_ids = after.schema.field_ids - before.schema.field_ids
-    new = {folded(path) for path, field_id in mapped_paths(after.name_mapping) if field_id in new_ids}
-    hidden = {path for path, field_id in mapped_paths(before.name_mapping) if field_id not in before.schema.field_ids}
     return bool(
         not new_ids.isdisjoint(field_id for field_id, _ in before.hidden_ids)
-        or not new.isdisjoint(map(folded, hidden))
+        or takes_name(after.name_mapping, new_ids, before.name_mapping.root, before.schema.field_ids)
         or after.filled - before.filled
         or after.needs_ids > before.needs_ids
         # A value such as 0.1 of a float partition is another one as a double.
