@@ -8,7 +8,7 @@ values: such a file is refused, with column and reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ from pyiceberg.types import (
 
 from daemon.errors import Unsupported
 from daemon.translate.hidden_columns import with_unmapped
-from daemon.translate.name_mapping import Path, folded, mapped_paths
+from daemon.translate.name_mapping import Path, takes_name
 from daemon.translate.schema import TableSchema
 
 FIELD_ID = b"PARQUET:field_id"
@@ -119,11 +119,9 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
     the table only a. If the table gets a column b or B, Delta shows the file's b in it.
     """
     new_ids = after.schema.field_ids - before.schema.field_ids
-    new = {folded(path) for path, field_id in mapped_paths(after.name_mapping) if field_id in new_ids}
-    hidden = {path for path, field_id in mapped_paths(before.name_mapping) if field_id not in before.schema.field_ids}
     return bool(
         not new_ids.isdisjoint(field_id for field_id, _ in before.hidden_ids)
-        or not new.isdisjoint(map(folded, hidden))
+        or takes_name(after.name_mapping, new_ids, before.name_mapping.root, before.schema.field_ids)
         or after.filled - before.filled
         or after.needs_ids > before.needs_ids
         # A value such as 0.1 of a float partition is another one as a double.
@@ -285,28 +283,34 @@ class _Walk:
         columns = {field.field_id: field for field in struct.fields}
         # Delta ignores case in names, but a name mapping does not. Java's toLowerCase is Python's lower.
         spellings = {mapped.names[0].lower(): mapped for mapped in mapping if mapped.field_id in columns}
-        first: dict[int, str] = {}
+        self._check_spellings(fields, spellings, named)
         for field in fields:
-            path = (*parent, field.name)
+            path, name = (*parent, field.name), field.name.lower()
             mapped = by_name.get(field.name)
-            if mapped is None and not self._by_id and field.name.lower() in spellings:
-                mapped = spellings[field.name.lower()]
+            if mapped is None and not self._by_id and name in spellings:
+                mapped = spellings[name]
                 self.respelled.add(path)
             column = None if mapped is None else columns.get(mapped.field_id or 0)
             if mapped is not None and column is not None:
-                other = first.setdefault(column.field_id, field.name)
-                if other != field.name:
-                    raise Unsupported(
-                        f"column {'.'.join((*named, field.name))} of the file has the name of column {other}, but for "
-                        "upper and lower case: Delta on Spark does not read the file",
-                        hint="Have the program that wrote the file write it anew, with one of the two columns.",
-                    )
                 self._found(field, column, mapped.fields, path, (*named, column.name))
             else:
                 for inner, each in _paths(field, path):
                     self._hide(inner, _id(each), (*named, field.name))
                 self.hidden.update(
                     (inner for inner, _ in _paths(field, path)) if mapped is None else _unmapped(field, mapped, path)
+                )
+
+    def _check_spellings(self, fields: Iterable[pa.Field], columns: Container[str], named: Path) -> None:
+        """Refuse fields that differ only in case. `columns` are the names of the table's columns in lower case."""
+        first: dict[str, str] = {}
+        for field in fields:
+            name = field.name.lower()
+            other = first.setdefault(name, field.name)
+            if other != field.name and not (self._has_ids and (self._by_id or name not in columns)):
+                raise Unsupported(
+                    f"columns {'.'.join((*named, other))} and {field.name} of the file differ only in upper and lower "
+                    "case: Delta on Spark does not read such a column, and DuckDB not the columns after it",
+                    hint="Have Delta write the file anew or, where Delta cannot read it, the program that wrote it.",
                 )
 
     def _hide(self, path: Path, field_id: int | None, named: Path) -> None:

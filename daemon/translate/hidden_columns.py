@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
-from daemon.translate.name_mapping import HIDDEN_ID_START, ROW_ID, Path, mapped_paths
+from daemon.translate.name_mapping import HIDDEN_ID_START, ROW_ID, Path, mapped_ids
 
 
 def with_unmapped(mapping: NameMapping, unmapped: Iterable[Path], columns: Collection[int] = ()) -> NameMapping:
@@ -21,7 +21,7 @@ def with_unmapped(mapping: NameMapping, unmapped: Iterable[Path], columns: Colle
     paths = sorted(unmapped)
     if not paths:
         return mapping
-    used = [field_id for _, field_id in mapped_paths(mapping) if field_id != ROW_ID]
+    used = [field_id for field_id in mapped_ids(mapping) if field_id != ROW_ID]
     next_id = max([HIDDEN_ID_START, *used]) + 1
     fields = list(mapping.root)
     for number, path in enumerate(paths):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 
-from pyiceberg.table.name_mapping import MappedField, NameMapping
+from pyiceberg.table.name_mapping import MappedField
 
 Path = tuple[str, ...]
 
@@ -13,6 +13,7 @@ Path = tuple[str, ...]
 HIDDEN_ID_START = 2_147_000_000
 # Iceberg spec, "Reserved Field IDs": `_row_id`.
 ROW_ID = 2_147_483_540
+NOTHING = MappedField(names=[])
 
 
 def find_renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
@@ -31,24 +32,46 @@ def find_renumbered(old: Iterable[MappedField], new: Iterable[MappedField], pare
         yield from find_renumbered(known.fields, field.fields, f"{parent}{field.names[0]}.")
 
 
-def find_lost(before: NameMapping, after: NameMapping) -> dict[int, str]:
+def find_lost(before: Iterable[MappedField], after: Iterable[MappedField], parent: Path = ()) -> dict[int, str]:
     """Return the field ids that lost a name: `before` maps the name to the id, `after` does not.
 
     In files without field ids, readers no longer find these columns. This holds for every snapshot, because the name
     mapping belongs to the table, not to a snapshot (Iceberg spec, "Column Projection"). For example, if `before` maps
     `a` to 1 and `after` maps `a` to 7, the result is {1: "a"}.
     """
-    ids = dict(mapped_paths(after))
-    return {field_id: ".".join(path) for path, field_id in mapped_paths(before) if ids.get(path) != field_id}
-
-
-def mapped_paths(fields: Iterable[MappedField], parent: Path = ()) -> Iterator[tuple[Path, int]]:
-    """Yield the path of each name, with its field id."""
-    for field in fields:
+    by_name = {name: field for field in after for name in field.names}
+    lost = {}
+    for field in before:
+        now = {name: by_name.get(name, NOTHING) for name in field.names}
         for name in field.names:
-            if field.field_id is not None:
-                yield (*parent, name), field.field_id
-            yield from mapped_paths(field.fields, (*parent, name))
+            if field.field_id is not None and now[name].field_id != field.field_id:
+                lost[field.field_id] = ".".join((*parent, name))
+        for each in {id(each): each for each in now.values()}.values():
+            lost |= find_lost(field.fields, each.fields, (*parent, field.names[0]))
+    return lost
+
+
+def takes_name(
+    after: Iterable[MappedField], new_ids: Container[int], before: Sequence[MappedField], old_ids: Container[int]
+) -> bool:
+    """Return whether a column of `new_ids` has a name, in any case, that `before` maps to none of `old_ids`."""
+    by_name = _by_name(before)
+    for field in after:
+        former = by_name.get(field.names[0].lower(), [])
+        if field.field_id in new_ids and any(each.field_id not in old_ids for each in former):
+            return True
+        if takes_name(field.fields, new_ids, [inner for each in former for inner in each.fields], old_ids):
+            return True
+    return False
+
+
+def _by_name(fields: Iterable[MappedField]) -> dict[str, list[MappedField]]:
+    """Return the fields by their names in lower case."""
+    found: dict[str, list[MappedField]] = {}
+    for field in fields:
+        for name in {name.lower() for name in field.names}:
+            found.setdefault(name, []).append(field)
+    return found
 
 
 def folded(path: Path) -> Path:
@@ -64,21 +87,28 @@ def with_former(fields: Iterable[MappedField], former: Sequence[MappedField], id
     has, but for upper and lower case, becomes that column, because Delta ignores case. For example, Delta adds `extra`,
     and a file has `Extra` with the fields x and y: `extra` gets the other name `Extra`, and the field y.
     """
+    by_id, by_name = {field.field_id: field for field in former}, _by_name(former)
     mapped = []
     for field in fields:
         name = field.names[0]
-        same = [each for each in former if each.field_id == field.field_id or _is_called(each, {name.lower()})]
+        same = by_name.pop(name.lower(), [])
+        if field.field_id in by_id and all(each.field_id != field.field_id for each in same):
+            same = [by_id[field.field_id], *same]
         names = [each for known in same for each in known.names if each.lower() == name.lower()]
         inner = with_former(field.fields, [each for known in same for each in known.fields], ids)
         mapped.append(MappedField(field_id=field.field_id, names=list(dict.fromkeys([name, *names])), fields=inner))
-    taken, called = {field.names[0].lower() for field in mapped}, set[str]()
+    called: set[str] = set()
     for field in former:
-        is_free = called.isdisjoint(field.names) and not _is_called(field, taken)
-        if is_free and not any(field_id in ids for _, field_id in mapped_paths([field])):
+        is_free = called.isdisjoint(field.names) and all(name.lower() in by_name for name in field.names)
+        if is_free and not any(field_id in ids for field_id in mapped_ids([field])):
             mapped.append(field)
             called.update(field.names)
     return mapped
 
 
-def _is_called(field: MappedField, names: Container[str]) -> bool:
-    return any(name.lower() in names for name in field.names)
+def mapped_ids(fields: Iterable[MappedField]) -> Iterator[int]:
+    """Yield the field ids at all levels."""
+    for field in fields:
+        if field.field_id is not None:
+            yield field.field_id
+        yield from mapped_ids(field.fields)

@@ -42,7 +42,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.name_mapping import HIDDEN_ID_START, Path, find_renumbered, folded, mapped_paths, with_former
+from daemon.translate.name_mapping import HIDDEN_ID_START, Path, find_renumbered, folded, mapped_ids, with_former
 
 PRIMITIVES: Mapping[str, PrimitiveType] = {
     "boolean": BooleanType(),
@@ -164,7 +164,7 @@ def translate_schema(
     """
     struct = parse_struct(metadata.schema_string)
     mapped = metadata.column_mapping_mode != "none"
-    used = {field_id for _, field_id in mapped_paths(mapping or ()) if field_id < HIDDEN_ID_START}
+    used = {field_id for field_id in mapped_ids(mapping or ()) if field_id < HIDDEN_ID_START}
     for schema in (*([previous] if previous else []), *schemas.values()):
         used |= schema.field_ids
     try:

@@ -80,8 +80,20 @@ CASES = {
     "two cases": Case(
         {"Extra": TEXTS, "EXTRA": TEXTS},
         [column("extra", "string")],
-        "column EXTRA of the file has the name of column Extra, but for upper and lower case: "
-        "Delta on Spark does not read the file",
+        "columns Extra and EXTRA of the file differ only in upper and lower case: Delta on Spark does not read such a "
+        "column, and DuckDB not the columns after it",
+    ),
+    "two cases and ids": Case(
+        {"Y": TEXTS, "y": TEXTS, "x": TEXTS},
+        [column("x", "string")],
+        rows=[("h1",), ("h2",)],
+        ids={**WITH_IDS, "Y": 5, "y": 6, "x": 4},
+    ),
+    "two cases and ids of a column": Case(
+        {"Y": TEXTS, "y": TEXTS},
+        [column("y", "string")],
+        "columns Y and y of the file differ only in",
+        ids={**WITH_IDS, "Y": 5, "y": 4},
     ),
     "another type": Case(
         {"x": NUMBERS},
