@@ -77,7 +77,8 @@ def is_put_back(context: TableContext, record: TableRecord, table: Table) -> boo
 def _is_older(record: TableRecord, table: Table) -> bool:
     """Return whether `table` is as it was before the recorded metadata file, which it does not know.
 
-    Whoever rolls a table back makes metadata that is newer. Reads the recorded file if `table` does not know it.
+    Whoever rolls a table back makes metadata that is newer. Reads the recorded file if `table` does not know it: if
+    that cannot be read, no cache is to blame, and `load_shown` decides.
     """
     location = record.metadata_location
     # Nessie answers a commit with an address of its own.
@@ -86,7 +87,6 @@ def _is_older(record: TableRecord, table: Table) -> bool:
     try:
         recorded = find_or_read_metadata(table.io.new_input(location))
     except (ObjectMissing, TargetUnreadable, OSError, ValueError):
-        marker, synced = shown_by(table), record.synced_version
-        return marker is not None and marker.delta_table_id == record.delta_table_id and marker.version < (synced or 0)
-    mine, theirs = recorded, table.metadata
-    return mine.table_uuid == theirs.table_uuid and mine.last_updated_ms > theirs.last_updated_ms
+        return False
+    found = table.metadata
+    return recorded.table_uuid == found.table_uuid and recorded.last_updated_ms > found.last_updated_ms

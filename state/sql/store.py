@@ -69,6 +69,7 @@ _decode_commits = msgspec.json.Decoder(tuple[CommitIdentity, ...]).decode
 _TABLE_RECORDS = select(*TABLES.c[TableRecord.__struct_fields__])
 _TABLE_BY_NAME = _TABLE_RECORDS.where(TABLES.c.name == bindparam("name"))
 _TABLE_BY_ID = _TABLE_RECORDS.where(TABLES.c.id == bindparam("table_id"))
+_TABLE_AND_COMMITS = select(TABLES).where(TABLES.c.id == bindparam("table_id"))
 _RECENT_COMMITS = select(TABLES.c.recent_commits).where(TABLES.c.id == bindparam("table_id"))
 _TABLE_IS_THERE = select(TABLES.c.id).where(TABLES.c.id == bindparam("table_id"))
 _INTENT_BY_ID = select(INTENTS.c.id, INTENTS.c.table_id, INTENTS.c.created_at_ms).where(
@@ -291,7 +292,7 @@ class SqlStateStore:
     def find_recent_commits(self, table_id: int) -> tuple[CommitIdentity, ...]:
         with self._database.read() as connection:
             _check_table(connection, table_id)
-            return _read_commits(connection, table_id)
+            return _decode_commits(connection.scalar(_RECENT_COMMITS, {"table_id": table_id}) or b"[]")
 
     def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
         with self._database.write() as connection:
@@ -324,7 +325,7 @@ class SqlStateStore:
     def record_synced(self, intent_id: int | None, outcome: Outcome, *, at_ms: int) -> None:
         table_id = outcome.table_id
         with self._database.write() as connection:
-            table = _load_table(connection, table_id)
+            table, commits = _load_for_outcome(connection, outcome)
             sql_files.remove_pending(connection, {"table_id": table_id}, outcome.unwritten_files)
             manifests = {new for _, new in outcome.moved_manifests}
             manifests |= {file.manifest_path for file in outcome.added_files}
@@ -345,8 +346,7 @@ class SqlStateStore:
             if intent_id is not None:
                 sql_files.end_pending(connection, {"intent_id": intent_id}, sql_files.live(at_ms))
                 _end_intents(connection, {"id": intent_id}, IntentStatus.SYNCED)
-            _write_commits(connection, table, outcome)
-            _write_table(connection, advance_cursor(table, outcome, at_ms=at_ms))
+            _write_table(connection, advance_cursor(table, outcome, at_ms=at_ms), **commits)
 
     def record_rebuilt(
         self,
@@ -360,10 +360,10 @@ class SqlStateStore:
         table_id = outcome.table_id
         with self._database.write() as connection:
             # Iceberg shows the version already. The snapshot id is stored last, since it means that all rows are right.
-            table = _load_table(connection, table_id)
-            _write_commits(connection, table, outcome)
+            table, commits = _load_for_outcome(connection, outcome)
             advanced = advance_cursor(table, outcome, at_ms=at_ms)
-            _write_table(connection, replace(advanced, snapshot_id=None, last_synced_at_ms=synced_at_ms or at_ms))
+            begun = replace(advanced, snapshot_id=None, last_synced_at_ms=synced_at_ms or at_ms)
+            _write_table(connection, begun, **commits)
             sql_files.take_out_delete_files(connection, table_id)
             sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
         # A transaction for each batch, as in `_remove_live_files`.
@@ -610,7 +610,7 @@ class SqlStateStore:
 
 
 def _table_record(row: Row[Any]) -> TableRecord:
-    columns = {**row._mapping}
+    columns = {name: row._mapping[name] for name in TableRecord.__struct_fields__}
     for name, decode in _DECODERS.items():
         if columns[name] is not None:
             columns[name] = decode(columns[name])
@@ -618,10 +618,25 @@ def _table_record(row: Row[Any]) -> TableRecord:
 
 
 def _load_table(connection: Connection, table_id: int) -> TableRecord:
-    row = connection.execute(_TABLE_BY_ID, {"table_id": table_id}).one_or_none()
+    return _table_record(_load_row(connection, _TABLE_BY_ID, table_id))
+
+
+def _load_for_outcome(connection: Connection, outcome: Outcome) -> tuple[TableRecord, dict[str, bytes]]:
+    """Return the table's row, and the column with its last commits if `outcome` changes it.
+
+    Each commit of a table does this: the row is read and written once.
+    """
+    row = _load_row(connection, _TABLE_AND_COMMITS, outcome.table_id)
+    table, known = _table_record(row), _decode_commits(row.recent_commits or b"[]")
+    joined = join_commits(table, known, outcome)
+    return table, {} if joined == known else {"recent_commits": msgspec.json.encode(joined)}
+
+
+def _load_row(connection: Connection, statement: Select[Any], table_id: int) -> Row[Any]:
+    row = connection.execute(statement, {"table_id": table_id}).one_or_none()
     if row is None:
         raise LookupError(f"no table has the id {table_id}")
-    return _table_record(row)
+    return row
 
 
 def _check_table(connection: Connection, table_id: int) -> None:
@@ -629,28 +644,14 @@ def _check_table(connection: Connection, table_id: int) -> None:
         raise LookupError(f"no table has the id {table_id}")
 
 
-def _write_table(connection: Connection, table: TableRecord) -> None:
-    columns = asdict(table)
+def _write_table(connection: Connection, table: TableRecord, **more: bytes) -> None:
+    columns = {**asdict(table), **more}
     # Setting the key, even to itself, makes SQLite check every row that refers to it.
     table_id = columns.pop("id")
     for name in _DECODERS:
         if columns[name] is not None:
             columns[name] = msgspec.json.encode(columns[name])
     connection.execute(update(TABLES).where(TABLES.c.id == table_id).values(columns))
-
-
-def _read_commits(connection: Connection, table_id: int) -> tuple[CommitIdentity, ...]:
-    commits = connection.scalar(_RECENT_COMMITS, {"table_id": table_id})
-    return () if commits is None else _decode_commits(commits)
-
-
-def _write_commits(connection: Connection, table: TableRecord, outcome: Outcome) -> None:
-    """Remember the commits of `outcome`. `table` is the row before it."""
-    known = _read_commits(connection, table.id)
-    joined = join_commits(table, known, outcome)
-    if joined != known:
-        changed = update(TABLES).where(TABLES.c.id == table.id)
-        connection.execute(changed.values(recent_commits=msgspec.json.encode(joined)))
 
 
 def _load_intent(connection: Connection, intent_id: int) -> Row[int, int, int]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as with_fields
 
 from daemon.delta import log as delta_log
 from daemon.delta.log import OPERATION_CHARACTERS_MAX, UNFINISHED_COMMIT_MAX_MS, DeltaLog
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded, SyncError, Unsupported
 from daemon.storage import FileMeta, Span
+from state.records import CommitIdentity
 
 LOCATION = "s3://bucket/lake/t"
 MODIFIED_MS = 1_700_000_000_000
@@ -603,6 +606,68 @@ def test_a_listing_that_lags_proves_nothing(unlisted: tuple[str, ...]) -> None:
     storage.files = {f"{LOCATION}/_delta_log/{name(version)}": b"{}\n" for version in range(3, 7)}
     storage.unlisted = unlisted
     DeltaLog(storage, LOCATION, FixedClock()).check_continuity(4)
+
+
+class Listed(TimedStorage):
+    """Lists commits with other times than it tells of each file."""
+
+    listed_ms = MODIFIED_MS
+
+    def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
+        return (replace(meta, modified_ms=self.listed_ms) for meta in super().list_from(directory, after))
+
+
+def log_that_was_read() -> tuple[Listed, DeltaLog, tuple[CommitIdentity, ...]]:
+    """Commits 0 to 3, and what is remembered of them: 0 and 1 were read."""
+    storage = Listed()
+    log = DeltaLog(storage, LOCATION, FixedClock())
+    for version in range(4):
+        storage.files[log.commit_path(version)] = lines({"add": {**ADD, "path": f"f{version}"}})
+    read = [each for version in (0, 1) for each in log.read_commit(version).recent_commits]
+    learned = log.check_continuity(3, read)
+    assert [each.version for each in learned] == [2]
+    return storage, log, (*read, *learned)
+
+
+def test_older_commits_that_stay_are_not_read() -> None:
+    """Size and time in the listing are enough; those that log cleanup took are passed over."""
+    storage, log, recent = log_that_was_read()
+    del storage.files[log.commit_path(0)], storage.files[log.commit_path(1)]
+    storage.read_blocks = None  # type: ignore[assignment, method-assign]
+    assert log.check_continuity(3, recent) == ()
+
+
+def test_another_time_in_a_listing_is_asked_for() -> None:
+    """A listing may be old: what the file itself tells counts, and its time is remembered from then on."""
+    storage, log, recent = log_that_was_read()
+    storage.listed_ms += 1
+    assert log.check_continuity(3, recent[:2]) == (with_fields(recent[2], modified_ms=MODIFIED_MS + 1),)
+    storage.modified_ms += 1
+    refreshed = log.check_continuity(3, recent[:2])
+    assert [(each.version, each.modified_ms, each.head is None) for each in refreshed] == [
+        (0, MODIFIED_MS + 1, False),
+        (1, MODIFIED_MS + 1, False),
+        (2, MODIFIED_MS + 1, True),
+    ]
+    storage.read_blocks = None  # type: ignore[assignment, method-assign]
+    assert log.check_continuity(3, refreshed) == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "differing"),
+    [(1, "g1", "content"), (1, "longer", "content"), (2, "g2", "time"), (2, "longer", "content")],
+)
+def test_an_older_commit_that_is_another_one(version: int, text: str, differing: str) -> None:
+    """The error names it; a comparison remembers what is there now. One that was only listed is known by its time."""
+    storage, log, recent = log_that_was_read()
+    storage.files[log.commit_path(version)] = lines({"add": {**ADD, "path": text}})
+    storage.modified_ms = storage.listed_ms = MODIFIED_MS + 1
+    with pytest.raises(ResyncNeeded, match=f"commit {version} was replaced .* its {differing} differs") as caught:
+        log.check_continuity(3, [each for each in recent if each.version == version])
+    assert (caught.value.version, caught.value.path) == (version, log.commit_path(version))
+    now = log.list_recent(recent)
+    assert [each.version for each in now] == [0, 1, 2, 3]
+    assert log.check_continuity(3, now) == ()
 
 
 @pytest.mark.parametrize("names", [(), ("_last_checkpoint",), ("00000000000000000004.crc",)])
