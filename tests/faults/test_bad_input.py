@@ -10,7 +10,7 @@ import sqlite3
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.expressions import EqualTo
+from pyiceberg.table.metadata import TableMetadataV3
 
 from daemon.clock import SystemClock
 from daemon.config.settings import LimitsSettings
@@ -299,21 +300,59 @@ def test_a_size_in_the_log_that_is_not_the_files_is_refused(pair: Pair) -> None:
     pair.assert_goes_on([0, 1, 3])
 
 
-def test_a_partition_in_a_year_that_readers_cannot_show_is_refused(pair: Pair, tmp_path: Path) -> None:
+@contextmanager
+def bench_of(table: HandmadeTable, **options: Any) -> Iterator[Bench]:
+    bench = Bench(table.folder.parent / "dvsync", table.location, table_options=options)
+    try:
+        yield bench
+    finally:
+        bench.close()
+
+
+def test_row_ids_near_the_end_of_64_bits_are_not_taken(tmp_path: Path) -> None:
+    """Iceberg gives the file's rows other ids, and has enough for those to come."""
+    table = HandmadeTable(tmp_path / "delta")
+    (table.folder / "_delta_log").mkdir(parents=True)
+    protocol, metadata = table.protocol(), table.metadata()
+    protocol["writerFeatures"] += ["rowTracking", "domainMetadata"]
+    names = ("RowId", "RowCommitVersion")
+    tracked = {f"delta.rowTracking.materialized{name}ColumnName": f"_{name}" for name in names}
+    tracking = {
+        **metadata,
+        "configuration": {**metadata["configuration"], "delta.enableRowTracking": "true", **tracked},
+    }
+    table.commit([{"protocol": protocol}, {"metaData": tracking}])
+    with bench_of(table, format_version=3) as bench:
+        bench.sync()
+        path = table.write_file([(1, "a", "b"), (2, "a", "b")])
+        add = table.add(path)
+        add["add"] |= {"baseRowId": 2**63 - 2, "defaultRowCommitVersion": 1}
+        table.commit([add])
+        bench.sync()
+        table.commit([table.add(table.write_file([(3, "a", "b")]))])
+        bench.sync()
+        metadata = bench.iceberg().metadata
+        assert isinstance(metadata, TableMetadataV3)
+        assert metadata.next_row_id == 3
+        assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
+
+
+def test_a_partition_in_a_year_that_readers_cannot_show_is_refused(tmp_path: Path) -> None:
     """The hint leads out: Delta deletes the partition."""
     table = HandmadeTable(tmp_path / "years", partitioned=True)
     table.create()
     dates = [("id", "long"), ("part", "date"), ("value", "string")]
     path = table.write_file([(1, "+12345-01-02", "a")])
     table.commit([{"metaData": table.metadata(dates)}, table.add(path)])
-    bench = Bench(pair.bench.folder, table.location, target="lake.years", name="years")
-    with pytest.raises(Unsupported, match=r"'\+12345-01-02' of column part is not in the years 1 to 9999") as caught:
+    with bench_of(table) as bench:
+        with pytest.raises(
+            Unsupported, match=r"'\+12345-01-02' of column part is not in the years 1 to 9999"
+        ) as caught:
+            bench.sync()
+        assert (caught.value.path or "").endswith(path)
+        table.commit([table.remove(path), table.add(table.write_file([(1, "2345-01-02", "a")]))], operation="UPDATE")
         bench.sync()
-    assert (caught.value.path or "").endswith(path)
-    table.commit([table.remove(path), table.add(table.write_file([(1, "2345-01-02", "a")]))], operation="UPDATE")
-    bench.sync()
-    assert bench.iceberg().scan().to_arrow()["part"].to_pylist() == [date(2345, 1, 2)]
-    bench.close()
+        assert bench.iceberg().scan().to_arrow()["part"].to_pylist() == [date(2345, 1, 2)]
 
 
 SENSELESS = {"minValues": {"id": "a"}, "maxValues": [9], "nullCount": {"id": "no", "value": -1}}
