@@ -337,6 +337,55 @@ def test_row_ids_near_the_end_of_64_bits_are_not_taken(tmp_path: Path) -> None:
         assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
 
 
+@pytest.mark.parametrize("mapped", [False, True], ids=["names", "mapped"])
+def test_a_restore_across_a_type_widening_has_a_way_out(tmp_path: Path, mapped: bool) -> None:
+    """The hints lead out: a resync, or with column mapping the same widening once more."""
+    table = HandmadeTable(tmp_path / "delta")
+    (table.folder / "_delta_log").mkdir(parents=True)
+
+    def metadata(kind: str) -> dict[str, Any]:
+        action = table.metadata((("id", "long"), ("v", kind)))
+        if mapped:
+            schema = json.loads(action["schemaString"])
+            for number, column in enumerate(schema["fields"], 1):
+                names = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": column["name"]}
+                column["metadata"] = names
+            action["schemaString"] = json.dumps(schema)
+            action["configuration"] |= {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "2"}
+        return {"metaData": action}
+
+    def add(number: int, kind: pa.DataType) -> dict[str, Any]:
+        columns = [("id", pa.int64(), b"1"), ("v", kind, b"2")]
+        ids = [{"PARQUET:field_id": column_id} if mapped else None for _, _, column_id in columns]
+        schema = pa.schema(
+            [pa.field(name, kind, metadata=each) for (name, kind, _), each in zip(columns, ids, strict=True)]
+        )
+        path = f"f{number}.parquet"
+        pq.write_table(pa.table([[number], [number]], schema), table.folder / path)
+        table.rows[path] = [(number, "a", "b")]
+        return table.add(path)
+
+    features = [*FEATURES, "columnMapping", "typeWidening"]
+    table.commit([{"protocol": table.protocol(features)}, metadata("integer")])
+    table.commit([add(1, pa.int32())])
+    with bench_of(table, format_version=3) as bench:
+        bench.sync()
+        table.commit([metadata("long"), add(2, pa.int64())])
+        bench.sync()
+        table.commit([metadata("integer"), table.remove("f2.parquet")], operation="RESTORE")
+        with pytest.raises(Unsupported, match="from long to int") as caught:
+            bench.sync()
+        if mapped:
+            assert "widen the column again in Delta" in caught.value.hint
+            table.commit([metadata("long")])
+            bench.follower.compare("a newer version")
+            bench.sync()
+        else:
+            assert "`dvsync resync t` makes it a new column" in caught.value.hint
+            bench.sync(full=True)
+        assert bench.iceberg().scan().to_arrow().to_pylist() == [{"id": 1, "v": 1}]
+
+
 def test_a_partition_in_a_year_that_readers_cannot_show_is_refused(tmp_path: Path) -> None:
     """The hint leads out: Delta deletes the partition."""
     table = HandmadeTable(tmp_path / "years", partitioned=True)
