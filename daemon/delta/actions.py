@@ -22,6 +22,9 @@ Identity = tuple[str | None, str | None]
 # The protocol says a GUID. The length is limited because every snapshot's summary repeats it.
 TableId = Annotated[str, msgspec.Meta(max_length=200)]
 
+# Iceberg numbers other rows from behind the largest id on, and no reader loads a table whose next id exceeds 64 bits.
+ROW_IDS_END = 1 << 62
+
 
 class _Action(msgspec.Struct, frozen=True, rename="camel"):
     """Struct base: frozen, camelCase in JSON."""
@@ -50,6 +53,11 @@ class AddFile(_Action, frozen=True, rename="camel"):
     @property
     def identity(self) -> Identity:
         return self.uri, self.dv_unique_id
+
+    @property
+    def first_row_id(self) -> int | None:
+        """The row id of the first row; None if there is none, or if it leaves too few numbers for later rows."""
+        return None if self.base_row_id is None or not 0 <= self.base_row_id < ROW_IDS_END else self.base_row_id
 
 
 class RemoveFile(_Action, frozen=True, rename="camel"):

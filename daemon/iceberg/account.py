@@ -14,6 +14,7 @@ from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table.snapshots import Snapshot
 
 from daemon.errors import AccountMismatch
+from daemon.longs import add_longs
 
 DATA_FILES = "dvsync.delta.data-files"
 PHYSICAL_ROWS = "dvsync.delta.physical-rows"
@@ -39,10 +40,10 @@ class Account:
 
     def __add__(self, other: Account) -> Account:
         return Account(
-            self.data_files + other.data_files,
-            self.physical_rows + other.physical_rows,
-            self.deleted_rows + other.deleted_rows,
-            self.size_bytes + other.size_bytes,
+            add_longs(self.data_files, other.data_files),
+            add_longs(self.physical_rows, other.physical_rows),
+            add_longs(self.deleted_rows, other.deleted_rows),
+            add_longs(self.size_bytes, other.size_bytes),
         )
 
     def __sub__(self, other: Account) -> Account:

@@ -46,6 +46,7 @@ from daemon.iceberg.pyiceberg_ext.records import (
     unreadable,
     values_of,
 )
+from daemon.longs import add_longs
 
 # Removing one file rewrites its whole manifest, so the manifest's size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000
@@ -87,7 +88,7 @@ def first_row_id(data_file: DataFile) -> int | None:
 def end_of_row_ids(data_file: DataFile) -> int:
     """Return the row id after those that Delta gave to the file's rows; 0 if it gave none."""
     first = first_row_id(data_file)
-    return 0 if first is None else first + data_file.record_count
+    return 0 if first is None else add_longs(first, data_file.record_count)
 
 
 def content_span(data_file: DataFile) -> tuple[int, int] | None:
@@ -169,7 +170,7 @@ def write_manifest(
     rows = dict(counts)
     for entry in entries:
         counts[entry.status] += 1
-        rows[entry.status] += entry.data_file.record_count
+        rows[entry.status] = add_longs(rows[entry.status], entry.data_file.record_count)
     live_sequences = [
         entry.sequence_number
         for entry in entries
@@ -312,7 +313,7 @@ def write_manifest_list(
         numbered = _sequenced(manifest, sequence_number)
         if format_version > 2 and manifest.content is ManifestContent.DATA and numbered[_MANIFEST_FIRST_ROW_ID] is None:
             numbered = _with_fields(numbered, first_row_id=next_row_id)
-            next_row_id += (manifest.existing_rows_count or 0) + (manifest.added_rows_count or 0)
+            next_row_id = add_longs(next_row_id, manifest.existing_rows_count or 0, manifest.added_rows_count or 0)
         listed.append(numbered)
     make_folder_of(path)
     with BlockAvroOutput[ManifestFile](

@@ -33,6 +33,8 @@ class SyncState(StrEnum):
     GONE = "gone"  # Delta's table or its entry in the configuration is no longer there, and it is not forgotten
 
 
+# The years 1 to 9999 in epoch milliseconds, to a second.
+FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_000
 WORST_FIRST = (
     SyncState.PARKED,
     SyncState.RETRYING,
@@ -361,8 +363,9 @@ def has_lost_log(record: TableRecord) -> bool:
 
 
 def iso_time(epoch_ms: int) -> str:
-    """A time for people and machines: ISO 8601, UTC, to a millisecond."""
-    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """A time for people and machines: ISO 8601, UTC, to a millisecond. A log may have a time that Python has not."""
+    shown_ms = min(max(epoch_ms, FIRST_MS), LAST_MS)
+    return datetime.fromtimestamp(shown_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def worst_first(statuses: Sequence[TableStatus]) -> list[TableStatus]:

@@ -149,8 +149,8 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange, commi
         raise Unsupported(
             f"{what} changed while {staying} older data files stay",
             version=change.to_version,
-            hint="Iceberg widens only int to long, float to double and the precision of decimals. Overwrite the older "
-            "files on the Delta side, then `dvsync resync` the table.",
+            hint="`dvsync resync` makes it a new column in Iceberg, or a new partitioning; older snapshots that would "
+            "show it wrongly expire. If a file does not fit the new column, overwrite it in Delta first.",
         )
     check_references(shape, context.settings)
     if reaches_files and staying:

@@ -502,7 +502,7 @@ def _check_row_ids(table: Table, state: TableState) -> None:
     assert snapshot is not None, "what is shown has a snapshot"
     entries = (entry.data_file for entry, _ in live_entries(table, snapshot, ManifestContent.DATA))
     in_iceberg = _hash_row_ids((file.file_path, first_row_id(file)) for file in entries)
-    in_delta = _hash_row_ids((add.path, add.base_row_id) for add in state.read_adds() if add.base_row_id is not None)
+    in_delta = _hash_row_ids((add.path, add.first_row_id) for add in state.read_adds() if add.first_row_id is not None)
     stays, same = (pc.is_in(ours, value_set=theirs) for ours, theirs in zip(in_iceberg, in_delta, strict=True))
     if pc.any(pc.and_not(stays, same)).as_py():
         raise ReplacementNeeded(

@@ -48,7 +48,7 @@ def data_file_of(
         null_value_counts=metrics.null_value_counts or None,
         lower_bounds=metrics.lower_bounds or None,
         upper_bounds=metrics.upper_bounds or None,
-        first_row_id=add.base_row_id if table.has_row_ids else None,
+        first_row_id=add.first_row_id if table.has_row_ids else None,
     )
     data_file.spec_id = spec_id
     return data_file

@@ -44,6 +44,7 @@ from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
 from daemon.translate.name_mapping import HIDDEN_ID_START, Path, find_renumbered, folded, mapped_ids, with_former
 
+# As Spark's DataType.fromJson reads them.
 PRIMITIVES: Mapping[str, PrimitiveType] = {
     "boolean": BooleanType(),
     "byte": IntegerType(),
@@ -55,7 +56,9 @@ PRIMITIVES: Mapping[str, PrimitiveType] = {
     "string": StringType(),
     "binary": BinaryType(),
     "date": DateType(),
+    "decimal": DecimalType(10, 0),
     "timestamp": TimestamptzType(),
+    "timestamp_ltz": TimestamptzType(),
     "timestamp_ntz": TimestampType(),
 }
 
@@ -414,7 +417,9 @@ class _Translation:
             if self.mapped:
                 raise Unsupported(
                     f"column {column} changed from {old_type} to {field_type}, which Iceberg cannot express",
-                    hint="Iceberg can only widen int to long, float to double, and the precision of decimals.",
+                    hint="Iceberg can only widen int to long, float to double, and the precision of decimals. After a "
+                    "RESTORE, widen the column again in Delta (ALTER TABLE … ALTER COLUMN … TYPE …), which changes no "
+                    "row; dvsync then goes on by itself.",
                 )
             self.replaced.append(f"{column} (from {old_type} to {field_type})")
             old, field_id = None, self._new_id(path)

@@ -161,9 +161,9 @@ class MetadataCheck:
         if add.size != data_file.file_size_in_bytes:
             found.append((Fault.SIZE, f"{data_file.file_size_in_bytes} bytes in Iceberg, {add.size} in Delta"))
         # Snapshots from before an upgrade have none.
-        has_row_id = self.schema.has_row_ids and self.snapshot.first_row_id is not None and add.base_row_id is not None
-        if has_row_id and first_row_id(data_file) != add.base_row_id:
-            found.append((Fault.ROW_ID, f"{first_row_id(data_file)} in Iceberg, {add.base_row_id} in Delta"))
+        has_row_id = self.schema.has_row_ids and self.snapshot.first_row_id is not None and add.first_row_id is not None
+        if has_row_id and first_row_id(data_file) != add.first_row_id:
+            found.append((Fault.ROW_ID, f"{first_row_id(data_file)} in Iceberg, {add.first_row_id} in Delta"))
         cardinality = add.deletion_vector.cardinality if add.deletion_vector else 0
         if cardinality != pair.deleted_rows:
             found.append((Fault.DELETED_COUNT, f"{pair.deleted_rows} in Iceberg, {cardinality} in Delta"))

@@ -10,7 +10,7 @@ import sqlite3
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import date
@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.expressions import EqualTo
+from pyiceberg.table.metadata import TableMetadataV3
 
 from daemon.clock import SystemClock
 from daemon.config.settings import LimitsSettings
@@ -308,21 +309,108 @@ def test_a_size_in_the_log_that_is_not_the_files_is_refused(pair: Pair) -> None:
     pair.assert_goes_on([0, 1, 3])
 
 
-def test_a_partition_in_a_year_that_readers_cannot_show_is_refused(pair: Pair, tmp_path: Path) -> None:
+@contextmanager
+def bench_of(table: HandmadeTable, **options: Any) -> Iterator[Bench]:
+    bench = Bench(table.folder.parent / "dvsync", table.location, table_options=options)
+    try:
+        yield bench
+    finally:
+        bench.close()
+
+
+def test_row_ids_near_the_end_of_64_bits_are_not_taken(tmp_path: Path) -> None:
+    """Iceberg gives the file's rows other ids, and has enough for those to come."""
+    table = HandmadeTable(tmp_path / "delta")
+    (table.folder / "_delta_log").mkdir(parents=True)
+    protocol, metadata = table.protocol(), table.metadata()
+    protocol["writerFeatures"] += ["rowTracking", "domainMetadata"]
+    names = ("RowId", "RowCommitVersion")
+    tracked = {f"delta.rowTracking.materialized{name}ColumnName": f"_{name}" for name in names}
+    tracking = {
+        **metadata,
+        "configuration": {**metadata["configuration"], "delta.enableRowTracking": "true", **tracked},
+    }
+    table.commit([{"protocol": protocol}, {"metaData": tracking}])
+    with bench_of(table, format_version=3) as bench:
+        bench.sync()
+        path = table.write_file([(1, "a", "b"), (2, "a", "b")])
+        add = table.add(path)
+        add["add"] |= {"baseRowId": 2**63 - 2, "defaultRowCommitVersion": 1}
+        table.commit([add])
+        bench.sync()
+        table.commit([table.add(table.write_file([(3, "a", "b")]))])
+        bench.sync()
+        metadata = bench.iceberg().metadata
+        assert isinstance(metadata, TableMetadataV3)
+        assert metadata.next_row_id == 3
+        assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["names", "mapped"])
+def test_a_restore_across_a_type_widening_has_a_way_out(tmp_path: Path, mapped: bool) -> None:
+    """The hints lead out: a resync, or with column mapping the same widening once more."""
+    table = HandmadeTable(tmp_path / "delta")
+    (table.folder / "_delta_log").mkdir(parents=True)
+
+    def metadata(kind: str) -> dict[str, Any]:
+        action = table.metadata((("id", "long"), ("v", kind)))
+        if mapped:
+            schema = json.loads(action["schemaString"])
+            for number, column in enumerate(schema["fields"], 1):
+                names = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": column["name"]}
+                column["metadata"] = names
+            action["schemaString"] = json.dumps(schema)
+            action["configuration"] |= {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "2"}
+        return {"metaData": action}
+
+    def add(number: int, kind: pa.DataType) -> dict[str, Any]:
+        columns = [("id", pa.int64(), b"1"), ("v", kind, b"2")]
+        ids = [{"PARQUET:field_id": column_id} if mapped else None for _, _, column_id in columns]
+        schema = pa.schema(
+            [pa.field(name, kind, metadata=each) for (name, kind, _), each in zip(columns, ids, strict=True)]
+        )
+        path = f"f{number}.parquet"
+        pq.write_table(pa.table([[number], [number]], schema), table.folder / path)
+        table.rows[path] = [(number, "a", "b")]
+        return table.add(path)
+
+    features = [*FEATURES, "columnMapping", "typeWidening"]
+    table.commit([{"protocol": table.protocol(features)}, metadata("integer")])
+    table.commit([add(1, pa.int32())])
+    with bench_of(table, format_version=3) as bench:
+        bench.sync()
+        table.commit([metadata("long"), add(2, pa.int64())])
+        bench.sync()
+        table.commit([metadata("integer"), table.remove("f2.parquet")], operation="RESTORE")
+        with pytest.raises(Unsupported, match="from long to int") as caught:
+            bench.sync()
+        if mapped:
+            assert "widen the column again in Delta" in caught.value.hint
+            table.commit([metadata("long")])
+            bench.follower.compare("a newer version")
+            bench.sync()
+        else:
+            assert "`dvsync resync t` makes it a new column" in caught.value.hint
+            bench.sync(full=True)
+        assert bench.iceberg().scan().to_arrow().to_pylist() == [{"id": 1, "v": 1}]
+
+
+def test_a_partition_in_a_year_that_readers_cannot_show_is_refused(tmp_path: Path) -> None:
     """The hint leads out: Delta deletes the partition."""
     table = HandmadeTable(tmp_path / "years", partitioned=True)
     table.create()
     dates = [("id", "long"), ("part", "date"), ("value", "string")]
     path = table.write_file([(1, "+12345-01-02", "a")])
     table.commit([{"metaData": table.metadata(dates)}, table.add(path)])
-    bench = Bench(pair.bench.folder, table.location, target="lake.years", name="years")
-    with pytest.raises(Unsupported, match=r"'\+12345-01-02' of column part is not in the years 1 to 9999") as caught:
+    with bench_of(table) as bench:
+        with pytest.raises(
+            Unsupported, match=r"'\+12345-01-02' of column part is not in the years 1 to 9999"
+        ) as caught:
+            bench.sync()
+        assert (caught.value.path or "").endswith(path)
+        table.commit([table.remove(path), table.add(table.write_file([(1, "2345-01-02", "a")]))], operation="UPDATE")
         bench.sync()
-    assert (caught.value.path or "").endswith(path)
-    table.commit([table.remove(path), table.add(table.write_file([(1, "2345-01-02", "a")]))], operation="UPDATE")
-    bench.sync()
-    assert bench.iceberg().scan().to_arrow()["part"].to_pylist() == [date(2345, 1, 2)]
-    bench.close()
+        assert bench.iceberg().scan().to_arrow()["part"].to_pylist() == [date(2345, 1, 2)]
 
 
 SENSELESS = {"minValues": {"id": "a"}, "maxValues": [9], "nullCount": {"id": "no", "value": -1}}

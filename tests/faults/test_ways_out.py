@@ -285,7 +285,7 @@ def a_column_of_another_type_is_written_anew(world: World) -> Steps:
     columns = [("id", "long"), ("part", "string"), ("value", "long")]
     with world.paused():
         world.table.commit([{"metaData": world.table.metadata(columns)}])
-    yield "Unsupported", "Overwrite the older files on the Delta side"
+    yield "Unsupported", "overwrite it in Delta first"
     world.table.overwrite([("id", "long"), ("part", "string")], {"id": 7, "part": "a"})
     world.dvsync("resync", NAME)
 

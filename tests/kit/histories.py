@@ -142,7 +142,7 @@ _append = st.builds(Append, _sizes)
 _change: st.SearchStrategy[Step | None] = st.one_of(
     st.none(),
     *(3 * [st.builds(Delete, _picks, _storage)]),
-    *(4 * [st.builds(Swap, _file, st.integers(0, 63), _storage)]),
+    *(4 * [st.builds(Swap, _file, st.integers(0, 63), _storage, st.booleans())]),
     *(3 * [st.builds(Restore, st.integers(1, 4))]),
     st.builds(Delete, _picks, _storage, st.just(True)),
     st.builds(Optimize, _files),

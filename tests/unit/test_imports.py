@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 ROWS: list[tuple[str, ...]] = [
     ("clock", "heap", "lean_imports", "locations", "masking", "object_store", "texts"),
     ("errors",),
-    ("config",),
+    ("config", "longs"),
     ("lineage", "log", "storage", "tracing"),
     ("durable", "outbox", "telemetry"),
     ("delta", "iceberg"),

@@ -268,6 +268,24 @@ def test_a_cookie_for_run_containers_without_any_is_refused() -> None:
             check(memoryview(PORTABLE + struct.pack("<QI", 1, 0) + body), cardinality=2, place=PLACE)
 
 
+def test_the_order_of_runs_is_checked_in_large_vectors() -> None:
+    """Those that are not decoded at once, too."""
+    runs = [(4 * number, 1) for number in range(5_000)]
+    for swapped in (runs, [runs[1], runs[0], *runs[2:]]):
+        body = struct.pack("<H", len(runs)) + b"".join(struct.pack("<HH", *run) for run in swapped)
+        keys = b"".join(struct.pack("<HH", key, 2 * len(runs) - 1) for key in range(4))
+        size = 4 + 1 + len(keys) + 16
+        offsets = struct.pack("<4I", *(size + number * len(body) for number in range(4)))
+        bitmap = struct.pack("<HHB", 12347, 3, 15) + keys + offsets + 4 * body
+        data = memoryview(PORTABLE + struct.pack("<QI", 1, 0) + bitmap)
+        assert len(data) > 1 << 16
+        if swapped is runs:
+            assert check_positions(data, cardinality=8 * len(runs), place=PLACE) == 3 * 2**16 + 4 * 4_999 + 1
+        else:
+            with pytest.raises(CorruptInput, match="run start less than last end"):
+                check_positions(data, cardinality=8 * len(runs), place=PLACE)
+
+
 def test_counts_that_promise_too_much_are_refused() -> None:
     """A count of 2**64 - 1 bitmaps, or of 2**32 - 1 containers, is refused; a smaller one ends where the bytes end."""
     for magic, count in ((PORTABLE, 8), (NATIVE, 4)):

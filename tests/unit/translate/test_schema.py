@@ -102,6 +102,8 @@ def mapped_names(name_mapping: Any) -> dict[int, Any]:
         ("date", DateType()),
         ("timestamp", TimestamptzType()),
         ("timestamp_ntz", TimestampType()),
+        ("timestamp_ltz", TimestamptzType()),
+        ("decimal", DecimalType(10, 0)),
     ],
 )
 def test_every_primitive_type(delta: str, iceberg: IcebergType) -> None:
