@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from shutil import which
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.typedef import Identifier
 
 from daemon.cli.tables import with_found_tables
 from daemon.config.settings import HealthSettings, Settings, TableSettings
@@ -14,6 +19,7 @@ from daemon.config.value_types import sqlite_file
 from daemon.delta.log import log_gone
 from daemon.errors import ConfigInvalid, SyncError, TargetUnreadable
 from daemon.iceberg.catalogs import catalog_away
+from daemon.iceberg.marker import is_marked
 from daemon.service.assembly import Parts, open_parts
 from daemon.spark.installed import check_jars, check_pipeline
 from daemon.sync.memory import as_sync_error
@@ -21,6 +27,8 @@ from daemon.texts import counted
 from daemon.translate.definition import check_format_version
 from daemon.web.server import check_certificate
 
+# At most so many tables of a catalog are read to find out whether dvsync made them.
+STRANGERS_MAX = 100
 # Of OpenSSL: a certificate is not yet valid, or has expired.
 DATE_CODES = (9, 10)
 
@@ -41,8 +49,10 @@ def try_connections(settings: Settings) -> Iterator[Attempt]:
     """
     with open_parts(settings) as parts:
         yield _attempt("state database", partial(_try_state, parts))
+        targets = {table.target for table in with_found_tables(settings)[0].tables}
+        targets |= {record.target for record in parts.store.list_tables()}
         for name in settings.catalogs:
-            yield _attempt(f"catalog {name}", partial(_try_catalog, parts, name))
+            yield _attempt(f"catalog {name}", partial(_try_catalog, parts, name, targets))
         for table in settings.tables:
             if not table.is_pattern:
                 yield _attempt(f"table {table.name}", partial(_try_source, parts, table))
@@ -70,18 +80,36 @@ def _try_state(parts: Parts) -> str:
     return f"can be written; {'in use by ' + lease.holder if lease.holder else 'no process uses it'}"
 
 
-def _try_catalog(parts: Parts, name: str) -> str:
+def _try_catalog(parts: Parts, name: str, targets: Container[str]) -> str:
     parts.catalogs.check_file(name)
     file = sqlite_file(parts.settings.catalogs[name].get("uri", ""))
     if file and not file.exists():
         return f"{file} is not there yet; dvsync will make it"
     try:
-        namespaces = parts.catalogs.open(name).list_namespaces()
+        catalog = parts.catalogs.open(name)
+        namespaces = catalog.list_namespaces()
     except SyncError:
         raise
     except Exception as error:
         raise catalog_away(name, error) from error
-    return f"answers; {counted(len(namespaces), 'namespace')}"
+    found = f"answers; {counted(len(namespaces), 'namespace')}"
+    for stray in _find_strays(catalog, namespaces, targets):
+        found += (
+            f"\n  dvsync made {stray}, and nothing leads to it now. To remove it with its files, give it an entry with "
+            "its source, target and a new name, sync it, take the entry out and `dvsync forget NAME --drop`."
+        )
+    return found
+
+
+def _find_strays(catalog: Catalog, namespaces: Iterable[Identifier], targets: Container[str]) -> Iterator[str]:
+    """Yield the tables that dvsync made and that are no table's target, as after a lost state database."""
+    # What is wrong with somebody's table or namespace is not our concern.
+    with suppress(Exception):
+        identifiers = map(".".join, chain.from_iterable(catalog.list_tables(each) for each in namespaces))
+        for identifier in islice((each for each in identifiers if each not in targets), STRANGERS_MAX):
+            with suppress(Exception):
+                if is_marked(catalog.load_table(identifier)):
+                    yield identifier
 
 
 def _try_source(parts: Parts, table: TableSettings) -> str:

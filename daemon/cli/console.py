@@ -199,7 +199,7 @@ def _orphans(status: TableStatus) -> str:
 def _lag(status: TableStatus, seconds: Callable[[float], str]) -> str:
     """Format the lag in versions and, in parentheses, in time. `seconds` formats the time."""
     if status.lag_versions is None:
-        return "-"
+        return f"unknown since {status.checked_at}" if status.checked_at else "-"
     if status.lag_versions <= 0:
         return "0"
     return f"{status.lag_versions} ({seconds(status.lag_seconds)})" if status.lag_seconds else f"{status.lag_versions}"

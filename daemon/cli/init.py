@@ -15,10 +15,12 @@ import yaml
 
 from daemon.cli.operations import examine_tables
 from daemon.cli.survey import Item, survey
+from daemon.cli.tables import tables_in_two_places
 from daemon.clock import SystemClock
 from daemon.config.load import load_settings
 from daemon.config.settings import Settings
 from daemon.config.share import ALL
+from daemon.config.value_types import ENV_PREFIX
 from daemon.doctor.diagnosis import Diagnosis, Verdict
 from daemon.doctor.lake import lines_on
 from daemon.errors import ConfigInvalid, SyncError
@@ -81,8 +83,12 @@ def write_configuration(path: Path, places: Iterable[str], report: Callable[[str
     if found.tables:
         report(f"Delta tables found: {len(found.tables)}. Examining them.")
     verdicts = _examine(settings, found, items, report)
-    _load(path, items)
+    written = _load(path, items)
     _write_new(path, _text(items))
+    for line in tables_in_two_places(written):
+        report(line)
+    if names := ", ".join(sorted(name for name in os.environ if name.startswith(f"{ENV_PREFIX}STORAGE__"))):
+        report(f"Not in the file, so that dvsync needs them again: {names}.")
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "none yet"
     option = f" --config {shlex.quote(str(path))}"
     report(

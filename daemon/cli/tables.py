@@ -15,6 +15,7 @@ from daemon.clock import SystemClock
 from daemon.config.load import find_same_targets
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog, log_gone
+from daemon.durable import is_local
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.scheduling.failures import described
 from daemon.service.discovery import discover, gone_among, owners_among, vanished_by_pattern
@@ -164,6 +165,15 @@ def refused_tables(settings: Settings) -> Iterator[str]:
                 check_path(getattr(table, key) or "")
             except SyncError as error:
                 yield f"tables[{number}].{key}: {error.message}"
+
+
+def tables_in_two_places(settings: Settings) -> Iterator[str]:
+    """Yield a line for each entry of which either the data files or Iceberg's metadata are local, and not both."""
+    for table in settings.tables:
+        place = table.location or settings.catalogs.get(table.catalog, {}).get("warehouse", "")
+        # The warehouse of a REST catalog may be a name.
+        if "://" in place and is_local(table.source) != is_local(place):
+            yield f"{table.name}: its data files are at {table.source}, its metadata at {place}: readers need both"
 
 
 def with_found_tables(settings: Settings) -> tuple[Settings, dict[str, SyncError]]:

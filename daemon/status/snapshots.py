@@ -150,9 +150,8 @@ def choose_by_version(table: Table, version: int) -> Choice:
     return Choice(
         version,
         reason=f"no snapshot shows version {version} any more: it has expired",
-        hint="Read it from the Delta table, if Delta still has it. maintenance.snapshots_max and snapshot_age_max say "
-        "how many snapshots stay; tag_every keeps chosen versions for longer. If VACUUM removed files of the version, "
-        "nobody can read it any more.",
+        hint="Read it from the Delta table, if Delta still has it. Snapshots expire when VACUUM removes their data, "
+        "and by number and age (maintenance.snapshots_max, snapshot_age_max); tag_every keeps chosen ones for longer.",
     )
 
 

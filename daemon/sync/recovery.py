@@ -142,10 +142,10 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
             return
     name, target, writer = context.settings.name, context.settings.target, context.writer
     is_own = writer is not None and marker.writer == writer.name
+    whose = "dvsync has shown there so far" if is_own else f"the dvsync with the state {marker.writer} follows"
     raise TargetChanged(
-        f"the Iceberg table {target} shows another Delta table (id {theirs}, version {marker.version}), which "
-        f"{'this dvsync' if is_own else f'the dvsync with the state {marker.writer}'} follows; {context.location} has "
-        f"the id {ours}",
+        f"the Iceberg table {target} shows another Delta table (id {theirs}, version {marker.version}), which {whose}; "
+        f"{context.location} has the id {ours}",
         path=table.metadata_location,
         hint=f"{ONE_TARGET} To have this one in {target}, {'' if is_own else 'stop that dvsync and '}"
         f"`dvsync resync {name}`.",

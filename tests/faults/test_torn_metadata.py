@@ -134,11 +134,20 @@ def test_resync_makes_a_table_anew_whose_metadata_is_lost(tmp_path: Path, *, who
         assert duckdb_rows(bench.iceberg()) == scene.table.live_rows()
 
 
-def test_a_resync_drops_no_table_of_somebody_else(tmp_path: Path) -> None:
-    """The readable metadata beside the damaged file is not dvsync's."""
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(r"dvsync\.", id="not dvsync's"),
+        pytest.param(r"table-uuid\W+.{8}", id="of another table", marks=pytest.mark.long),
+    ],
+)
+def test_a_resync_drops_no_table_of_somebody_else(tmp_path: Path, changed: str) -> None:
+    """The readable metadata beside the damaged file is not dvsync's, or another table of dvsync's has this folder."""
     scene = Scene(tmp_path)
     damaged = scene.metadata_file()
-    foreign = re.sub(r"dvsync\.", "other.", damaged.read_text())
+    foreign = re.sub(
+        changed, lambda found: "other." if found[0] == "dvsync." else found[0][:-8] + "0" * 8, damaged.read_text()
+    )
     for file in damaged.parent.glob("*.metadata.json"):
         file.write_text(foreign)
     empty(damaged)

@@ -564,6 +564,36 @@ def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: 
         assert f"in use by process {os.getpid()} " in dvsync("config", "check", "--connect", config=config).stdout
 
 
+def test_config_check_knows_an_iceberg_table_that_nothing_leads_to(followed: Bench, tmp_path: Path):
+    """The target was renamed and the state database lost: the former table is named, and the way out works."""
+
+    def run(*words: str, entry: str = "") -> str:
+        config = FOLLOWED.replace("lake.t", "lake.new") + entry + "pipeline: {engine: local}\n"
+        (tmp_path / "config.yaml").write_text(config)
+        done = CliRunner().invoke(app, [*words, "--config", str(tmp_path / "config.yaml")])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    followed.close()
+    followed.state_file.unlink()
+    assert "dvsync made lake.t, and nothing leads to it now" in run("config", "check", "--connect")
+    run("sync", entry="- {source: data/t, target: lake.t, name: old}\n")
+    assert "old: lake.t dropped" in run("forget", "old", "--drop")
+    assert "dvsync made" not in run("config", "check", "--connect")
+
+
+@pytest.mark.parametrize(
+    ("source", "warehouse", "is_split"),
+    [("/data/a", "s3://b/w", True), ("s3://b/a", "w", True), ("s3://b/a", "s3://b/w", False), ("/data/a", "w", False)],
+)
+def test_config_check_says_that_data_and_metadata_are_in_two_places(tmp_path: Path, source, warehouse, is_split):
+    """Who reads the one may not reach the other."""
+    catalogs = CATALOGS.replace("var/warehouse", warehouse)
+    (tmp_path / "config.yaml").write_text(f"{catalogs}tables: [{{source: '{source}', target: db.a}}]\n")
+    done = CliRunner().invoke(app, ["config", "check", "--config", str(tmp_path / "config.yaml")])
+    assert (done.exit_code, "readers need both" in done.output) == (0, is_split)
+
+
 def test_config_check_says_what_it_found(dvsync):
     """The tables with source, target and interval."""
     result = dvsync("config", "check", config=TWO_TABLES)

@@ -203,3 +203,13 @@ def test_without_java_the_file_is_written_all_the_same() -> None:
     assert "Wrote config.yaml. Tables: 2 could not be examined, 1 can be followed." in lines
     code, output = dvsync("config", "check")
     assert (code, output.count(" -> local lake.")) == (0, 3)
+
+
+def test_what_the_file_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that only variables name, and a local warehouse for tables that are elsewhere."""
+    monkeypatch.setenv("DVSYNC_STORAGE__S3__REGION", "eu-north-1")
+    monkeypatch.setenv("DVSYNC_CATALOGS__LOCAL__WAREHOUSE", "s3://bucket/warehouse")
+    made("lake/orders")
+    code, output = dvsync("init", "lake/orders")
+    assert (code, "its metadata at s3://bucket/warehouse: readers need both" in output) == (0, True), output
+    assert "Not in the file, so that dvsync needs them again: DVSYNC_STORAGE__S3__REGION." in output
