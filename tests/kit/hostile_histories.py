@@ -182,6 +182,8 @@ class HostileState(State):
     columns: tuple[str, ...] = ()
     is_widened: bool = False
     twins: tuple[tuple[str, frozenset[int]], ...] = ()
+    # Files that are gone for a Delta that compares as `java.net.URI` does, and live for one that compares texts.
+    doubted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -297,6 +299,8 @@ class HostileHistory(History):
     is_replaced: bool = False
     # The second add of a file that is live twice, with its path and what is deleted there.
     _twins: list[tuple[str, frozenset[int], dict[str, Any]]] = field(default_factory=list)
+    # The adds of `doubted` files, by path.
+    _doubted: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.table: HostileTable = HostileTable(self.folder, partitioned=self.partitioned)
@@ -342,7 +346,8 @@ class HostileHistory(History):
 
     def mend(self) -> None:
         """Remove second logical files and what Delta cannot read, and rewrite what else Iceberg may not show."""
-        state, removes = self._state(-1), [_remove_of(add) for *_, add in self._twins]
+        state = self._state(-1)
+        removes = [_remove_of(add) for add in (*(add for *_, add in self._twins), *self._doubted.values())]
         kinds = {path: set(self._misfits(path, state).values()) for path in self.table.live}
         rewritten = [path for path, found in kinds.items() if found & {"case", "narrow", "doubtful"}]
         for path in rewritten:
@@ -350,7 +355,7 @@ class HostileHistory(History):
             texts = self.table.doubtful.get(path, {live["path"]}) - {live["path"]}
             removes += [_remove_of({**live, "path": text}) for text in texts]
         removes += [self.table.remove(path) for path, found in kinds.items() if "type" in found]
-        self._twins = []
+        self._twins, self._doubted = [], {}
         self._commit([*removes, *self._rewrite([path for path in rewritten if path in self.table.live])])
 
     def refusal(self, version: int) -> Refusal | None:
@@ -359,7 +364,7 @@ class HostileHistory(History):
         if state.twins:
             return Refusal(frozenset(_named(path) for path, _ in state.twins), must=True)
         found = [self._misfits(path, state) for path in state.deleted]
-        names = frozenset(name for misfits in found for name in misfits)
+        names = frozenset(name for misfits in found for name in misfits) | state.doubted
         return Refusal(names, must=self.is_unreadable(version)) if names else None
 
     def is_unreadable(self, version: int) -> bool:
@@ -404,7 +409,9 @@ class HostileHistory(History):
         if len(self.states) > before:
             twins = tuple((path, dead) for path, dead, _ in self._twins)
             schema = (tuple(self.table.columns), self.table.is_widened)
-            self.states[-1] = HostileState(self.states[-1].deleted, self.states[-1].actions, only_moved, *schema, twins)
+            doubted = frozenset(map(_named, self._doubted))
+            plain = self.states[-1]
+            self.states[-1] = HostileState(plain.deleted, plain.actions, only_moved, *schema, twins, doubted)
             self.commits.append(actions)
 
     def _new_name(self) -> str:
@@ -449,6 +456,8 @@ class HostileHistory(History):
             remove["remove"]["deletionVector"] = self.table.write_dvs({path: {5}}, "i")[path]
         if logical_file(remove["remove"]) == logical_file(live):
             self.table.remove(path)
+            if path in self.table.doubtful:
+                self._doubted = {path: live}
         self._commit([remove], only_moved=path in self.table.live)
 
     def _repeat_remove(self, back: int) -> None:
