@@ -164,6 +164,10 @@ class CorruptInput(SyncError):
     may_end_by_version = True
 
 
+class FileLiveTwice(CorruptInput):
+    """Delta shows a data file more than once, or some readers of Delta do: Iceberg cannot, and Spark is not asked."""
+
+
 class AccountMismatch(SyncError):
     """The totals of a new snapshot differ from Delta's totals: nothing is committed, the table is parked."""
 

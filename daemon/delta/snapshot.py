@@ -83,8 +83,8 @@ def replay(
     Requests: those of `DeltaLog.read_commit` for each commit, or a read of the compacted file; those of
     `read_checkpoint`; two for the version's time if its own commit file was not read.
 
-    Raises what these raise, and `CorruptInput` if a file is added twice or the log has no protocol or metadata. The
-    caller checks the protocol.
+    Raises what these raise, `FileLiveTwice`, and `CorruptInput` if the log has no protocol or metadata. The caller
+    checks the protocol.
     """
     newest, times_ms = _NewestFirst(log.location), list[int | None]()
     for file in reversed(segment.commits):
@@ -191,7 +191,7 @@ class _NewestFirst:
         return ReplayedState(self._location, version, timestamp_ms, self._protocol, self._metadata, adds.num_rows, adds)
 
     def _is_live(self, path: str, identity: Identity) -> bool:
-        """Return whether no newer action decided about the logical file. Raises `CorruptInput` if nobody can tell."""
+        """Return whether no newer action decided about the logical file. Raises `FileLiveTwice` if nobody can tell."""
         removed = self._removed.get(path, ())
         if (path, identity) in self._added or identity in removed:
             return False

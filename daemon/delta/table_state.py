@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from daemon.delta.actions import AddFile, Identity, Metadata, Protocol, find_doubled
 from daemon.delta.uri import PLAIN_PATH, describe, is_doubtful, name_file
-from daemon.errors import CorruptInput
+from daemon.errors import CorruptInput, FileLiveTwice
 from state.records import DeletionVectorDescriptor
 
 T = TypeVar("T")
@@ -76,11 +76,11 @@ class TableState(ABC):
 
 
 def check_unique(adds: Sequence[AddFile]) -> None:
-    """Raise `CorruptInput` if two live adds lead to one path: Delta shows the file's rows twice, Iceberg cannot."""
+    """Raise `FileLiveTwice` if two live adds lead to one path: Delta shows the file's rows twice, Iceberg cannot."""
     if doubled := find_doubled(add.path for add in adds):
         path, count = doubled
         told = sorted(describe(add.identity) for add in adds if add.path == path)
-        raise CorruptInput(
+        raise FileLiveTwice(
             f"the log has {count} live adds for the one path {path}: {'; '.join(told)}",
             path=path,
             hint=HINT_DOUBLED,
@@ -98,10 +98,10 @@ def check_rows(rows: pa.Table) -> None:
 
 
 def check_certain(path: str, identity: Identity, removed: Iterable[Identity]) -> None:
-    """Raise `CorruptInput` if nobody can tell whether the files that are `removed` at `path` include that live one."""
+    """Raise `FileLiveTwice` if nobody can tell whether the files that are `removed` at `path` include that live one."""
     for other in removed:
         if is_doubtful(path, identity, other):
-            raise CorruptInput(
+            raise FileLiveTwice(
                 f"Delta removes {path} {describe(other)}, and its add is {describe(identity)}: whether these are one "
                 "file depends on the reader",
                 path=path,

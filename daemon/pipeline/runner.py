@@ -14,7 +14,7 @@ from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import load_log_segment
 from daemon.delta.snapshot import replay
 from daemon.delta.table_state import TableState
-from daemon.errors import CorruptInput, PipelineAway, SyncError, Unsupported
+from daemon.errors import CorruptInput, FileLiveTwice, PipelineAway, SyncError, Unsupported
 from daemon.pipeline.inspection import Inspection, InspectionTask, Inspector, joined
 from daemon.pipeline.kernel import translate
 from daemon.spark.session import SparkPipeline
@@ -54,6 +54,8 @@ class Runner:
         replayed: TableState | None = None
         try:
             replayed = self._replay(log, storage, version)
+        except FileLiveTwice:
+            raise  # Delta on Spark reads such a log, but Iceberg cannot show what it reads.
         except (CorruptInput, Unsupported) as error:
             if self.settings.engine == "local":
                 raise

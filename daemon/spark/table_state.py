@@ -123,9 +123,9 @@ class _MetadataLine(msgspec.Struct):
 def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = None) -> SparkState:
     """Read the state at `version`, or the newest state.
 
-    Raises `Unsupported` if Delta itself refuses the table, `CorruptInput` if its log is broken, `CommitIncomplete`
-    while one of its commits is being written, `ObjectMissing` if it has no log, and `ObjectStoreAway` or
-    `PipelineAway`.
+    Raises `Unsupported` if Delta itself refuses the table, `CorruptInput` if its log is broken, `FileLiveTwice`,
+    `CommitIncomplete` while one of its commits is being written, `ObjectMissing` if it has no log, and
+    `ObjectStoreAway` or `PipelineAway`.
     """
     from py4j.protocol import Py4JJavaError  # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -158,7 +158,7 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
 
 
 def _check_certain(location: str, live: DataFrame, removed: DataFrame) -> None:
-    """Raise `CorruptInput` if nobody can tell whether a tombstone removes a live file.
+    """Raise `FileLiveTwice` if nobody can tell whether a tombstone removes a live file.
 
     A small job, and two larger ones only for a log with an UNUSUAL_PATH.
     """

@@ -622,3 +622,17 @@ def test_two_names_of_one_file(service: Service, tmp_path: Path) -> None:
     assert bench.iceberg().metadata_location == shown
     table.commit([by_its_absolute_path({"remove": {"path": relative, "deletionTimestamp": 0, "dataChange": True}})])
     check()
+    # Delta's own way out of the same file with two deletion vectors.
+    table.commit([table.add(table.write_file([(9, "a", "z")])), *table.delete({relative: [0]})])
+    check()
+    shown = bench.iceberg().metadata_location
+    table.commit([table.add(relative, deleted=[1])])
+    with pytest.raises(
+        CorruptInput, match=f"the log has 2 live adds for the one path .*{relative}: .* vector .*; .* vector"
+    ):
+        bench.sync()
+    assert bench.iceberg().metadata_location == shown
+    with confs(service.spark, {f"{DELTA}.duplicateActionCheck.enabled": "false"}):
+        service.spark.sql(f"OPTIMIZE delta.`{table.folder}`")
+    table.version += 1
+    check()

@@ -18,7 +18,7 @@ from daemon.config.settings import PipelineSettings, SparkSettings
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment, load_log_segment
 from daemon.delta.snapshot import replay
-from daemon.delta.uri import resolve_path
+from daemon.delta.uri import name_file
 from daemon.errors import CorruptInput
 from daemon.pipeline.runner import Runner
 from daemon.spark.answers import collect
@@ -108,7 +108,7 @@ def comparable(found: Sequence[dict[str, Any]], location: str | None = None) -> 
     some = [
         {
             **row,
-            "path": resolve_path(location, row["path"]) if location else row["path"],
+            **(dict(zip(("path", "uri"), name_file(location, row["path"]), strict=True)) if location else {}),
             "partition_values": dict(row["partition_values"]),
             "stats": json.loads(row["stats"], object_hook=_with_moments) if row["stats"] else None,
         }

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from daemon.config.settings import PipelineSettings, SparkSettings
-from daemon.errors import CorruptInput, PipelineAway
+from daemon.errors import CorruptInput, FileLiveTwice, PipelineAway
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
-from tests.kit.logs import METADATA, PROTOCOL, HandmadeLog, add
+from tests.kit.logs import METADATA, PROTOCOL, HandmadeLog, add, remove
 
 
 @pytest.fixture
@@ -64,3 +64,15 @@ def test_a_refusal_stands_without_spark(log: HandmadeLog) -> None:
     for engine in ("auto", "local"):
         with pytest.raises(CorruptInput, match="the checkpoint cannot be read"):
             files(log, engine=engine)
+
+
+def test_a_file_that_is_live_twice_is_no_question_for_spark(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark would say the same, or something by chance; no JVM starts for it."""
+    monkeypatch.setattr(SparkPipeline, "_start", lambda _: pytest.fail("Spark was asked"))
+    log.commit(add("x"), add("%78"))
+    with pytest.raises(FileLiveTwice, match="2 live adds for the one path"):
+        files(log)
+    log.commit(remove("%78"), add("y%c3"))
+    log.commit(remove("y%C3"))
+    with pytest.raises(FileLiveTwice, match="depends on the reader"):
+        files(log)
