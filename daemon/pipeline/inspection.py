@@ -75,7 +75,9 @@ class Inspector:
         except SyncError as error:
             raise error.located(path=path) from error.__cause__
         if add.deletion_vector is not None:
-            metrics = proven(metrics, column_ranges(footer, leaf_paths, self.table.leaves))
+            told = metrics.lower_bounds.keys() | metrics.null_value_counts.keys()
+            leaves = {leaf: column for leaf, column in self.table.leaves.items() if column.field_id in told}
+            metrics = proven(metrics, column_ranges(footer, leaf_paths, leaves))
         return metrics, found
 
     def _check_schema(self, footer: pq.FileMetaData) -> tuple[FileSchema, tuple[str, ...]]:

@@ -44,8 +44,8 @@ DOUBLE_DIGITS = 15
 AS_DOUBLE = Context(prec=17)
 # Texts for numbers that JSON lacks. Delta reads no other text as a float.
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-# Delta cuts the seconds of a zone's offset. No zone has had any since 1972 (IANA's time zone database).
-OFFSETS_HAVE_SECONDS_UNTIL_US = 2 * 366 * 86_400_000_000
+# Delta cuts the seconds of a zone's offset. No zone has had any since January 1972 (IANA's time zone database).
+OFFSETS_HAVE_SECONDS_UNTIL_US = 3 * 365 * 86_400_000_000
 OFFSET_REST_US = 60_000_000
 # Older versions of Delta end a greatest string that they cut with this, which emojis exceed (delta-io/delta#3430).
 OLD_TIE_BREAKER = "\ufffd"

@@ -216,7 +216,7 @@ def test_the_upper_bound_of_a_timestamp_in_bytes() -> None:
     st.sampled_from(["Europe/Berlin", "Europe/Amsterdam", "Africa/Monrovia", "America/New_York", "Asia/Kolkata"]),
 )
 @example(datetime(1800, 1, 1), "Europe/Berlin")
-@example(datetime(1972, 1, 1), "Africa/Monrovia")
+@example(datetime(1972, 1, 6, 23), "Africa/Monrovia")
 def test_bounds_of_offsets_whose_seconds_delta_cuts(moment: datetime, zone: str) -> None:
     """Delta writes +00:53 for +00:53:28: the bounds hold the moment nevertheless (delta-io/delta#5249)."""
     local = moment.replace(tzinfo=ZoneInfo(zone))
