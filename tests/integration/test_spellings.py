@@ -116,7 +116,8 @@ def test_every_spelling_is_judged_by_delta(spark: SparkSession, tmp_path: Path) 
             state = newest.state(3, 3, log.folder)
         except FileLiveTwice as refused:
             if "live adds for the one path" in refused.message:
-                assert max(len(one_partition), len(many)) > 1, (steps, refused)
+                spelled = {path for _, _, path, _ in steps}
+                assert max(len(one_partition), len(many)) > 1 or are_equal_in_java(spark, spelled), (steps, refused)
                 outcomes["twice"] += 1
             else:
                 assert "depends on the reader" in refused.message
@@ -172,7 +173,8 @@ def test_what_spark_reads_is_refused_as_well(
     ):
         bench.sync()
     assert not bench.exists()
-    remove = {"deletionTimestamp": 1, "dataChange": True}
+    # Spark's state has no tombstone that VACUUM may forget.
+    remove = {"deletionTimestamp": SystemClock().now_ms(), "dataChange": True}
     table.commit([{"remove": {"path": f"{table.location}/{path}", **remove}}, {"add": {**add, "path": "%C3%A9"}}])
     table.commit([{"remove": {"path": "%c3%a9", **remove}}])
     with (
