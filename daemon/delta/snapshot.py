@@ -131,7 +131,7 @@ class _NewestFirst:
     3. Checkpoint: `a` and `c` without vectors are skipped, because they are removed; `b` is live.
 
     The state is `a` with `v`, and `b`. If a path is live more than once, Delta shows its rows as often, and the log is
-    refused. It is also refused if nobody can tell whether Delta removes a file (`is_same_uri`).
+    refused. It is also refused if nobody can tell whether Delta removes a file (`is_doubtful`).
     """
 
     def __init__(self, location: str) -> None:

@@ -90,6 +90,9 @@ class AnyPath(Followed):
             return "file:///" + unquote(encoded).removeprefix("file:").lstrip("/")
         return super()._path(encoded)
 
+    def _spelled(self, encoded: str) -> str:
+        return self._path(encoded)  # Delta writes absolute paths anew.
+
 
 def show_cases(spark: SparkSession, columns: Mapping[str, Sequence[str | None]], repeat: int) -> None:
     """The view `cases`: each value of each column, in `repeat` rows with an id of its own."""

@@ -54,11 +54,6 @@ class DeltaTruth:
 LogicalFile = tuple[str, str | None, int | None]
 
 
-def logical_file(action: Mapping[str, Any]) -> LogicalFile:
-    vector = action.get("deletionVector") or {}
-    return action["path"], vector.get("pathOrInlineDv"), vector.get("offset")
-
-
 @dataclass
 class Followed:
     """A Delta table at `folder`/lake/t, which a running daemon follows. `{t}` in statements stands for the table.
@@ -127,16 +122,23 @@ class Followed:
             actions = [json.loads(line) for line in lines if line]
             for action in actions:
                 if "remove" in action:
-                    self._adds.pop(logical_file(action["remove"]), None)
+                    self._adds.pop(self._logical_file(action["remove"]), None)
                 if "metaData" in action:
                     self._table_id = action["metaData"]["id"]
             for action in actions:
                 if "add" in action:
-                    self._adds[logical_file(action["add"])] = action["add"]
+                    self._adds[self._logical_file(action["add"])] = action["add"]
         self._replayed = last
-        adds = {self._path(path): add for (path, _, _), add in self._adds.items()}
+        adds = {self._path(add["path"]): add for add in self._adds.values()}
         assert len(adds) == len(self._adds), "a file is live once"
         return adds
+
+    def _logical_file(self, action: Mapping[str, Any]) -> LogicalFile:
+        vector = action.get("deletionVector") or {}
+        return self._spelled(action["path"]), vector.get("pathOrInlineDv"), vector.get("offset")
+
+    def _spelled(self, encoded: str) -> str:
+        return encoded
 
     def _path(self, encoded: str) -> str:
         return f"file://{self.source}/{unquote(encoded)}"
