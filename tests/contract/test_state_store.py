@@ -1548,8 +1548,8 @@ def test_the_newest_migration_is_the_one_that_is_looked_for(sql_store: SqlStateS
 
 
 FIRST_SCHEMA_ROWS = """
-INSERT INTO tables (id, name, source, target, paused, must_compare, snapshot_id)
-    VALUES (1, 'orders', 'source', 'target', true, false, 11), (2, 'stock', 'source2', 'target2', false, false, NULL);
+INSERT INTO tables (id, name, source, target, paused, must_compare, snapshot_id, synced_version) VALUES
+    (1, 'orders', 'source', 'target', true, false, 11, 1), (2, 'stock', 'source2', 'target2', false, false, NULL, NULL);
 INSERT INTO intents (id, table_id, to_version, created_at_ms, status) VALUES (11, 1, 1, 50, 'open');
 INSERT INTO metadata_files (id, table_id, path, kind, status, reason, orphaned_at_ms, intent_id) VALUES
     (1, 1, 'm-live', 'manifest', 'live', NULL, NULL, NULL),
@@ -1586,6 +1586,7 @@ def test_first_schema_is_upgraded(tmp_path: Path) -> None:
     opened_at_ms = time.time_ns() // 1_000_000
     with closing(SqlStateStore.open(url)) as store:
         orders, stock = store.list_tables()
+        assert (orders.must_compare, stock.must_compare) == (True, False), "the URIs of live files are unknown"
         assert stock.pause is None
         assert orders.pause is not None
         assert (orders.pause.since_ms >= opened_at_ms, orders.pause.until_ms) == (True, None)
