@@ -81,7 +81,10 @@ def compare_listed(
 
 
 def _is_untouched(identity: CommitIdentity, meta: FileMeta) -> bool:
-    return (identity.size_bytes, identity.modified_ms) == (meta.size, meta.modified_ms)
+    """Return whether size and time are the same. MinIO lists milliseconds, and sends whole seconds with a file."""
+    times_ms = (identity.modified_ms, meta.modified_ms)
+    step_ms = 1 if all(time_ms % 1000 for time_ms in times_ms) else 1000
+    return identity.size_bytes == meta.size and times_ms[0] // step_ms == times_ms[1] // step_ms
 
 
 def _is_same_content(one: CommitIdentity, other: CommitIdentity) -> bool:

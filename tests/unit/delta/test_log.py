@@ -18,7 +18,7 @@ from daemon.storage import FileMeta, Span
 from state.records import CommitIdentity
 
 LOCATION = "s3://bucket/lake/t"
-MODIFIED_MS = 1_700_000_000_000
+MODIFIED_MS = 1_700_000_000_123
 # Smaller than any line, so that lines lie across blocks.
 BLOCK = 7
 ADD = {"path": "a", "partitionValues": {}, "size": 10, "modificationTime": 0, "dataChange": True}
@@ -635,6 +635,14 @@ def test_older_commits_that_stay_are_not_read() -> None:
     del storage.files[log.commit_path(0)], storage.files[log.commit_path(1)]
     storage.read_blocks = None  # type: ignore[assignment, method-assign]
     assert log.check_continuity(3, recent) == ()
+
+
+def test_a_listing_in_milliseconds_of_a_store_of_seconds() -> None:
+    """MinIO lists milliseconds, and sends whole seconds with a file: these are one time, and nothing is read again."""
+    storage, log, recent = log_that_was_read()
+    whole = [with_fields(each, modified_ms=MODIFIED_MS // 1000 * 1000) for each in recent]
+    storage.read_blocks = None  # type: ignore[assignment, method-assign]
+    assert log.check_continuity(3, whole) == ()
 
 
 def test_another_time_in_a_listing_is_asked_for() -> None:
