@@ -619,6 +619,37 @@ def test_config_check_says_that_data_and_metadata_are_in_two_places(tmp_path: Pa
     assert (done.exit_code, "readers need both" in done.output) == (0, is_split)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "targets", "is_one"),
+    [
+        ("uri: 'http://Host:80/a', warehouse: w", "uri: 'http://host/a/', warehouse: w", "l.t l.t", True),
+        ("uri: 'http://h'", "uri: 'http://h', s3.region: r, py-io-impl: x", "l.t l.T", True),
+        ("type: glue, glue.region: x", "type: glue, glue.region: x", "l.t L.t", True),
+        ("type: dynamodb", "type: dynamodb", "l.t l.t", True),
+        ("uri: 'http://h', warehouse: w", "uri: 'http://h', warehouse: v", "l.t l.t", False),
+        ("uri: 'http://h', token: x", "uri: 'http://h', token: y", "l.t l.t", False),
+        ("uri: 'http://h', header.x-tenant: x", "uri: 'http://h', header.x-tenant: y", "l.t l.t", False),
+        ("type: hive, uri: 'thrift://h:1'", "type: hive, uri: 'thrift://h:1', hive.catalog-name: x", "l.t l.t", False),
+        ("type: glue, client.role-arn: x", "type: glue, client.role-arn: y", "l.t l.t", False),
+        ("type: sql, uri: 'sqlite:///c', warehouse: w", "uri: 'sqlite:///c', warehouse: w", "l.t l.t", False),
+        ("uri: 'sqlite:///c', warehouse: w", "uri: 'sqlite:///c', warehouse: w", "l.t l.t", False),
+        ("type: in-memory, warehouse: w", "type: in-memory, warehouse: w", "l.t l.t", False),
+    ],
+)
+def test_config_check_says_which_targets_may_be_one(here, first, second, targets, is_one):
+    """Those of catalogs that nothing tells apart, in any spelling. It is no fault, for only the catalog knows."""
+    one, other = targets.split()
+    tables = "".join(
+        f"- {{source: {name}, name: {name}, catalog: {catalog}, target: {target}}}\n"
+        for name, catalog, target in (("a", "c", one), ("b", "d", other))
+    )
+    said = here(f"catalogs:\n  c: {{{first}}}\n  d: {{{second}}}\ntables:\n{tables}", "config", "check")
+    line = (
+        f"b: {other} in the catalog d may be the same Iceberg table as {one} in the catalog c, the target of a; if so,"
+    )
+    assert (line in said, "may be" in said) == (is_one, is_one), said
+
+
 def test_config_check_says_what_it_found(dvsync):
     """The tables with source, target and interval."""
     result = dvsync("config", "check", config=TWO_TABLES)
