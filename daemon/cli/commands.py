@@ -404,7 +404,7 @@ def check(
     config: ConfigPath = None,
 ) -> None:
     """List every fault in the configuration, or print a summary of it. Exit code 1 if --connect finds a fault."""
-    from daemon.cli.tables import refused_tables, tables_in_two_places  # noqa: PLC0415
+    from daemon.cli.tables import refused_tables, tables_in_two_places, targets_that_may_be_one  # noqa: PLC0415
 
     with reported_errors():
         settings = load(context, config, quiet=True)
@@ -421,7 +421,7 @@ def check(
         # The targets of a pattern's tables are known once they are found.
         belongs = settings.share.count > 1 and not table.is_pattern
         typer.echo(scrub(f"{line}, share {settings.share.owner_of(table.target)}" if belongs else line))
-    for line in tables_in_two_places(settings):
+    for line in (*tables_in_two_places(settings), *targets_that_may_be_one(settings)):
         typer.echo(scrub(line))
     if not connect:
         return

@@ -19,7 +19,7 @@ from daemon.config.value_types import sqlite_file
 from daemon.delta.log import log_gone
 from daemon.errors import ConfigInvalid, SyncError, TargetUnreadable
 from daemon.iceberg.catalogs import catalog_away
-from daemon.iceberg.marker import is_marked
+from daemon.iceberg.marker import shown_by
 from daemon.service.assembly import Parts, open_parts
 from daemon.spark.installed import check_jars, check_pipeline
 from daemon.sync.memory import as_sync_error
@@ -49,8 +49,8 @@ def try_connections(settings: Settings) -> Iterator[Attempt]:
     """
     with open_parts(settings) as parts:
         yield _attempt("state database", partial(_try_state, parts))
-        targets = {table.target for table in with_found_tables(settings)[0].tables}
-        targets |= {record.target for record in parts.store.list_tables()}
+        targets = {table.target.lower() for table in with_found_tables(settings)[0].tables}
+        targets |= {record.target.lower() for record in parts.store.list_tables()}
         for name in settings.catalogs:
             yield _attempt(f"catalog {name}", partial(_try_catalog, parts, name, targets))
         for table in settings.tables:
@@ -93,7 +93,7 @@ def _try_catalog(parts: Parts, name: str, targets: Container[str]) -> str:
     except Exception as error:
         raise catalog_away(name, error) from error
     found = f"answers; {counted(len(namespaces), 'namespace')}"
-    for stray in _find_strays(catalog, namespaces, targets):
+    for stray in _find_strays(parts, catalog, namespaces, targets):
         found += (
             f"\n  dvsync made {stray}, and nothing leads to it now. To remove it with its files, give it an entry with "
             "its source, target and a new name, sync it, take the entry out and `dvsync forget NAME --drop`."
@@ -101,14 +101,23 @@ def _try_catalog(parts: Parts, name: str, targets: Container[str]) -> str:
     return found
 
 
-def _find_strays(catalog: Catalog, namespaces: Iterable[Identifier], targets: Container[str]) -> Iterator[str]:
-    """Yield the tables that dvsync made and that are no table's target, as after a lost state database."""
+def _find_strays(
+    parts: Parts, catalog: Catalog, namespaces: Iterable[Identifier], targets: Container[str]
+) -> Iterator[str]:
+    """Yield the tables that this dvsync made and that are no table's target, as after a lost state database.
+
+    What another dvsync wrote last may be in use. Of two names of one Iceberg table, the other one may lead to it.
+    """
+    uuids = {record.table_uuid for record in parts.store.list_tables()}
     # What is wrong with somebody's table or namespace is not our concern.
     with suppress(Exception):
         identifiers = map(".".join, chain.from_iterable(catalog.list_tables(each) for each in namespaces))
-        for identifier in islice((each for each in identifiers if each not in targets), STRANGERS_MAX):
+        for identifier in islice((each for each in identifiers if each.lower() not in targets), STRANGERS_MAX):
             with suppress(Exception):
-                if is_marked(catalog.load_table(identifier)):
+                table = catalog.load_table(identifier)
+                marker = shown_by(table)
+                is_own = marker is not None and marker.writer == parts.settings.state.place
+                if is_own and str(table.metadata.table_uuid) not in uuids:
                     yield identifier
 
 

@@ -248,8 +248,9 @@ def forget_tables(
             _check_patterns(configured, settings, records)
         for record in records:
             try:
-                # Before its first sync, a table has nothing to drop.
-                dropped = _drop(parts, record) if drop and record.metadata_location else ""
+                dropped = "nothing dropped, since no sync of it is recorded; " if drop else ""
+                if drop and record.metadata_location:
+                    dropped = _drop(parts, record)
             except Exception as error:
                 yield _known(record.name, error)
                 continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -12,7 +13,6 @@ import structlog
 
 from daemon import log as events
 from daemon.clock import SystemClock
-from daemon.config.load import find_same_targets
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.durable import is_local
@@ -27,6 +27,10 @@ from state import SyncRun, TableRecord, TableStore
 
 # An unknown name without a similar one is answered with all names if there are at most so many.
 LISTED_MAX = 10
+# Properties of a catalog that only say how to reach files.
+FILE_PREFIXES = ("s3.", "hdfs.", "adls.", "gcs.", "hf.", "py-io-impl")
+# How the types, or without one the addresses, of catalogs begin whose name selects their tables.
+NAMED_CATALOGS = ("sql", "postgresql", "in-memory")
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -158,7 +162,6 @@ def _no_such_table(unknown: Sequence[str], known: Collection[str], what: str) ->
 
 def refused_tables(settings: Settings) -> Iterator[str]:
     """Yield why single listed tables will be parked, with their places. The others are followed all the same."""
-    yield from find_same_targets(settings)
     for number, table in enumerate(settings.tables):
         for key in ("source", "location", "delete_files_location"):
             try:
@@ -174,6 +177,41 @@ def tables_in_two_places(settings: Settings) -> Iterator[str]:
         # The warehouse of a REST catalog may be a name.
         if "://" in place and is_local(table.source) != is_local(place):
             yield f"{table.name}: its data files are at {table.source}, its metadata at {place}: readers need both"
+
+
+def targets_that_may_be_one(settings: Settings) -> Iterator[str]:
+    """Yield a line for each listed table whose target may be another one's Iceberg table. Only the syncs find out."""
+    seen: dict[Hashable, TableSettings] = {}
+    for table in settings.tables:
+        if table.is_pattern:
+            continue
+        catalog = _as_told_apart(table.catalog, settings.catalogs.get(table.catalog, {}))
+        # Whether the catalog ignores case is unknown.
+        other = seen.setdefault((catalog, table.target.lower()), table)
+        if other is not table:
+            yield (
+                f"{table.name}: {table.target} in the catalog {table.catalog} may be the same Iceberg table as "
+                f"{other.target} in the catalog {other.catalog}, the target of {other.name}; if so, the second one to "
+                "commit is parked"
+            )
+
+
+def _as_told_apart(name: str, properties: Mapping[str, str]) -> Hashable:
+    """What differs between two catalogs. The tables of an SQL catalog are those of its name."""
+    kind = (properties.get("type") or properties.get("uri", "")).lower()
+    if kind.startswith(NAMED_CATALOGS):
+        return name
+    return frozenset((key, _address(value)) for key, value in properties.items() if not key.startswith(FILE_PREFIXES))
+
+
+def _address(text: str) -> str:
+    """One spelling of an address, whose scheme and host ignore case."""
+    match = re.match(r"([^:/]+)://([^/]*)(.*)", text)
+    if match is None:
+        return text
+    scheme, host = match[1].lower(), match[2].lower()
+    port = {"http": ":80", "https": ":443"}.get(scheme, "")
+    return f"{scheme}://{host.removesuffix(port)}{match[3].rstrip('/')}"
 
 
 def with_found_tables(settings: Settings) -> tuple[Settings, dict[str, SyncError]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -435,16 +435,6 @@ def _anchored_catalog(properties: dict[str, str], folder: Path) -> dict[str, str
 # PyIceberg's catalog types. Importing PyIceberg to check a configuration would be slow; a test compares the two lists.
 CATALOG_TYPES = ("rest", "hive", "glue", "dynamodb", "sql", "in-memory", "bigquery")
 
-# By the type of a catalog, the properties of which two names of one catalog have the same values.
-CATALOG_PLACES = {
-    "rest": ("uri", "warehouse", "prefix"),
-    "hive": ("uri",),
-    "glue": ("glue.id", "glue.endpoint", "glue.region", "glue.profile-name", "client.region", "client.profile-name"),
-    "bigquery": ("gcp.bigquery.project-id",),
-}
-# These take `Orders` and `orders` for one name.
-CASELESS = ("hive", "glue")
-
 # The kinds of `auth` of a REST catalog, and what each needs. A test compares them with PyIceberg's.
 AUTH_NEEDS = {
     "noop": (),
@@ -592,9 +582,7 @@ def _catalog_faults(readable: _Readable) -> Iterator[str]:
 
 
 def _clashes(readable: _Readable) -> Iterator[str]:
-    names: dict[str, str] = {}
-    targets: dict[tuple[str, str], str] = {}
-    claims = Claims(readable.settings.catalogs)
+    claims = Claims()
     patterns: dict[str, str] = {}
     for place, table in readable.tables():
         if table.is_pattern:
@@ -604,77 +592,40 @@ def _clashes(readable: _Readable) -> Iterator[str]:
             elif not table.exclude:
                 patterns[table.source] = place
             continue
-        first = targets.setdefault((table.catalog, table.target), place)
-        if first != place:
-            yield f"{place}.target: {table.target} is already the target of {first}"
-        yield from (f"{place}: {overlap}" for overlap in claims.overlaps(table))
+        yield from (f"{place}{key}: {clash}" for key, clash in claims.clashes(table))
         claims.add(place, table)
-        first_named = names.setdefault(table.name, place)
-        # Two tables with the same target and the same name get one fault, not two.
-        if first_named not in (place, first):
-            yield f"{place}.name: {table.name} is already the name of {first_named}; give one of them another name"
-
-
-def find_same_targets(settings: Settings) -> Iterator[str]:
-    """Find tables whose targets are spelled differently and are the same Iceberg table. Reads nothing.
-
-    Two services may have one address, so this forbids nothing: the syncs find out, and the second table is parked.
-    """
-    claims = Claims(settings.catalogs)
-    for index, table in enumerate(settings.tables):
-        if not table.is_pattern:
-            if taken := claims.find_same_target(table):
-                yield f"tables[{index}].target: {taken}"
-            claims.add(f"tables[{index}]", table)
 
 
 class Claims:
-    """The targets and folders that tables have: no two tables may have the same, however it is spelled."""
+    """The names, targets and folders that tables have: no two tables may have the same."""
 
-    def __init__(self, catalogs: Mapping[str, Mapping[str, str]]) -> None:
-        self._catalogs = catalogs
-        self._targets: dict[tuple[Hashable, str], tuple[str, TableSettings]] = {}
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._targets: dict[tuple[str, str], str] = {}
         self._places: dict[str, str] = {}
         # The folders around these places, each with one of them.
         self._around: dict[str, str] = {}
-        self.known: set[str] = set()
 
     def add(self, who: str, table: TableSettings) -> None:
-        self.known.add(who)
-        self._targets.setdefault(self._key(table), (who, table))
+        self._names.setdefault(table.name, who)
+        self._targets.setdefault((table.catalog, table.target), who)
         for location in _written(table):
             self._places.setdefault(location, who)
             self._around.update(dict.fromkeys(_folders_around(location), location))
 
-    def find_same_target(self, table: TableSettings) -> str | None:
-        """Say who has the target of `table` already; None if nobody has."""
-        if self._key(table) not in self._targets:
-            return None
-        who, other = self._targets[self._key(table)]
-        text = f"{table.target} is already the target of {who}"
-        if (other.catalog, other.target) != (table.catalog, table.target):
-            text += f": {other.target} in the catalog {other.catalog} is the same table"
-        return text
-
-    def overlaps(self, table: TableSettings) -> Iterator[str]:
-        """Yield whose folders would contain files of `table`, or lie among them."""
+    def clashes(self, table: TableSettings) -> Iterator[tuple[str, str]]:
+        """Yield who has the target, the name or a folder of `table` already, each after the key that says so."""
+        taken, named = self._targets.get((table.catalog, table.target)), self._names.get(table.name)
+        if taken:
+            yield ".target", f"{table.target} is already the target of {taken}"
+        # Two tables with the same target and the same name get one fault, not two.
+        if named and named != taken:
+            yield ".name", f"{table.name} is already the name of {named}; give one of them another name"
         for own in _written(table):
             within = (folder for folder in (own, *_folders_around(own)) if folder in self._places)
-            location = next(within, self._around.get(own))
-            if location:
+            if location := next(within, self._around.get(own)):
                 who = self._places[location]
-                yield f"its files would overlap those of {who} at {location}; give each its own location"
-
-    def _key(self, table: TableSettings) -> tuple[Hashable, str]:
-        """What two names of one Iceberg table have in common."""
-        properties = self._catalogs.get(table.catalog, {})
-        kind = "rest" if is_rest(properties) else properties.get("type", "").lower()
-        kind = kind or {"thrift": "hive"}.get(properties.get("uri", "").partition(":")[0], "")
-        # An SQL catalog has the tables of its name alone. The warehouse of another one is only where new tables go.
-        keys = CATALOG_PLACES.get(kind, ())
-        is_placed = kind == "glue" or (keys and properties.get(keys[0]))
-        place = (kind, *(_address(properties.get(key, "")) for key in keys)) if is_placed else table.catalog
-        return place, table.target.lower() if kind in CASELESS else table.target
+                yield "", f"its files would overlap those of {who} at {location}; give each its own location"
 
 
 def _written(table: TableSettings) -> list[str]:
@@ -685,16 +636,6 @@ def _folders_around(location: str) -> Iterator[str]:
     while "/" in location:
         location = location.rpartition("/")[0]
         yield location
-
-
-def _address(text: str) -> str:
-    """One spelling of an address, whose scheme and host ignore case."""
-    match = re.match(r"([^:/]+)://([^/]*)(.*)", text)
-    if match is None:
-        return text
-    scheme, host = match[1].lower(), match[2].lower()
-    port = {"http": ":80", "https": ":443"}.get(scheme, "")
-    return f"{scheme}://{host.removesuffix(port)}{match[3].rstrip('/')}"
 
 
 def faults_of_found(settings: Settings, table: TableSettings) -> list[str]:

@@ -62,9 +62,9 @@ def discover(
     followed = {*known, *owners.values()}
     found = Found([table for table in settings.tables if not table.is_pattern])
     sources = {table.source for table in found.tables}
-    claims = Claims(settings.catalogs)
+    claims = Claims()
     for table in found.tables:
-        claims.add(table.name, table)
+        claims.add(table.source, table)
     for pattern in (table for table in settings.tables if table.is_pattern):
         storage = FileIOStorage(settings.file_properties(pattern.catalog))
         followed_here = {source for source, by in known.items() if by == pattern.source}
@@ -86,7 +86,7 @@ def discover(
             except Unsupported as error:
                 found.troubles[source] = error
                 continue
-            claims.add(table.name, table)
+            claims.add(source, table)
             found.tables.append(table)
             found.patterns[source] = pattern.source
     # Only now: a table of another share takes its name and target all the same.
@@ -135,13 +135,9 @@ def _table_of(
         table = pattern.for_found(source)
     except ValueError as error:
         raise Unsupported(str(error), hint=OUT_OF_PATTERN) from error
-    owner, faults = owners.get(table.name, source), [*faults_of_found(settings, table), *claims.overlaps(table)]
-    taken = claims.find_same_target(table)
-    if taken or table.name in claims.known:
-        faults = [
-            f"{table.target} is the target or the name of another table already" + (f": {taken}" if taken else "")
-        ]
-    elif owner != source:
+    owner = owners.get(table.name, source)
+    faults = [*faults_of_found(settings, table), *(clash for _, clash in claims.clashes(table))]
+    if owner != source and not faults:
         faults = [f"{table.name} was followed from {owner} so far"]
     if faults:
         raise Unsupported("; ".join(faults), hint=OUT_OF_PATTERN)

@@ -36,6 +36,7 @@ from daemon.cli.commands import app
 from daemon.clock import SystemClock
 from daemon.service.lease import LeaseKeeper, hold_lease
 from daemon.service.signals import SAME_REQUEST_S, STOP_GRACE_S
+from daemon.sync.context import Writer
 from state import TableError
 from state.sql.store import SqlStateStore
 from tests.kit.daemons import write_config
@@ -132,7 +133,7 @@ def followed(tmp_path: Path) -> Iterator[Bench]:
     """A handmade Delta table with five deletions, followed into the places that `config.yaml` names."""
     table = HandmadeTable(tmp_path / "data" / "t")
     table.create()
-    bench = Bench(tmp_path, table.location)
+    bench = Bench(tmp_path, table.location, writer=Writer(f"{socket.gethostname()}:{tmp_path}/state.db", 30.0))
     bench.first_sync_empty(table)
     path = table.write_file([(number, "x", "v") for number in range(9)])
     table.commit([table.add(path)])
@@ -564,22 +565,46 @@ def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: 
         assert f"in use by process {os.getpid()} " in dvsync("config", "check", "--connect", config=config).stdout
 
 
-def test_config_check_knows_an_iceberg_table_that_nothing_leads_to(followed: Bench, tmp_path: Path):
-    """The target was renamed and the state database lost: the former table is named, and the way out works."""
+@pytest.fixture
+def here(tmp_path: Path):
+    """Run a command in this process, after `config` was written, and return what it said. It ends with `code`."""
 
-    def run(*words: str, entry: str = "") -> str:
-        config = FOLLOWED.replace("lake.t", "lake.new") + entry + "pipeline: {engine: local}\n"
-        (tmp_path / "config.yaml").write_text(config)
+    def run(config: str, *words: str, code: int = 0) -> str:
+        (tmp_path / "config.yaml").write_text(config + "pipeline: {engine: local}\n")
         done = CliRunner().invoke(app, [*words, "--config", str(tmp_path / "config.yaml")])
-        assert done.exit_code == 0, done.output
+        assert done.exit_code == code, done.output
         return done.output
 
+    return run
+
+
+def test_config_check_knows_an_iceberg_table_that_nothing_leads_to(followed: Bench, here):
+    """The target was renamed and the state database lost: the former table is named, and the way out works."""
     followed.close()
     followed.state_file.unlink()
-    assert "dvsync made lake.t, and nothing leads to it now" in run("config", "check", "--connect")
-    run("sync", entry="- {source: data/t, target: lake.t, name: old}\n")
-    assert "old: lake.t dropped" in run("forget", "old", "--drop")
-    assert "dvsync made" not in run("config", "check", "--connect")
+    renamed = FOLLOWED.replace("lake.t", "lake.new")
+    assert "dvsync made lake.t, and nothing leads to it now" in here(renamed, "config", "check", "--connect")
+    here(f"{renamed}- {{source: data/t, target: lake.t, name: old}}\n", "sync")
+    assert "old: lake.t dropped" in here(renamed, "forget", "old", "--drop")
+    assert "dvsync made" not in here(renamed, "config", "check", "--connect")
+
+
+def test_config_check_takes_no_table_for_forgotten_that_may_be_in_use(followed: Bench, here):
+    """Another dvsync's, a second name of one that is followed, and one whose name only the catalog spells otherwise."""
+    other = FOLLOWED.replace("state.db", "other.db")
+    renamed = other.replace("lake.t", "lake.new")
+    assert "dvsync made" not in here(renamed, "config", "check", "--connect")
+    assert "TargetHeld" in here(other, "sync", code=1)
+    assert here(renamed.replace("name: t", "name: new"), "forget", "t", "--drop") == (
+        "t: nothing dropped, since no sync of it is recorded; forgotten\n"
+    )
+    catalog = followed.catalogs.open("local")
+    catalog.register_table("lake.again", followed.iceberg().metadata_location)
+    assert "dvsync made" not in here(FOLLOWED, "config", "check", "--connect")
+    catalog.drop_table("lake.again")
+    followed.close()
+    followed.state_file.unlink()
+    assert "dvsync made" not in here(FOLLOWED.replace("lake.t", "lake.T"), "config", "check", "--connect")
 
 
 @pytest.mark.parametrize(
@@ -592,6 +617,37 @@ def test_config_check_says_that_data_and_metadata_are_in_two_places(tmp_path: Pa
     (tmp_path / "config.yaml").write_text(f"{catalogs}tables: [{{source: '{source}', target: db.a}}]\n")
     done = CliRunner().invoke(app, ["config", "check", "--config", str(tmp_path / "config.yaml")])
     assert (done.exit_code, "readers need both" in done.output) == (0, is_split)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "targets", "is_one"),
+    [
+        ("uri: 'http://Host:80/a', warehouse: w", "uri: 'http://host/a/', warehouse: w", "l.t l.t", True),
+        ("uri: 'http://h'", "uri: 'http://h', s3.region: r, py-io-impl: x", "l.t l.T", True),
+        ("type: glue, glue.region: x", "type: glue, glue.region: x", "l.t L.t", True),
+        ("type: dynamodb", "type: dynamodb", "l.t l.t", True),
+        ("uri: 'http://h', warehouse: w", "uri: 'http://h', warehouse: v", "l.t l.t", False),
+        ("uri: 'http://h', token: x", "uri: 'http://h', token: y", "l.t l.t", False),
+        ("uri: 'http://h', header.x-tenant: x", "uri: 'http://h', header.x-tenant: y", "l.t l.t", False),
+        ("type: hive, uri: 'thrift://h:1'", "type: hive, uri: 'thrift://h:1', hive.catalog-name: x", "l.t l.t", False),
+        ("type: glue, client.role-arn: x", "type: glue, client.role-arn: y", "l.t l.t", False),
+        ("type: sql, uri: 'sqlite:///c', warehouse: w", "uri: 'sqlite:///c', warehouse: w", "l.t l.t", False),
+        ("uri: 'sqlite:///c', warehouse: w", "uri: 'sqlite:///c', warehouse: w", "l.t l.t", False),
+        ("type: in-memory, warehouse: w", "type: in-memory, warehouse: w", "l.t l.t", False),
+    ],
+)
+def test_config_check_says_which_targets_may_be_one(here, first, second, targets, is_one):
+    """Those of catalogs that nothing tells apart, in any spelling. It is no fault, for only the catalog knows."""
+    one, other = targets.split()
+    tables = "".join(
+        f"- {{source: {name}, name: {name}, catalog: {catalog}, target: {target}}}\n"
+        for name, catalog, target in (("a", "c", one), ("b", "d", other))
+    )
+    said = here(f"catalogs:\n  c: {{{first}}}\n  d: {{{second}}}\ntables:\n{tables}", "config", "check")
+    line = (
+        f"b: {other} in the catalog d may be the same Iceberg table as {one} in the catalog c, the target of a; if so,"
+    )
+    assert (line in said, "may be" in said) == (is_one, is_one), said
 
 
 def test_config_check_says_what_it_found(dvsync):

@@ -8,7 +8,7 @@ import pytest
 from pyiceberg.catalog import CatalogType
 from pyiceberg.catalog.rest.auth import AuthManagerFactory, BasicAuthManager, OAuth2AuthManager
 
-from daemon.config.load import AUTH_NEEDS, CATALOG_TYPES, FILE_PROPERTIES, find_same_targets, load_settings
+from daemon.config.load import AUTH_NEEDS, CATALOG_TYPES, FILE_PROPERTIES, load_settings
 from daemon.config.settings import (
     DefaultsSettings,
     HealthSettings,
@@ -654,32 +654,6 @@ def test_a_local_source_may_name_its_host(load):
     """`file://localhost/` is `file:///`: the log, the data files and the state know one spelling."""
     settings = load(ONE_CATALOG + "tables: [{source: 'file://localhost/data/a/', target: db.a}]\n")
     assert settings.tables[0].source == "file:///data/a"
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "targets", "is_same"),
-    [
-        ("uri: 'http://Host:80/a', warehouse: w", "uri: 'http://host/a/', warehouse: w", "l.t l.t", True),
-        ("type: rest, uri: 'HTTP://h', token: x", "type: rest, uri: 'http://h', token: y", "l.t l.t", True),
-        ("uri: 'http://h', warehouse: w", "uri: 'http://h', warehouse: v", "l.t l.t", False),
-        ("uri: 'http://h', prefix: w", "uri: 'http://h', prefix: v", "l.t l.t", False),
-        ("uri: 'http://h'", "uri: 'http://h'", "l.t l.T", False),
-        ("type: hive, uri: 'thrift://h:1'", "uri: 'thrift://H:1/', warehouse: w", "l.t l.T", True),
-        ("type: glue, glue.region: x", "type: glue, glue.region: x", "l.t L.t", True),
-        ("type: glue, glue.region: x", "type: glue, glue.region: y", "l.t l.t", False),
-        ("uri: 'sqlite:///c', warehouse: w", "uri: 'sqlite:///c', warehouse: w", "l.t l.t", False),
-        ("type: rest", "type: rest", "l.t l.t", False),
-    ],
-)
-def test_two_names_of_one_target_are_found(load, first, second, targets, is_same):
-    """By the address of the catalog, in any spelling; an SQL catalog has the tables of its name alone."""
-    one, other = targets.split()
-    settings = load(
-        f"catalogs:\n  a: {{{first}}}\n  b: {{{second}}}\ntables:\n"
-        f"- {{source: a, name: a, catalog: a, target: {one}}}\n- {{source: b, name: b, catalog: b, target: {other}}}\n"
-    )
-    fault = f"tables[1].target: {other} is already the target of tables[0]: {one} in the catalog a is the same table"
-    assert list(find_same_targets(settings)) == ([fault] if is_same else [])
 
 
 def test_places_overlap_in_any_spelling(load):

@@ -116,7 +116,7 @@ def test_what_cannot_be_followed_is_told_and_the_rest_goes_on(tmp_path):
     assert "'no 1' cannot be part of lake.{name}" in told["lake/no 1"]
     for about in ("lake/no #1", "lake/no#1"):
         assert "contains '#' or '?'" in told[about], "another name would not help"
-    assert "lake.orders is the target or the name of another table already" in told["other/orders"]
+    assert told["other/orders"] == f"lake.orders is already the target of file://{tmp_path}/lake/orders"
     assert "the folder is not there" in told["nowhere/*"]
 
 
@@ -126,6 +126,24 @@ def test_a_place_that_vacuum_cleans_is_refused_when_its_table_is_found(tmp_path)
     result = found(tmp_path, '- {source: lake/*, target: "lake.{name}", location: "lake/{name}/iceberg"}\n')
     assert result.tables == []
     assert "where VACUUM removes every file" in str(result.troubles[f"file://{tmp_path}/lake/orders"])
+
+
+def test_only_the_catalog_knows_whether_two_targets_are_one(tmp_path):
+    """Two tenants at one address, or two spellings: nothing is refused. A common name is, whatever the catalog."""
+    make_tables(tmp_path / "lake", "eu/orders", "us/Orders")
+    make_tables(tmp_path / "other", "orders", "items")
+    make_tables(tmp_path / "third", "items")
+    (tmp_path / "config.yaml").write_text(
+        "catalogs:\n  a: {uri: 'http://h', header.x-tenant: a}\n  b: {uri: 'http://h', header.x-tenant: b}\ntables:\n"
+        '- {source: lake/*/*, target: "lake.{name}", catalog: a}\n'
+        '- {source: other/*, target: "lake.{name}", catalog: b, name: "b-{name}"}\n'
+        '- {source: third/*, target: "lake.{name}", catalog: a, name: "b-{name}"}\n'
+    )
+    result = discover(load_settings(tmp_path / "config.yaml"), SystemClock(), {})
+    targets = [f"{table.catalog} {table.target}" for table in result.tables]
+    assert targets == ["a lake.orders", "a lake.Orders", "b lake.items", "b lake.orders"]
+    (trouble,) = result.troubles.values()
+    assert trouble.message.startswith(f"b-items is already the name of file://{tmp_path}/other/items; ")
 
 
 @pytest.mark.parametrize("key", ["location", "delete_files_location"])
@@ -140,8 +158,9 @@ def test_two_found_tables_get_no_common_folder(tmp_path, key):
     assert {table.target for table in result.tables} == {"eu.orders", "lake.listed"}
     told = {about.removeprefix(f"file://{tmp_path}/lake/"): error.message for about, error in result.troubles.items()}
     overlap = "its files would overlap those of {} at file://" + f"{tmp_path}/out/"
-    assert overlap.format("eu.orders") + "orders; give each its own location" == told["us/orders"]
-    assert overlap.format("lake.listed") + "items/below; give each its own location" == told["us/items"]
+    eu, listed = f"file://{tmp_path}/lake/eu/orders", f"file://{tmp_path}/listed"
+    assert overlap.format(eu) + "orders; give each its own location" == told["us/orders"]
+    assert overlap.format(listed) + "items/below; give each its own location" == told["us/items"]
 
 
 @pytest.mark.parametrize(
