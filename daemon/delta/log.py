@@ -492,7 +492,8 @@ def _decode(lines: _Lines, version: int, path: str) -> tuple[list[_Line], Except
 
 
 def _replaced(version: int, differing: str) -> str:
-    return f"commit {version} was replaced after it was synced: its {differing} differs"
+    was = "was" if differing == "content" else "may have been"
+    return f"commit {version} {was} replaced after it was synced: its {differing} differs"
 
 
 def log_gone(location: str) -> LogMissing:
