@@ -24,7 +24,7 @@ from daemon.delta.actions import (
     find_doubled,
 )
 from daemon.delta.checksum import Totals, decode_checksum
-from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit, compare_listed, identify
+from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit, compare_listed, identify, what_differs
 from daemon.delta.uri import name_file
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
 from daemon.storage import FileMeta, Span, Storage
@@ -245,7 +245,7 @@ class DeltaLog:
             self._known = replace(found, timestamp_ms=timestamp_ms)
             return
         else:
-            what = _replaced(version, "content" if known else "timestamp")
+            what = _replaced(version, what_differs(known.identity, found.identity) if known else "timestamp")
         raise self._other_log(what, version)
 
     def _other_log(self, what: str, version: int) -> ResyncNeeded:

@@ -258,9 +258,14 @@ def test_a_commit_of_another_writer_is_another_one() -> None:
     storage, log, timestamp_ms = read_log(lines(info, {"add": ADD}))
     storage.files[log.commit_path(0)] = lines(info, {"add": {**ADD, "path": "b"}})
     storage.modified_ms += 1
-    for each in (log, DeltaLog(storage, LOCATION, FixedClock())):
-        with pytest.raises(ResyncNeeded, match="differs"):
-            each.check_commit(0, timestamp_ms, has_next=False)
+    listed = CommitIdentity(0, len(storage.files[log.commit_path(0)]), MODIFIED_MS)
+    for each, recent, told in (
+        (log, (), "was replaced .* its content"),
+        (DeltaLog(storage, LOCATION, FixedClock()), (), "may have been replaced .* its timestamp"),
+        (DeltaLog(storage, LOCATION, FixedClock()), (listed,), "may have been replaced .* its time"),
+    ):
+        with pytest.raises(ResyncNeeded, match=f"{told} differs"):
+            each.check_commit(0, timestamp_ms, recent, has_next=False)
 
 
 def test_another_time_of_the_same_commit_is_no_other_commit() -> None:
