@@ -75,9 +75,13 @@ def compare_listed(
         elif found := probe(version):
             now.append(found.identity)
             if not _is_same_content(before, found.identity):
-                is_read = before.head is not None or before.size_bytes != found.identity.size_bytes
-                replaced.append((version, "content" if is_read else "time"))
+                replaced.append((version, what_differs(before, found.identity)))
     return now, replaced
+
+
+def what_differs(before: CommitIdentity, now: CommitIdentity) -> str:
+    """Return in a word what tells two files apart: only the time, if nobody knows the former content."""
+    return "time" if before.head is None and before.size_bytes == now.size_bytes else "content"
 
 
 def _is_untouched(identity: CommitIdentity, meta: FileMeta) -> bool:

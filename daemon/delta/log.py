@@ -24,7 +24,7 @@ from daemon.delta.actions import (
     find_doubled,
 )
 from daemon.delta.checksum import Totals, decode_checksum
-from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit, compare_listed, identify
+from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit, compare_listed, identify, what_differs
 from daemon.delta.uri import name_file
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
 from daemon.storage import FileMeta, Span, Storage
@@ -245,7 +245,7 @@ class DeltaLog:
             self._known = replace(found, timestamp_ms=timestamp_ms)
             return
         else:
-            what = _replaced(version, "content" if known else "timestamp")
+            what = _replaced(version, what_differs(known.identity, found.identity) if known else "timestamp")
         raise self._other_log(what, version)
 
     def _other_log(self, what: str, version: int) -> ResyncNeeded:
@@ -492,7 +492,8 @@ def _decode(lines: _Lines, version: int, path: str) -> tuple[list[_Line], Except
 
 
 def _replaced(version: int, differing: str) -> str:
-    return f"commit {version} was replaced after it was synced: its {differing} differs"
+    was = "was" if differing == "content" else "may have been"
+    return f"commit {version} {was} replaced after it was synced: its {differing} differs"
 
 
 def log_gone(location: str) -> LogMissing:

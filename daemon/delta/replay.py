@@ -6,11 +6,12 @@ an add of the same path. The data file itself does not change, so such a pair is
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from daemon.delta.actions import AddFile, Commit, Identity, Metadata, Protocol
-from daemon.delta.uri import describe, is_doubtful
+from daemon.delta.uri import describe, fold_identity
 from daemon.errors import StateMismatch
 from daemon.texts import excerpt
 
@@ -62,7 +63,7 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, Identity]) -> Tab
     Version 7 removes `b` and adds `d`. The change is: `a` in `dv_changed`, `b` in `removed`, `d` in `added`; `c` stays.
 
     Raises `StateMismatch` if a path is live more than once afterwards, if nobody can tell whether a remove removes a
-    file (`is_doubtful`), or if a remove names another deletion vector than the live file has. Then either Iceberg
+    file (`fold_identity`), or if a remove names another deletion vector than the live file has. Then either Iceberg
     cannot show Delta's state, or `live` differs from it.
     """
     # The logical files of each path: the newest add, or None while the file of `live` is untouched.
@@ -71,25 +72,28 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, Identity]) -> Tab
     not_live: set[str] = set()
 
     for commit in commits:
-        removes = dict.fromkeys(commit.removes)
-        unmatched = [remove for remove in removes if remove.identity not in after.get(remove.path, ())]
-        not_live |= {remove.path for remove in unmatched if remove.path not in after}
-        for remove in removes:
-            after.get(remove.path, {}).pop(remove.identity, None)
-        for remove in unmatched:
-            if any(uri == remove.uri for uri, _ in after.get(remove.path, ())):
-                raise _mismatch(commit.version, remove.path, [remove.identity, *after[remove.path]])
+        removed = defaultdict[str, set[Identity]](set)
+        for remove in commit.removes:
+            removed[remove.path].add(remove.identity)
+        not_live |= removed.keys() - after.keys()
+        for path, identities in removed.items():
+            at_path = after.get(path, {})
+            unmatched = identities - at_path.keys()
+            for identity in identities:
+                at_path.pop(identity, None)
+            if {uri for uri, _ in unmatched} & {uri for uri, _ in at_path}:
+                raise _mismatch(commit.version, path, [*unmatched, *at_path])
         for add in commit.adds:
             at_path = after.setdefault(add.path, {})
             # None stays: the file is live already, and shown.
             if at_path.get(add.identity, add) is not None:
                 at_path[add.identity] = add
-        for remove in removes:
-            at_path = after.get(remove.path, {})
+        for path, identities in removed.items():
+            at_path = after.get(path, {})
             if not at_path:
-                gone.add(remove.path)
-            elif any(is_doubtful(remove.path, identity, remove.identity) for identity in at_path):
-                raise _mismatch(commit.version, remove.path, [remove.identity, *at_path])
+                gone.add(path)
+            elif {fold_identity(path, each) for each in identities} & {fold_identity(path, each) for each in at_path}:
+                raise _mismatch(commit.version, path, [*identities, *at_path])
 
     for path, at_path in after.items():
         if len(at_path) > 1:
@@ -116,7 +120,7 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, Identity]) -> Tab
 
 def _mismatch(version: int, path: str, identities: Iterable[Identity]) -> StateMismatch:
     return StateMismatch(
-        f"after version {version}, {path} may be live more than once: {'; '.join(map(describe, identities))}",
+        f"after version {version}, {path} may be live more than once: {'; '.join(sorted(map(describe, identities)))}",
         version=version,
         path=path,
         hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",

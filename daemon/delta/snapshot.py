@@ -6,7 +6,6 @@ Delta PROTOCOL.md, "Action Reconciliation". Used if the log is small, by `LogSeg
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,9 +22,9 @@ from daemon.delta.log_segment import CommitFile, LogSegment
 from daemon.delta.table_state import (
     ADDS,
     TableState,
+    Tombstones,
     adds_batch,
     adds_from_batches,
-    check_certain,
     check_rows,
     resolve_rows,
 )
@@ -131,7 +130,7 @@ class _NewestFirst:
     3. Checkpoint: `a` and `c` without vectors are skipped, because they are removed; `b` is live.
 
     The state is `a` with `v`, and `b`. If a path is live more than once, Delta shows its rows as often, and the log is
-    refused. It is also refused if nobody can tell whether Delta removes a file (`is_doubtful`).
+    refused. It is also refused if nobody can tell whether Delta removes a file (`fold_identity`).
     """
 
     def __init__(self, location: str) -> None:
@@ -139,7 +138,7 @@ class _NewestFirst:
         self._protocol: Protocol | None = None
         self._metadata: Metadata | None = None
         self._added: set[tuple[str, Identity]] = set()
-        self._removed: dict[str, set[Identity]] = defaultdict(set)
+        self._removed = Tombstones()
         self._live: list[pa.RecordBatch] = []
         self._files = self.size_bytes = 0
 
@@ -148,7 +147,7 @@ class _NewestFirst:
         self._protocol = self._protocol or commit.protocol
         self._metadata = self._metadata or commit.metadata
         for remove in commit.removes:
-            self._removed[remove.path].add(remove.identity)
+            self._removed.add(remove.path, remove.identity)
         live = [add for add in commit.adds if self._is_live(add.path, add.identity)]
         if live:
             self._keep(adds_batch(live))
@@ -192,16 +191,12 @@ class _NewestFirst:
 
     def _is_live(self, path: str, identity: Identity) -> bool:
         """Return whether no newer action decided about the logical file. Raises `FileLiveTwice` if nobody can tell."""
-        removed = self._removed.get(path, ())
-        if (path, identity) in self._added or identity in removed:
-            return False
-        check_certain(path, identity, removed)
-        return True
+        return (path, identity) not in self._added and not self._removed.includes(path, identity)
 
     @cached_property
     def _named(self) -> pa.Array:
         """The paths that commits name. All commits are taken before the checkpoint, so the set is complete."""
-        return pa.array({path for path, _ in self._added} | self._removed.keys(), pa.string())
+        return pa.array({path for path, _ in self._added} | self._removed.paths(), pa.string())
 
     def _without_superseded(self, adds: pa.RecordBatch) -> pa.RecordBatch:
         """Remove the adds that a later commit replaced or removed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from daemon.delta.actions import AddFile, Identity, Metadata, Protocol, find_doubled
-from daemon.delta.uri import PLAIN_PATH, describe, is_doubtful, name_file
+from daemon.delta.uri import PLAIN_PATH, describe, fold_identity, name_file
 from daemon.errors import CorruptInput, FileLiveTwice
 from state.records import DeletionVectorDescriptor
 
@@ -35,9 +36,9 @@ ADDS = pa.schema(
     ]
 )
 HINT_DOUBLED = (
-    "Delta shows the file's rows as often, and Iceberg cannot. Rewrite the file by OPTIMIZE or REORG TABLE … APPLY "
-    "(PURGE); if Delta then finds duplicate actions, SET spark.databricks.delta.duplicateActionCheck.enabled = false "
-    "before. Or go back by RESTORE. Then `dvsync resume` the table."
+    "Delta shows the file's rows as often, and Iceberg cannot. If its spellings differ, OPTIMIZE the table. If its "
+    "deletion vectors differ, RESTORE an older version; or SET spark.databricks.delta.duplicateActionCheck.enabled = "
+    "false, and then OPTIMIZE, or REORG TABLE … APPLY (PURGE). Then `dvsync resume` the table."
 )
 
 
@@ -97,17 +98,30 @@ def check_rows(rows: pa.Table) -> None:
     check_unique(list(adds_from_batches(rows.filter(pc.equal(paths, path)).to_batches())))
 
 
-def check_certain(path: str, identity: Identity, removed: Iterable[Identity]) -> None:
-    """Raise `FileLiveTwice` if nobody can tell whether the files that are `removed` at `path` include that live one."""
-    for other in removed:
-        if is_doubtful(path, identity, other):
-            raise FileLiveTwice(
-                f"Delta removes {path} {describe(other)}, and its add is {describe(identity)}: whether these are one "
-                "file depends on the reader",
-                path=path,
-                hint="Remove the file with the path of its add, with the program that wrote the log, or overwrite its "
-                "rows in Delta. Then `dvsync resume` the table.",
-            )
+class Tombstones:
+    """The logical files that are removed."""
+
+    def __init__(self) -> None:
+        self._removed: dict[tuple[str, Identity], set[Identity]] = defaultdict(set)
+
+    def add(self, path: str, identity: Identity) -> None:
+        self._removed[path, fold_identity(path, identity)].add(identity)
+
+    def paths(self) -> set[str]:
+        return {path for path, _ in self._removed}
+
+    def includes(self, path: str, identity: Identity) -> bool:
+        """Return whether this logical file is removed. Raises `FileLiveTwice` if nobody can tell (`fold_identity`)."""
+        removed = self._removed.get((path, fold_identity(path, identity)), ())
+        if not removed or identity in removed:
+            return bool(removed)
+        raise FileLiveTwice(
+            f"Delta removes {path} {min(map(describe, removed))}, and its add is {describe(identity)}: whether these "
+            "are one file depends on the reader",
+            path=path,
+            hint="Remove the file with the path of its add, with the program that wrote the log, or overwrite its rows "
+            "in Delta. Then `dvsync resume` the table.",
+        )
 
 
 def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:

@@ -31,7 +31,9 @@ _PARTS = re.compile(
 # `..` or empty part. Arrow understands it, too.
 _PLAIN_PART = r"[A-Za-z0-9_=+\-,~!$&'()*;@][A-Za-z0-9_=+\-.,~!$&'()*;@]*"
 PLAIN_PATH = rf"^{_PLAIN_PART}(/{_PLAIN_PART})*$"
-_plain = re.compile(PLAIN_PATH.removesuffix("$"))
+# A path that nothing normalises, with or without a scheme, and whose escapes are those that Java writes.
+_EASY_PART = r"(?!\.)(?:[A-Za-z0-9_=+\-.,~!$&'()*;@]++|%(?:2[0235]|3[CEF]|5[B-E]|60|7[B-D]))++"
+_EASY_PATH = re.compile(rf"([a-z][a-z0-9+\-.]*+://[A-Za-z0-9_.\-@:]*+/)?{_EASY_PART}(?:/{_EASY_PART})*+")
 # What `java.net.URI` escapes in a path that it is given unescaped.
 _TO_ESCAPE = re.compile(r"[\x00-\x20\"#%<>?\[\\\]^`{|}\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _ESCAPED = re.compile(_ESCAPE)
@@ -70,8 +72,8 @@ def name_file(table_location: str, path: str) -> tuple[str, str | None]:
 
     Raises ValueError that tells why Delta cannot read a file by this path.
     """
-    if _plain.fullmatch(path):
-        return f"{table_location}/{path}", None
+    if easy := _EASY_PATH.fullmatch(path):
+        return (unquote(path), path) if easy[1] else (f"{table_location}/{unquote(path)}", None)
     if fault := find_uri_fault(path):
         raise ValueError(fault)
     uri = _canonical(table_location, path)
@@ -89,19 +91,20 @@ def resolve_path(table_location: str, path: str) -> str:
     return _place(table_location, _canonical(table_location, path))
 
 
-def is_doubtful(path: str, one: Identity, other: Identity) -> bool:
-    """Return whether two identities of the file at `path` differ, but only as `java.net.URI` ignores it.
+def fold_identity(path: str, identity: Identity) -> Identity:
+    """Return one identity for all of the file at `path` that differ only as `java.net.URI` ignores it.
 
     It ignores the case of escapes and schemes, and an empty authority: `%c3` is `%C3`, and `file:/x` is `file:///x`.
-    Delta compares such URIs only if their texts happen to be hashed to one partition of its replay.
+    Delta compares such URIs only if their texts happen to be hashed to one partition of its replay, so nobody can tell
+    whether a remove of one removes the other.
     """
-    (uri, dv_unique_id), (other_uri, other_id) = one, other
-    if dv_unique_id != other_id or uri == other_uri:
-        return False
-    if uri is not None and other_uri is not None:
-        return _folded(uri) == _folded(other_uri)
+    uri, dv_unique_id = identity
+    if uri is None:
+        return identity
+    uri = _ESCAPED.sub(lambda found: found[0].upper(), uri)
+    uri = _EMPTY_AUTHORITY.sub(lambda found: f"{found[1].lower()}:///", uri)
     # The URI that Spark would write is the end of the escaped path.
-    return _escape(path).endswith(f"/{_folded(uri or other_uri or '')}")
+    return None if _escape(path).endswith(f"/{uri}") else uri, dv_unique_id
 
 
 def describe(identity: Identity) -> str:
@@ -125,7 +128,8 @@ def _canonical(table_location: str, path: str) -> str:
     """
     scheme, authority, inner, query, fragment = _split(path)
     normalized = _normalize(inner)
-    if scheme is None and authority is None and unquote(normalized).startswith("/"):
+    # Three slashes begin with an empty authority, which is none for Java.
+    if scheme is None and authority in (None, "//") and unquote(normalized).startswith("/"):
         scheme, _, rest = table_location.partition("://")
         authority = "//" + rest.partition("/")[0]
         inner = _escape(re.sub("/+", "/", unquote(normalized)).rstrip("/"))
@@ -169,8 +173,3 @@ def _place(table_location: str, uri: str) -> str:
 
 def _escape(path: str) -> str:
     return _TO_ESCAPE.sub(lambda found: quote(found[0], safe=""), path)
-
-
-def _folded(uri: str) -> str:
-    uri = _ESCAPED.sub(lambda found: found[0].upper(), uri)
-    return _EMPTY_AUTHORITY.sub(lambda found: f"{found[1].lower()}:///", uri)

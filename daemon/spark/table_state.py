@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,7 +14,7 @@ from daemon.delta.actions import AddFile, Identity, Metadata, Protocol
 from daemon.delta.features import check_features, used_features
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.delta.protocol import check_metadata, check_protocol
-from daemon.delta.table_state import TableState, adds_from_batches, check_certain, check_rows, resolve_rows
+from daemon.delta.table_state import TableState, Tombstones, adds_from_batches, check_rows, resolve_rows
 from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
 from daemon.spark.answers import collect
 from daemon.spark.failures import as_known_error
@@ -61,19 +60,15 @@ class SparkState(TableState):
     frame: DataFrame
 
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
-        if with_dv_only:
-            rows = _collect_files(self.frame.where("dv_storage_type IS NOT NULL").drop("stats"), self.location)
-        else:
-            rows = self._rows
-        yield from adds_from_batches(rows.to_batches())
+        rows = collect(self.frame.where("dv_storage_type IS NOT NULL").drop("stats")) if with_dv_only else self._rows
+        yield from adds_from_batches(_resolved(self.location, rows))
 
     def find_adds(self, is_wanted: pa.BooleanArray) -> Iterator[AddFile]:
-        paths = pa.table({"path": self._rows.filter(is_wanted)["written"]})
+        paths = self._rows.filter(is_wanted).select(["path"])
         if not paths.num_rows:
             return
         wanted = self.frame.sparkSession.createDataFrame(paths)
-        rows = _collect_files(self.frame.join(wanted, "path", "left_semi"), self.location)
-        yield from adds_from_batches(rows.to_batches())
+        yield from adds_from_batches(_resolved(self.location, collect(self.frame.join(wanted, "path", "left_semi"))))
 
     def map_adds(
         self,
@@ -88,16 +83,15 @@ class SparkState(TableState):
 
     @cached_property
     def _rows(self) -> pa.Table:
-        rows = _collect_files(self.frame.drop("stats").withColumn("written", self.frame["path"]), self.location)
-        check_rows(rows)
+        """The live files without statistics, with Delta's paths: resolved, they would take twice the memory."""
+        rows = collect(self.frame.drop("stats"))
+        if rows.num_rows:
+            check_rows(pa.Table.from_batches(_resolved(self.location, rows)))
         return rows
 
 
-def _collect_files(frame: DataFrame, location: str) -> pa.Table:
-    """Collect rows of files, with their paths resolved."""
-    rows = collect(frame)
-    batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
-    return pa.Table.from_batches([resolve_rows(location, batch) for batch in batches])
+def _resolved(location: str, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+    return (resolve_rows(location, batch) for batch in rows.to_batches())
 
 
 def _map_part(
@@ -165,16 +159,16 @@ def _check_certain(location: str, live: DataFrame, removed: DataFrame) -> None:
     paths = live.select("path").union(removed.select("path"))
     if not collect(paths.where(f"path RLIKE '{UNUSUAL_PATH}'").limit(1)).num_rows:
         return
-    tombstones = defaultdict[str, set[Identity]](set)
+    tombstones = Tombstones()
     for path, identity in _names(location, removed):
-        tombstones[path].add(identity)
+        tombstones.add(path, identity)
     for path, identity in _names(location, live):
-        check_certain(path, identity, tombstones.get(path, ()))
+        tombstones.includes(path, identity)
 
 
 def _names(location: str, frame: DataFrame) -> Iterator[tuple[str, Identity]]:
-    for row in _collect_files(frame.selectExpr(*NAME_COLUMNS), location).to_pylist():
-        yield row["path"], (row["uri"], row["dv_unique_id"])
+    for batch in _resolved(location, collect(frame.selectExpr(*NAME_COLUMNS))):
+        yield from ((row["path"], (row["uri"], row["dv_unique_id"])) for row in batch.to_pylist())
 
 
 def _as_followed(log: DeltaLog, refused: SyncError) -> SyncError:

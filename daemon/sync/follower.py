@@ -523,7 +523,7 @@ class Follower:
         Then the commits before the faulty commit are shown, and the error names the faulty commit.
         """
         if len(commits) > 1:
-            with suppress(Unsupported, SchemaChanged, CorruptInput, ObjectMissing):
+            with suppress(Unsupported, SchemaChanged, StateMismatch, CorruptInput, ObjectMissing):
                 yield self._advance(shown, commits)
                 return
         for commit in commits:

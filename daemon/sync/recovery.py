@@ -25,6 +25,7 @@ from daemon.delta.actions import Commit, RemoveFile
 from daemon.delta.checksum import Totals
 from daemon.delta.protocol import check_protocol
 from daemon.delta.table_state import TableState
+from daemon.delta.uri import fold_identity
 from daemon.errors import (
     CorruptInput,
     ObjectMissing,
@@ -467,11 +468,16 @@ def commits_to_state(
     others = [file for file, differs in zip(live(), differ_in_iceberg, strict=True) if differs.as_py()]
     adds = tuple(state.find_adds(differ_in_delta))
     sizes = {add.path: add.size for add in adds}
+    identities = {(add.path, fold_identity(add.path, add.identity)) for add in adds}
     gone, staying = list[RemoveFile](), list[RemoveFile]()
     for file in others:
-        # If the size differs, it is a new file with the same name.
-        stays = same_table and sizes.get(file.path) == file.size_bytes
-        (staying if stays else gone).append(_tombstone(file))
+        tombstone = _tombstone(file)
+        # If the size differs, it is a new file with the same name. One commit cannot remove and add equal URIs.
+        is_new = (
+            sizes.get(file.path) != file.size_bytes
+            or (file.path, fold_identity(file.path, tombstone.identity)) in identities
+        )
+        (staying if same_table and not is_new else gone).append(tombstone)
     first = Commit(
         version=state.version,
         # The later syncs take this time from the log, and Delta may report another one.

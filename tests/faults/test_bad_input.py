@@ -461,6 +461,25 @@ def test_filters_find_what_statistics_tell_in_short(pair: Pair, tmp_path: Path, 
     bench.close()
 
 
+def test_a_file_that_is_live_twice_is_refused_at_its_version(pair: Pair) -> None:
+    """The versions before it are shown, however many are read at once; the hint leads out."""
+    table, bench = pair.table, pair.bench
+    append(table)
+    shown = table.live_rows()
+    again = {"path": f"{table.location}/{table.live[pair.path]['path']}"}
+    table.commit([{"add": {**table.live[pair.path], **again}}])
+    append(table)
+    for is_busy in (True, False):
+        with pytest.raises(CorruptInput, match=r"2 live adds for the one path .*: spelled file:") as caught:
+            bench.follower.sync(others_wait=lambda is_busy=is_busy: is_busy)
+        assert (caught.value.version, pair.synced_version()) == (3, 2)
+        assert rows_of(bench.iceberg().scan().to_arrow()) == shown
+    vector = table.live[pair.path]["deletionVector"]
+    table.commit([{"remove": {**again, "deletionVector": vector, "deletionTimestamp": 1, "dataChange": True}}])
+    bench.follower.sync()
+    assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
+
+
 def test_a_missing_data_file_is_waited_for(pair: Pair) -> None:
     """A data file that is not there is never registered: `ObjectMissing` until it is."""
     path = append(pair.table)

@@ -579,6 +579,19 @@ def test_how_the_log_spells_paths_is_remembered(tmp_path: Path, table: HandmadeT
     bench.close()
 
 
+def test_an_equal_spelling_is_compared(table: HandmadeTable, bench: Bench) -> None:
+    """A file that went, and came back by a path that `java.net.URI` finds equal, is a new file for the comparison."""
+    path = next(path for path, add in table.live.items() if "deletionVector" not in add)
+    table.commit([table.remove(path)])
+    add = table.add(path)["add"]
+    add["path"] = add["path"].replace("%3D", "%3d")
+    table.commit([{"add": add}])
+    want_comparison(bench)
+    assert bench.sync().operation == "compare"
+    assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
+    assert add["path"] in {file.uri for file in bench.store.read_live_files(table_id(bench))}
+
+
 # --- a shape that is not ours ---
 
 

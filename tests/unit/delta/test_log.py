@@ -258,9 +258,14 @@ def test_a_commit_of_another_writer_is_another_one() -> None:
     storage, log, timestamp_ms = read_log(lines(info, {"add": ADD}))
     storage.files[log.commit_path(0)] = lines(info, {"add": {**ADD, "path": "b"}})
     storage.modified_ms += 1
-    for each in (log, DeltaLog(storage, LOCATION, FixedClock())):
-        with pytest.raises(ResyncNeeded, match="differs"):
-            each.check_commit(0, timestamp_ms, has_next=False)
+    listed = CommitIdentity(0, len(storage.files[log.commit_path(0)]), MODIFIED_MS)
+    for each, recent, told in (
+        (log, (), "was replaced .* its content"),
+        (DeltaLog(storage, LOCATION, FixedClock()), (), "may have been replaced .* its timestamp"),
+        (DeltaLog(storage, LOCATION, FixedClock()), (listed,), "may have been replaced .* its time"),
+    ):
+        with pytest.raises(ResyncNeeded, match=f"{told} differs"):
+            each.check_commit(0, timestamp_ms, recent, has_next=False)
 
 
 def test_another_time_of_the_same_commit_is_no_other_commit() -> None:
@@ -670,7 +675,8 @@ def test_an_older_commit_that_is_another_one(version: int, text: str, differing:
     storage, log, recent = log_that_was_read()
     storage.files[log.commit_path(version)] = lines({"add": {**ADD, "path": text}})
     storage.modified_ms = storage.listed_ms = MODIFIED_MS + 1
-    with pytest.raises(ResyncNeeded, match=f"commit {version} was replaced .* its {differing} differs") as caught:
+    was = "was" if differing == "content" else "may have been"
+    with pytest.raises(ResyncNeeded, match=f"commit {version} {was} replaced .* its {differing} differs") as caught:
         log.check_continuity(3, [each for each in recent if each.version == version])
     assert (caught.value.version, caught.value.path) == (version, log.commit_path(version))
     now = log.list_recent(recent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, RemoveFile
 from daemon.delta.replay import OPERATIONS_CHARACTERS_MAX, TableChange, fold_commits, touched_paths
+from daemon.delta.snapshot import _NewestFirst
 from daemon.errors import StateMismatch
 from state import DeletionVectorDescriptor
 
@@ -150,6 +152,18 @@ def test_what_delta_compares_by_chance_needs_a_comparison(live: str | None, remo
         with pytest.raises(StateMismatch, match="may be live more than once"):
             fold_commits([stray], {path: (live, dv_id(name))})
         assert not fold_commits([stray], {path: ("./é%5B", dv_id(name))}).removed
+
+
+def test_many_actions_of_one_path_are_folded_in_time() -> None:
+    """Adds of one path, each with a vector, and as many removes of another spelling: not compared in pairs."""
+    names = [str(number) for number in range(5_000)]
+    history = [commit(1, *(add("a", name) for name in names), *(remove("a", name, "%61") for name in names))]
+    started_s = time.process_time()
+    with pytest.raises(StateMismatch, match="may be live more than once"):
+        fold({}, *history)
+    newest = _NewestFirst(TABLE)
+    newest.take_commit(history[0])
+    assert time.process_time() - started_s < 3
 
 
 def test_a_file_that_came_and_went_was_never_there() -> None:

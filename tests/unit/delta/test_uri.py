@@ -6,8 +6,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from daemon.delta.uri import find_uri_fault
+from daemon.delta.uri import find_uri_fault, name_file
+
+TABLE = "s3://b/t"
 
 
 @pytest.mark.parametrize(
@@ -64,3 +68,33 @@ def test_what_delta_reads_passes(path: str) -> None:
 def test_what_delta_cannot_read_is_told(path: str, fault: str) -> None:
     """The sign that is at fault is named, with its escape."""
     assert find_uri_fault(path) == fault
+
+
+@pytest.mark.parametrize(
+    ("path", "place", "uri"),
+    [
+        ("x-y", "s3://b/t/x-y", None),
+        ("x%2Dy", "s3://b/t/x-y", "x%2Dy"),
+        ("k/../x-y", "s3://b/t/x-y", None),
+        ("t=a%253A%20b/%5B", "s3://b/t/t=a%3A b/[", None),
+        ("a%5b", "s3://b/t/a[", "a%5b"),
+        ("k%2Fx", "s3://b/t/k/x", "k%2Fx"),
+        ("s3://c/t=a%253A%20b", "s3://c/t=a%3A b", "s3://c/t=a%253A%20b"),
+        ("S3://c/x", "s3://c/x", "S3://c/x"),
+        ("/d/x%2Dy", "s3://b/d/x-y", "s3://b/d/x-y"),
+        ("///d/x%2Dy", "s3://b/d/x-y", "s3://b/d/x-y"),
+        ("////d/x", "s3://b/d/x", "s3://b/d/x"),
+        ("file:////d/x", "file:///d/x", "file:/d/x"),
+    ],
+)
+def test_names_of_files(path: str, place: str, uri: str | None) -> None:
+    """Where a file is, and by which URI Delta knows it. Two slashes begin a host, three or more begin none."""
+    assert name_file(TABLE, path) == (place, uri)
+
+
+@given(st.lists(st.sampled_from(["a", "-", ".", "/", "%20", "%25", "%2E", "%2F", "%5B", "%5b", "%C3%A9", "é"])))
+def test_easy_paths_are_named_as_all_others(signs: list[str]) -> None:
+    """Paths that need no normalising are recognised; what is normalised first gives the same."""
+    path = "x" + "".join(signs)
+    assert name_file(TABLE, path) == name_file(TABLE, f"./{path}")
+    assert name_file(TABLE, f"s3://c/{path}") == name_file(TABLE, f"s3://c//{path}")
