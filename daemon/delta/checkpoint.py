@@ -7,6 +7,7 @@ files of a checkpoint. Tombstones are not read: only VACUUM needs them.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -56,12 +57,14 @@ COLUMNS = (
 BATCH_ROWS = 512
 # A dictionary stores equal texts once, and Arrow repeats them: 512 rows of a small file could take gigabytes.
 BATCH_BYTES_MAX = 128 << 20
-# No writer's page is larger than this and compressed a hundredfold.
+# No writer's row groups are larger than this and compressed a hundredfold.
 PAGES_BYTES_MAX, COMPRESSION_MAX = 64 << 20, 100
-# parquet.thrift, "PageType".
-DICTIONARY_PAGE = 2
-# Its first two fields.
-PAGE_HEADER_BYTES = 12
+# An entry of a map or list takes this in memory even if it is empty, and as good as nothing in a page.
+ENTRY_BYTES = 32
+# parquet.thrift, "PageHeader": type, sizes and checksum, then the "DictionaryPageHeader". Numbers are zigzag varints.
+DICTIONARY_PAGE = re.compile(
+    rb"\x15\x04\x15(V)\x15(V)(?:\x15V)?[\x3c\x4c]\x15V\x15V[\x11\x12]?\x00\x00".replace(b"V", rb"[\x80-\xff]*[\0-\x7f]")
+)
 HINT = (
     "Restore the file, or remove it if the log has an older checkpoint and all commits after it. Then `dvsync resume` "
     "the table."
@@ -126,8 +129,9 @@ def read_checkpoint(storage: FileIOStorage, folder: str, checkpoint: Checkpoint)
     """Read all actions except tombstones, up to BATCH_ROWS at a time; `folder` is the log's.
 
     Raises `CorruptInput` naming the file, `ObjectMissing` if a file or sidecar does not exist, and `Unsupported` for a
-    line that is too long. Requests for each file: its size, and one read if it has up to BLOCK_BYTES; of a larger
-    Parquet file only the footer and the needed columns of each row group are read.
+    line that is too long or values that take too much memory. Requests for each file: its size, and one read if it has
+    up to BLOCK_BYTES; of a larger Parquet file only the footer and the needed columns of each row group are read, large
+    dictionaries twice.
     """
     sidecars: list[Sidecar] = []
     for file in checkpoint.files:
@@ -187,68 +191,125 @@ def _read_parquet(storage: FileIOStorage, path: str, columns: Sequence[str]) -> 
     with storage.open_input(path) as source:
         try:
             small = pa.BufferReader(source.read()) if source.size_bytes <= BLOCK_BYTES else source
-            parquet = pq.ParquetFile(
-                small, pre_buffer=True, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
-            )
+            parquet = _open_parquet(small)
             schema = parquet.schema_arrow
             _check_schema(schema)
             has_stats = STATS in columns and _has_struct_stats_only(schema)
             wanted = [*columns, STATS_PARSED] if has_stats else list(columns)
             for number in range(parquet.num_row_groups):
-                rows = _batch_rows(small, _text_chunks(parquet.metadata.row_group(number), wanted))
-                for batch in parquet.iter_batches(rows, row_groups=[number], columns=wanted, use_threads=False):
+                group = parquet
+                if long := _long_texts(small, parquet, number, wanted):
+                    group = _open_parquet(small, metadata=parquet.metadata, read_dictionary=long)
+                for batch in group.iter_batches(BATCH_ROWS, row_groups=[number], columns=wanted, use_threads=False):
                     batch.validate(full=True)
-                    yield _decode_batch(batch, path)
+                    for part in _parts(batch) if long else (batch,):
+                        yield _decode_batch(part, path)
         except (pa.ArrowException, OSError) as error:
             raise _corrupt(f"the checkpoint cannot be read: {error}") from error
 
 
-def _text_chunks(group: pq.RowGroupMetaData, columns: Sequence[str]) -> list[pq.ColumnChunkMetaData]:
-    parents = tuple(f"{column}." for column in columns)
-    chunks = [group.column(number) for number in range(group.num_columns)]
-    return [
-        each for each in chunks if each.physical_type == "BYTE_ARRAY" and f"{each.path_in_schema}.".startswith(parents)
+def _open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
+    # Arrow reads no extension type as a dictionary.
+    options |= {"pre_buffer": True, "page_checksum_verification": True, "arrow_extensions_enabled": False}
+    return pq.ParquetFile(source, coerce_int96_timestamp_unit="us", **options)
+
+
+def _long_texts(source: Any, parquet: pq.ParquetFile, number: int, columns: Sequence[str]) -> list[str]:
+    """Return the columns of a row group that Arrow must not expand, because a batch could exceed BATCH_BYTES_MAX.
+
+    They are read as dictionaries, which is slow if most texts differ. One row may have all entries of a map or list.
+    Raises `Unsupported` for what would take too much memory even then.
+    """
+    group, parents = parquet.metadata.row_group(number), tuple(f"{column}." for column in columns)
+    chunks = [group.column(index) for index in range(group.num_columns)]
+    wanted = [
+        (chunk, column, chunk.num_values if column.max_repetition_level else min(chunk.num_values, BATCH_ROWS))
+        for chunk, column in zip(chunks, parquet.schema, strict=True)
+        if f"{chunk.path_in_schema}.".startswith(parents)
     ]
+    pages_bytes = sum(chunk.total_uncompressed_size for chunk, _, _ in wanted)
+    pages_bytes += sum(values * ENTRY_BYTES for _, column, values in wanted if column.max_repetition_level)
+    if pages_bytes > max(PAGES_BYTES_MAX, COMPRESSION_MAX * sum(chunk.total_compressed_size for chunk in chunks)):
+        raise too_large(f"row group {number} takes {pages_bytes} bytes")
+    batch_bytes, texts = 0, list[tuple[int, str]]()
+    for chunk, column, values in wanted:
+        if chunk.physical_type == "FIXED_LEN_BYTE_ARRAY":
+            batch_bytes += values * column.length
+        elif chunk.physical_type == "BYTE_ARRAY":
+            text_bytes = values * _longest_text(source, chunk, values)
+            if column.logical_type.type == "DECIMAL":
+                batch_bytes += text_bytes
+            else:
+                texts.append((text_bytes, chunk.path_in_schema))
+    # Arrow reads nothing but texts as dictionaries.
+    if batch_bytes > BATCH_BYTES_MAX:
+        raise too_large(f"a batch of row group {number} takes {batch_bytes} bytes")
+    long = list[str]()
+    for text_bytes, name in sorted(texts):
+        batch_bytes += text_bytes
+        if batch_bytes > BATCH_BYTES_MAX:
+            long.append(name)
+    return long
 
 
-def _batch_rows(source: Any, chunks: Sequence[pq.ColumnChunkMetaData]) -> int:
-    """Return how many rows take at most BATCH_BYTES_MAX, even if each has the whole dictionary as its text.
+def _longest_text(source: Any, chunk: pq.ColumnChunkMetaData, values: int) -> int:
+    """Return the size of the longest text in the chunk's dictionary, or a larger number; 0 if it has no dictionary.
 
-    Raises `Unsupported` for pages that would take too much memory by themselves.
+    Reads the dictionary only if so many values could take much memory.
     """
-    for chunk in chunks:
-        size_bytes = chunk.total_uncompressed_size
-        if size_bytes > max(PAGES_BYTES_MAX, COMPRESSION_MAX * chunk.total_compressed_size):
-            raise too_large(f"column {chunk.path_in_schema} takes {size_bytes} bytes")
-    dictionaries_bytes = sum(
-        _dictionary_bytes(source, chunk)
-        for chunk in chunks
-        if chunk.total_uncompressed_size * BATCH_ROWS > BATCH_BYTES_MAX
-    )
-    if dictionaries_bytes > BATCH_BYTES_MAX:
-        raise too_large(f"its dictionaries take {dictionaries_bytes} bytes")
-    return min(BATCH_ROWS, BATCH_BYTES_MAX // max(dictionaries_bytes, 1))
+    size_bytes: int = chunk.total_uncompressed_size
+    if values * size_bytes <= BATCH_BYTES_MAX // 4:
+        return size_bytes
+    start = max(chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset, 0)
+    source.seek(start)
+    page = source.read(max(chunk.data_page_offset - start, 0) or chunk.total_compressed_size)
+    header = DICTIONARY_PAGE.match(page)
+    if not header:
+        return size_bytes if any("DICTIONARY" in encoding for encoding in chunk.encodings) else 0
+    plain_bytes, stored_bytes = map(_number, header.groups())
+    page = page[header.end() : header.end() + stored_bytes]
+    if chunk.compression != "UNCOMPRESSED":
+        try:
+            codec = pa.Codec(chunk.compression.lower().replace("lz4", "lz4_raw"))
+            page = codec.decompress(page, min(plain_bytes, size_bytes), asbytes=True)
+        except (ValueError, OSError):
+            # Hadoop's LZ4, or a broken page.
+            return size_bytes
+    # PLAIN: each text after its length, in 4 bytes.
+    longest = at = 0
+    while at < len(page):
+        length = int.from_bytes(page[at : at + 4], "little")
+        longest, at = max(longest, length), at + 4 + length
+    return longest
 
 
-def _dictionary_bytes(source: Any, chunk: pq.ColumnChunkMetaData) -> int:
-    """Return the size of a chunk's dictionary, uncompressed; 0 if it has none.
-
-    parquet.thrift, "PageHeader": the fields 1, the type, and 2, this size, each as 0x15 and a zigzag varint.
-    """
-    source.seek(max(chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset, 0))
-    header = iter(source.read(PAGE_HEADER_BYTES))
-    kind, size_bytes = _read_field(header), _read_field(header)
-    return size_bytes if kind == DICTIONARY_PAGE else 0
+def _number(varint: bytes) -> int:
+    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(varint)) >> 1
 
 
-def _read_field(header: Iterator[int]) -> int:
-    next(header, None)
-    value = 0
-    for shift, byte in enumerate(header):
-        value |= (byte & 0x7F) << 7 * shift
-        if byte < 0x80:
-            break
-    return value >> 1
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Divide a batch into parts whose texts take at most BATCH_BYTES_MAX once they are no dictionaries any more."""
+    size_bytes, half = sum(map(_text_bytes, batch.columns)), batch.num_rows // 2
+    if size_bytes <= BATCH_BYTES_MAX:
+        yield batch
+    elif half:
+        yield from _parts(batch.slice(0, half))
+        yield from _parts(batch.slice(half))
+    else:
+        raise too_large(f"a row takes {size_bytes} bytes")
+
+
+def _text_bytes(values: pa.Array) -> int:
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        return int(pc.sum(pc.take(pc.binary_length(values.dictionary), values.indices)).as_py() or 0)
+    if pa.types.is_map(kind):
+        first, end = values.offsets[0].as_py(), values.offsets[-1].as_py()
+        return _text_bytes(values.values.slice(first, end - first))
+    if pa.types.is_nested(kind):
+        inner = values.flatten()
+        return sum(map(_text_bytes, inner)) if pa.types.is_struct(kind) else _text_bytes(inner)
+    return int(values.nbytes)
 
 
 def too_large(what: str) -> Unsupported:
@@ -259,7 +320,7 @@ def too_large(what: str) -> Unsupported:
 
 
 def _check_schema(schema: pa.Schema) -> None:
-    """Raise `CorruptInput` if `add` or `sidecar` is not a struct, or if `add` lacks a required field.
+    """Raise `CorruptInput` if `add` or `sidecar` is not a struct, or if a field of `add` is missing or of a wrong type.
 
     PROTOCOL.md, "Checkpoints": "Any missing column should be treated as null".
     """
@@ -271,6 +332,8 @@ def _check_schema(schema: pa.Schema) -> None:
             (name,) = PLACES[column]
             if schema.field("add").type.get_field_index(name) < 0:
                 raise _corrupt(f"the checkpoint's add has no {name}")
+        for column in PLACES:
+            _column(pa.nulls(0, schema.field("add").type), column)
 
 
 def _has_struct_stats_only(schema: pa.Schema) -> bool:
@@ -339,6 +402,8 @@ def _column(rows: pa.Array, name: str) -> pa.Array:
 
 def _is_like(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Return whether a cast keeps the meaning. Arrow would also cast numbers to text, which is refused here."""
+    if pa.types.is_dictionary(found):
+        found = found.value_type
     if pa.types.is_map(wanted):
         return (
             pa.types.is_map(found)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,8 @@ MILLISECOND_REST_US = 999
 # A double keeps any decimal of 15 digits, and never needs more than 17 digits to be written.
 DOUBLE_DIGITS = 15
 AS_DOUBLE = Context(prec=17)
+# A whole number, or a text: Trino writes decimals as texts, and Delta reads them.
+DECIMAL = re.compile(r"-?[0-9]{1,38}(\.[0-9]{1,38})?")
 # Texts for numbers that JSON lacks. Delta reads no other text as a float.
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # Delta cuts the seconds of a zone's offset. No zone has had any since January 1972 (IANA's time zone database).
@@ -194,7 +197,7 @@ def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, A
             if isinstance(field_type, DoubleType):
                 low, high = min(low, _as_float32(low)), max(high, _as_float32(high))
             bounds = _float_bounds(low, high)
-        case DecimalType() if all(_is_whole(end) or isinstance(end, Decimal) for end in ends):
+        case DecimalType() if all(isinstance(end, Decimal) or DECIMAL.fullmatch(str(end)) for end in ends):
             bounds = (
                 _decimal_bound(minimum, field_type, ROUND_FLOOR),
                 _decimal_bound(maximum, field_type, ROUND_CEILING),

@@ -383,6 +383,7 @@ def with_field(name: str, kind: pa.DataType) -> pa.Schema:
     ("schema", "fields", "says"),
     [
         (with_field("path", pa.int32()), {"path": 5}, "add.path is int32, and should be string"),
+        (with_field("path", pa.binary(1)), {"path": b"5"}, "add.path is fixed_size_binary.1., and should be string"),
         (with_field("size", pa.string()), {"size": "5"}, "add.size is string, and should be int64"),
         (with_field("partitionValues", TYPE := pa.struct([("p", pa.int8())])), {}, "add.partitionValues is struct"),
         (
@@ -609,6 +610,7 @@ def test_large_files_are_read_in_pieces(log: HandmadeLog, monkeypatch: pytest.Mo
     assert live(log.state()) == {f"f{number}": f"{number}" for number in range(20)}
 
 
+LONG = "x" * (1 << 20)
 PATHS = ("a", "b%20c", "p=1/d", "e")
 DVS: tuple[Action | None, ...] = (None, vector("one"), vector("two"), vector("two", offset=2))
 NUMBERS = st.integers(0, 5)
@@ -690,34 +692,84 @@ def compact(log: HandmadeLog, first: int, last: int, written: list[list[Action]]
         log.write_lines(log.path / f"{first:020d}.{last:020d}.compacted.json", list(newest.values()))
 
 
-def write_texts(log: HandmadeLog, stats: str, rows: int, **options: Any) -> None:
+def write_adds(log: HandmadeLog, fields: list[Action], **options: Any) -> None:
     log.create(add("lost"))
     log.commit()
-    adds = [add(f"f{number}", stats=stats) for number in range(rows)]
+    adds = [{"add": {**add(f"f{number}")["add"], **each}} for number, each in enumerate(fields)]
     table = pa.Table.from_pylist([*START, *adds], CHECKPOINT)
-    pq.write_table(table, log.name(1, "checkpoint.parquet"), compression="zstd", **options)
+    options = {"compression": "zstd", "store_schema": False, "dictionary_pagesize_limit": 8 << 20} | options
+    pq.write_table(table, log.name(1, "checkpoint.parquet"), **options)
 
 
-def test_texts_that_a_dictionary_stores_once(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small file may stand for much memory: batches are small, and a log that only repeats texts is refused."""
-    monkeypatch.setattr(checkpoints, "BATCH_BYTES_MAX", 8 << 20)
-    monkeypatch.setattr(snapshot, "ROWS_BYTES_MAX", 1 << 20)
-    write_texts(log, "x" * (1 << 20), 24, dictionary_pagesize_limit=8 << 20)
+def read_batches(log: HandmadeLog) -> list[pa.RecordBatch]:
     segment = log.segment()
-    assert segment.size_bytes < 50_000
     assert segment.checkpoint
     folder = str(log.path / "_delta_log")
-    sizes = [rows.adds.nbytes for rows in checkpoints.read_checkpoint(log.storage, folder, segment.checkpoint)]
-    assert sum(sizes) > 24 << 20
-    assert max(sizes) < 9 << 20
+    return [rows.adds for rows in checkpoints.read_checkpoint(log.storage, folder, segment.checkpoint)]
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 20, 16])
+@pytest.mark.parametrize("fields", [{"stats": LONG}, {"partitionValues": [("part", LONG), ("p", "x")]}], ids=list)
+def test_texts_that_a_dictionary_stores_once(
+    log: HandmadeLog, monkeypatch: pytest.MonkeyPatch, fields: Action, block_bytes: int
+) -> None:
+    """A small file may stand for much memory: batches are small, and a log that only repeats texts is refused."""
+    monkeypatch.setattr(checkpoints, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(checkpoints, "BATCH_BYTES_MAX", 8 << 20)
+    monkeypatch.setattr(snapshot, "ROWS_BYTES_MAX", 1 << 20)
+    write_adds(log, [fields] * 24)
+    assert log.segment().size_bytes < 50_000
+    batches = read_batches(log)
+    assert max(batch.nbytes for batch in batches) < 9 << 20
+    rows = pa.Table.from_batches(batches).to_pylist()
+    assert [row["path"] for row in rows] == [f"f{number}" for number in range(24)]
+    assert all(fields in ({"stats": row["stats"]}, {"partitionValues": row["partition_values"]}) for row in rows)
     with pytest.raises(Unsupported, match=r"the checkpoint is too large to read: it has [0-9]+ bytes of actions"):
+        log.state()
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "lz4", "zstd"])
+def test_a_large_dictionary_of_different_texts(
+    log: HandmadeLog, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    """It is no reason for small batches: each row has one of its texts."""
+    monkeypatch.setattr(checkpoints, "_parts", None)
+    write_adds(log, [{"stats": f"{number:01000}"} for number in range(1022)], compression=compression)
+    assert [len(batch) for batch in read_batches(log)] == [510, 512]
+
+
+def repeat(text: str | bytes, kind: pa.DataType, times: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), times), pa.array([text], kind))
+
+
+def in_one_row(values: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (in_one_row(repeat(LONG, pa.string(), 200)), "a row takes 2097152"),
+        (in_one_row(repeat("", pa.string(), 3_000_000)), "row group 0 takes 96[0-9]+ bytes"),
+        (repeat(LONG.encode(), pa.binary(1 << 20), 200), "a batch of row group 0 takes 209715200 bytes"),
+    ],
+    ids=["texts", "entries", "fixed length"],
+)
+def test_values_that_are_too_many_for_a_row_or_batch(log: HandmadeLog, values: pa.Array, says: str) -> None:
+    """They are refused before Arrow expands them."""
+    log.create()
+    file = log.name(0, "checkpoint.parquet")
+    table = pa.table({"protocol": pa.StructArray.from_arrays([values], ["x"])})
+    pq.write_table(table, file, compression="zstd", store_schema=False)
+    assert file.stat().st_size < 5000
+    with pytest.raises(Unsupported, match=f"the checkpoint is too large to read: {says}"):
         log.state()
 
 
 def test_pages_that_are_far_larger_than_the_file_are_refused(log: HandmadeLog) -> None:
     """Without a dictionary, a page has all texts, and would be decompressed at once."""
-    write_texts(log, "x" * (1 << 20), 80, use_dictionary=False)
+    write_adds(log, [{"stats": LONG}] * 80, use_dictionary=False)
     assert log.name(1, "checkpoint.parquet").stat().st_size < 50_000
-    with pytest.raises(Unsupported, match=r"too large to read: column add.stats takes [0-9]+ bytes") as caught:
+    with pytest.raises(Unsupported, match=r"too large to read: row group 0 takes [0-9]+ bytes") as caught:
         log.state()
     assert (caught.value.path or "").endswith("checkpoint.parquet")
