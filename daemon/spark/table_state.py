@@ -130,9 +130,8 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
         if snapshot.version() < 0:
             raise log_gone(log.location)
         log.check_written(snapshot.logSegment().checkpointProvider().version())
-        live, removed = (DataFrame(each.toDF(), spark) for each in (snapshot.allFiles(), snapshot.tombstones()))
-        _check_certain(log.location, live, removed)
-        return SparkState(
+        live = DataFrame(snapshot.allFiles().toDF(), spark)
+        state = SparkState(
             location=log.location,
             version=snapshot.version(),
             timestamp_ms=snapshot.timestamp(),
@@ -141,6 +140,9 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
             files=snapshot.numOfFiles(),
             frame=live.selectExpr(*ADD_COLUMNS),
         )
+        # Afterwards: the fields above name what is broken in the log.
+        _check_certain(log.location, live, DataFrame(snapshot.tombstones().toDF(), spark))
+        return state
     except msgspec.ValidationError as error:
         refused = CorruptInput(f"the metadata is not valid: {error}", path=log.folder, hint=HINT_METADATA)
         raise _find_fault(log, refused) or refused from error
