@@ -74,7 +74,7 @@ class Inspector:
                     self._check_moments(path, column)
         except SyncError as error:
             raise error.located(path=path) from error.__cause__
-        if add.deletion_vector is not None:
+        if add.deletion_vector is not None and self.table.keeps_entries:
             told = metrics.lower_bounds.keys() | metrics.null_value_counts.keys()
             leaves = {leaf: column for leaf, column in self.table.leaves.items() if column.field_id in told}
             metrics = proven(metrics, column_ranges(footer, leaf_paths, leaves))

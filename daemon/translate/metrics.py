@@ -1,7 +1,7 @@
 """Delta's per-file statistics -> Iceberg metrics. Delta PROTOCOL.md, "Per-file Statistics"; Iceberg spec, "Manifests".
 
-Bounds must be safe for pruning: no value may be below its lower or above its upper bound, deleted rows included,
-because an entry stays when deleted rows come back. Delta's statistics cut timestamps to milliseconds, so the upper
+Bounds must be safe for pruning: no value may be below its lower or above its upper bound. Where an entry stays when
+deleted rows come back, these are included (`proven`). Delta's statistics cut timestamps to milliseconds, so the upper
 bound is moved up to the end of its millisecond. Columns with inexact bounds have the metrics mode `counts` (see
 `metrics_properties`), so that engines do not answer MIN or MAX from them.
 
@@ -84,9 +84,6 @@ def parse_stats(
     """
     parsed = _decode(stats or "")
     tight = parsed.get("tightBounds") in (None, True)
-    if tight and has_dv:
-        # PROTOCOL.md, "Per-file Statistics": they describe live rows only.
-        return Metrics(record_count)
     counted = _is_whole(parsed.get("numRecords")) and parsed["numRecords"] == record_count
     null_counts = {
         leaves[path].field_id: count

@@ -278,9 +278,7 @@ def complete_plan(
 def _metrics(plan: SyncPlan, path: str) -> Metrics:
     if path in plan.metrics:
         return plan.metrics[path]
-    add, record_count = plan.change.dv_changed[path], plan.live[path].record_count
-    # Without the footer, nothing shows whether the statistics hold for deleted rows.
-    return Metrics(record_count) if add.deletion_vector else metrics_of(add, plan.table, record_count)
+    return metrics_of(plan.change.dv_changed[path], plan.table, plan.live[path].record_count)
 
 
 def by_manifest(placed: Iterable[tuple[str, Key]]) -> dict[str, set[Key]]:

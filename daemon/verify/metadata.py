@@ -178,10 +178,12 @@ class MetadataCheck:
         if footer.num_rows != data_file.record_count:
             detail = f"{data_file.record_count} in Iceberg, {footer.num_rows} in the file"
             differences.append(Difference(Level.METADATA, Fault.ROW_COUNT, add.path, detail))
-        return [*differences, *self._compare_metrics(add.path, data_file, footer)]
+        if add.deletion_vector is None or self.schema.keeps_entries:
+            differences += self._compare_metrics(add.path, data_file, footer)
+        return differences
 
     def _compare_metrics(self, path: str, data_file: DataFile, footer: pq.FileMetaData) -> Iterator[Difference]:
-        """Compare with all rows of the file. Deleted ones may come back, and the entry then stays as it is."""
+        """Compare with all rows of the file. Deleted ones may come back, and the entry may stay as it is."""
         leaf_paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
         for column, found in column_ranges(footer, leaf_paths, self.schema.leaves):
             name = str(self.schema.schema.find_column_name(column.field_id))

@@ -400,14 +400,6 @@ def test_null_counts_are_given_when_they_are_exact(tight: bool | None, nulls: An
     assert found.lower_bounds
 
 
-def test_tight_statistics_of_a_file_with_deletions_are_not_used() -> None:
-    """They describe its live rows, and the entry stays when the others come back."""
-    stats = {"numRecords": ROWS, "minValues": {"c": 1}, "maxValues": {"c": 2}, "nullCount": {"c": 0}}
-    for more in ({}, {"tightBounds": True}, {"tightBounds": None}):
-        leaves = {("c",): NestedField(ID, "c", LongType())}
-        assert parse_stats(json.dumps({**stats, **more}), leaves, ROWS, has_dv=True) == Metrics(ROWS)
-
-
 def test_statistics_that_are_missing() -> None:
     """Without statistics nothing is said but the footer's rows."""
     for stats in (None, "", "{}"):
