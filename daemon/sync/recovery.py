@@ -184,9 +184,9 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     """Return the table with its row of the state store, which is rebuilt if the two differ.
 
     With `is_in_doubt`, the account of the state store is checked too. If older metadata was `put_back`, the same
-    snapshot may have an older schema. If the returned record has `must_compare`, the
-    caller must compare it with Delta's state. Raises `TargetChanged` if someone else made the current snapshot, rolled
-    the table back to an older one of ours or changed the table's shape, and `ReplacementNeeded` as `rebuild` does.
+    snapshot may have an older schema. If the returned record has `must_compare`, the caller must compare it with
+    Delta's state. Raises `TargetChanged` if someone else made the current snapshot, rolled the table back to an older
+    one of ours or changed the table's shape, and `ReplacementNeeded` as `rebuild` does.
     """
     current = table.current_snapshot()
     marker = shown_by(table)
