@@ -107,8 +107,8 @@ class PipelineSettings(_Frozen):
     engine: Literal["auto", "spark", "local"] = Field(
         "auto",
         description=(
-            "Where dvsync reads whole tables, translates deletion vectors and reads footers: in its own process"
-            " (local), on Spark (spark), or on Spark for large tables and changes only (auto)."
+            "Where dvsync reads tables and footers and translates deletion vectors: in its own process (local), on"
+            " Spark (spark), or on Spark if they are large (auto)."
         ),
     )
     local_log_bytes_max: ByteSize = Field(
@@ -116,8 +116,8 @@ class PipelineSettings(_Frozen):
         ge=0,
         le=GIB,
         description=(
-            "With auto, Spark reads the whole state of a table if its checkpoint and the commits after it have more"
-            " bytes than this. First syncs, resyncs, comparisons of states and doctor read whole states."
+            "With auto, Spark reads the whole state of a table (first sync, resync, comparison, doctor) if its"
+            " checkpoint and later commits have more bytes than this."
         ),
     )
     local_bytes_max: ByteSize = Field(
@@ -137,8 +137,8 @@ class PipelineSettings(_Frozen):
         ge=0,
         le=1_000_000,
         description=(
-            "With auto, Spark reads the footers of a change with more added data files than this, and the whole state"
-            " of a table with more data files than this."
+            "With auto, Spark reads the footers of more added data files than this, and the whole state of a table"
+            " with more data files."
         ),
     )
 
@@ -151,10 +151,7 @@ class MaintenanceSettings(_Frozen):
         alias="interval",
         ge=1,
         le=30 * DAY_S,
-        description=(
-            "Time between two rounds of maintenance of a table in the daemon. A round also begins after"
-            " `snapshots_max` new snapshots."
-        ),
+        description="Time between two rounds for a table; also after `snapshots_max` new snapshots.",
     )
     compact: bool = Field(True, description="Whether the daemon compacts delete files.")
     expire: bool = Field(True, description="Whether the daemon expires snapshots.")
@@ -246,16 +243,13 @@ class VerifySettings(_Frozen):
         ge=1,
         le=1_000_000,
         description=(
-            "A table with more data files than this is compared in parts of about this many, spread over the period."
-            " In each part, Spark reads the whole table for the deeper levels."
+            "A table with more data files than this is compared in parts, spread over the period. For the deeper"
+            " levels, Spark reads the whole table in each part."
         ),
     )
     on_difference: Literal["report", "park"] = Field(
         "report",
-        description=(
-            "What the daemon does if it finds a difference: report it, or also park the table. It never repairs a"
-            " table by itself."
-        ),
+        description="What the daemon does about a difference: report it, or also park the table.",
     )
 
     @property
@@ -276,8 +270,8 @@ class LimitsSettings(_Frozen):
     fold_when_busy: bool = Field(
         True,
         description=(
-            "Whether several versions of a table share a snapshot while other tables wait to sync. With false, each"
-            " version gets its own snapshot, and tables may fall behind."
+            "Several versions of a table share a snapshot while other tables wait to sync. With false, tables may"
+            " fall behind."
         ),
     )
     commit_bytes_max: ByteSize = Field(
@@ -285,9 +279,8 @@ class LimitsSettings(_Frozen):
         ge=1 << 20,
         le=64 * GIB,
         description=(
-            "Delta commit files larger than this are refused. Commits stop sharing a snapshot once they are larger"
-            " than this together. Reading a commit file takes two to four times its size in memory, the whole sync of"
-            " its version 8 to 17 times."
+            "Larger Delta commit files are refused, and commits share a snapshot up to this size together. A sync"
+            " takes 8 to 17 times a commit file's size in memory."
         ),
     )
     tables_at_once: int = Field(4, ge=1, le=64, description="The most tables that sync at the same time.")
@@ -323,30 +316,30 @@ class _TableOptions(_Frozen):
     int96_overflow: Literal["refuse", "follow"] = Field(
         "refuse",
         description=(
-            "Refuse or follow files with INT96 timestamps before 1677 or after 2262. PyIceberg and Polars read such"
-            " timestamps wrong, Spark and DuckDB right."
+            "Refuse or follow files with INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars read"
+            " wrong."
         ),
     )
     partition_time_zone: Annotated[str, AfterValidator(time_zone_name)] = Field(
         "UTC",
         description=(
-            "Time zone of timestamp partition values that name no zone: the session time zone of the Spark that wrote"
-            " them. After a change, run `dvsync resync` on tables that are partitioned by timestamps."
+            "Time zone of timestamp partition values without a zone: the session time zone of the Spark that wrote"
+            " them. A change needs `dvsync resync` of such tables."
         ),
     )
 
     on_foreign_commit: Literal["park", "overwrite"] = Field(
         "park",
         description=(
-            "What dvsync does if someone else committed to the Iceberg table or rolled it back: park the table, or"
-            " overwrite it with Delta's state in one snapshot."
+            "If someone else committed to the Iceberg table or rolled it back: park the table, or overwrite it with"
+            " Delta's state."
         ),
     )
     on_schema_change: Literal["follow", "park"] = Field(
         "follow",
         description=(
-            "What dvsync does if the columns or the partitioning of the Delta table change: follow the change, or park"
-            " the table before it until a person accepts it with `dvsync resync`."
+            "If columns or partitioning of the Delta table change: follow, or park the table before the change until"
+            " `dvsync resync` accepts it."
         ),
     )
     tag_every: int | None = Field(
@@ -364,15 +357,14 @@ class _TableOptions(_Frozen):
         ge=60,
         le=3650 * DAY_S,
         description=(
-            "Expiry keeps a tag and its snapshot for this long. Delta must keep its files for as long, or VACUUM makes"
-            " the snapshot unreadable: see delta.deletedFileRetentionDuration."
+            "Expiry keeps a tag and its snapshot for this long. Let Delta keep its files for as long"
+            " (delta.deletedFileRetentionDuration)."
         ),
     )
     version_hint: bool = Field(
         False,
         description=(
-            "Write metadata/version-hint.text in the Iceberg table's folder after each commit, so that DuckDB and"
-            " others find the table by its folder; see [reading](reading.md#by-folder)."
+            "Write metadata/version-hint.text after each commit, for readers [by folder](reading.md#by-folder)."
         ),
     )
 
@@ -474,15 +466,15 @@ class HealthSettings(_Frozen):
     ready_when: Literal["tables", "daemon"] = Field(
         "tables",
         description=(
-            "What /readyz and the page's headline judge: the daemon and every table, or the daemon alone (its lease,"
-            " state database and configuration), so that a parked table does not hold up a rollout."
+            "What /readyz judges: the daemon and every table, or the daemon alone, so that a parked table does not"
+            " hold up a rollout."
         ),
     )
     token: Annotated[str, WrapValidator(or_reference)] | None = Field(
         None,
         description=(
-            "Whoever sends this text as a bearer token may POST to the [API](monitoring.md#the-api): sync, pause,"
-            " resume or resync a table. At least 16 characters. Unset: nobody may."
+            "Bearer token for POST requests to the [API](monitoring.md#the-api), at least 16 characters. Unset: POST"
+            " is disabled."
         ),
     )
     certificate: Path | None = Field(
@@ -519,9 +511,9 @@ NOTIFIED = tuple(kind for kind in NoticeKind if kind is not NoticeKind.SYNCED)
 
 class _SinkSettings(_Frozen):
     url: Annotated[str, WrapValidator(or_reference)] | None = Field(
-        None, description="Webhook: dvsync sends a POST request with JSON to this http or https address."
+        None, description="Webhook: dvsync sends JSON by POST to this http or https address."
     )
-    headers: Properties = Field(default_factory=dict, description="Headers of these requests, such as Authorization.")
+    headers: Properties = Field(default_factory=dict, description="Headers of the requests, such as Authorization.")
     command: tuple[str, ...] = Field(
         (), description="Instead of `url`: a program and its arguments. It gets the JSON on standard input."
     )
@@ -530,9 +522,9 @@ class _SinkSettings(_Frozen):
         alias="timeout",
         ge=0.1,
         le=3600,
-        description="An attempt that takes longer has failed. Failed attempts are repeated for some 15 minutes.",
+        description="Time limit for one attempt. Failed ones are repeated for some 15 minutes.",
     )
-    tables: tuple[str, ...] = Field(("*",), description="Only tables whose names match one of these patterns.")
+    tables: tuple[str, ...] = Field(("*",), description="Only tables whose names match.")
 
     @model_validator(mode="after")
     def _has_one_receiver(self) -> Self:
@@ -577,8 +569,7 @@ class TelemetrySettings(_Frozen):
     endpoint: Annotated[str, WrapValidator(or_reference)] | None = Field(
         None,
         description=(
-            "Base address of a receiver of OTLP by HTTP, such as an OpenTelemetry collector; `/v1/traces` and"
-            " `/v1/metrics` are added. Unset: nothing is sent. Needs the extra `dvsync[telemetry]`; see"
+            "Base address of an OTLP receiver by HTTP. Unset: nothing is sent. See"
             " [telemetry](monitoring.md#telemetry)."
         ),
     )
@@ -593,7 +584,7 @@ class TelemetrySettings(_Frozen):
         alias="timeout",
         ge=0.1,
         le=600,
-        description="What was not sent within this time, with its repetitions, is dropped.",
+        description="Time limit for one export, retries included; then it is dropped.",
     )
 
 
@@ -691,8 +682,8 @@ class Settings(BaseSettings):
     lineage: tuple[LineageSettings, ...] = Field(
         (),
         description=(
-            "Who gets [OpenLineage](monitoring.md#lineage) events: which Delta version became which Iceberg snapshot."
-            " Needs the extra `dvsync[lineage]`."
+            "Who gets [OpenLineage](monitoring.md#telemetry) events: which Delta version became which Iceberg snapshot."
+            " Needs the extra `lineage` of dvsync's wheel."
         ),
     )
     telemetry: TelemetrySettings = TelemetrySettings()
