@@ -67,7 +67,7 @@ DIFFERENCES_MAX = 100_000
 # What a snapshot's summary says in the place of Delta's operation, if it shows the result of a comparison.
 COMPARED = "compare"
 ONE_TARGET = "Two Delta tables cannot share a target: give one of them another target."
-REPLACED = "dvsync writes the whole table anew from Delta's state, in one snapshot."
+REPLACED = "dvsync rewrites the Iceberg table from Delta, in one snapshot."
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -144,7 +144,7 @@ def hint_for(table: str, faults: Collection[str]) -> str:
             "Restore the damaged or missing data files, or remove them from the Delta table: a resync cannot. Then "
             f"`dvsync verify {table}`, and `dvsync resync {table}` if something still differs."
         )
-    return f"`dvsync resync {table}` writes the table anew from Delta's state."
+    return f"`dvsync resync {table}` rewrites the Iceberg table from Delta."
 
 
 def as_json_object(table: str, proof: Proof | SyncError) -> dict[str, Any]:
