@@ -646,16 +646,16 @@ class Settings(BaseSettings):
     share: Annotated[Share, PlainValidator(Share.parse), PlainSerializer(str), NoDecode] = Field(
         ALL,
         description=(
-            "The share of the tables that this daemon follows: `1/2` is the first of two shares. Unset: all tables."
-            " Each share needs a daemon and a state database of its own; see [More than one"
-            " daemon](scaling.md#more-than-one-daemon)."
+            "The [share of the tables](scaling.md#more-than-one-daemon) that this daemon follows: `1/2` is the first"
+            " of two."
         ),
     )
     spark: SparkSettings = SparkSettings()
     catalogs: dict[str, Properties] = Field(
         default_factory=dict,
-        description="PyIceberg catalogs: a name of your choice, and under it PyIceberg's own catalog properties. "
-        "`auth` of a REST catalog is a section.",
+        description=(
+            "PyIceberg's catalog properties, under a name of your choice. `auth` of a REST catalog is a section."
+        ),
     )
     storage: Properties = Field(
         default_factory=dict,
@@ -682,8 +682,7 @@ class Settings(BaseSettings):
     lineage: tuple[LineageSettings, ...] = Field(
         (),
         description=(
-            "Who gets [OpenLineage](monitoring.md#telemetry) events: which Delta version became which Iceberg snapshot."
-            " Needs the extra `lineage` of dvsync's wheel."
+            "Who gets [OpenLineage](monitoring.md#telemetry) events. Needs the extra `lineage` of dvsync's wheel."
         ),
     )
     telemetry: TelemetrySettings = TelemetrySettings()
