@@ -14,7 +14,7 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from daemon.config.settings import NOTIFIED, DefaultsSettings, Settings, TableSettings
+from daemon.config.settings import NOTIFIED, DefaultsSettings, NotifySettings, Settings, TableSettings
 from daemon.config.value_types import Duration
 
 WORDS: dict[Any, str] = {
@@ -42,7 +42,13 @@ def _section(name: str, field: FieldInfo) -> str:
     model: Any = field.annotation
     if get_origin(model) is tuple:
         model, _ = get_args(model)
-        return f"### `{name}`\n\nA list. {field.description}\n\n" + _table(model, list(model.model_fields))
+        intro = f"### `{name}`\n\nA list. {field.description}"
+        if model is NotifySettings:
+            return f"{intro}\n\n" + _table(model, list(model.model_fields))
+        own = [key for key in model.model_fields if key not in NotifySettings.model_fields]
+        return f"{intro}\nThe keys are those of `notify`, without `events`." + (
+            f"\n\n{_table(model, own)}" if own else ""
+        )
     if isinstance(model, type) and issubclass(model, BaseModel):
         return f"### `{name}`\n\n" + _table(model, list(model.model_fields))
     return f"### `{name}`\n\n{field.description}"
