@@ -172,7 +172,7 @@ def leave_other_table(
     except (OSError, ValueError) as error:
         if not is_wanted:
             raise ObjectStoreAway(
-                f"the catalog has not the snapshot that was recorded, and its metadata file cannot be read: {error}",
+                f"the catalog lacks the snapshot that was recorded, and its metadata file cannot be read: {error}",
                 path=location,
                 hint="dvsync will try again. If that store is gone for good, run `dvsync resync`.",
             ) from error

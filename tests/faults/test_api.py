@@ -133,7 +133,7 @@ def test_an_iceberg_table_that_is_dropped_is_made_again(world: World, running: D
         catalog.drop_table(NAME)
         shown = command(world.config, "show", NAME)
         assert f"the Iceberg table {NAME} is gone from its catalog; it showed version" in shown.stderr
-        assert f"`dvsync resync {NAME}` makes it again" in shown.stderr
+        assert f"`dvsync resync {NAME}` creates it again" in shown.stderr
         assert ask(running, f"/api/tables/{NAME}/sync")[0] == 202
         until(lambda: catalog.table_exists(NAME), "the new table")
         told = f"the catalog had no table {NAME} any more"

@@ -714,7 +714,7 @@ def test_a_folder_that_cannot_be_made_is_a_fault_of_the_configuration(dvsync, tm
     (tmp_path / "file").touch()
     result = dvsync("sync", config=TWO_TABLES.replace("var/catalog.db", "file/x/catalog.db"))
     assert result.exit_code == 2
-    assert f"catalogs.local.uri: the folder {tmp_path}/file/x cannot be made: Not a directory" in result.stderr
+    assert f"catalogs.local.uri: the folder {tmp_path}/file/x cannot be created: Not a directory" in result.stderr
 
 
 def test_sync_status_and_resume_of_tables_that_cannot_sync(dvsync, tmp_path):
