@@ -187,7 +187,7 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
 def test_a_table_that_goes_to_another_catalog_and_comes_back(dvsync, followed: Bench, tmp_path: Path):
     """Both tables keep their files, whatever is cleaned up. The one that comes back is brought up to date."""
     there = FOLLOWED.replace("catalog.db", "there.db") + "pipeline: {engine: local}\n"
-    assert "make an empty file in its place" in dvsync("sync", config=there).output
+    assert "create an empty file in its place" in dvsync("sync", config=there).output
     (tmp_path / "there.db").touch()
     assert "advanced, version 6" in dvsync("sync", config=there).stdout
     # Nothing was ever synced into a catalog of this name, so a missing file is a new one.
