@@ -29,7 +29,7 @@ SIZE_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def render_keys() -> str:
-    """Return one Markdown table for each section, with the values, default and meaning of each key."""
+    """Return one Markdown table for each section, with the values and the meaning of each key."""
     parts = [_section(name, field) for name, field in Settings.model_fields.items()]
     return "\n\n".join(parts) + "\n"
 
@@ -56,12 +56,22 @@ def _section(name: str, field: FieldInfo) -> str:
 
 def _table(model: type[BaseModel], keys: list[str]) -> str:
     rows = [_row(model.model_fields[key], key) for key in keys]
-    return "\n".join(["| key | values | default | meaning |", "|---|---|---|---|", *rows])
+    return "\n".join(["| key | values | meaning |", "|---|---|---|", *rows])
 
 
 def _row(field: FieldInfo, name: str) -> str:
-    cells = (f"`{field.alias or name}`", _values(field), _default(field), field.description or "")
+    cells = (f"`{field.alias or name}`", _accepted(field), field.description or "")
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _accepted(field: FieldInfo) -> str:
+    """Describe the accepted values. The default is bold; a key without one is unset, unless it is required."""
+    values, default = _values(field), _default(field)
+    if default in (None, "required"):
+        return f"{values}, required" if default else values
+    if default in values:
+        return values.replace(default, f"**{default}**", 1)
+    return f"**{default}**" if values in WORDS.values() else f"**{default}**, {values}"
 
 
 def _values(field: FieldInfo) -> str:
@@ -100,11 +110,11 @@ def _metadata(field: FieldInfo) -> Iterator[Any]:
         yield from getattr(argument, "__metadata__", ())
 
 
-def _default(field: FieldInfo) -> str:
+def _default(field: FieldInfo) -> str | None:
     if field.default is PydanticUndefined:
-        return "required" if field.default_factory is None else "unset"
+        return "required" if field.default_factory is None else None
     if field.default in (None, "", ()):
-        return "unset"
+        return None
     if isinstance(field.default, tuple):
         return "all" if field.default == NOTIFIED else ", ".join(f"`{value}`" for value in field.default)
     return f"`{_spelled(field, field.default)}`"

@@ -68,7 +68,7 @@ class StateSettings(_Frozen):
         alias="lease",
         ge=1,
         le=3600,
-        description="A standby daemon takes over when the active daemon has not renewed its lease for this long.",
+        description="A standby takes over when the lease has not been renewed for this long.",
     )
 
     @property
@@ -116,8 +116,8 @@ class PipelineSettings(_Frozen):
         ge=0,
         le=GIB,
         description=(
-            "With auto, Spark reads the whole state of a table (first sync, resync, comparison, doctor) if its"
-            " checkpoint and later commits have more bytes than this."
+            "With auto, Spark reads the whole state of a table whose checkpoint and later commits have more bytes"
+            " than this."
         ),
     )
     local_bytes_max: ByteSize = Field(
@@ -153,9 +153,9 @@ class MaintenanceSettings(_Frozen):
         le=30 * DAY_S,
         description="Time between two rounds for a table; also after `snapshots_max` new snapshots.",
     )
-    compact: bool = Field(True, description="Whether the daemon compacts delete files.")
-    expire: bool = Field(True, description="Whether the daemon expires snapshots.")
-    cleanup: bool = Field(True, description="Whether the daemon removes its own files that are no longer referenced.")
+    compact: bool = Field(True, description="Compact delete files.")
+    expire: bool = Field(True, description="Expire snapshots.")
+    cleanup: bool = Field(True, description="Remove dvsync's files that are no longer referenced.")
     delete_files_max: int = Field(
         10, ge=1, le=100_000, description="Compact a data file once more than this many delete files apply to it."
     )
@@ -169,9 +169,7 @@ class MaintenanceSettings(_Frozen):
         100,
         ge=1,
         le=1_000_000,
-        description=(
-            "With delete_granularity partition, compact a partition once it has more small delete files than this."
-        ),
+        description="Compact a partition with more small delete files than this (delete_granularity partition).",
     )
     small_delete_file_max: ByteSize = Field(
         ByteSize(1 << 20), ge=0, le=GIB, description="A delete file of at most this size counts as small."
@@ -181,8 +179,7 @@ class MaintenanceSettings(_Frozen):
         ge=0,
         le=1,
         description=(
-            "With format_version 3, compact a Puffin file once more than this share of its deleted positions is no"
-            " longer in use."
+            "Compact a Puffin file once more than this share of its positions is no longer in use (format_version 3)."
         ),
     )
     snapshot_age_max_s: Annotated[float, Duration] | None = Field(
@@ -191,20 +188,19 @@ class MaintenanceSettings(_Frozen):
         ge=0,
         le=3650 * DAY_S,
         description=(
-            "Snapshots older than this are expired. Unset: the Iceberg table's history.expire.max-snapshot-age-ms, or 5"
-            " days. Delta's own retention limits the value."
+            "Older snapshots are expired. Unset: history.expire.max-snapshot-age-ms, or 5 days. Delta's retention"
+            " limits it."
         ),
     )
     snapshots_max: int = Field(
-        100, ge=1, le=1_000_000, description="The main branch keeps at most this many snapshots, whatever their age."
+        100, ge=1, le=1_000_000, description="The main branch keeps at most this many snapshots."
     )
     snapshots_min: int | None = Field(
         None,
         ge=1,
         le=1_000_000,
         description=(
-            "The main branch keeps at least this many snapshots, whatever their age. Unset: the Iceberg table's"
-            " history.expire.min-snapshots-to-keep, or 1."
+            "The main branch keeps at least this many snapshots. Unset: history.expire.min-snapshots-to-keep, or 1."
         ),
     )
     orphan_grace_s: Annotated[float, Duration] = Field(
@@ -227,8 +223,8 @@ class VerifySettings(_Frozen):
     level: Literal["off", "metadata", "bitmaps", "rows"] = Field(
         "metadata",
         description=(
-            "How deep the daemon compares each Iceberg table with its Delta table; see [Is it"
-            " right](verification.md). The levels after `metadata` need Spark and its Iceberg jar."
+            "How deep the daemon [verifies](verification.md). The levels after `metadata` need Spark and its Iceberg"
+            " jar."
         ),
     )
     period_s: Annotated[float, Duration] = Field(
@@ -302,16 +298,13 @@ class _TableOptions(_Frozen):
         ge=2,
         le=3,
         description=(
-            "Format version of the Iceberg table: 2 with position-delete files, 3 with deletion vectors in Puffin"
-            " files. A table is upgraded to 3 in place, and cannot go back."
+            "[Iceberg's format version](formats.md#format-version-2-or-3). A table is upgraded in place, and cannot"
+            " go back."
         ),
     )
     delete_granularity: Literal["file", "partition"] | None = Field(
         None,
-        description=(
-            "Write one delete file for each data file, or for each partition. Unset: the Iceberg table's"
-            " write.delete.granularity."
-        ),
+        description="One delete file for each data file, or for each partition. Unset: write.delete.granularity.",
     )
     int96_overflow: Literal["refuse", "follow"] = Field(
         "refuse",
@@ -347,8 +340,7 @@ class _TableOptions(_Frozen):
         ge=1,
         le=1_000_000_000,
         description=(
-            "Tag the snapshot of each version that is a multiple of this, as delta-v{version}. Such versions are never"
-            " folded into a later one. Unset: no tags."
+            "[Tag](maintenance.md#tags-for-chosen-versions) the snapshot of each version that is a multiple of this."
         ),
     )
     tag_retention_s: Annotated[float, Duration] = Field(
@@ -384,15 +376,15 @@ class DefaultsSettings(_TableOptions):
 class TableSettings(_TableOptions):
     source: Location = Field(
         description=(
-            "Path or URI of the Delta table. A `*` makes it a pattern for every matching Delta table, also for new"
-            " ones. The other keys can then use {name} and {parent}: the table's folder and the folder above it."
+            "Path or URI of the Delta table; with `*` a pattern for every matching table, also new ones. Other keys"
+            " can then use {name} and {parent}: the table's folder and the one above."
         ),
     )
     exclude: tuple[Annotated[str, AfterValidator(folder_names)], ...] = Field(
         (),
         description=(
-            "With a pattern: folders that it leaves out. Each is a folder's name, or the last folders of a path; `*`"
-            " stands for any part of a name, such as `tmp_*` or `archive/*`."
+            "Folders that a pattern leaves out: by name or by the last folders of the path, such as `tmp_*` or"
+            " `archive/*`."
         ),
     )
     target: Annotated[str, AfterValidator(identifier)] = Field(
