@@ -41,7 +41,7 @@ def test_the_keys_are_those_of_the_settings() -> None:
     """docs/configuration.md has what `make docs` writes, and config.yaml shows or explains every key."""
     assert (ROOT / "docs" / "configuration.md").read_text().endswith(f"## Keys\n\n{render_keys()}")
     shipped = (ROOT / "config.yaml").read_text()
-    keys = re.findall(r"^\| `(\w+)` \|", render_keys(), re.MULTILINE)
+    keys = re.findall(r"^- `(\w+)` \(", render_keys(), re.MULTILINE)
     assert len(keys) > 40
     assert [key for key in keys if not re.search(rf"^ *(- |# )*(.*, )?{key}[:,]", shipped, re.MULTILINE)] == []
 
