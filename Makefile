@@ -50,7 +50,7 @@ test-long: setup ## more variants of long tests, which would not fit into the ti
 demo: setup ## a Delta table changed by Spark, followed into Iceberg, read by every engine
 	$(BIN)/dvsync demo
 
-bench: setup ## measure what docs/performance.md reports
+bench: setup ## measure what docs/performance.md and benchmarks/NOTES.md report
 	$(BIN)/python -m benchmarks
 
 build: $(STAMPS)/dvsync ## wheel and sdist in dist/
