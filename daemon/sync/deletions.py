@@ -87,9 +87,7 @@ def write_vectors(
         find_sharing(store, record.id, leaving(change), joins=lambda file: not is_puffin(file.path)),
         store.find_former(record.id, {*change.added, *change.dv_changed}),
     )
-    plan = plan_vectors(
-        change, of.live, shape.table, of.metrics, holders, name_delete_file=transaction.name_delete_file
-    )
+    plan = plan_vectors(change, of.live, shape.table, of.metrics, name_delete_file=transaction.name_delete_file)
     plan, results = _begin(context, transaction, plan)
     replaced, others = files_to_replace(plan, results, holders)
     changes = copies(store.find_live_files(record.id, others), shape.table)

@@ -33,7 +33,7 @@ from daemon.translate.definition import (
 )
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.plan import CommitPlan, complete_plan, plan_sync
-from daemon.translate.vector_plan import Holders, complete_vectors, plan_vectors
+from daemon.translate.vector_plan import complete_vectors, plan_vectors
 from state import CommitIdentity, DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
 
 # The operation in the summary of a snapshot that replaces the whole table.
@@ -179,7 +179,7 @@ def _write_deletions(
     live = {file.path: file for file in _live_files(answers, {}) if file.path in dvs}
     with_vectors = shape.definition.format_version > 2
     plan = (
-        plan_vectors(change, live, shape.table, {}, Holders(), name_delete_file=name)
+        plan_vectors(change, live, shape.table, {}, name_delete_file=name)
         if with_vectors
         else plan_sync(change, live, shape.table, {}, granularity=shape.granularity, name_delete_file=name)
     )

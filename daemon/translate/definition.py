@@ -324,7 +324,6 @@ def _shape(
         time_zone=settings.partition_time_zone,
         may_overflow=settings.may_overflow,
         has_row_ids=has_row_ids,
-        keeps_entries=settings.format_version > 2,
     )
     filled = msgspec.json.encode(sorted(schema.filled)).decode()
     granularity = settings.delete_granularity or properties.get(DELETE_GRANULARITY, "")

@@ -113,8 +113,7 @@ class TableSchema:
     timestamps are accepted that some readers cannot show. If `has_row_ids`, the rows' ids are those of Delta's row
     tracking. `filled` are the physical names of columns that Delta on Spark fills with a default in files without them.
     `hidden_ids` has the columns that only files have, and the field ids that files give to them. If `needs_ids`, Delta
-    finds columns by the field ids in the files. If `keeps_entries`, a file keeps its manifest entry when deleted rows
-    come back, as in format version 3, so that its metrics must hold for deleted rows, too.
+    finds columns by the field ids in the files.
     """
 
     schema: Schema
@@ -128,7 +127,6 @@ class TableSchema:
     filled: frozenset[str] = frozenset()
     hidden_ids: frozenset[tuple[int, Path]] = frozenset()
     needs_ids: bool = False
-    keeps_entries: bool = False
 
     @property
     def spec(self) -> PartitionSpec:
