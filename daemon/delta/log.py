@@ -401,12 +401,12 @@ def _check_file_actions(version: int, path: str, adds: tuple[AddFile, ...], remo
     PROTOCOL.md, "Action Reconciliation".
     """
     # Only such adds can be of one logical file.
-    if find_doubled(add.path for add in adds) and (doubled := find_doubled((add.path, add.identity) for add in adds)):
+    if find_doubled(add.path for add in adds) and (doubled := find_doubled(add.logical_file for add in adds)):
         (data_file, _), count = doubled
         raise _corrupt(f"{count} adds for the one path {data_file}", version, path)
-    added = {(add.path, add.identity) for add in adds} if removes else ()
+    added = {add.logical_file for add in adds} if removes else ()
     for remove in removes:
-        if (remove.path, remove.identity) in added:
+        if remove.logical_file in added:
             raise _corrupt(f"add and remove of the same logical file {remove.path}", version, path)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from daemon.delta.actions import AddFile, Identity, Metadata, Protocol, find_doubled
+from daemon.delta.actions import AddFile, Identity, LogicalFile, Metadata, Protocol, find_doubled
 from daemon.delta.uri import PLAIN_PATH, describe, fold_identity, name_file
 from daemon.errors import CorruptInput, FileLiveTwice
 from state.records import DeletionVectorDescriptor
@@ -76,11 +76,11 @@ class TableState(ABC):
         """
 
 
-def check_unique(adds: Sequence[AddFile]) -> None:
-    """Raise `FileLiveTwice` if two live adds lead to one path: Delta shows the file's rows twice, Iceberg cannot."""
-    if doubled := find_doubled(add.path for add in adds):
+def check_unique(files: Collection[LogicalFile]) -> None:
+    """Raise `FileLiveTwice` if two live files are at one path: Delta shows the rows twice, Iceberg cannot."""
+    if doubled := find_doubled(path for path, _ in files):
         path, count = doubled
-        told = sorted(describe(add.identity) for add in adds if add.path == path)
+        told = sorted(describe(identity) for other, identity in files if other == path)
         raise FileLiveTwice(
             f"the log has {count} live adds for the one path {path}: {'; '.join(told)}",
             path=path,
@@ -95,26 +95,42 @@ def check_rows(rows: pa.Table) -> None:
         return
     counts = pc.value_counts(paths)
     path = counts.field("values").filter(pc.greater(counts.field("counts"), 1))[0]
-    check_unique(list(adds_from_batches(rows.filter(pc.equal(paths, path)).to_batches())))
+    doubled = adds_from_batches(rows.filter(pc.equal(paths, path)).to_batches())
+    check_unique([add.logical_file for add in doubled])
 
 
-class Tombstones:
-    """The logical files that are removed."""
+class Reconciliation:
+    """Tells which logical files are live. Commits come from the newest to the oldest: a file's first action decides.
+
+    Delta PROTOCOL.md, "Action Reconciliation".
+    """
 
     def __init__(self) -> None:
-        self._removed: dict[tuple[str, Identity], set[Identity]] = defaultdict(set)
+        self._added: set[LogicalFile] = set()
+        self._removed: dict[LogicalFile, set[Identity]] = defaultdict(set)
 
-    def add(self, path: str, identity: Identity) -> None:
-        self._removed[path, fold_identity(path, identity)].add(identity)
+    def take_commit(self, removes: Iterable[LogicalFile], adds: Collection[LogicalFile]) -> list[bool]:
+        """Return for each add whether it is live. Raises as `is_live` does."""
+        for path, identity in removes:
+            self._removed[path, fold_identity(path, identity)].add(identity)
+        live = [self.is_live(add) for add in adds]
+        self._added.update(adds)
+        return live
 
     def paths(self) -> set[str]:
-        return {path for path, _ in self._removed}
+        return {path for path, _ in (*self._added, *self._removed)}
 
-    def includes(self, path: str, identity: Identity) -> bool:
-        """Return whether this logical file is removed. Raises `FileLiveTwice` if nobody can tell (`fold_identity`)."""
+    def is_live(self, file: LogicalFile) -> bool:
+        """Return whether no commit so far decided about the file. Raises `FileLiveTwice` if nobody can tell.
+
+        See `fold_identity`.
+        """
+        if file in self._added:
+            return False
+        path, identity = file
         removed = self._removed.get((path, fold_identity(path, identity)), ())
         if not removed or identity in removed:
-            return bool(removed)
+            return not removed
         raise FileLiveTwice(
             f"Delta removes {path} {min(map(describe, removed))}, and its add is {describe(identity)}: whether these "
             "are one file depends on the reader",

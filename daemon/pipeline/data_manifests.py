@@ -77,7 +77,7 @@ class ManifestTask:
 
     def __call__(self, part: int, adds: Iterable[AddFile]) -> Iterator[ManifestAnswer]:
         adds, manifest_path = list(adds), self.paths[part]
-        check_unique(adds)
+        check_unique([add.logical_file for add in adds])
         inspection = Inspector(FileIOStorage(self.properties), self.table).inspect(adds)
         entries = []
         for add in adds:

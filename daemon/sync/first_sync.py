@@ -97,7 +97,7 @@ def show_state(
         # A path that is spelled in two ways may be in two parts.
         paths = int64s(hash(path) for answer in answers for path in answer.paths)
         if pc.count_distinct(paths).as_py() < len(paths):
-            check_unique(list(state.read_adds()))
+            check_unique([add.logical_file for add in state.read_adds()])
         shape = shape.with_files(reduce(or_, (manifest.traits for manifest in written), FileTraits()))
         with tracing.step("translate"):
             dvs, completed = _write_deletions(context, transaction, state, shape, answers)
