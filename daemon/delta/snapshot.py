@@ -101,7 +101,7 @@ def replay(
     if timestamp_ms is None:
         written_ms = segment.checkpoint.modified_ms if segment.checkpoint else 0
         timestamp_ms = log.commit_time_ms(segment.version, otherwise=written_ms)
-    return newest.state(segment.version, timestamp_ms, log.folder)
+    return newest.state(segment, timestamp_ms, log.folder)
 
 
 def _take_file(newest: _NewestFirst, log: DeltaLog, file: CommitFile) -> int | None:
@@ -173,18 +173,27 @@ class _NewestFirst:
             return False
         return self._live_files > files_max or self.size_bytes > ROWS_BYTES_MAX
 
-    def state(self, version: int, timestamp_ms: int, folder: str) -> ReplayedState:
+    def state(self, segment: LogSegment, timestamp_ms: int, folder: str) -> ReplayedState:
         if self._protocol is None or self._metadata is None:
             kind = "protocol" if self._protocol is None else "metaData"
             hint = "Restore the log's older files, then `dvsync resume` the table."
             what = f"no {kind} action could be recovered from the log"
-            raise CorruptInput(what, version=version, path=folder, hint=hint)
+            raise CorruptInput(what, version=segment.version, path=folder, hint=hint)
         adds = pa.Table.from_batches(self._live, ADDS)
         try:
             check_rows(adds)
         except SyncError as error:
-            raise error.located(version=version, path=folder) from error.__cause__
-        return ReplayedState(self._location, version, timestamp_ms, self._protocol, self._metadata, adds.num_rows, adds)
+            raise error.located(version=segment.version, path=folder) from error.__cause__
+        return ReplayedState(
+            location=self._location,
+            version=segment.version,
+            timestamp_ms=timestamp_ms,
+            protocol=self._protocol,
+            metadata=self._metadata,
+            files=adds.num_rows,
+            recent_commits=segment.recent_commits,
+            rows=adds,
+        )
 
     @cached_property
     def _named(self) -> pa.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from daemon.delta.actions import AddFile, Identity, LogicalFile, Metadata, Protocol, find_doubled
 from daemon.delta.uri import PLAIN_PATH, describe, fold_identity, name_file
 from daemon.errors import CorruptInput, FileLiveTwice
+from daemon.storage import FileMeta
 from state.records import DeletionVectorDescriptor
 
 T = TypeVar("T")
@@ -44,7 +45,10 @@ HINT_DOUBLED = (
 
 @dataclass(frozen=True)
 class TableState(ABC):
-    """A snapshot of the Delta table at `location`. `files` counts its live data files."""
+    """A snapshot of the Delta table at `location`. `files` counts its live data files.
+
+    `recent_commits` are the last commit files up to `version`, as they were listed before the state was read.
+    """
 
     location: str
     version: int
@@ -52,6 +56,7 @@ class TableState(ABC):
     protocol: Protocol
     metadata: Metadata
     files: int
+    recent_commits: Mapping[int, FileMeta]
 
     @abstractmethod
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:

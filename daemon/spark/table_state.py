@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import compress, groupby
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from daemon.delta.actions import AddFile, LogicalFile, Metadata, Protocol
 from daemon.delta.features import check_features, used_features
-from daemon.delta.log import DeltaLog, log_gone
+from daemon.delta.log import DeltaLog, last_commits, log_gone
 from daemon.delta.protocol import check_metadata, check_protocol
 from daemon.delta.table_state import (
     Reconciliation,
@@ -143,10 +143,15 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
     from pyspark.sql import DataFrame  # noqa: PLC0415
 
     try:
+        commits = log.list_commits()
         snapshot = _snapshot(spark, log.location, version)
         if snapshot.version() < 0:
             raise log_gone(log.location)
-        log.check_written(snapshot.logSegment().checkpointProvider().version())
+        recent_commits = last_commits(commits, snapshot.version())
+        if snapshot.version() not in commits:
+            commits = log.list_commits()  # It came since then.
+        checkpoint = snapshot.logSegment().checkpointProvider().version()
+        log.check_written({number: meta for number, meta in commits.items() if number > checkpoint})
         live = DataFrame(snapshot.allFiles().toDF(), spark)
         state = SparkState(
             location=log.location,
@@ -155,6 +160,7 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
             protocol=msgspec.json.decode(snapshot.protocol().json(), type=_ProtocolLine).protocol,
             metadata=msgspec.json.decode(snapshot.metadata().json(), type=_MetadataLine).metadata,
             files=snapshot.numOfFiles(),
+            recent_commits=recent_commits,
             frame=live.selectExpr(*ADD_COLUMNS),
         )
         # Afterwards: the fields above name what is broken in the log.
@@ -217,17 +223,18 @@ def _find_fault(log: DeltaLog, refused: SyncError) -> SyncError | None:
             if log.has_version(refused.version):
                 log.read_commit(refused.version)
         else:
-            log.check_written(-1)
-            _check_newest(log)
+            commits = log.list_commits()
+            log.check_written(commits)
+            _check_newest(log, commits)
     except (CommitIncomplete, CorruptInput, Unsupported) as found:
         return found
     return None
 
 
-def _check_newest(log: DeltaLog) -> None:
+def _check_newest(log: DeltaLog, commits: Collection[int]) -> None:
     """Read the newest protocol and metadata and the commits after them. Raises what following the log would raise."""
     protocol = metadata = following = changed = None
-    for version in log.list_commits()[: -COMMITS_SEARCHED_MAX - 1 : -1]:
+    for version in list(commits)[: -COMMITS_SEARCHED_MAX - 1 : -1]:
         if following is not None and following != version + 1:
             raise log.gap(following - 1, following)
         commit, following = log.read_commit(version), version

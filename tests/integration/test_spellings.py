@@ -17,7 +17,7 @@ from daemon.clock import SystemClock
 from daemon.config.settings import PipelineSettings
 from daemon.delta.actions import AddFile, Commit, LogicalFile, RemoveFile
 from daemon.delta.log import DeltaLog
-from daemon.delta.log_segment import load_log_segment
+from daemon.delta.log_segment import LogSegment, load_log_segment
 from daemon.delta.replay import fold_commits
 from daemon.delta.snapshot import _NewestFirst, replay
 from daemon.delta.uri import name_file
@@ -164,7 +164,7 @@ def replayed(location: str, newest_first: list[Commit]) -> set[LogicalFile]:
     newest = _NewestFirst(location)
     for commit in newest_first:
         newest.take_commit(commit)
-    return {add.logical_file for add in newest.state(3, 3, location).read_adds()}
+    return {add.logical_file for add in newest.state(LogSegment(3, None, (), {}), 3, location).read_adds()}
 
 
 def or_refusal(read: Callable[[], T]) -> tuple[T | None, str | None]:
