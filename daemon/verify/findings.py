@@ -51,9 +51,10 @@ class Fault(StrEnum):
     ROWS_SURPLUS = "deleted rows shown"
     VALUES = "different values"
     UNREADABLE = "table not readable"
+    LIVE_TWICE = "data file twice in Delta"
 
 
-OF_THE_TABLE = {Fault.SCHEMA, Fault.UNREADABLE}
+OF_THE_TABLE = {Fault.SCHEMA, Fault.UNREADABLE, Fault.LIVE_TWICE}
 
 
 @dataclass
@@ -144,6 +145,8 @@ def hint_for(table: str, faults: Collection[str]) -> str:
             "Restore the damaged or missing data files, or remove them from the Delta table: a resync cannot. Then "
             f"`dvsync verify {table}`, and `dvsync resync {table}` if something still differs."
         )
+    if Fault.LIVE_TWICE in faults:
+        return f"Iceberg cannot show it before Delta has the file once: `dvsync resync {table}` says how to get there."
     return f"`dvsync resync {table}` writes the table anew from Delta's state."
 
 
