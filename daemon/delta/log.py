@@ -303,9 +303,8 @@ class DeltaLog:
     def _resolved(self, version: int, path: str, action: FileAction) -> FileAction:
         try:
             place, uri = name_file(self.location, action.path)
-        except ValueError as error:
-            what = f"Delta cannot read the path {action.path!r} of a data file: {error}"
-            raise _corrupt(what, version, path) from error
+        except CorruptInput as error:
+            raise _corrupt(error.message, version, path) from error
         return with_fields(action, path=place, uri=uri)
 
     def check_continuity(self, after: int, recent: Collection[CommitIdentity] = ()) -> tuple[CommitIdentity, ...]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from daemon.delta.actions import AddFile, Commit, Identity, Metadata, Protocol
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol
 from daemon.delta.checkpoint import Rows, read_checkpoint, too_large
 from daemon.delta.checksum import Totals
 from daemon.delta.log import DeltaLog
@@ -205,17 +205,6 @@ class _NewestFirst:
 
         Only rows whose path a later commit names are compared one by one, because that is slow.
         """
-        paths = adds["path"]
-        suspects = pc.indices_nonzero(pc.is_in(paths, self._named)).to_pylist()
-        gone = [row for row in suspects if not self._files.is_live((paths[row].as_py(), _identity(adds, row)))]
-        if not gone:
-            return adds
-        return adds.filter(pc.invert(pc.is_in(pa.array(range(len(adds))), pa.array(gone, pa.int64()))))
-
-
-def _identity(adds: pa.RecordBatch, row: int) -> Identity:
-    """Return the identity of a row. The deletion vector's unique id: PROTOCOL.md, "Derived Fields"."""
-    uri, kind, path, offset = (adds[name][row].as_py() for name in ("uri", "dv_storage_type", "dv_path", "dv_offset"))
-    if kind is None:
-        return uri, None
-    return uri, f"{kind}{path}" if offset is None else f"{kind}{path}@{offset}"
+        suspects = pc.is_in(adds["path"], self._named)
+        live = [self._files.is_live(add.logical_file) for add in adds_from_batches([adds.filter(suspects)])]
+        return adds.filter(pc.replace_with_mask(pc.invert(suspects), suspects, pa.array(live, pa.bool_())))

@@ -175,19 +175,11 @@ def resolve_rows(location: str, rows: pa.RecordBatch) -> pa.RecordBatch:
     places = pc.binary_join_element_wise(location, paths, "/")
     uris = pa.nulls(len(paths), pa.string())
     if pc.any(others).as_py():
-        named = [_name_file(location, path) for path in paths.filter(others).to_pylist()]
+        named = [name_file(location, path) for path in paths.filter(others).to_pylist()]
         places = pc.replace_with_mask(places, others, pa.array([place for place, _ in named], pa.string()))
         uris = pc.replace_with_mask(uris, others, pa.array([uri for _, uri in named], pa.string()))
     columns = {**dict(zip(rows.schema.names, rows.columns, strict=True)), "path": places, "uri": uris}
     return pa.RecordBatch.from_pydict(columns)
-
-
-def _name_file(location: str, path: str) -> tuple[str, str | None]:
-    try:
-        return name_file(location, path)
-    except ValueError as error:
-        what = f"Delta cannot read the path {path!r} of a data file: {error}"
-        raise CorruptInput(what, hint="Fix the program that wrote the checkpoint.") from error
 
 
 def adds_from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[AddFile]:
