@@ -146,7 +146,10 @@ def hint_for(table: str, faults: Collection[str]) -> str:
             f"`dvsync verify {table}`, and `dvsync resync {table}` if something still differs."
         )
     if Fault.LIVE_TWICE in faults:
-        return f"Iceberg cannot show it before Delta has the file once: `dvsync resync {table}` says how to get there."
+        return (
+            f"Iceberg cannot show that: OPTIMIZE the Delta table, then `dvsync resync {table}`. If a file is still "
+            "there twice, the next sync says what to do."
+        )
     return f"`dvsync resync {table}` writes the table anew from Delta's state."
 
 
