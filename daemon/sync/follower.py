@@ -507,10 +507,9 @@ class Follower:
     def _show_state(self, shown: Shown, version: int | None = None) -> tuple[Shown, SyncResult]:
         """Show Delta's state at `version`, or the newest, as a difference to what Iceberg shows."""
         context, before = self._context, shown.record
-        recent_commits = context.log.list_recent(context.store.find_recent_commits(before.id))
         with context.open_state(version) as state:
             check_delta_not_older(context, before, state)
-            commits, totals = commits_to_state(context, shown, state, recent_commits)
+            commits, totals = commits_to_state(context, shown, state)
         shown, result = self._advance(shown, commits, totals)
         self._put_off_listing()
         self._checksums.learn(commits[-1].version, totals)

@@ -11,7 +11,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import TableState
-from daemon.errors import CorruptInput, ObjectMissing, TargetChanged, Unsupported
+from daemon.errors import CorruptInput, FileLiveTwice, ObjectMissing, TargetChanged, Unsupported
 from daemon.iceberg.manifests import forget_metadata
 from daemon.iceberg.marker import Marker, find_marker, shown_by
 from daemon.spark.answers import collect
@@ -57,14 +57,20 @@ class Verifier:
         if scope.level is not Level.METADATA:
             # Deeper levels need Spark anyway, and Delta's own reading of its log does not share a fault of ours.
             runner = replace(runner, settings=runner.settings.model_copy(update={"engine": "spark"}))
-        with replace(context, runner=runner).open_state(marker.version) as state:
-            if state.metadata.id != marker.delta_table_id:
-                raise Unsupported(
-                    f"the snapshot shows an earlier Delta table at this location (id {marker.delta_table_id})",
-                    version=marker.version,
-                    hint="The Delta table was replaced: wait until dvsync has followed it, then verify again.",
-                )
-            return self._compare(table, snapshot, state, scope, stop)
+        try:
+            with replace(context, runner=runner).open_state(marker.version) as state:
+                if state.metadata.id != marker.delta_table_id:
+                    raise Unsupported(
+                        f"the snapshot shows an earlier Delta table at this location (id {marker.delta_table_id})",
+                        version=marker.version,
+                        hint="The Delta table was replaced: wait until dvsync has followed it, then verify again.",
+                    )
+                return self._compare(table, snapshot, state, scope, stop)
+        except FileLiveTwice as error:
+            # Whatever the snapshot shows, it is not what Delta shows.
+            findings = Findings()
+            findings.add(Difference(Level.METADATA, Fault.LIVE_TWICE, error.path or context.location, error.message))
+            return Proof(scope.level, marker.version, snapshot.snapshot_id, 0, 0, 0, findings, {})
 
     def is_outdated(self, proof: Proof) -> bool:
         """Return whether differences may be gone: Iceberg or Delta has moved on, and older files may have been removed.
