@@ -416,10 +416,21 @@ def test_the_command_refuses_and_goes_on(tmp_path: Path) -> None:
 
     source.commit_schema(is_new=False)
     source.commit_file()
-    assert sync().startswith("0 lake.t: advanced, version 1")
+    other = source.table.write_file(ROWS, name="a")
+    add = source.table.add(other)
+    add["add"]["partitionValues"] = {"p": "0.5"}
+    source.table.commit([add])
+    assert sync().startswith("0 lake.t: advanced, version 2")
+    refused = re.compile(r"1 lake\.t: Unsupported: partition column p has the value 0\.1, .*file\.parquet")
     source.commit_schema(is_new=True)
-    assert re.match(r"1 lake\.t: Unsupported: partition column p has the value 0\.1, .*file\.parquet", sync())
+    assert refused.match(sync())
+    # While the file that was refused is live, no other one is opened.
+    source.table.folder.joinpath(other).rename(source.table.folder / "away")
+    source.table.commit([])
+    assert refused.match(sync())
     source.table.commit([source.table.remove("file.parquet")])
+    assert "a.parquet" in sync()
+    source.table.folder.joinpath("away").rename(source.table.folder / other)
     assert sync().startswith("0 lake.t: ")
 
 
