@@ -149,7 +149,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     row_ids = row_id_column(metadata)
     if table is None:
         return _shape(translate_schema(metadata), settings, {}, retention_ms, row_ids)
-    mapping = _own_mapping(table)
+    mapping = own_mapping(table)
     schema = translate_schema(
         metadata,
         None if _counts_anew(metadata, table) else _own_schema(table),
@@ -273,7 +273,7 @@ def _own_schema(table: Table) -> Schema:
     return next((schema for schema_id, schema in table.schemas().items() if str(schema_id) == own), table.schema())
 
 
-def _own_mapping(table: Table) -> NameMapping | None:
+def own_mapping(table: Table) -> NameMapping | None:
     """Return the name mapping that dvsync left; None if somebody else changed it."""
     mapping = table.properties.get(NAME_MAPPING, "")
     return parse_mapping_from_json(mapping) if table.properties.get(NAME_MAPPING_HASH) == _hash(mapping) else None

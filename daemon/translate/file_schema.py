@@ -287,7 +287,7 @@ class _Walk:
         for field in fields:
             path, name = (*parent, field.name), field.name.lower()
             mapped = by_name.get(field.name)
-            if mapped is None and not self._by_id and name in spellings:
+            if (mapped is None or mapped.field_id not in columns) and not self._by_id and name in spellings:
                 mapped = spellings[name]
                 self.respelled.add(path)
             column = None if mapped is None else columns.get(mapped.field_id or 0)

@@ -14,17 +14,23 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
+from hashlib import sha256
 from pathlib import Path
+from threading import Event
 from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.table.name_mapping import MappedField, NameMapping
 
 from daemon.errors import SyncError, Unsupported
 from daemon.pipeline import inspection
 from daemon.translate import calendar, file_schema
+from daemon.translate.definition import NAME_MAPPING, NAME_MAPPING_HASH
+from daemon.verify.findings import Fault, Level, Scope
+from daemon.verify.verifier import Verifier
 from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable, sql_catalog
 from tests.kit.readers import READERS, assert_same_rows
 
@@ -447,3 +453,41 @@ def test_a_refused_table_goes_on_when_delta_writes_the_file_anew(source: Source,
     bench.follower.compare("there is a newer version")
     assert bench.sync().to_version == version
     assert read(bench) == [(*row, None) for row in ROWS]
+
+
+@pytest.mark.parametrize("kind", ["string", "long"])
+def test_verify_sees_what_an_older_dvsync_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """It looked at live files no more, and `Extra` stayed a hidden name. A resync mends it, or says what to do."""
+    source = Source(tmp_path / "delta", Case({"Extra": TEXTS}))
+    source.commit_schema(is_new=False)
+    source.commit_file()
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    bench.sync()
+    assert differences(bench) == []
+    hidden = bench.iceberg().name_mapping()
+    monkeypatch.setattr("daemon.sync.advance.may_reach_files", lambda *_: False)
+    add_column(source, "extra", kind)
+    bench.sync()
+    if kind == "long":
+        assert differences(bench) == ["column extra of the file is stored as string, but the column's type is long"]
+        with pytest.raises(Unsupported, match="is stored as string"):
+            bench.sync(full=True)
+    else:
+        assert differences(bench) == []
+        columns = [MappedField(field_id=4, names=["extra"], fields=[]), *hidden.root]
+        mapping = NameMapping(columns).model_dump_json()
+        with bench.iceberg().transaction() as transaction:
+            transaction.set_properties({NAME_MAPPING: mapping, NAME_MAPPING_HASH: sha256(mapping.encode()).hexdigest()})
+        assert differences(bench) == ["the name mapping lacks Extra"]
+        bench.sync(full=True)
+        assert differences(bench) == []
+        assert read(bench) == [(*row, text) for row, text in zip(ROWS, TEXTS.to_pylist(), strict=True)]
+    bench.close()
+
+
+def differences(bench: Bench) -> list[str]:
+    """What a verification of the metadata says of the table's files."""
+    proof = Verifier(bench.context).verify(Scope(Level.METADATA), Event())
+    assert proof
+    assert proof.findings.counts.keys() <= {Fault.FILE_SCHEMA}
+    return [each.detail.partition(": ")[0] for each in proof.findings.named]
