@@ -112,3 +112,11 @@ def mapped_ids(fields: Iterable[MappedField]) -> Iterator[int]:
         if field.field_id is not None:
             yield field.field_id
         yield from mapped_ids(field.fields)
+
+
+def first_names(fields: Iterable[MappedField]) -> Iterator[tuple[int, str]]:
+    """Yield the field ids at all levels, each with its first name: the physical one of a column."""
+    for field in fields:
+        if field.field_id is not None:
+            yield field.field_id, field.names[0]
+        yield from first_names(field.fields)
