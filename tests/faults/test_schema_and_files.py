@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from hashlib import sha256
@@ -25,7 +26,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
-from daemon.errors import SyncError, Unsupported
+from daemon.errors import Unsupported
+from daemon.iceberg.catalogs import Catalogs
 from daemon.pipeline import inspection
 from daemon.translate import calendar, file_schema
 from daemon.translate.definition import NAME_MAPPING, NAME_MAPPING_HASH
@@ -266,54 +268,86 @@ def _with_ids(each: pa.Field, ids: Mapping[str, int], parent: str = "") -> pa.Fi
     return each.with_metadata({"PARQUET:field_id": str(ids[name])}) if name in ids else each
 
 
-FILE_FIRST = "file first"
-ORDERS: Mapping[str, Sequence[Callable[[Source], None]]] = {
-    FILE_FIRST: (
-        lambda source: source.commit_schema(is_new=False),
-        Source.commit_file,
-        lambda source: source.commit_schema(is_new=True),
-    ),
-    "schema first": (lambda source: source.commit_schema(is_new=True), Source.commit_file),
+Step = Callable[[Source], None]
+OLD_SCHEMA: Step = lambda source: source.commit_schema(is_new=False)  # noqa: E731
+NEW_SCHEMA: Step = lambda source: source.commit_schema(is_new=True)  # noqa: E731
+FILE_FIRST, SCHEMA_FIRST, FIRST_SYNC = "file first", "schema first", "first sync"
+# What Delta does before each of three syncs.
+ORDERS: Mapping[str, Sequence[Sequence[Step]]] = {
+    FILE_FIRST: ([OLD_SCHEMA], [Source.commit_file], [NEW_SCHEMA]),
+    SCHEMA_FIRST: ([], [NEW_SCHEMA], [Source.commit_file]),
+    FIRST_SYNC: ([], [], [NEW_SCHEMA, Source.commit_file]),
 }
 
 
-def result_of(bench: Bench) -> str:
-    """Sync: the reason of a refusal, without the file's path, or the rows that readers show."""
-    try:
-        bench.sync()
-    except SyncError as error:
-        assert isinstance(error, Unsupported), error
-        assert error.path and error.path.endswith(".parquet"), error
-        return error.message
-    table = bench.iceberg()
-    rows = READERS["PyIceberg"](table, None)
-    for name in ("DuckDB", "Polars native"):
-        assert_same_rows(READERS[name](table, None), rows, name)
-    return repr(sorted(rows, key=repr))
+def sync(folder: Path, tables: Sequence[Mapping[str, Any]]) -> str:
+    """Run the command once for these tables, on a catalog in the folder: its exit code and what it prints."""
+    config = {
+        "state": {"url": f"sqlite:///{folder}/state.db"},
+        "catalogs": {"local": sql_catalog(folder)},
+        "pipeline": {"engine": "local"},
+        "tables": tables,
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "daemon", "--config", str(folder / "config.yaml"), "sync"]
+    ended = subprocess.run(command, cwd=ROOT_FOLDER, capture_output=True, text=True, timeout=300, check=False)
+    return f"{ended.returncode} {ended.stdout}{ended.stderr}"
 
 
-def results_of(case: Case, folder: Path, format_version: int) -> Iterator[tuple[str, str]]:
-    """The result in each order, followed commit by commit, and of a first sync."""
-    options = {"format_version": format_version}
-    for order, steps in ORDERS.items():
-        source = Source(folder / order / "delta", case)
-        bench = Bench(folder / order / "dvsync", source.table.location, table_options=options)
-        for step in steps:
-            step(source)
-            result = result_of(bench)
-        bench.close()
-        yield order, result
-    fresh = Bench(folder / "fresh", source.table.location, table_options=options)
-    yield "first sync", result_of(fresh)
-    fresh.close()
+@dataclass(frozen=True)
+class Grid:
+    """All cases in all orders, as `dvsync sync` left them. `said` has the last line of it on each table."""
+
+    folder: Path
+    said: Mapping[str, str]
+
+    def result(self, name: str) -> str:
+        """The reason of a refusal, or the rows that readers show."""
+        said = self.said[name]
+        if not said.startswith(f"{name}: advanced, version "):
+            assert re.search(r"^[^ ]+: Unsupported: .*\.parquet\]$", said), said
+            return said
+        with closing(Catalogs({"local": sql_catalog(self.folder)})) as catalogs:
+            table = catalogs.open("local").load_table(name)
+            rows = READERS["PyIceberg"](table, None)
+            for reader in ("DuckDB", "Polars native"):
+                assert_same_rows(READERS[reader](table, None), rows, reader)
+        return repr(sorted(rows, key=repr))
 
 
-@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.long)])
+def target_of(case: str, order: str) -> str:
+    return f"lake.{case} {order}".replace(" ", "_")
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.long)])
+def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    """One process follows all tables at each of the three syncs."""
+    folder = tmp_path_factory.mktemp("grid")
+    sources = {
+        target_of(name, order): (Source(folder / target_of(name, order), case), rounds)
+        for name, case in CASES.items()
+        for order, rounds in ORDERS.items()
+    }
+    tables = [
+        {"source": str(source.table.folder), "target": target, "format_version": request.param}
+        for target, (source, _) in sources.items()
+    ]
+    said = ""
+    for number in range(3):
+        for source, rounds in sources.values():
+            for step in rounds[number]:
+                step(source)
+        said = sync(folder, tables)
+    lines = said.partition(" ")[2].splitlines()
+    return Grid(folder, {target: next(line for line in lines if line.startswith(f"{target}: ")) for target in sources})
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_files_and_schema_meet_in_any_order(tmp_path: Path, name: str, format_version: int) -> None:
+def test_files_and_schema_meet_in_any_order(grid: Grid, name: str) -> None:
     """The same rows or the same reason, in both orders and at a first sync."""
     case = CASES[name]
-    for order, result in results_of(case, tmp_path, format_version):
+    for order in ORDERS:
+        result = grid.result(target_of(name, order))
         told = case.shown if order == FILE_FIRST and case.shown else case.rows
         if told:
             assert result == repr([(*row, *more) for row, more in zip(ROWS, told, strict=True)]), order
@@ -430,7 +464,7 @@ def test_older_snapshots_keep_a_column_of_another_case(tmp_path: Path) -> None:
     """A case that changes is a new name of the same column, so no snapshot is misread."""
     source = Source(tmp_path / "delta", CASES["another case"])
     bench = Bench(tmp_path / "dvsync", source.table.location)
-    for step in ORDERS[FILE_FIRST]:
+    for (step,) in ORDERS[FILE_FIRST]:
         step(source)
         bench.sync()
     shown = [read(bench, snapshot.snapshot_id) for snapshot in bench.iceberg().snapshots()]
@@ -459,36 +493,24 @@ def test_a_partition_column_of_another_case(tmp_path: Path) -> None:
 def test_the_command_refuses_and_goes_on(tmp_path: Path) -> None:
     """A float partition that is widened is refused by file, and followed as soon as Delta has no such file."""
     source = Source(tmp_path / "delta", CASES["widened partition"])
-    (tmp_path / "config.yaml").write_text(
-        f"state: {{url: 'sqlite:///{tmp_path}/state.db'}}\n"
-        f"catalogs: {{local: {json.dumps(sql_catalog(tmp_path))}}}\n"
-        "pipeline: {engine: local}\n"
-        f"tables: [{{source: {source.table.folder}, target: lake.t}}]\n"
-    )
-
-    def sync() -> str:
-        command = [sys.executable, "-m", "daemon", "--config", str(tmp_path / "config.yaml"), "sync"]
-        ended = subprocess.run(command, cwd=ROOT_FOLDER, capture_output=True, text=True, timeout=120, check=False)
-        return f"{ended.returncode} {ended.stdout}{ended.stderr}"
-
+    tables = [{"source": str(source.table.folder), "target": "lake.t"}]
     source.commit_schema(is_new=False)
     source.commit_file()
     other = source.table.write_file(ROWS, name="a")
     add = source.table.add(other)
     add["add"]["partitionValues"] = {"p": "0.5"}
     source.table.commit([add])
-    assert sync().startswith("0 lake.t: advanced, version 2")
+    assert sync(tmp_path, tables).startswith("0 lake.t: advanced, version 2")
     refused = re.compile(r"1 lake\.t: Unsupported: partition column p has the value 0\.1, .*file\.parquet")
     source.commit_schema(is_new=True)
-    assert refused.match(sync())
+    assert refused.match(sync(tmp_path, tables))
     # While the file that was refused is live, no other one is opened.
     source.table.folder.joinpath(other).rename(source.table.folder / "away")
     source.table.commit([])
-    assert refused.match(sync())
+    assert refused.match(sync(tmp_path, tables))
     source.table.commit([source.table.remove("file.parquet")])
-    assert "a.parquet" in sync()
     source.table.folder.joinpath("away").rename(source.table.folder / other)
-    assert sync().startswith("0 lake.t: ")
+    assert sync(tmp_path, tables).startswith("0 lake.t: ")
 
 
 def test_a_refused_table_goes_on_when_delta_writes_the_file_anew(source: Source, bench: Bench) -> None:
