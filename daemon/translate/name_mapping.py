@@ -120,3 +120,12 @@ def first_names(fields: Iterable[MappedField]) -> Iterator[tuple[int, str]]:
         if field.field_id is not None:
             yield field.field_id, field.names[0]
         yield from first_names(field.fields)
+
+
+def only_ids(fields: Iterable[MappedField], ids: Container[int]) -> list[MappedField]:
+    """Return the fields that have one of `ids`, or a hidden id, at all levels."""
+    return [
+        MappedField(field_id=field.field_id, names=field.names, fields=only_ids(field.fields, ids))
+        for field in fields
+        if field.field_id is not None and (field.field_id in ids or field.field_id > HIDDEN_ID_START)
+    ]

@@ -25,8 +25,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table.name_mapping import MappedField, NameMapping
+from pyiceberg.types import StringType
 
-from daemon.errors import Unsupported
+from daemon.errors import TargetChanged, Unsupported
 from daemon.iceberg.catalogs import Catalogs
 from daemon.pipeline import inspection
 from daemon.translate import calendar, file_schema
@@ -435,6 +436,26 @@ def test_older_snapshots_keep_hidden_columns(tmp_path: Path) -> None:
     add_column(source, "extra")
     bench.sync()
     assert (read(bench), read(bench, snapshot_id)) == ([(*row, None) for row in ROWS], ROWS)
+    bench.close()
+
+
+def test_a_resync_keeps_the_names_of_older_snapshots(tmp_path: Path) -> None:
+    """Somebody else adds a column, and with it changes the name mapping, which has `Extra` for files that are gone."""
+    source = Source(tmp_path / "delta", CASES["other case"])
+    source.commit_schema(is_new=True)
+    source.commit_file()
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    bench.sync()
+    snapshot_id, rows = bench.iceberg().metadata.current_snapshot_id, read(bench)
+    source.table.commit([source.table.remove("file.parquet"), source.table.add(source.table.write_file(ROWS))])
+    bench.sync()
+    with bench.iceberg().update_schema() as update:
+        update.add_column("more", StringType())
+    with pytest.raises(TargetChanged, match=r"schema and its property schema\.name-mapping"):
+        bench.reopen()
+        bench.sync()
+    bench.sync(full=True)
+    assert (read(bench), read(bench, snapshot_id)) == ([(*row, None) for row in ROWS], rows)
     bench.close()
 
 
