@@ -120,7 +120,7 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
     Delta still finds it.
     """
     new_ids = after.schema.field_ids - before.schema.field_ids
-    names = dict(first_names(before.name_mapping))
+    names = {number: name for number, name in first_names(before.name_mapping) if number in before.schema.field_ids}
     return bool(
         not new_ids.isdisjoint(field_id for field_id, _ in before.hidden_ids)
         or takes_name(after.name_mapping, new_ids, before.name_mapping.root, before.schema.field_ids)
