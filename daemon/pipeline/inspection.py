@@ -66,7 +66,7 @@ class Inspector:
         footer = read_footer(self.storage, path, add.size)
         metrics = metrics_of(add, self.table, footer.num_rows)
         try:
-            found, leaf_paths = self._check_schema(footer)
+            found, leaf_paths = self.check_schema(footer)
             self._check_partition(footer, leaf_paths, add)
             check_calendar(footer.metadata or {}, found, metrics, self.table)
             if not self.table.may_overflow:
@@ -76,7 +76,7 @@ class Inspector:
             raise error.located(path=path) from error.__cause__
         return metrics, found
 
-    def _check_schema(self, footer: pq.FileMetaData) -> tuple[FileSchema, tuple[str, ...]]:
+    def check_schema(self, footer: pq.FileMetaData) -> tuple[FileSchema, tuple[str, ...]]:
         """Check the file's schema. Returns its properties, and the paths of its leaves in their order."""
         # The schema as text has all of its properties, and is several times faster to get than Arrow's. Its first line
         # is an address in memory. Arrow's types also depend on the schema that a writer with Arrow leaves.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import ManifestContent
@@ -39,6 +40,7 @@ from daemon.translate.definition import (
 from daemon.translate.file_schema import FileTraits, may_reach_files
 from daemon.translate.plan import account_change
 from daemon.translate.schema import TableSchema
+from state import TableError
 
 
 def advance(
@@ -159,15 +161,21 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange, commi
         )
     check_references(shape, context.settings)
     if reaches_files and staying:
-        shape = shape.with_files(_check_live_files(context, shape.table, change.to_version))
+        shape = shape.with_files(_check_live_files(context, shape.table, change.to_version, shown.record.error))
     return shape
 
 
-def _check_live_files(context: TableContext, table: TableSchema, version: int) -> FileTraits:
+def _check_live_files(
+    context: TableContext, table: TableSchema, version: int, last_error: TableError | None
+) -> FileTraits:
     """Check the live files of `version` as a first sync does: the schema has changed since they were added.
 
-    The state store has no statistics and only parsed partition values, so Delta's log is asked.
+    The state store has no statistics and only parsed partition values, so Delta's log is asked. The file that
+    `last_error` names is checked first: while it is live, a table that was refused opens no other file again.
     """
     task = CheckTask(dict(context.properties), table)
     with context.step("inspect"), context.open_state(version) as state:
+        if last_error:
+            is_named = [last_error.message.endswith(f"[file {add.path}]") for add in state.read_adds()]
+            list(task(0, state.find_adds(pa.array(is_named, pa.bool_()))))
         return reduce(or_, state.map_adds(task, manifests_needed(state.files)), FileTraits())

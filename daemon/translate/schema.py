@@ -8,7 +8,7 @@ spec, "Column Projection"). The mapping has physical names, because these are th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -174,7 +174,7 @@ def translate_schema(
         _check_names(struct)
         if mapped:
             used.add(_column_id(metadata.configuration.get("delta.columnMapping.maxColumnId", "0")))
-        translation = _Translation(mapped=mapped, used=used, hidden_ids=hidden_ids)
+        translation = _Translation(metadata.partition_columns, mapped=mapped, used=used, hidden_ids=hidden_ids)
         fields = translation.struct_fields(struct, previous.as_struct() if previous else None, ())
         new_mapping = translation.mapped_fields(struct, fields)
     except (
@@ -330,7 +330,7 @@ class _Before:
 
     by_id: Mapping[int, NestedField]
     by_name: Mapping[str, NestedField]
-    spellings: Mapping[str, str]
+    by_folded_name: Mapping[str, NestedField]
     is_first: bool
 
     @classmethod
@@ -339,7 +339,7 @@ class _Before:
         return cls(
             by_id={field.field_id: field for field in fields},
             by_name={field.name: field for field in fields},
-            spellings={field.name.lower(): field.name for field in fields},
+            by_folded_name={field.name.lower(): field for field in fields},
             is_first=previous is None,
         )
 
@@ -368,7 +368,15 @@ def _has_renamed(kind: Any) -> bool:
 class _Translation:
     """Walks over a Spark schema once, and keeps the next free field id."""
 
-    def __init__(self, *, mapped: bool, used: set[int], hidden_ids: Iterable[tuple[int, Path]]) -> None:
+    def __init__(
+        self,
+        partition_columns: Container[str],
+        *,
+        mapped: bool,
+        used: set[int],
+        hidden_ids: Iterable[tuple[int, Path]],
+    ) -> None:
+        self.partition_columns = partition_columns
         self.mapped = mapped
         self.replaced: list[str] = []
         self._next_id = max(used, default=0) + 1
@@ -404,10 +412,13 @@ class _Translation:
         path = (*parent, field["name"])
         column = ".".join(path)
         old = before.by_id.get(_metadata(field)[MAPPING_ID]) if self.mapped else before.by_name.get(field["name"])
-        spelled = before.spellings.get(field["name"].lower())
+        spelled = before.by_folded_name.get(field["name"].lower())
         if old is None and spelled is not None and not self.mapped:
-            # Delta ignores case and still finds the column in older files, but not in their statistics and partitions.
-            self.replaced.append(f"{column} (spelled {spelled} before)")
+            # Delta on Spark ignores case in the names of files' columns, but not in those of partition values.
+            if column in self.partition_columns:
+                self.replaced.append(f"{column} (spelled {spelled.name} before)")
+            else:
+                old = spelled
         # A struct gets its id before its fields do, the order in which Delta assigns ids (DeltaColumnMapping.scala).
         kept_id = self._mapped_id(_metadata(field)[MAPPING_ID]) if self.mapped else old.field_id if old else None
         field_id = self._new_id(path) if kept_id is None else kept_id

@@ -37,6 +37,7 @@ class Fault(StrEnum):
     FILE_SURPLUS = "data file too many"
     FILE_TWICE = "data file twice"
     FILE_DAMAGED = "data file damaged"
+    FILE_SCHEMA = "data file with other columns"
     SIZE = "wrong size"
     ROW_COUNT = "wrong row count"
     PARTITION = "wrong partition"

@@ -14,12 +14,13 @@ from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, FileLiveTwice, ObjectMissing, TargetChanged, Unsupported
 from daemon.iceberg.manifests import forget_metadata
 from daemon.iceberg.marker import Marker, find_marker, shown_by
+from daemon.pipeline.inspection import Inspector
 from daemon.spark.answers import collect
 from daemon.spark.bitmaps import aggregate_positions
 from daemon.spark.row_hashes import FILE, POSITION, read_delta, read_iceberg
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
-from daemon.translate.definition import shape_for
+from daemon.translate.definition import own_mapping, shape_for
 from daemon.verify.bitmaps import BitmapCheck
 from daemon.verify.findings import Fault, Findings, Level, Proof, Sample, Scope
 from daemon.verify.metadata import MetadataCheck
@@ -89,10 +90,15 @@ class Verifier:
         context, findings, level = self.context, Findings(), scope.level
         storage = FileIOStorage(context.target_properties(table))
         schema = shape_for(state.metadata, table, context.settings).table
-        if scope.at is None and schema.schema.as_struct() != table.schema().as_struct():
-            detail = f"{table.schema().as_struct()} in Iceberg, {schema.schema.as_struct()} from Delta"
-            findings.add(Difference(Level.METADATA, Fault.SCHEMA, table.metadata_location, detail))
-        metadata = MetadataCheck(table, snapshot, schema, storage, findings, stop)
+        inspector = None
+        if scope.at is None:
+            if schema.schema.as_struct() != table.schema().as_struct():
+                detail = f"{table.schema().as_struct()} in Iceberg, {schema.schema.as_struct()} from Delta"
+                findings.add(Difference(Level.METADATA, Fault.SCHEMA, table.metadata_location, detail))
+            # Readers use the mapping that the table has.
+            mapping = own_mapping(table) or schema.name_mapping
+            inspector = Inspector(storage, replace(schema, name_mapping=mapping))
+        metadata = MetadataCheck(table, snapshot, schema, storage, inspector, findings, stop)
         bitmaps = None
         if level is not Level.METADATA:
             with context.step(Level.BITMAPS):

@@ -496,13 +496,17 @@ def test_names_that_no_reader_minds_are_taken() -> None:
     assert list(ids(translate_schema(metadata(*(column(name, "long") for name in OTHER_NAMES))))) == list(OTHER_NAMES)
 
 
-def test_another_spelling_is_told() -> None:
-    """Delta compares names without regard to case; older files have the older spelling, which a name mapping needs."""
+def test_another_spelling_is_one_column() -> None:
+    """Delta ignores case in columns: older files have the older spelling, which the name mapping keeps."""
     first = translate_schema(metadata(column("id", "long"), column("s", struct(column("x", "long")))))
     second = evolve(first, metadata(column("ID", "long"), column("s", struct(column("X", "long")))))
-    assert second.replaced == ("ID (spelled id before)", "s.X (spelled x before)")
-    # DuckDB would take a dropped `id` for the new `ID`, as Delta does.
+    assert (second.replaced, ids(second)) == ((), {"ID": 1, "s": 2, "s.X": 3})
     assert [field.names for field in second.name_mapping] == [["ID", "id"], ["s"]]
+    # But not in partition values.
+    third = evolve(second, metadata(column("Id", "long"), column("s", struct(column("X", "long"))), partition=("Id",)))
+    assert third.replaced == ("Id (spelled ID before)",)
+    # DuckDB would take a dropped `ID` for the new `Id`, as Delta does.
+    assert [field.names for field in third.name_mapping] == [["Id", "ID", "id"], ["s"]]
 
 
 @pytest.mark.parametrize(
