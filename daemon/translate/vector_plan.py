@@ -22,7 +22,7 @@ from daemon.delta.replay import TableChange
 from daemon.errors import ReplacementNeeded
 from daemon.iceberg.manifests import EntryKey
 from daemon.iceberg.row_delta import RowDelta
-from daemon.translate.data_files import data_file_of, metrics_of
+from daemon.translate.data_files import data_file_of
 from daemon.translate.delete_files import (
     DeleteFileResult,
     DeleteFileTask,
@@ -190,7 +190,7 @@ def complete_vectors(
         removed_data_files=by_manifest((plan.live[path].manifest_path, path) for path in change.removed),
         added_delete_files=[entry for task, file in written for entry in delete_file_entries(task, file)],
         removed_delete_files=by_manifest(entries),
-        same_rows=moves_rows_only(plan, plan.metrics, positions=new_positions),
+        same_rows=moves_rows_only(plan, positions=new_positions),
         renewed_data_files=_renewed(plan, restored_files(plan, results)),
     )
     return CommitPlan(
@@ -226,8 +226,8 @@ def _renewed(plan: SyncPlan, restored: Iterable[str]) -> dict[str, dict[str, Dat
     renewed: dict[str, dict[str, DataFile]] = defaultdict(dict)
     for path in restored:
         add, known = plan.change.dv_changed[path], plan.live[path]
-        metrics = metrics_of(add, plan.table, known.record_count)
-        renewed[known.manifest_path][path] = data_file_of(add, metrics, plan.table, *place_of(add, plan.table, known))
+        place = place_of(add, plan.table, known)
+        renewed[known.manifest_path][path] = data_file_of(add, plan.metrics[path], plan.table, *place)
     return renewed
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from daemon.errors import Unsupported
 from daemon.verify.findings import Fault, Level, Scope
 from daemon.verify.verifier import Verifier
 from tests.kit.handmade import Bench, HandmadeTable
@@ -96,6 +100,26 @@ def test_rows_that_come_back_are_found(bench: Bench, table: HandmadeTable, later
         assert row_ids(bench) == ids or not ids
         ids = row_ids(bench)
     assert bounds(bench) == {(0, 9)}
+
+
+def test_values_that_come_back_are_inspected(bench: Bench, table: HandmadeTable) -> None:
+    """A deleted value that PyIceberg would show as another time is refused when it comes back, and not before."""
+    table.commit([{"metaData": table.metadata([("id", "integer"), ("at", "timestamp")])}])
+    moments = pa.array([datetime(2020, 1, 1, tzinfo=UTC), datetime(3000, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    file = pa.table({"id": pa.array([1, 2], pa.int32()), "at": moments})
+    pq.write_table(file, table.folder / "p.parquet", use_deprecated_int96_timestamps=True)
+    table.rows["p.parquet"] = [(1, "", ""), (2, "", "")]
+    ends = {"at": "2020-01-01T00:00:00.000Z"}
+    is_live = {"numRecords": 2, "minValues": ends, "maxValues": ends, "nullCount": {"id": 0, "at": 0}}
+    table.commit([added(table, "p.parquet", is_live, deleted=[1])])
+    bench.sync()
+    table.commit([table.remove("p.parquet"), table.add("p.parquet")], operation="RESTORE")
+    with pytest.raises(Unsupported, match="column at of the file has INT96 timestamps before 1677 or after 2262"):
+        bench.sync()
+    assert find_ids(bench, "id > 0") == [1]
+    table.commit([table.remove("p.parquet"), added(table, "p.parquet", is_live, deleted=[1])])
+    bench.sync(full=True)
+    assert find_ids(bench, "id > 0") == [1]
 
 
 def test_wide_bounds_of_all_rows_are_kept(bench: Bench, table: HandmadeTable) -> None:

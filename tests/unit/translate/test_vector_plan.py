@@ -70,7 +70,7 @@ class Plan:
             [file for file in self.files if any(each.data_file in gone for each in file.mappings)],
             [file for file in self.files if not returning.isdisjoint(file.dead)],
         )
-        metrics = {path: metrics_of(each, TABLE, ROWS) for path, each in what.added.items()}
+        metrics = {path: metrics_of(each, TABLE, ROWS) for path, each in {**what.dv_changed, **what.added}.items()}
         touched = {path: file for path, file in live.items() if path in gone}
         plan = plan_vectors(what, touched, TABLE, metrics, name_delete_file=self.name)
         results = kernel(plan.tasks, restored)
