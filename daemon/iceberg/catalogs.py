@@ -97,7 +97,7 @@ class Catalogs:
                 f"the file of the catalog {name} is not there, and dvsync synced {counted(tables, 'table')} into it",
                 path=str(file),
                 hint="Bring it back: is a volume not mounted? If it is lost, or is to be a new catalog, make an empty "
-                "file in its place, and dvsync makes the Iceberg tables anew.",
+                "file in its place, and dvsync makes the Iceberg tables anew after a minute.",
             )
 
     def change(self, properties: Mapping[str, Mapping[str, str]]) -> None:

@@ -175,7 +175,7 @@ class Follower:
                 context.store.record_resync_wanted(record.id, False)
             return None, SyncResult(SyncOutcome.WAITING, None, None)
         table = self._find_table(record, full)
-        put_back = table is not None and not full and is_put_back(context, record, table)
+        put_back = not full and is_put_back(context, record, table)
         record = end_intents(context, record, table)
         if table is None:
             made = self._show_whole("first sync", record)
@@ -252,8 +252,10 @@ class Follower:
         return shown
 
     def _find_table(self, record: TableRecord, full: bool) -> Table | None:
+        find = self._context.target.find_table
         try:
-            return self._context.target.find_table()
+            # Of several replicas of the catalog, one may be behind.
+            return find() or (find() if record.metadata_location else None)
         except (TargetUnreadable, ObjectMissing) as error:
             if not full:
                 raise

@@ -368,8 +368,8 @@ def check_format_version(settings: TableSettings, table: Table) -> None:
         raise Unsupported(
             f"the Iceberg table has format version {found}, and cannot go back to {settings.format_version}",
             path=table.metadata_location,
-            hint=f"Set format_version: {found}, or drop {settings.target} from the catalog: the next sync then makes a "
-            f"new table of version {settings.format_version}.",
+            hint=f"Set format_version: {found}. Or drop {settings.target} from the catalog, then `dvsync resync "
+            f"{settings.name}`, which makes a new table of version {settings.format_version}.",
         )
 
 

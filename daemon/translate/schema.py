@@ -70,6 +70,9 @@ REFUSED_TYPES = {
 
 # As Spark's DataType.fromJson reads them.
 DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,2})\s*,\s*(-?[0-9]{1,2})\s*\)")
+# Delta itself writes `string`, and the rest into the field's metadata.
+COLLATED, COLLATIONS = re.compile(r"string\s+collate\s+\w+"), "__COLLATIONS"
+STRING = re.compile(rf"(?:var)?char\(\s*[0-9]+\s*\)|{COLLATED.pattern}")
 
 # PROTOCOL.md, "Column Mapping": the ids and names in a field's metadata.
 MAPPING_ID = "delta.columnMapping.id"
@@ -113,7 +116,8 @@ class TableSchema:
     timestamps are accepted that some readers cannot show. If `has_row_ids`, the rows' ids are those of Delta's row
     tracking. `filled` are the physical names of columns that Delta on Spark fills with a default in files without them.
     `hidden_ids` has the columns that only files have, and the field ids that files give to them. If `needs_ids`, Delta
-    finds columns by the field ids in the files.
+    finds columns by the field ids in the files. `collated` columns get no metrics: the least and the greatest value in
+    Delta's statistics may be those of another order than Iceberg's.
     """
 
     schema: Schema
@@ -127,6 +131,7 @@ class TableSchema:
     filled: frozenset[str] = frozenset()
     hidden_ids: frozenset[tuple[int, Path]] = frozenset()
     needs_ids: bool = False
+    collated: frozenset[int] = frozenset()
 
     @property
     def spec(self) -> PartitionSpec:
@@ -136,7 +141,8 @@ class TableSchema:
     @cached_property
     def leaves(self) -> Mapping[tuple[str, ...], NestedField]:
         """Physical path -> field of each primitive column outside lists and maps: the columns that have metrics."""
-        return dict(_leaves(self.schema.fields, self.name_mapping, ()))
+        leaves = _leaves(self.schema.fields, self.name_mapping, ())
+        return {path: field for path, field in leaves if field.field_id not in self.collated}
 
     @cached_property
     def physical_names(self) -> Mapping[int, str]:
@@ -210,6 +216,7 @@ def translate_schema(
         ),
         hidden_ids=hidden_ids,
         needs_ids=metadata.column_mapping_mode == "id",
+        collated=frozenset(translation.collated),
     )
 
 
@@ -289,6 +296,12 @@ def _schema_id(struct: StructType, schemas: Mapping[int, Schema]) -> int:
 
 def _metadata(field: dict[str, Any]) -> dict[str, Any]:
     return field.get("metadata") or {}
+
+
+def is_collated(field: dict[str, Any]) -> bool:
+    """Return whether a field's values may have another order than that of their bytes."""
+    kind = field["type"]
+    return COLLATIONS in _metadata(field) or (isinstance(kind, str) and COLLATED.fullmatch(kind) is not None)
 
 
 def physical_name(field: dict[str, Any]) -> str:
@@ -379,6 +392,7 @@ class _Translation:
         self.partition_columns = partition_columns
         self.mapped = mapped
         self.replaced: list[str] = []
+        self.collated: set[int] = set()
         self._next_id = max(used, default=0) + 1
         # Files may differ in the id of a column, or in the column of an id. Then some are refused.
         self._in_files = {number: folded(path) for number, path in sorted(hidden_ids)}
@@ -435,6 +449,8 @@ class _Translation:
             self.replaced.append(f"{column} (from {old_type} to {field_type})")
             old, field_id = None, self._new_id(path)
             field_type = self._type(field["type"], None, path, _NestedIds.of(field))
+        if is_collated(field):
+            self.collated.add(field_id)
         # A column that was added later is missing in older files, so it must be nullable.
         required = not field["nullable"] and (old.required if old else before.is_first)
         return NestedField(
@@ -539,9 +555,10 @@ def _primitive(delta_type: str, column: str) -> PrimitiveType:
         if scale not in range(precision + 1):
             raise ValueError(f"column {column} has the type {delta_type}, whose scale exceeds its precision")
         return DecimalType(precision, scale)
-    if delta_type not in PRIMITIVES:
+    kind = StringType() if STRING.fullmatch(delta_type) else PRIMITIVES.get(delta_type)
+    if kind is None:
         raise _unsupported_type(delta_type, column)
-    return PRIMITIVES[delta_type]
+    return kind
 
 
 def _unsupported_type(delta_type: str, column: str) -> Unsupported:

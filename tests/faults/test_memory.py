@@ -87,7 +87,7 @@ def test_a_table_that_was_away_while_a_first_sync_failed(
     catalog.drop_table(bench.target)
     with monkeypatch.context() as patch, pytest.raises(PipelineAway):
         patch.setattr(ReplayedState, "map_adds", fail)
-        bench.follower.sync()
+        bench.follower.sync(full=True)
     catalog.register_table(bench.target, location)
     change_all(table)
     assert bench.follower.sync().outcome == "advanced"
@@ -519,7 +519,7 @@ def test_a_table_that_was_away_after_a_version_without_rows(
     catalog.drop_table(bench.target)
     with monkeypatch.context() as patch, pytest.raises(PipelineAway):
         patch.setattr(ReplayedState, "map_adds", fail)
-        bench.follower.sync()
+        bench.follower.sync(full=True)
     catalog.register_table(bench.target, location)
     change_all(table)
     bench.follower.sync()

@@ -104,6 +104,9 @@ def mapped_names(name_mapping: Any) -> dict[int, Any]:
         ("timestamp_ntz", TimestampType()),
         ("timestamp_ltz", TimestamptzType()),
         ("decimal", DecimalType(10, 0)),
+        ("varchar(20)", StringType()),
+        ("char( 4 )", StringType()),
+        ("string collate UTF8_LCASE", StringType()),
     ],
 )
 def test_every_primitive_type(delta: str, iceberg: IcebergType) -> None:
@@ -112,6 +115,15 @@ def test_every_primitive_type(delta: str, iceberg: IcebergType) -> None:
     schema = translate_schema(metadata(column("c", delta), column("n", nested))).schema
     assert schema.find_type("c") == iceberg
     assert [schema.find_type(f"n.{name}") for name in ("s", "a.element", "m.key", "m.value")] == 4 * [iceberg]
+
+
+def test_columns_with_a_collation_have_no_metrics() -> None:
+    """Another writer's least and greatest values may be those of the collation."""
+    collated = {"metadata": {"__COLLATIONS": {"c": "spark.UTF8_LCASE"}}}
+    inner = struct(column("plain", "varchar(3)"), {**column("c", "string"), **collated})
+    named = column("named", "string  collate UNICODE_CI")
+    table = translate_schema(metadata(column("n", inner), named, column("id", "long")))
+    assert table.leaves.keys() == {("n", "plain"), ("id",)}
 
 
 @pytest.mark.parametrize(
