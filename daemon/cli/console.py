@@ -290,7 +290,7 @@ def proof_lines(name: str, proof: Proof | SyncError) -> list[str]:
     if isinstance(proof, SyncError):
         return [f"{name}: not verified: {proof.kind}: {proof}", f"  {proof.hint}"]
     compared = f"{proof.files:,} of {proof.files_total:,} data files, {proof.rows:,} rows"
-    took = ", ".join(f"{level} {seconds:.1f} s" for level, seconds in proof.seconds.items())
+    took = ", ".join(f"{level} {seconds:.1f} s" for level, seconds in proof.seconds.items()) or "nothing was compared"
     shown = f"version {proof.version} in snapshot {proof.snapshot_id}"
     if proof.is_right:
         return [f"{name}: matches Delta: {shown}; {compared} ({took})"]

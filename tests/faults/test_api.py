@@ -128,13 +128,19 @@ def test_a_post_does_what_the_command_does(world: World, running: Daemon) -> Non
 
 
 def test_an_iceberg_table_that_is_dropped_is_made_again(world: World, running: Daemon) -> None:
-    """A POST checks both sides, although Delta has no news; `show` says what happened, and the log says it, too."""
+    """A POST checks both sides, although Delta has no news, and is told of a denial; a resync makes the table at once.
+
+    `show` says what happened, and the log says it, too.
+    """
     with closing(SqlCatalog("local", **sql_catalog(world.folder))) as catalog:
         catalog.drop_table(NAME)
         shown = command(world.config, "show", NAME)
         assert f"the Iceberg table {NAME} is gone from its catalog; it showed version" in shown.stderr
         assert f"`dvsync resync {NAME}` creates it again" in shown.stderr
         assert ask(running, f"/api/tables/{NAME}/sync")[0] == 202
+        error = until(lambda: running.tables()[NAME]["error"], "the error")
+        assert (error["kind"], f"`dvsync resync {NAME}` does so at once" in error["hint"]) == ("CatalogAway", True)
+        assert ask(running, f"/api/tables/{NAME}/resync")[0] == 202
         until(lambda: catalog.table_exists(NAME), "the new table")
         told = f"the catalog had no table {NAME} any more"
         until(lambda: any(told in line["reason"] for line in running.lines if line["event"] == "target.overwritten"))

@@ -180,7 +180,8 @@ def _put_an_older_table_under_the_name(world: World) -> Table:
     """Returns the newer one, which was dropped."""
     with world.paused():
         world.catalog.rename_table(TARGET, "lake.older")
-    world.delete()
+        world.delete()
+        world.dvsync("resync", NAME)
     until(lambda: world.status["synced_version"] == world.table.version, "the table that is made again")
     with world.paused():
         newer = world.iceberg
@@ -253,7 +254,7 @@ def a_table_whose_volume_is_lost_is_dropped(world: World) -> Steps:
     world.dvsync("resync", NAME)
     yield "TargetUnreadable", "drop lake.orders from the catalog"
     world.catalog.drop_table(TARGET)
-    world.dvsync("resume", NAME)
+    world.dvsync("resync", NAME)
 
 
 def a_damaged_manifest_list_is_replaced(world: World) -> Steps:
@@ -344,6 +345,8 @@ def a_catalog_file_that_is_lost_is_made_anew(world: World) -> Steps:
     world.delete()
     yield "CatalogAway", "create an empty file in its place, and dvsync creates the Iceberg tables again"
     (world.folder / "catalog.db").touch()
+    yield "CatalogAway", "`dvsync resync orders` does so at once"
+    world.dvsync("resync", NAME)
 
 
 def a_commit_that_is_half_written_is_finished(world: World) -> Steps:
