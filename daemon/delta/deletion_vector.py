@@ -91,7 +91,7 @@ def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVP
         raise Unsupported(
             f"the deletion vector has {descriptor.size_in_bytes} bytes, at most {DV_BYTES_MAX} are read",
             path=place.path,
-            hint="Have Delta write the data file anew, for example with REORG TABLE … APPLY (PURGE).",
+            hint="Rewrite the data file in Delta, for example with REORG TABLE … APPLY (PURGE).",
         )
     return place
 

@@ -139,7 +139,7 @@ class Inspector:
                         f"partition column {column} has the value {value}, which PyIceberg 0.12 and Polars would read "
                         "as a float, because the file does not contain the column",
                         hint="Set 'delta.feature.materializePartitionColumns' = 'supported' in the Delta table, and "
-                        "have Delta write the file anew, for example with an UPDATE of its rows. Or partition the "
+                        "rewrite the file in Delta, for example with an UPDATE of its rows. Or partition the "
                         "table by another column.",
                     )
                 continue

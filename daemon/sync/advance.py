@@ -142,7 +142,7 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange, commi
         raise ReplacementNeeded(
             "Delta began to track row ids, and older data files have other row ids in Iceberg",
             version=change.to_version,
-            hint="dvsync writes the table anew from Delta's state, with Delta's row ids.",
+            hint="dvsync rewrites the Iceberg table from Delta, with Delta's row ids.",
         )
     check_unchanged(shape, shown.table, context.settings, change.to_version)
     what = f"column {', '.join(shape.table.replaced)}" if shape.table.replaced else ""

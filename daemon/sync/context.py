@@ -136,7 +136,7 @@ class TableContext:
         name, target, record = self.settings.name, self.settings.target, self.find_record()
         if record and record.synced_version is not None:
             what = f"the Iceberg table {target} is gone from its catalog; it showed version {record.synced_version}"
-            return ObjectMissing(what, hint=f"`dvsync resync {name}` makes it again from Delta's state.")
+            return ObjectMissing(what, hint=f"`dvsync resync {name}` creates it again from Delta.")
         what = f"the Iceberg table {target} does not exist yet"
         if record and record.error:
             return ObjectMissing(what, hint=f"`dvsync status {name}` says why, and what to do.")

@@ -239,7 +239,7 @@ class Follower:
             raise ReplacementNeeded(
                 "the table gets Delta's row ids with the new format version",
                 path=table.metadata_location,
-                hint="dvsync writes the table anew from Delta's state.",
+                hint="dvsync rewrites the Iceberg table from Delta.",
             )
         if table.metadata.format_version >= context.settings.format_version:
             return shown
@@ -314,10 +314,10 @@ class Follower:
             return
         target, before, here = record.target, record.catalog, self._context.settings.catalog
         if before in (None, here):
-            reason = f"the catalog had no table {target} any more, so dvsync made it anew"
+            reason = f"the catalog had no table {target} any more, so dvsync created it again"
         else:
             reason = (
-                f"{target} moved from the catalog {before} to {here}, where dvsync made it anew; the table in {before} "
+                f"{target} moved from the catalog {before} to {here}, where dvsync created it; the table in {before} "
                 f"stays at version {record.synced_version}: drop it when nobody reads it any more"
             )
         reason += f"; the former table's metadata file was {record.metadata_location}"

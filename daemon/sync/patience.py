@@ -66,7 +66,7 @@ def is_put_back(context: TableContext, record: TableRecord, table: Table | None)
         target, marker = context.settings.target, table and shown_by(table)
         if table is None:
             answer = f"has no table {target}"
-            lasting = f"dropped the table: dvsync makes it anew, and `dvsync resync {record.name}` does so at once."
+            lasting = f"dropped the table: dvsync creates it again, and `dvsync resync {record.name}` does so at once."
         else:
             shown = f"Delta version {marker.version}" if marker else "no Delta version"
             answer = f"answers with older metadata of {target}: it shows {shown}"

@@ -66,7 +66,7 @@ DIFFERENCES_MAX = 100_000
 # What a snapshot's summary says in the place of Delta's operation, if it shows the result of a comparison.
 COMPARED = "compare"
 ONE_TARGET = "Two Delta tables cannot share a target: give one of them another target."
-REPLACED = "dvsync writes the whole table anew from Delta's state, in one snapshot."
+REPLACED = "dvsync rewrites the Iceberg table from Delta, in one snapshot."
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -171,7 +171,7 @@ def leave_other_table(
     except (OSError, ValueError) as error:
         if not is_wanted:
             raise ObjectStoreAway(
-                f"the catalog has not the snapshot that was recorded, and its metadata file cannot be read: {error}",
+                f"the catalog lacks the snapshot that was recorded, and its metadata file cannot be read: {error}",
                 path=location,
                 hint="dvsync will try again. If that store is gone for good, run `dvsync resync`.",
             ) from error

@@ -48,8 +48,8 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
                 f"no metadata file of dvsync's can be read for the Iceberg table: {damaged.message}",
                 path=damaged.path,
                 hint=f"Mount the volume or restore the file, then `dvsync resume {record.name}`. Or drop "
-                f"{record.target} from the catalog, then `dvsync resync {record.name}`, which makes the table anew "
-                "from Delta's state, without its tags and history.",
+                f"{record.target} from the catalog, then `dvsync resync {record.name}`, which creates the table again "
+                "from Delta, without its tags and history.",
             ) from damaged
         context.target.drop()
         _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; no other metadata file can be read")

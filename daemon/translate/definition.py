@@ -104,7 +104,7 @@ def check_shape(table: Table, settings: TableSettings) -> None:
         raise TargetChanged(
             f"the Iceberg table {settings.target} was changed by someone else: its {' and its '.join(changed)}",
             path=table.metadata_location,
-            hint=f"Run `dvsync resync {name}`, which writes the table anew as Delta has it; with on_foreign_commit: "
+            hint=f"Run `dvsync resync {name}`, which rewrites the Iceberg table from Delta; with on_foreign_commit: "
             f"overwrite, dvsync does so by itself. Or: {undo} and run `dvsync resume {name}`.",
         )
     zone = properties.get(TIME_ZONE)
@@ -114,7 +114,7 @@ def check_shape(table: Table, settings: TableSettings) -> None:
             f"{settings.target} were computed with {zone}",
             path=table.metadata_location,
             hint=f"Set partition_time_zone to {zone} again, or run `dvsync resync {name}`, which registers every "
-            "file anew. With on_foreign_commit: overwrite, dvsync does so by itself.",
+            "file again. With on_foreign_commit: overwrite, dvsync does so by itself.",
         )
 
 
@@ -243,7 +243,7 @@ def check_references(shape: Shape, settings: TableSettings) -> None:
     if misread.references:
         raise Unsupported(
             f"column {', '.join(misread.columns)} changed, and older snapshots would show it as null in Iceberg. They "
-            f"must be expired, but are kept by {', '.join(misread.references)}",
+            f"must expire, but are held by {', '.join(misread.references)}",
             hint="Copy the rows that you need into another table, drop the tag or branch (ALTER TABLE … DROP TAG or "
             f"DROP BRANCH), then run `dvsync resume {settings.name}`.",
         )

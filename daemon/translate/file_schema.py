@@ -60,9 +60,9 @@ MILLIS = (pa.timestamp("ms"), pa.timestamp("ms", "UTC"))
 
 # PyIceberg or Polars fails on other names of UTC, such as "Z".
 UTC_NAMES = ("UTC", "Etc/UTC", "+00:00")
-REWRITE = "Have Delta write the file anew, for example with REORG TABLE or an UPDATE of its rows."
+REWRITE = "Rewrite the file in Delta, for example with REORG TABLE or an UPDATE of its rows."
 REWRITE_INNER = (
-    "Have Delta write the files anew with ids of elements, keys and values: REORG TABLE … APPLY (UPGRADE UNIFORM "
+    "Let Delta rewrite the files with ids of elements, keys and values: REORG TABLE … APPLY (UPGRADE UNIFORM "
     "(ICEBERG_COMPAT_VERSION = 2)), which turns the table's deletion vectors off and UniForm on."
 )
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view)
@@ -145,7 +145,7 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
     if table.needs_ids and not has_ids:
         raise Unsupported(
             "the file has no field ids, but the table's column mapping is by id: Delta on Spark does not read it",
-            hint="Have the program that wrote the file write it anew, with field ids.",
+            hint="Rewrite the file, with field ids, with the program that wrote it.",
         )
     walk = _Walk(has_ids=has_ids, table=table)
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
@@ -167,7 +167,7 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
         raise Unsupported(
             f"column {', '.join(unfilled)} is missing in the file, and Delta fills it with a default (EXISTS_DEFAULT): "
             "Iceberg readers would show nulls",
-            hint="Have Delta write the file anew, for example with an UPDATE of its rows.",
+            hint="Rewrite the file in Delta, for example with an UPDATE of its rows.",
         )
     return found
 
@@ -316,7 +316,7 @@ class _Walk:
                 raise Unsupported(
                     f"columns {'.'.join((*named, other))} and {field.name} of the file differ only in upper and lower "
                     "case: Delta on Spark does not read such a column, and DuckDB not the columns after it",
-                    hint="Have Delta write the file anew or, where Delta cannot read it, the program that wrote it.",
+                    hint="Rewrite the file in Delta or, if Delta cannot read it, with the program that wrote it.",
                 )
 
     def _hide(self, path: Path, field_id: int | None, named: Path) -> None:

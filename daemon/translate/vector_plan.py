@@ -134,7 +134,7 @@ def copies(data_files: Mapping[str, LiveFile], table: TableSchema) -> list[tuple
             raise ReplacementNeeded(
                 "the state store does not know which deletion vector of Delta this data file has",
                 path=path,
-                hint="dvsync writes the table anew from Delta's state.",
+                hint="dvsync rewrites the Iceberg table from Delta.",
             )
         partition = decode_partition(file.partition, table, file.spec_id)
         change = DvChange(path, file.record_count, None, file.deletion_vector, partition)

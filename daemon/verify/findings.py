@@ -151,7 +151,7 @@ def hint_for(table: str, faults: Collection[str]) -> str:
             f"Iceberg cannot show that: OPTIMIZE the Delta table, then `dvsync resync {table}`. If a file is still "
             "there twice, the next sync says what to do."
         )
-    return f"`dvsync resync {table}` writes the table anew from Delta's state."
+    return f"`dvsync resync {table}` rewrites the Iceberg table from Delta."
 
 
 def as_json_object(table: str, proof: Proof | SyncError) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def test_an_iceberg_table_that_is_dropped_is_made_again(world: World, running: D
         catalog.drop_table(NAME)
         shown = command(world.config, "show", NAME)
         assert f"the Iceberg table {NAME} is gone from its catalog; it showed version" in shown.stderr
-        assert f"`dvsync resync {NAME}` makes it again" in shown.stderr
+        assert f"`dvsync resync {NAME}` creates it again" in shown.stderr
         assert ask(running, f"/api/tables/{NAME}/sync")[0] == 202
         error = until(lambda: running.tables()[NAME]["error"], "the error")
         assert (error["kind"], f"`dvsync resync {NAME}` does so at once" in error["hint"]) == ("CatalogAway", True)
@@ -175,7 +175,7 @@ def test_a_resync_that_waits_for_a_resume_is_shown(world: World, running: Daemon
     until(lambda: state_of(running) == "paused", "the pause")
     assert ask(running, f"/api/tables/{NAME}/resync")[0] == 202
     until(lambda: running.tables()[NAME]["resync_wanted"], "the wanted resync")
-    waits = f"its next sync writes the whole table anew, after `dvsync resume {NAME}`"
+    waits = f"its next sync rewrites the whole table, after `dvsync resume {NAME}`"
 
     def surfaces() -> Iterator[str]:
         yield command(world.config, "status").stdout
@@ -186,7 +186,7 @@ def test_a_resync_that_waits_for_a_resume_is_shown(world: World, running: Daemon
     assert ask(running, f"/api/tables/{NAME}/resume")[0] == 202
     until(lambda: not running.tables()[NAME]["resync_wanted"], "the resync")
     until(lambda: state_of(running) == "synced", "the end of the resync")
-    assert not any("writes the whole table anew" in shown for shown in surfaces())
+    assert not any("rewrites the whole table" in shown for shown in surfaces())
 
 
 @pytest.mark.parametrize(

@@ -539,7 +539,7 @@ def test_a_refused_table_goes_on_when_delta_writes_the_file_anew(source: Source,
     add_column(source, "extra", "long")
     with pytest.raises(Unsupported, match="column extra of the file is stored as string") as refused:
         bench.sync()
-    assert refused.value.hint and "Have Delta write the file anew" in refused.value.hint
+    assert refused.value.hint and "Rewrite the file in Delta" in refused.value.hint
     assert read(bench) == ROWS
     rewritten = source.table.write_file(ROWS)
     version = source.table.commit([source.table.remove("file.parquet"), source.table.add(rewritten)])

@@ -333,9 +333,9 @@ def a_catalog_file_that_is_missing_is_brought_back(world: World) -> Steps:
         catalog.rename(away)
         for command_line in (["show", NAME], ["config", "check", "--connect"]):
             done = command(world.folder / "config.yaml", *command_line, environment=WITHOUT_SPARK)
-            assert "is a volume not mounted?" in done.stdout + done.stderr
+            assert "is the volume mounted?" in done.stdout + done.stderr
         world.delete()
-    yield "CatalogAway", "is a volume not mounted?"
+    yield "CatalogAway", "is the volume mounted?"
     assert not catalog.exists()
     away.rename(catalog)
 
@@ -343,7 +343,7 @@ def a_catalog_file_that_is_missing_is_brought_back(world: World) -> Steps:
 def a_catalog_file_that_is_lost_is_made_anew(world: World) -> Steps:
     (world.folder / "catalog.db").unlink()
     world.delete()
-    yield "CatalogAway", "make an empty file in its place, and dvsync makes the Iceberg tables anew"
+    yield "CatalogAway", "create an empty file in its place, and dvsync creates the Iceberg tables again"
     (world.folder / "catalog.db").touch()
     yield "CatalogAway", "`dvsync resync orders` does so at once"
     world.dvsync("resync", NAME)
