@@ -43,7 +43,8 @@ def jump_with(clock_file: Path) -> None:
     patch.setattr(scheduler, "datetime", JumpingDatetime)
 
 
-if __name__ == "__main__":
+def run_dvsync() -> None:
+    """The command in `sys.argv`."""
     # A test has no thirty seconds for a new folder to be seen or for an answer, no five for a chart's first point, and
     # no minute for notices.
     fleet.DISCOVERY_INTERVAL_S = 0.5
@@ -58,3 +59,7 @@ if __name__ == "__main__":
     if clock_file := os.environ.get("CLOCK_FILE"):
         jump_with(Path(clock_file))
     main()
+
+
+if __name__ == "__main__":
+    run_dvsync()

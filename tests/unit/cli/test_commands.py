@@ -16,7 +16,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -40,6 +40,7 @@ from daemon.sync.context import Writer
 from state import TableError
 from state.sql.store import SqlStateStore
 from tests.kit.daemons import write_config
+from tests.kit.forking import run_forked
 from tests.kit.handmade import Bench, HandmadeTable
 
 CATALOGS = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
@@ -63,17 +64,10 @@ def dvsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run a command in `tmp_path`, as from a shell, after `config` was written."""
     monkeypatch.delenv("DVSYNC_CONFIG", raising=False)
 
-    def run(*arguments: str, config: str | None = None, program: Sequence[str] = ("-m", "daemon")) -> Ended:
+    def run(*arguments: str, config: str | None = None) -> Ended:
         if config is not None:
             (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
-        ended = subprocess.run(
-            [sys.executable, *program, *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        ended = run_forked([*arguments], folder=tmp_path)
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 
     return run
@@ -694,7 +688,8 @@ def test_a_sync_says_an_error_once(dvsync, tmp_path: Path):
         "Follower.sync = lambda *_, **__: 1 / 0\n"
         "main()\n"
     )
-    logged = json.loads(dvsync("sync", program=("-c", bug)).stderr.splitlines()[-1])
+    told = subprocess.run([sys.executable, "-c", bug, "sync"], cwd=tmp_path, stderr=subprocess.PIPE, check=False).stderr
+    logged = json.loads(told.splitlines()[-1])
     assert "ZeroDivisionError: division by zero" in logged["exception"]
 
 
