@@ -1,7 +1,9 @@
-"""The object store of a test run, and the run's report: which histories a `dvsync run` process followed."""
+"""The object store of a test run, and the run's report: how long tests waited, and what `dvsync run` followed."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -19,8 +21,54 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any-machine")
 
 
+LONG_WAIT_S = 1.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note how long the test slept, which `until` does, too, while another process is at work or is waiting itself."""
+    sleep, slept_s = time.sleep, 0.0
+
+    def counted(seconds: float) -> None:
+        nonlocal slept_s
+        sleep(seconds)
+        if threading.current_thread() is threading.main_thread():
+            slept_s += seconds
+            item.user_properties[:] = [each for each in item.user_properties if each[0] != "waited"]
+            item.user_properties.append(("waited", slept_s))
+
+    time.sleep = counted
+    try:
+        return (yield)
+    finally:
+        time.sleep = sleep
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the fixture `service` counted, a line for each module; from all workers."""
+    """Which tests waited, and what the fixture `service` counted, a line for each module; from all workers."""
+    _report_waits(terminalreporter)
+    _report_followed(terminalreporter)
+
+
+def _report_waits(terminalreporter: pytest.TerminalReporter) -> None:
+    # A later report has what an earlier one has, and more.
+    waits = {
+        report.nodeid: value
+        for report in terminalreporter.getreports("")
+        for name, value in report.user_properties
+        if name == "waited"
+    }
+    if not waits:
+        return
+    terminalreporter.section("slept, or waited for another process")
+    for test, seconds in sorted(waits.items(), key=lambda each: -each[1]):
+        if seconds >= LONG_WAIT_S:
+            terminalreporter.line(f"{seconds:.1f}s {test}")
+    terminalreporter.line(f"{sum(waits.values()):.0f}s in all, in {len(waits)} tests")
+
+
+def _report_followed(terminalreporter: pytest.TerminalReporter) -> None:
     tests: Counter[str] = Counter()
     tables: Counter[str] = Counter()
     versions: Counter[str] = Counter()
