@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -14,14 +15,28 @@ import pytest
 if TYPE_CHECKING:
     from tests.kit.servers import ObjectStore
 
-# How long an example takes says nothing on a machine that does other work, too.
-hypothesis.settings.register_profile(
-    "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("any-machine")
+# How long an example takes says nothing on a machine that does other work, too. `--hypothesis-profile long` tries more.
+for name, examples in (("ci", 25), ("long", 500)):
+    hypothesis.settings.register_profile(
+        name, max_examples=examples, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+hypothesis.settings.load_profile("ci")
 
 
 LONG_WAIT_S = 1.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test says how to run it alone, and where its folder is."""
+    report = yield
+    if report.failed:
+        folder = getattr(item, "funcargs", {}).get("tmp_path")
+        told = [f".venv/bin/pytest {shlex.quote(item.nodeid)}", *([f"its folder: {folder}"] if folder else [])]
+        report.sections.append(("to run it alone", "\n".join(told)))
+    return report
 
 
 @pytest.hookimpl(wrapper=True)

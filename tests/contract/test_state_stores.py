@@ -26,6 +26,7 @@ from state.records import (
 )
 from state.sql.store import SqlStateStore
 from state.store import StateStore
+from tests.kit.examples import examples
 from tests.kit.memory_store import MemoryStateStore
 from tests.kit.states import deletion_vector, lay_database, observe
 
@@ -304,7 +305,7 @@ def test_both_stores_tell_the_same() -> None:
     run_state_machine_as_test(
         BothStores,
         settings=settings(
-            max_examples=15,
+            max_examples=examples(24),
             stateful_step_count=12,
             database=None,
             # Twelve steps can be read as they are, and making them fewer takes minutes.
