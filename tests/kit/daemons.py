@@ -151,9 +151,9 @@ def command(
 
 
 @contextmanager
-def daemon(config: Path, environment: Mapping[str, str] | None = None) -> Iterator[Daemon]:
+def daemon(config: Path, environment: Mapping[str, str] | None = None, module: str | None = None) -> Iterator[Daemon]:
     """A daemon that has told that it started, killed at the end."""
-    running = Daemon(config, environment)
+    running = Daemon(config, environment, module)
     try:
         running.launch()
         running.started()
