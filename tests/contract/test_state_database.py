@@ -465,6 +465,7 @@ def test_a_lease_is_taken_as_it_was_seen_renewed_and_given_back(store: StateStor
     store.renew_lease(has_lock=False)
     store.check_lease()
     assert store.read_lease() == Lease(token=1, holder="one", renewals=1)
+    assert not store.take_lease(Lease(token=1, holder="one", has_lock=True), "two", has_lock=False), "it was renewed"
     store.give_back_lease()
     assert store.read_lease() == Lease(token=1, holder=None, renewals=2)
 
