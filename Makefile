@@ -54,17 +54,17 @@ test-long: setup ## more variants of tests, and many more random inputs than in 
 demo: setup ## a Delta table changed by Spark, followed into Iceberg, read by every engine
 	$(BIN)/dvsync demo
 
-bench: setup ## measure what docs/performance.md reports
+bench: setup ## measure what docs/performance.md and benchmarks/NOTES.md report
 	$(BIN)/python -m benchmarks
 
 build: $(STAMPS)/dvsync ## wheel and sdist in dist/
 	$(BIN)/python -m build --no-isolation
 
-docs: $(STAMPS)/dvsync ## the keys of docs/configuration.md anew, from the settings' descriptions
+docs: $(STAMPS)/dvsync ## rewrite the keys in docs/configuration.md from the settings' descriptions
 	sed --in-place '/^## Keys$$/q' docs/configuration.md
 	{ echo; $(BIN)/dvsync config keys; } >>docs/configuration.md
 
-lock: $(STAMPS)/venv ## requirements.lock anew, from pyproject.toml
+lock: $(STAMPS)/venv ## rewrite requirements.lock from pyproject.toml
 	$(PIP) install uv
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade --quiet \
 		--custom-compile-command "make lock" --no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements.lock

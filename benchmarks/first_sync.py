@@ -2,7 +2,7 @@
 
 The session has done nothing before the first sync (`cold`). Then the same Delta table is synced once more into another
 Iceberg table (`warm`), as when the daemon takes up several tables: the JVM has compiled its code by then. With
-`--again`, that Iceberg table is then read back into an empty state database (`rebuild`), and written anew (`resync`),
+`--again`, that Iceberg table is then read back into an empty state database (`rebuild`), and rewritten (`resync`),
 each in a new process, as after a start of dvsync.
 
 The data files are hard links of a few small ones: ten columns with statistics, partitioned by a date-like text, some of

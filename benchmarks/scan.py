@@ -2,7 +2,7 @@
 
 Three tables of the same rows: without deletion vectors, with `--deleted` percent of the rows of every file deleted at
 random, and with such deletions in one file only. A time is that of planning and running a query, from a frame that is
-made anew; the ratio is of the medians. Delta can answer `count(*)` from its log alone; that is turned off.
+made again; the ratio is of the medians. Delta can answer `count(*)` from its log alone; that is turned off.
 """
 
 from __future__ import annotations

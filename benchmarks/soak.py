@@ -6,7 +6,7 @@ OPTIMIZE does or append one, so that the table stays as large as it was. Every s
 default; the clock goes on by ten minutes with each commit, so that ages and grace periods end.
 
 A window is `WINDOW` commits. `sync` is the median of the window's syncs, each from the commit file being present to the
-snapshot being recorded; the other figures are medians of looks every `SAMPLE_EVERY` commits, those before a round of
+snapshot being recorded; the other figures are medians of samples every `SAMPLE_EVERY` commits, those before a round of
 maintenance included. `scan` loads the table and reads the whole of it, before the last round of a window; DuckDB's
 cache of files is turned off. The ratio is that of the last window to the `settled` one, by which the grace periods have
 ended.

@@ -1,4 +1,4 @@
-"""Where the time of the main path goes, told from outside: functions are wrapped, the product is not changed.
+"""Where the time of the main path goes, measured from outside: functions are wrapped, the product is not changed.
 
 A step's time is what its functions took without the functions of other steps that they called.
 """

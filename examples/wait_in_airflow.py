@@ -16,7 +16,7 @@ def read_iceberg_after_delta() -> None:
         """Write the Delta table here, and return the version of the commit."""
         return 0
 
-    # Exit code 3, the time is over, is tried again like any other failure.
+    # Exit code 3, timed out, is tried again like any other failure.
     wait = BashOperator(
         task_id="wait_for_iceberg",
         bash_command=f"dvsync sync {TABLE} --wait --timeout 10m"

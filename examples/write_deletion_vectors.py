@@ -53,4 +53,6 @@ pipeline.close()
 for vector in vectors:
     print(msgspec.json.encode(vector).decode())
 print(f"{len(vectors)} of the {len(files)} data files of version {state.version} have rows where {condition}.")
-print("A writer would commit for each a remove, and an add with the descriptor if there is one; see docs/bitmaps.md.")
+print(
+    "A writer would commit for each a remove, and an add with the descriptor if there is one; see examples/README.md."
+)

@@ -1,4 +1,4 @@
-"""The commands and their exit codes: 0 all well, 1 a table failed, 2 wrong usage or configuration, 3 time is over."""
+"""The commands and their exit codes: 0 all well, 1 a table failed, 2 wrong usage or configuration, 3 timed out."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def sync(
     *,
     full: Annotated[bool, typer.Option("--full", help="Rewrite the tables from Delta's whole state.")] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="If a daemon runs, wait until it has synced. Exit code 3 if time is over.")
+        bool, typer.Option("--wait", help="If a daemon runs, wait until it has synced. Exit code 3: timed out.")
     ] = False,
     min_version: Annotated[
         int | None, typer.Option("--min-version", min=0, help="Wait for this Delta version, not for the newest.")
@@ -130,7 +130,7 @@ def sync(
 ) -> None:
     """Bring tables up to date once, then exit. With --wait, beside a daemon, too."""
     if wait and full:
-        raise typer.BadParameter("it does not go with --full", param_hint="--wait")
+        raise typer.BadParameter("cannot be combined with --full", param_hint="--wait")
     if min_version is not None and not wait:
         raise typer.BadParameter("it goes with --wait", param_hint="--min-version")
     import_arrow()
@@ -186,7 +186,7 @@ def status(
         list[str] | None, typer.Option("--state", help="Only tables in this state; may be repeated.", metavar="STATE")
     ] = None,
     wide: Annotated[bool, typer.Option("--wide", help="Also show files, deleted rows and orphans.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat every two seconds, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list that /api/tables answers.")] = False,
     config: ConfigPath = None,
 ) -> None:
@@ -201,7 +201,7 @@ def status(
     if unknown:
         raise typer.BadParameter(f"{unknown[0]} is none of {', '.join(SyncState)}", param_hint="--state")
     if watch and as_json:
-        raise typer.BadParameter("it does not go with --json", param_hint="--watch")
+        raise typer.BadParameter("cannot be combined with --json", param_hint="--watch")
 
     def find() -> tuple[list[str], list[TableStatus]]:
         with reported_errors():
@@ -410,7 +410,7 @@ def check(
         settings = load(context, config, quiet=True)
         if refused := list(refused_tables(settings)):
             raise ConfigInvalid("\n".join(refused), hint="dvsync parks these tables, and follows the others.")
-    typer.echo(f"{config_path(context, config)}: all well")
+    typer.echo(f"{config_path(context, config)}: the configuration is valid")
     typer.echo(f"state: {settings.redacted()['state']['url']}")
     typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
     typer.echo(f"share: {settings.share}")

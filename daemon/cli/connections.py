@@ -131,7 +131,7 @@ def _try_source(parts: Parts, table: TableSettings) -> str:
         if shown is None:
             raise TargetUnreadable(
                 f"the catalog {table.catalog} has no table {table.target}, which dvsync made",
-                hint="Check the catalog's address. If the table was dropped, dvsync makes it anew at its next sync.",
+                hint="Check the catalog's address. If the table was dropped, dvsync creates it again at its next sync.",
             )
         check_format_version(table, shown)
     return f"{table.source} {'is a Delta table' if is_there else 'is not there yet; dvsync waits for it'}"
@@ -173,7 +173,7 @@ def _check_dates(health: HealthSettings) -> None:
                 return
             raise ConfigInvalid(
                 f"health.certificate: {health.certificate}: {error.verify_message}",
-                hint="Renew it. The daemon serves it all the same, and dvsync's own commands accept it.",
+                hint="Renew the certificate. dvsync still uses it until then.",
             ) from error
 
 

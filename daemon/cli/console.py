@@ -264,10 +264,10 @@ def expiry_lines(name: str, done: Expiry, *, dry_run: bool) -> list[str]:
     if not done.expired:
         lines = [f"{name}: no snapshot to expire"]
     if done.tags:
-        lines.append(f"  tags whose time is over: {', '.join(done.tags)}")
+        lines.append(f"  expired tags: {', '.join(done.tags)}")
     if done.unreadable:
         lines.append(f"  unreadable because data files are gone: {', '.join(map(str, done.unreadable))}")
-    lines += (f"  unreadable, but kept ({why}): {snapshot_id}" for snapshot_id, why in done.held)
+    lines += (f"  unreadable, not expired ({why}): {snapshot_id}" for snapshot_id, why in done.held)
     return lines
 
 
@@ -290,11 +290,11 @@ def proof_lines(name: str, proof: Proof | SyncError) -> list[str]:
     if isinstance(proof, SyncError):
         return [f"{name}: not verified: {proof.kind}: {proof}", f"  {proof.hint}"]
     compared = f"{proof.files:,} of {proof.files_total:,} data files, {proof.rows:,} rows"
-    took = ", ".join(f"{level} {seconds:.1f} s" for level, seconds in proof.seconds.items())
+    took = ", ".join(f"{level} {seconds:.1f} s" for level, seconds in proof.seconds.items()) or "nothing was compared"
     shown = f"version {proof.version} in snapshot {proof.snapshot_id}"
     if proof.is_right:
-        return [f"{name}: right: {shown}; {compared} ({took})"]
-    lines = [f"{name}: WRONG: {shown}; {compared} ({took})"]
+        return [f"{name}: matches Delta: {shown}; {compared} ({took})"]
+    lines = [f"{name}: DIFFERS: {shown}; {compared} ({took})"]
     for fault, count in proof.findings.counts.items():
         named = [each for each in proof.findings.named if each.fault == fault]
         lines.append(f"  {fault}: {count:,}" + (f", the first {len(named)}:" if len(named) < count else ""))

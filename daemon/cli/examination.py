@@ -113,7 +113,7 @@ def verify(
     from daemon.verify.findings import Level, Sample, Scope, as_json_object  # noqa: PLC0415
 
     if rows and metadata:
-        raise typer.BadParameter("it does not go with --metadata", param_hint="--rows")
+        raise typer.BadParameter("cannot be combined with --metadata", param_hint="--rows")
     level = Level.ROWS if rows else Level.METADATA if metadata else Level.BITMAPS
     scope = Scope(level, Sample.of(sample), at)
     failed, results = False, []

@@ -264,7 +264,7 @@ def _check_patterns(configured: Settings, settings: Settings, gone: Sequence[Tab
     finding = {find_pattern(configured, table.source) for table in settings.tables if table.source not in listed}
     vanished = vanished_by_pattern(configured, gone, {table.source for table in settings.tables})
     lost = [
-        f"{record.name}: the pattern {pattern} finds no table any more, as when a volume is not mounted"
+        f"{record.name}: the pattern {pattern} finds no table any more. Is the volume mounted?"
         for pattern, records in vanished.items()
         if pattern not in finding
         for record in records

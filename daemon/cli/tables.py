@@ -290,7 +290,7 @@ def select_gone(settings: Settings, store: TableStore, wanted: Sequence[str]) ->
         lines += [f"and {counted(len(followed) - LISTED_MAX, 'table')} more"] if len(followed) > LISTED_MAX else []
         hint = (
             "First remove it from the configuration, or exclude it, and reload a running daemon (SIGHUP). Tables of a "
-            "pattern stay followed while the pattern's folder is not there: is a volume not mounted?"
+            "pattern stay followed while the pattern's folder is not there: is the volume mounted?"
         )
         raise ConfigInvalid("\n".join(lines), hint=hint)
     return [gone[name] for name in (select_names(wanted, gone, what="tables that are gone") if wanted else gone)]

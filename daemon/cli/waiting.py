@@ -112,4 +112,4 @@ def _judge(
         return Verdict(FAILED, f"{name}: parked, and {shown}{because}")
     if fault and not error:
         because = f"\n  The daemon checks the table within ten minutes; `dvsync resync {name}` mends it at once."
-    return Verdict(TIMED_OUT, f"{name}: time is over: {shown}{because}") if is_late else None
+    return Verdict(TIMED_OUT, f"{name}: timed out: {shown}{because}") if is_late else None

@@ -102,7 +102,7 @@ def resync(
 def _chosen(tables: list[str] | None, every: bool) -> list[str]:
     """The names that a command was given; none for all tables."""
     if tables and every:
-        raise typer.BadParameter("it does not go with names", param_hint="--all")
+        raise typer.BadParameter("cannot be combined with names", param_hint="--all")
     if not tables and not every:
         raise typer.BadParameter("name tables, or use --all")
     return tables or []

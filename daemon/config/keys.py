@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Le
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from daemon.config.settings import NOTIFIED, DefaultsSettings, Settings, TableSettings
+from daemon.config.settings import NOTIFIED, DefaultsSettings, NotifySettings, Settings, TableSettings
 from daemon.config.value_types import Duration
 
 WORDS: dict[Any, str] = {
@@ -24,12 +25,13 @@ WORDS: dict[Any, str] = {
     dict: "properties",
     tuple: "a list of texts",
 }
+LINE_MAX = 120
 TIME_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 SIZE_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def render_keys() -> str:
-    """Return one Markdown table for each section, with the values, default and meaning of each key."""
+    """Return one Markdown list for each section, with the values and the meaning of each key."""
     parts = [_section(name, field) for name, field in Settings.model_fields.items()]
     return "\n\n".join(parts) + "\n"
 
@@ -38,24 +40,39 @@ def _section(name: str, field: FieldInfo) -> str:
     if name == "tables":
         keys = [key for key in TableSettings.model_fields if key not in DefaultsSettings.model_fields]
         intro = "A list. Each table can set these keys and those of `defaults`."
-        return f"### `tables`\n\n{intro}\n\n" + _table(TableSettings, keys)
+        return f"### `tables`\n\n{intro}\n\n" + _list(TableSettings, keys)
     model: Any = field.annotation
     if get_origin(model) is tuple:
         model, _ = get_args(model)
-        return f"### `{name}`\n\nA list. {field.description}\n\n" + _table(model, list(model.model_fields))
+        intro = f"### `{name}`\n\nA list. {field.description}"
+        if model is NotifySettings:
+            return f"{intro}\n\n" + _list(model, list(model.model_fields))
+        own = [key for key in model.model_fields if key not in NotifySettings.model_fields]
+        return f"{intro}\nThe keys are those of `notify`, without `events`." + (
+            f"\n\n{_list(model, own)}" if own else ""
+        )
     if isinstance(model, type) and issubclass(model, BaseModel):
-        return f"### `{name}`\n\n" + _table(model, list(model.model_fields))
+        return f"### `{name}`\n\n" + _list(model, list(model.model_fields))
     return f"### `{name}`\n\n{field.description}"
 
 
-def _table(model: type[BaseModel], keys: list[str]) -> str:
-    rows = [_row(model.model_fields[key], key) for key in keys]
-    return "\n".join(["| key | values | default | meaning |", "|---|---|---|---|", *rows])
+def _list(model: type[BaseModel], keys: list[str]) -> str:
+    return "\n".join(_line(model.model_fields[key], key) for key in keys)
 
 
-def _row(field: FieldInfo, name: str) -> str:
-    cells = (f"`{field.alias or name}`", _values(field), _default(field), field.description or "")
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _line(field: FieldInfo, name: str) -> str:
+    text = f"`{field.alias or name}` ({_accepted(field)}): {field.description}"
+    return fill(text, LINE_MAX, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _accepted(field: FieldInfo) -> str:
+    """Describe the accepted values. The default is bold; a key without one is unset, unless it is required."""
+    values, default = _values(field), _default(field)
+    if default in (None, "required"):
+        return f"{values}, required" if default else values
+    if default in values:
+        return values.replace(default, f"**{default}**", 1)
+    return f"**{default}**" if values in WORDS.values() else f"**{default}**, {values}"
 
 
 def _values(field: FieldInfo) -> str:
@@ -94,11 +111,11 @@ def _metadata(field: FieldInfo) -> Iterator[Any]:
         yield from getattr(argument, "__metadata__", ())
 
 
-def _default(field: FieldInfo) -> str:
+def _default(field: FieldInfo) -> str | None:
     if field.default is PydanticUndefined:
-        return "required" if field.default_factory is None else "unset"
+        return "required" if field.default_factory is None else None
     if field.default in (None, "", ()):
-        return "unset"
+        return None
     if isinstance(field.default, tuple):
         return "all" if field.default == NOTIFIED else ", ".join(f"`{value}`" for value in field.default)
     return f"`{_spelled(field, field.default)}`"

@@ -68,7 +68,7 @@ class StateSettings(_Frozen):
         alias="lease",
         ge=1,
         le=3600,
-        description="A standby daemon takes over when the active daemon has not renewed its lease for this long.",
+        description="A standby takes over when the lease has not been renewed for this long.",
     )
 
     @property
@@ -107,8 +107,8 @@ class PipelineSettings(_Frozen):
     engine: Literal["auto", "spark", "local"] = Field(
         "auto",
         description=(
-            "Where dvsync reads whole tables, translates deletion vectors and reads footers: in its own process"
-            " (local), on Spark (spark), or on Spark for large tables and changes only (auto)."
+            "Where dvsync reads tables and footers and translates deletion vectors: in its own process (local), on"
+            " Spark (spark), or on Spark if they are large (auto)."
         ),
     )
     local_log_bytes_max: ByteSize = Field(
@@ -116,8 +116,8 @@ class PipelineSettings(_Frozen):
         ge=0,
         le=GIB,
         description=(
-            "With auto, Spark reads the whole state of a table if its checkpoint and the commits after it have more"
-            " bytes than this. First syncs, resyncs, comparisons of states and doctor read whole states."
+            "With auto, Spark reads the whole state of a table whose checkpoint and later commits have more bytes"
+            " than this."
         ),
     )
     local_bytes_max: ByteSize = Field(
@@ -137,8 +137,8 @@ class PipelineSettings(_Frozen):
         ge=0,
         le=1_000_000,
         description=(
-            "With auto, Spark reads the footers of a change with more added data files than this, and the whole state"
-            " of a table with more data files than this."
+            "With auto, Spark reads the footers of more added data files than this, and the whole state of a table"
+            " with more data files."
         ),
     )
 
@@ -151,14 +151,11 @@ class MaintenanceSettings(_Frozen):
         alias="interval",
         ge=1,
         le=30 * DAY_S,
-        description=(
-            "Time between two rounds of maintenance of a table in the daemon. A round also begins after"
-            " `snapshots_max` new snapshots."
-        ),
+        description="Time between two rounds for a table; also after `snapshots_max` new snapshots.",
     )
-    compact: bool = Field(True, description="Whether the daemon compacts delete files.")
-    expire: bool = Field(True, description="Whether the daemon expires snapshots.")
-    cleanup: bool = Field(True, description="Whether the daemon removes its own files that are no longer referenced.")
+    compact: bool = Field(True, description="Compact delete files.")
+    expire: bool = Field(True, description="Expire snapshots.")
+    cleanup: bool = Field(True, description="Remove dvsync's files that are no longer referenced.")
     delete_files_max: int = Field(
         10, ge=1, le=100_000, description="Compact a data file once more than this many delete files apply to it."
     )
@@ -172,9 +169,7 @@ class MaintenanceSettings(_Frozen):
         100,
         ge=1,
         le=1_000_000,
-        description=(
-            "With delete_granularity partition, compact a partition once it has more small delete files than this."
-        ),
+        description="Compact a partition with more small delete files than this (delete_granularity partition).",
     )
     small_delete_file_max: ByteSize = Field(
         ByteSize(1 << 20), ge=0, le=GIB, description="A delete file of at most this size counts as small."
@@ -184,8 +179,7 @@ class MaintenanceSettings(_Frozen):
         ge=0,
         le=1,
         description=(
-            "With format_version 3, compact a Puffin file once more than this share of its deleted positions is no"
-            " longer in use."
+            "Compact a Puffin file once more than this share of its positions is no longer in use (format_version 3)."
         ),
     )
     snapshot_age_max_s: Annotated[float, Duration] | None = Field(
@@ -194,20 +188,19 @@ class MaintenanceSettings(_Frozen):
         ge=0,
         le=3650 * DAY_S,
         description=(
-            "Snapshots older than this are expired. Unset: the Iceberg table's history.expire.max-snapshot-age-ms, or 5"
-            " days. Delta's own retention limits the value."
+            "Older snapshots are expired. Unset: history.expire.max-snapshot-age-ms, or 5 days. Delta's retention"
+            " limits it."
         ),
     )
     snapshots_max: int = Field(
-        100, ge=1, le=1_000_000, description="The main branch keeps at most this many snapshots, whatever their age."
+        100, ge=1, le=1_000_000, description="The main branch keeps at most this many snapshots."
     )
     snapshots_min: int | None = Field(
         None,
         ge=1,
         le=1_000_000,
         description=(
-            "The main branch keeps at least this many snapshots, whatever their age. Unset: the Iceberg table's"
-            " history.expire.min-snapshots-to-keep, or 1."
+            "The main branch keeps at least this many snapshots. Unset: history.expire.min-snapshots-to-keep, or 1."
         ),
     )
     orphan_grace_s: Annotated[float, Duration] = Field(
@@ -230,8 +223,8 @@ class VerifySettings(_Frozen):
     level: Literal["off", "metadata", "bitmaps", "rows"] = Field(
         "metadata",
         description=(
-            "How deep the daemon compares each Iceberg table with its Delta table; see [Is it"
-            " right](verification.md). The levels after `metadata` need Spark and its Iceberg jar."
+            "How deep the daemon [verifies](verification.md). The levels after `metadata` need Spark and its Iceberg"
+            " jar."
         ),
     )
     period_s: Annotated[float, Duration] = Field(
@@ -246,16 +239,13 @@ class VerifySettings(_Frozen):
         ge=1,
         le=1_000_000,
         description=(
-            "A table with more data files than this is compared in parts of about this many, spread over the period."
-            " In each part, Spark reads the whole table for the deeper levels."
+            "A table with more data files than this is compared in parts, spread over the period. For the deeper"
+            " levels, Spark reads the whole table in each part."
         ),
     )
     on_difference: Literal["report", "park"] = Field(
         "report",
-        description=(
-            "What the daemon does if it finds a difference: report it, or also park the table. It never repairs a"
-            " table by itself."
-        ),
+        description="What the daemon does about a difference: report it, or also park the table.",
     )
 
     @property
@@ -276,8 +266,8 @@ class LimitsSettings(_Frozen):
     fold_when_busy: bool = Field(
         True,
         description=(
-            "Whether several versions of a table share a snapshot while other tables wait to sync. With false, each"
-            " version gets its own snapshot, and tables may fall behind."
+            "Several versions of a table share a snapshot while other tables wait to sync. With false, tables may"
+            " fall behind."
         ),
     )
     commit_bytes_max: ByteSize = Field(
@@ -285,9 +275,8 @@ class LimitsSettings(_Frozen):
         ge=1 << 20,
         le=64 * GIB,
         description=(
-            "Delta commit files larger than this are refused. Commits stop sharing a snapshot once they are larger"
-            " than this together. Reading a commit file takes two to four times its size in memory, the whole sync of"
-            " its version 8 to 17 times."
+            "Larger Delta commit files are refused, and commits share a snapshot up to this size together. A sync"
+            " takes 8 to 17 times a commit file's size in memory."
         ),
     )
     tables_at_once: int = Field(4, ge=1, le=64, description="The most tables that sync at the same time.")
@@ -309,44 +298,41 @@ class _TableOptions(_Frozen):
         ge=2,
         le=3,
         description=(
-            "Format version of the Iceberg table: 2 with position-delete files, 3 with deletion vectors in Puffin"
-            " files. A table is upgraded to 3 in place, and cannot go back."
+            "[Iceberg's format version](formats.md#format-version-2-or-3). A table is upgraded in place, and cannot"
+            " go back."
         ),
     )
     delete_granularity: Literal["file", "partition"] | None = Field(
         None,
-        description=(
-            "Write one delete file for each data file, or for each partition. Unset: the Iceberg table's"
-            " write.delete.granularity."
-        ),
+        description="One delete file for each data file, or for each partition. Unset: write.delete.granularity.",
     )
     int96_overflow: Literal["refuse", "follow"] = Field(
         "refuse",
         description=(
-            "Refuse or follow files with INT96 timestamps before 1677 or after 2262. PyIceberg and Polars read such"
-            " timestamps wrong, Spark and DuckDB right."
+            "Refuse or follow files with INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars read"
+            " wrong."
         ),
     )
     partition_time_zone: Annotated[str, AfterValidator(time_zone_name)] = Field(
         "UTC",
         description=(
-            "Time zone of timestamp partition values that name no zone: the session time zone of the Spark that wrote"
-            " them. After a change, run `dvsync resync` on tables that are partitioned by timestamps."
+            "Time zone of timestamp partition values without a zone: the session time zone of the Spark that wrote"
+            " them. A change needs `dvsync resync` of such tables."
         ),
     )
 
     on_foreign_commit: Literal["park", "overwrite"] = Field(
         "park",
         description=(
-            "What dvsync does if someone else committed to the Iceberg table or rolled it back: park the table, or"
-            " overwrite it with Delta's state in one snapshot."
+            "If someone else committed to the Iceberg table or rolled it back: park the table, or overwrite it with"
+            " Delta's state."
         ),
     )
     on_schema_change: Literal["follow", "park"] = Field(
         "follow",
         description=(
-            "What dvsync does if the columns or the partitioning of the Delta table change: follow the change, or park"
-            " the table before it until a person accepts it with `dvsync resync`."
+            "If columns or partitioning of the Delta table change: follow, or park the table before the change until"
+            " `dvsync resync` accepts it."
         ),
     )
     tag_every: int | None = Field(
@@ -354,8 +340,7 @@ class _TableOptions(_Frozen):
         ge=1,
         le=1_000_000_000,
         description=(
-            "Tag the snapshot of each version that is a multiple of this, as delta-v{version}. Such versions are never"
-            " folded into a later one. Unset: no tags."
+            "[Tag](maintenance.md#tags-for-chosen-versions) the snapshot of each version that is a multiple of this."
         ),
     )
     tag_retention_s: Annotated[float, Duration] = Field(
@@ -364,15 +349,14 @@ class _TableOptions(_Frozen):
         ge=60,
         le=3650 * DAY_S,
         description=(
-            "Expiry keeps a tag and its snapshot for this long. Delta must keep its files for as long, or VACUUM makes"
-            " the snapshot unreadable: see delta.deletedFileRetentionDuration."
+            "Expiry keeps a tag and its snapshot for this long. Let Delta keep its files for as long"
+            " (delta.deletedFileRetentionDuration)."
         ),
     )
     version_hint: bool = Field(
         False,
         description=(
-            "Write metadata/version-hint.text in the Iceberg table's folder after each commit, so that DuckDB and"
-            " others find the table by its folder; see [reading](reading.md#by-folder)."
+            "Write metadata/version-hint.text after each commit, for readers [by folder](reading.md#by-folder)."
         ),
     )
 
@@ -392,15 +376,15 @@ class DefaultsSettings(_TableOptions):
 class TableSettings(_TableOptions):
     source: Location = Field(
         description=(
-            "Path or URI of the Delta table. A `*` makes it a pattern for every matching Delta table, also for new"
-            " ones. The other keys can then use {name} and {parent}: the table's folder and the folder above it."
+            "Path or URI of the Delta table; with `*` a pattern for every matching table, also new ones. Other keys"
+            " can then use {name} and {parent}: the table's folder and the one above."
         ),
     )
     exclude: tuple[Annotated[str, AfterValidator(folder_names)], ...] = Field(
         (),
         description=(
-            "With a pattern: folders that it leaves out. Each is a folder's name, or the last folders of a path; `*`"
-            " stands for any part of a name, such as `tmp_*` or `archive/*`."
+            "Folders that a pattern leaves out: by name or by the last folders of the path, such as `tmp_*` or"
+            " `archive/*`."
         ),
     )
     target: Annotated[str, AfterValidator(identifier)] = Field(
@@ -474,15 +458,15 @@ class HealthSettings(_Frozen):
     ready_when: Literal["tables", "daemon"] = Field(
         "tables",
         description=(
-            "What /readyz and the page's headline judge: the daemon and every table, or the daemon alone (its lease,"
-            " state database and configuration), so that a parked table does not hold up a rollout."
+            "What /readyz judges: the daemon and every table, or the daemon alone, so that a parked table does not"
+            " hold up a rollout."
         ),
     )
     token: Annotated[str, WrapValidator(or_reference)] | None = Field(
         None,
         description=(
-            "Whoever sends this text as a bearer token may POST to the [API](monitoring.md#the-api): sync, pause,"
-            " resume or resync a table. At least 16 characters. Unset: nobody may."
+            "Bearer token for POST requests to the [API](monitoring.md#the-api), at least 16 characters. Unset: POST"
+            " is disabled."
         ),
     )
     certificate: Path | None = Field(
@@ -519,9 +503,9 @@ NOTIFIED = tuple(kind for kind in NoticeKind if kind is not NoticeKind.SYNCED)
 
 class _SinkSettings(_Frozen):
     url: Annotated[str, WrapValidator(or_reference)] | None = Field(
-        None, description="Webhook: dvsync sends a POST request with JSON to this http or https address."
+        None, description="Webhook: dvsync sends JSON by POST to this http or https address."
     )
-    headers: Properties = Field(default_factory=dict, description="Headers of these requests, such as Authorization.")
+    headers: Properties = Field(default_factory=dict, description="Headers of the requests, such as Authorization.")
     command: tuple[str, ...] = Field(
         (), description="Instead of `url`: a program and its arguments. It gets the JSON on standard input."
     )
@@ -530,9 +514,9 @@ class _SinkSettings(_Frozen):
         alias="timeout",
         ge=0.1,
         le=3600,
-        description="An attempt that takes longer has failed. Failed attempts are repeated for some 15 minutes.",
+        description="Time limit for one attempt. Failed ones are repeated for some 15 minutes.",
     )
-    tables: tuple[str, ...] = Field(("*",), description="Only tables whose names match one of these patterns.")
+    tables: tuple[str, ...] = Field(("*",), description="Only tables whose names match.")
 
     @model_validator(mode="after")
     def _has_one_receiver(self) -> Self:
@@ -577,8 +561,7 @@ class TelemetrySettings(_Frozen):
     endpoint: Annotated[str, WrapValidator(or_reference)] | None = Field(
         None,
         description=(
-            "Base address of a receiver of OTLP by HTTP, such as an OpenTelemetry collector; `/v1/traces` and"
-            " `/v1/metrics` are added. Unset: nothing is sent. Needs the extra `dvsync[telemetry]`; see"
+            "Base address of an OTLP receiver by HTTP. Unset: nothing is sent. See"
             " [telemetry](monitoring.md#telemetry)."
         ),
     )
@@ -593,7 +576,7 @@ class TelemetrySettings(_Frozen):
         alias="timeout",
         ge=0.1,
         le=600,
-        description="What was not sent within this time, with its repetitions, is dropped.",
+        description="Time limit for one export, retries included; then it is dropped.",
     )
 
 
@@ -655,16 +638,16 @@ class Settings(BaseSettings):
     share: Annotated[Share, PlainValidator(Share.parse), PlainSerializer(str), NoDecode] = Field(
         ALL,
         description=(
-            "The share of the tables that this daemon follows: `1/2` is the first of two shares. Unset: all tables."
-            " Each share needs a daemon and a state database of its own; see [More than one"
-            " daemon](scaling.md#more-than-one-daemon)."
+            "The [share of the tables](scaling.md#more-than-one-daemon) that this daemon follows: `1/2` is the first"
+            " of two."
         ),
     )
     spark: SparkSettings = SparkSettings()
     catalogs: dict[str, Properties] = Field(
         default_factory=dict,
-        description="PyIceberg catalogs: a name of your choice, and under it PyIceberg's own catalog properties. "
-        "`auth` of a REST catalog is a section.",
+        description=(
+            "PyIceberg's catalog properties, under a name of your choice. `auth` of a REST catalog is a section."
+        ),
     )
     storage: Properties = Field(
         default_factory=dict,
@@ -691,8 +674,7 @@ class Settings(BaseSettings):
     lineage: tuple[LineageSettings, ...] = Field(
         (),
         description=(
-            "Who gets [OpenLineage](monitoring.md#lineage) events: which Delta version became which Iceberg snapshot."
-            " Needs the extra `dvsync[lineage]`."
+            "Who gets [OpenLineage](monitoring.md#telemetry) events. Needs the extra `lineage` of dvsync's wheel."
         ),
     )
     telemetry: TelemetrySettings = TelemetrySettings()

@@ -18,6 +18,7 @@ T = TypeVar("T")
 # Which of the files at one path an action means, as Delta compares them: the `uri` of `AddFile` and its deletion
 # vector's unique id. With the path, this is a logical file.
 Identity = tuple[str | None, str | None]
+LogicalFile = tuple[str, Identity]
 
 # The protocol says a GUID. The length is limited because every snapshot's summary repeats it.
 TableId = Annotated[str, msgspec.Meta(max_length=200)]
@@ -55,6 +56,10 @@ class AddFile(_Action, frozen=True, rename="camel"):
         return self.uri, self.dv_unique_id
 
     @property
+    def logical_file(self) -> LogicalFile:
+        return self.path, self.identity
+
+    @property
     def first_row_id(self) -> int | None:
         """The row id of the first row; None if there is none, or if it leaves too few numbers for later rows."""
         return None if self.base_row_id is None or not 0 <= self.base_row_id < ROW_IDS_END else self.base_row_id
@@ -75,6 +80,10 @@ class RemoveFile(_Action, frozen=True, rename="camel"):
     @property
     def identity(self) -> Identity:
         return self.uri, self.dv_unique_id
+
+    @property
+    def logical_file(self) -> LogicalFile:
+        return self.path, self.identity
 
 
 class Metadata(_Action, frozen=True, rename="camel"):

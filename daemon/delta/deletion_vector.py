@@ -20,8 +20,10 @@ from daemon.delta.position_set import (
     PositionSet,
     as_bitmap,
     check_positions,
+    decode_at_once,
     decode_positions,
     encode_positions,
+    is_restored,
 )
 from daemon.delta.uri import resolve_path
 from daemon.errors import Unsupported
@@ -89,7 +91,7 @@ def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVP
         raise Unsupported(
             f"the deletion vector has {descriptor.size_in_bytes} bytes, at most {DV_BYTES_MAX} are read",
             path=place.path,
-            hint="Have Delta write the data file anew, for example with REORG TABLE … APPLY (PURGE).",
+            hint="Rewrite the data file in Delta, for example with REORG TABLE … APPLY (PURGE).",
         )
     return place
 
@@ -129,6 +131,15 @@ class Vector(msgspec.Struct, frozen=True):
     def last_position(self) -> int:
         """Check the positions, and return the largest one, -1 if there is none. Raises CorruptInput."""
         return check_positions(self._blob, cardinality=self.cardinality, place=self.place)
+
+    def lacks_positions_of(self, before: Vector) -> bool:
+        """Return whether positions of `before` are not in this DV: rows came back. Raises CorruptInput."""
+        if before.cardinality > self.cardinality:
+            return True
+        former, present = (decode_at_once(each._blob, cardinality=each.cardinality) for each in (before, self))
+        if former is None or present is None:
+            return is_restored(before.positions(), self.positions())
+        return not former.issubset(present)
 
     def portable_frame(self) -> memoryview:
         """The frame in the portable form, which Puffin files have too. Only the native form is written anew."""

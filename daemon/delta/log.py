@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -303,9 +303,8 @@ class DeltaLog:
     def _resolved(self, version: int, path: str, action: FileAction) -> FileAction:
         try:
             place, uri = name_file(self.location, action.path)
-        except ValueError as error:
-            what = f"Delta cannot read the path {action.path!r} of a data file: {error}"
-            raise _corrupt(what, version, path) from error
+        except CorruptInput as error:
+            raise _corrupt(error.message, version, path) from error
         return with_fields(action, path=place, uri=uri)
 
     def check_continuity(self, after: int, recent: Collection[CommitIdentity] = ()) -> tuple[CommitIdentity, ...]:
@@ -360,28 +359,33 @@ class DeltaLog:
             hint="Restore the missing commits, then `dvsync resume` the table.",
         )
 
-    def check_written(self, after: int) -> None:
-        """Raise what `read_commit` raises for a later commit file that is too small to hold an action.
+    def check_written(self, commits: Mapping[int, FileMeta]) -> None:
+        """Raise what `read_commit` raises for one of these commit files that is too small to hold an action.
 
         Delta reads an empty file as a commit without changes, and so loses the rows of an interrupted writer.
         """
-        for meta in self._storage.list_from(self.folder, after=f"{after:020d}.json"):
-            match = COMMIT_FILE.fullmatch(meta.path.rsplit("/", 1)[1])
-            if match and meta.size < COMMIT_MIN_BYTES:
-                self.read_commit(int(match[1]))
+        for version, meta in commits.items():
+            if meta.size < COMMIT_MIN_BYTES:
+                self.read_commit(version)
 
-    def list_commits(self) -> list[int]:
-        """List the versions of all commit files, sorted. One listing."""
-        return list(self._list(after="")[0])
+    def list_commits(self) -> dict[int, FileMeta]:
+        """List all commit files by version, sorted. One listing."""
+        return self._list(after="")[0]
 
-    def list_recent(self, recent: Iterable[CommitIdentity]) -> tuple[CommitIdentity, ...]:
-        """List the last commits of the log, to be remembered beside a state that is read afterwards.
+    def identify(self, listed: Mapping[int, FileMeta], recent: Iterable[CommitIdentity]) -> tuple[CommitIdentity, ...]:
+        """Identify commits that were listed before a state was read, to be remembered beside it.
 
-        One listing, and a read of each commit whose size or time differs from that in `recent`.
+        A read of each one whose size or time differs from that in `recent`. If it is another one by now, it is
+        remembered as it was listed, and the next listing tells.
         """
-        commits, _ = self._list(after="")
-        newest = dict(list(commits.items())[-RECENT_COMMITS_MAX:])
-        return tuple(compare_listed(newest, recent, self._probe)[0])
+
+        def probe(version: int) -> KnownCommit:
+            found, meta = self._probe(version), listed[version]
+            if found and found.is_untouched(meta):
+                return found
+            return KnownCommit(CommitIdentity(version, meta.size, meta.modified_ms), meta.modified_ms)
+
+        return tuple(compare_listed(listed, recent, probe)[0])
 
     def _list(self, after: str) -> tuple[dict[int, FileMeta], list[int]]:
         """List commits by version, and the versions of checkpoints, whose file names are greater than `after`."""
@@ -401,12 +405,12 @@ def _check_file_actions(version: int, path: str, adds: tuple[AddFile, ...], remo
     PROTOCOL.md, "Action Reconciliation".
     """
     # Only such adds can be of one logical file.
-    if find_doubled(add.path for add in adds) and (doubled := find_doubled((add.path, add.identity) for add in adds)):
+    if find_doubled(add.path for add in adds) and (doubled := find_doubled(add.logical_file for add in adds)):
         (data_file, _), count = doubled
         raise _corrupt(f"{count} adds for the one path {data_file}", version, path)
-    added = {(add.path, add.identity) for add in adds} if removes else ()
+    added = {add.logical_file for add in adds} if removes else ()
     for remove in removes:
-        if (remove.path, remove.identity) in added:
+        if remove.logical_file in added:
             raise _corrupt(f"add and remove of the same logical file {remove.path}", version, path)
 
 
@@ -494,6 +498,11 @@ def _decode(lines: _Lines, version: int, path: str) -> tuple[list[_Line], Except
 def _replaced(version: int, differing: str) -> str:
     was = "was" if differing == "content" else "may have been"
     return f"commit {version} {was} replaced after it was synced: its {differing} differs"
+
+
+def last_commits(listed: Mapping[int, FileMeta], version: int) -> dict[int, FileMeta]:
+    """Return the commits up to `version` that are to be remembered, of those that are listed in order."""
+    return dict([each for each in listed.items() if each[0] <= version][-RECENT_COMMITS_MAX:])
 
 
 def log_gone(location: str) -> LogMissing:

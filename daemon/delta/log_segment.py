@@ -7,14 +7,14 @@ contents are read by `snapshot.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import msgspec
 
 from daemon.delta.checkpoint import Checkpoint, read_sidecars
-from daemon.delta.log import COMMIT_FILE, DeltaLog, log_gone
+from daemon.delta.log import COMMIT_FILE, DeltaLog, last_commits, log_gone
 from daemon.errors import CorruptInput, LogMissing, ObjectMissing
 from daemon.storage import FileIOStorage, FileMeta, Span
 from state.records import Int, Long
@@ -53,11 +53,15 @@ class CommitFile:
 
 @dataclass(frozen=True)
 class LogSegment:
-    """The files that make the state at `version`. `commits` follow the checkpoint without a gap, oldest first."""
+    """The files that make the state at `version`. `commits` follow the checkpoint without a gap, oldest first.
+
+    `recent_commits` are the last commit files up to `version` that were listed, also those before the checkpoint.
+    """
 
     version: int
     checkpoint: Checkpoint | None
     commits: tuple[CommitFile, ...]
+    recent_commits: Mapping[int, FileMeta]
 
     @property
     def size_bytes(self) -> int:
@@ -99,10 +103,8 @@ def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None 
     Example: a log has a checkpoint of 10, the commits 9 to 14, and a compacted file of 11 to 13. The state at 14 is
     made of the checkpoint, the compacted file and commit 14.
 
-    Requests: a read of `_last_checkpoint`, and one listing that begins at the checkpoint it names, or at the start of
-    the log if it is missing or too new. One more listing if no complete checkpoint was found; one existence check for
-    each commit that the listing omits; and the requests of `read_sidecars` if the hint lacks the sidecars' size. All of
-    this once more if a listing has a gap.
+    Requests: a read of `_last_checkpoint`, and one listing; one existence check for each commit that the listing omits;
+    and the requests of `read_sidecars` if the hint lacks the sidecars' size. Another listing if the first has a gap.
 
     Raises `ObjectMissing` if the log or the version does not exist, `CorruptInput` for a gap, and what
     `read_sidecars` raises.
@@ -111,22 +113,20 @@ def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None 
     try:
         return _load(storage, log, version, hint)
     except CorruptInput:
-        # Log cleanup during the listing looks like a gap: a second listing, of the whole log, decides.
-        return _load(storage, log, version, None)
+        # Log cleanup during the listing looks like a gap: a second listing decides.
+        return _load(storage, log, version, hint)
 
 
 def _load(storage: FileIOStorage, log: DeltaLog, version: int | None, hint: _Hint | None) -> LogSegment:
-    start = hint.version if hint and (version is None or hint.version <= version) else 0
-    listing = _list(storage, log, start)
+    listing = _Listing()
+    for file in storage.list_from(log.folder, after=""):
+        listing.take(file)
     checkpoint = listing.find_checkpoint(version)
-    if checkpoint is None and start:
-        listing = _list(storage, log, 0)
-        checkpoint = listing.find_checkpoint(version)
     commits = _commits_after(storage, log, listing, checkpoint.version if checkpoint else -1, version)
     if checkpoint:
         checkpoint = replace(checkpoint, sidecars_size_bytes=_size_of_sidecars(storage, checkpoint, hint))
     newest = commits[-1].to_version if commits else checkpoint.version if checkpoint else -1
-    return LogSegment(newest, checkpoint, commits)
+    return LogSegment(newest, checkpoint, commits, last_commits(listing.commits, newest))
 
 
 def _read_hint(storage: FileIOStorage, log: DeltaLog) -> _Hint | None:
@@ -135,13 +135,6 @@ def _read_hint(storage: FileIOStorage, log: DeltaLog) -> _Hint | None:
         return _hint_decoder.decode(storage.read(f"{log.folder}/_last_checkpoint", Span(0, HINT_BYTES_MAX)))
     except (ObjectMissing, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-
-
-def _list(storage: FileIOStorage, log: DeltaLog, start: int) -> _Listing:
-    listing = _Listing()
-    for file in storage.list_from(log.folder, after=f"{start:020d}"):
-        listing.take(file)
-    return listing
 
 
 def _name(file: FileMeta) -> str:

@@ -245,6 +245,14 @@ def check_positions(data: memoryview, *, cardinality: int, place: DVPlace) -> in
     return last_position(decode_positions(data, cardinality=cardinality, place=place))
 
 
+def decode_at_once(data: memoryview, *, cardinality: int) -> BitMap | None:
+    """Decode a DV of positions below 2^32 that is not too large; None if it has a fault, is empty or another one."""
+    if len(data) > CHECKED_BYTES_MAX or data[: len(_ONE_BITMAP)] != _ONE_BITMAP:
+        return None
+    bitmap = _deserialize(BitMap, bytes(data[len(_ONE_BITMAP) :]))
+    return bitmap if bitmap and len(bitmap) == cardinality else None
+
+
 def _has_large_containers(serialized: bytes) -> bool:
     """Return whether a large bitmap has no run containers, whose headers need not be true, and few of the others."""
     if len(serialized) <= SMALL_BYTES_MAX:

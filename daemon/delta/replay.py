@@ -26,7 +26,7 @@ class TableChange:
     Keys are plain absolute paths. `added` were not live before, `removed` are not live afterwards, `dv_changed` are
     live before and afterwards, with different deletion vectors (or only once with a vector). If one commit removes a
     path and a later one adds it, it is in `removed` and `added`: the new file may be different. `uris_changed` are live
-    before and afterwards, spelled otherwise. `not_live` are removed, but were never live.
+    before and afterwards, spelled otherwise.
     """
 
     from_version: int
@@ -40,7 +40,6 @@ class TableChange:
     operation: str | None = None
     data_change: bool = True
     uris_changed: Mapping[str, str | None] = field(default_factory=dict)
-    not_live: frozenset[str] = frozenset()
 
 
 def join_operations(names: Iterable[str | None]) -> str | None:
@@ -69,13 +68,11 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, Identity]) -> Tab
     # The logical files of each path: the newest add, or None while the file of `live` is untouched.
     after: dict[str, dict[Identity, AddFile | None]] = {path: {identity: None} for path, identity in live.items()}
     gone: set[str] = set()
-    not_live: set[str] = set()
 
     for commit in commits:
         removed = defaultdict[str, set[Identity]](set)
         for remove in commit.removes:
             removed[remove.path].add(remove.identity)
-        not_live |= removed.keys() - after.keys()
         for path, identities in removed.items():
             at_path = after.get(path, {})
             unmatched = identities - at_path.keys()
@@ -114,7 +111,6 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, Identity]) -> Tab
         operation=join_operations(commit.operation for commit in commits),
         data_change=any(action.data_change for commit in commits for action in commit.file_actions),
         uris_changed={path: add.uri for path, add in newest.items() if path in stayed and stayed[path][0] != add.uri},
-        not_live=frozenset(not_live),
     )
 
 

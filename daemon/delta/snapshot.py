@@ -9,20 +9,21 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from daemon.delta.actions import AddFile, Commit, Identity, Metadata, Protocol
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol
 from daemon.delta.checkpoint import Rows, read_checkpoint, too_large
 from daemon.delta.checksum import Totals
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import CommitFile, LogSegment
 from daemon.delta.table_state import (
     ADDS,
+    Reconciliation,
     TableState,
-    Tombstones,
     adds_batch,
     adds_from_batches,
     check_rows,
@@ -100,7 +101,7 @@ def replay(
     if timestamp_ms is None:
         written_ms = segment.checkpoint.modified_ms if segment.checkpoint else 0
         timestamp_ms = log.commit_time_ms(segment.version, otherwise=written_ms)
-    return newest.state(segment.version, timestamp_ms, log.folder)
+    return newest.state(segment, timestamp_ms, log.folder)
 
 
 def _take_file(newest: _NewestFirst, log: DeltaLog, file: CommitFile) -> int | None:
@@ -137,21 +138,17 @@ class _NewestFirst:
         self._location = location
         self._protocol: Protocol | None = None
         self._metadata: Metadata | None = None
-        self._added: set[tuple[str, Identity]] = set()
-        self._removed = Tombstones()
+        self._files = Reconciliation()
         self._live: list[pa.RecordBatch] = []
-        self._files = self.size_bytes = 0
+        self._live_files = self.size_bytes = 0
 
     def take_commit(self, commit: Commit) -> int:
         """Replay one commit, and return its time in ms."""
         self._protocol = self._protocol or commit.protocol
         self._metadata = self._metadata or commit.metadata
-        for remove in commit.removes:
-            self._removed.add(remove.path, remove.identity)
-        live = [add for add in commit.adds if self._is_live(add.path, add.identity)]
-        if live:
+        removes, adds = ([each.logical_file for each in kind] for kind in (commit.removes, commit.adds))
+        if live := list(compress(commit.adds, self._files.take_commit(removes, adds))):
             self._keep(adds_batch(live))
-        self._added |= {(add.path, add.identity) for add in commit.adds}
         return commit.timestamp_ms
 
     def take_checkpoint_rows(self, rows: Rows) -> None:
@@ -167,53 +164,47 @@ class _NewestFirst:
 
     def _keep(self, live: pa.RecordBatch) -> None:
         self._live.append(live)
-        self._files += live.num_rows
+        self._live_files += live.num_rows
         self.size_bytes += live.nbytes
 
     def is_beyond(self, files_max: int | None) -> bool:
         """Whether the live files exceed `files_max`, or their actions are too large. Live files never become fewer."""
         if files_max is None:
             return False
-        return self._files > files_max or self.size_bytes > ROWS_BYTES_MAX
+        return self._live_files > files_max or self.size_bytes > ROWS_BYTES_MAX
 
-    def state(self, version: int, timestamp_ms: int, folder: str) -> ReplayedState:
+    def state(self, segment: LogSegment, timestamp_ms: int, folder: str) -> ReplayedState:
         if self._protocol is None or self._metadata is None:
             kind = "protocol" if self._protocol is None else "metaData"
             hint = "Restore the log's older files, then `dvsync resume` the table."
             what = f"no {kind} action could be recovered from the log"
-            raise CorruptInput(what, version=version, path=folder, hint=hint)
+            raise CorruptInput(what, version=segment.version, path=folder, hint=hint)
         adds = pa.Table.from_batches(self._live, ADDS)
         try:
             check_rows(adds)
         except SyncError as error:
-            raise error.located(version=version, path=folder) from error.__cause__
-        return ReplayedState(self._location, version, timestamp_ms, self._protocol, self._metadata, adds.num_rows, adds)
-
-    def _is_live(self, path: str, identity: Identity) -> bool:
-        """Return whether no newer action decided about the logical file. Raises `FileLiveTwice` if nobody can tell."""
-        return (path, identity) not in self._added and not self._removed.includes(path, identity)
+            raise error.located(version=segment.version, path=folder) from error.__cause__
+        return ReplayedState(
+            location=self._location,
+            version=segment.version,
+            timestamp_ms=timestamp_ms,
+            protocol=self._protocol,
+            metadata=self._metadata,
+            files=adds.num_rows,
+            recent_commits=segment.recent_commits,
+            rows=adds,
+        )
 
     @cached_property
     def _named(self) -> pa.Array:
         """The paths that commits name. All commits are taken before the checkpoint, so the set is complete."""
-        return pa.array({path for path, _ in self._added} | self._removed.paths(), pa.string())
+        return pa.array(self._files.paths(), pa.string())
 
     def _without_superseded(self, adds: pa.RecordBatch) -> pa.RecordBatch:
         """Remove the adds that a later commit replaced or removed.
 
         Only rows whose path a later commit names are compared one by one, because that is slow.
         """
-        paths = adds["path"]
-        suspects = pc.indices_nonzero(pc.is_in(paths, self._named)).to_pylist()
-        gone = [row for row in suspects if not self._is_live(paths[row].as_py(), _identity(adds, row))]
-        if not gone:
-            return adds
-        return adds.filter(pc.invert(pc.is_in(pa.array(range(len(adds))), pa.array(gone, pa.int64()))))
-
-
-def _identity(adds: pa.RecordBatch, row: int) -> Identity:
-    """Return the identity of a row. The deletion vector's unique id: PROTOCOL.md, "Derived Fields"."""
-    uri, kind, path, offset = (adds[name][row].as_py() for name in ("uri", "dv_storage_type", "dv_path", "dv_offset"))
-    if kind is None:
-        return uri, None
-    return uri, f"{kind}{path}" if offset is None else f"{kind}{path}@{offset}"
+        suspects = pc.is_in(adds["path"], self._named)
+        live = [self._files.is_live(add.logical_file) for add in adds_from_batches([adds.filter(suspects)])]
+        return adds.filter(pc.replace_with_mask(pc.invert(suspects), suspects, pa.array(live, pa.bool_())))

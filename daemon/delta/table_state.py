@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from daemon.delta.actions import AddFile, Identity, Metadata, Protocol, find_doubled
+from daemon.delta.actions import AddFile, Identity, LogicalFile, Metadata, Protocol, find_doubled
 from daemon.delta.uri import PLAIN_PATH, describe, fold_identity, name_file
 from daemon.errors import CorruptInput, FileLiveTwice
+from daemon.storage import FileMeta
 from state.records import DeletionVectorDescriptor
 
 T = TypeVar("T")
@@ -44,7 +45,10 @@ HINT_DOUBLED = (
 
 @dataclass(frozen=True)
 class TableState(ABC):
-    """A snapshot of the Delta table at `location`. `files` counts its live data files."""
+    """A snapshot of the Delta table at `location`. `files` counts its live data files.
+
+    `recent_commits` are the last commit files up to `version`, as they were listed before the state was read.
+    """
 
     location: str
     version: int
@@ -52,6 +56,7 @@ class TableState(ABC):
     protocol: Protocol
     metadata: Metadata
     files: int
+    recent_commits: Mapping[int, FileMeta]
 
     @abstractmethod
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
@@ -76,11 +81,11 @@ class TableState(ABC):
         """
 
 
-def check_unique(adds: Sequence[AddFile]) -> None:
-    """Raise `FileLiveTwice` if two live adds lead to one path: Delta shows the file's rows twice, Iceberg cannot."""
-    if doubled := find_doubled(add.path for add in adds):
+def check_unique(files: Collection[LogicalFile]) -> None:
+    """Raise `FileLiveTwice` if two live files are at one path: Delta shows the rows twice, Iceberg cannot."""
+    if doubled := find_doubled(path for path, _ in files):
         path, count = doubled
-        told = sorted(describe(add.identity) for add in adds if add.path == path)
+        told = sorted(describe(identity) for other, identity in files if other == path)
         raise FileLiveTwice(
             f"the log has {count} live adds for the one path {path}: {'; '.join(told)}",
             path=path,
@@ -95,26 +100,42 @@ def check_rows(rows: pa.Table) -> None:
         return
     counts = pc.value_counts(paths)
     path = counts.field("values").filter(pc.greater(counts.field("counts"), 1))[0]
-    check_unique(list(adds_from_batches(rows.filter(pc.equal(paths, path)).to_batches())))
+    doubled = adds_from_batches(rows.filter(pc.equal(paths, path)).to_batches())
+    check_unique([add.logical_file for add in doubled])
 
 
-class Tombstones:
-    """The logical files that are removed."""
+class Reconciliation:
+    """Tells which logical files are live. Commits come from the newest to the oldest: a file's first action decides.
+
+    Delta PROTOCOL.md, "Action Reconciliation".
+    """
 
     def __init__(self) -> None:
-        self._removed: dict[tuple[str, Identity], set[Identity]] = defaultdict(set)
+        self._added: set[LogicalFile] = set()
+        self._removed: dict[LogicalFile, set[Identity]] = defaultdict(set)
 
-    def add(self, path: str, identity: Identity) -> None:
-        self._removed[path, fold_identity(path, identity)].add(identity)
+    def take_commit(self, removes: Iterable[LogicalFile], adds: Collection[LogicalFile]) -> list[bool]:
+        """Return for each add whether it is live. Raises as `is_live` does."""
+        for path, identity in removes:
+            self._removed[path, fold_identity(path, identity)].add(identity)
+        live = [self.is_live(add) for add in adds]
+        self._added.update(adds)
+        return live
 
     def paths(self) -> set[str]:
-        return {path for path, _ in self._removed}
+        return {path for path, _ in (*self._added, *self._removed)}
 
-    def includes(self, path: str, identity: Identity) -> bool:
-        """Return whether this logical file is removed. Raises `FileLiveTwice` if nobody can tell (`fold_identity`)."""
+    def is_live(self, file: LogicalFile) -> bool:
+        """Return whether no commit so far decided about the file. Raises `FileLiveTwice` if nobody can tell.
+
+        See `fold_identity`.
+        """
+        if file in self._added:
+            return False
+        path, identity = file
         removed = self._removed.get((path, fold_identity(path, identity)), ())
         if not removed or identity in removed:
-            return bool(removed)
+            return not removed
         raise FileLiveTwice(
             f"Delta removes {path} {min(map(describe, removed))}, and its add is {describe(identity)}: whether these "
             "are one file depends on the reader",
@@ -154,19 +175,11 @@ def resolve_rows(location: str, rows: pa.RecordBatch) -> pa.RecordBatch:
     places = pc.binary_join_element_wise(location, paths, "/")
     uris = pa.nulls(len(paths), pa.string())
     if pc.any(others).as_py():
-        named = [_name_file(location, path) for path in paths.filter(others).to_pylist()]
+        named = [name_file(location, path) for path in paths.filter(others).to_pylist()]
         places = pc.replace_with_mask(places, others, pa.array([place for place, _ in named], pa.string()))
         uris = pc.replace_with_mask(uris, others, pa.array([uri for _, uri in named], pa.string()))
     columns = {**dict(zip(rows.schema.names, rows.columns, strict=True)), "path": places, "uri": uris}
     return pa.RecordBatch.from_pydict(columns)
-
-
-def _name_file(location: str, path: str) -> tuple[str, str | None]:
-    try:
-        return name_file(location, path)
-    except ValueError as error:
-        what = f"Delta cannot read the path {path!r} of a data file: {error}"
-        raise CorruptInput(what, hint="Fix the program that wrote the checkpoint.") from error
 
 
 def adds_from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[AddFile]:

@@ -13,6 +13,7 @@ from unicodedata import category
 from urllib.parse import quote, unquote
 
 from daemon.delta.actions import Identity
+from daemon.errors import CorruptInput
 
 _UNRESERVED = r"A-Za-z0-9_\-!.~'()*"
 _NOT_ASCII = r"\x80-\U0010ffff"
@@ -70,12 +71,13 @@ def name_file(table_location: str, path: str) -> tuple[str, str | None]:
     Example, in the table s3://b/t: `x-y` is s3://b/t/x-y; `x%2Dy` is the same with the URI `x%2Dy`, which makes it
     another file for Delta. `k/../x-y` is s3://b/t/x-y, because Delta normalises it to `x-y`.
 
-    Raises ValueError that tells why Delta cannot read a file by this path.
+    Raises `CorruptInput` if Delta cannot read a file by this path.
     """
     if easy := _EASY_PATH.fullmatch(path):
         return (unquote(path), path) if easy[1] else (f"{table_location}/{unquote(path)}", None)
     if fault := find_uri_fault(path):
-        raise ValueError(fault)
+        what = f"Delta cannot read the path {path!r} of a data file: {fault}"
+        raise CorruptInput(what, hint="Fix the program that wrote the checkpoint.")
     uri = _canonical(table_location, path)
     place = _place(table_location, uri)
     folder, relative = f"{table_location}/", place.removeprefix(f"{table_location}/")

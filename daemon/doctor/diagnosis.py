@@ -191,7 +191,8 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
         table = shape_for(rest, None, settings).table
     except SyncError as error:
         return None, refused, [*findings, _refused("columns", error)]
-    chars = [field["name"] for field in shown if (field.get("metadata") or {}).get(CHAR_TYPE, "").startswith("char(")]
+    kinds = {field["name"]: (field.get("metadata") or {}).get(CHAR_TYPE, field["type"]) for field in shown}
+    chars = [name for name, kind in kinds.items() if str(kind).startswith("char(")]
     if chars:
         text = "Spark pads CHAR values with spaces when it reads Delta; Iceberg shows the stored values"
         findings.append(Finding(Verdict.NOTE, f"column {', '.join(chars)}", text))

@@ -20,9 +20,7 @@ DATA_FILES = "dvsync.delta.data-files"
 PHYSICAL_ROWS = "dvsync.delta.physical-rows"
 DELETED_ROWS = "dvsync.delta.deleted-rows"
 SIZE_BYTES = "dvsync.delta.size-bytes"
-HINT_MISMATCH = (
-    "`dvsync resync` writes the table anew from Delta's state. If this error returns, report it with the log."
-)
+HINT_MISMATCH = "`dvsync resync` rewrites the Iceberg table from Delta. If this error returns, report it with the log."
 
 
 @dataclass(frozen=True)

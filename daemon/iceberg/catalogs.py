@@ -96,8 +96,8 @@ class Catalogs:
             raise CatalogAway(
                 f"the file of the catalog {name} is not there, and dvsync synced {counted(tables, 'table')} into it",
                 path=str(file),
-                hint="Bring it back: is a volume not mounted? If it is lost, or is to be a new catalog, make an empty "
-                "file in its place, and dvsync makes the Iceberg tables anew.",
+                hint="Bring it back: is the volume mounted? If it is lost, or for a new catalog, create an empty "
+                "file in its place, and dvsync creates the Iceberg tables again after a minute.",
             )
 
     def change(self, properties: Mapping[str, Mapping[str, str]]) -> None:

@@ -85,6 +85,12 @@ def first_row_id(data_file: DataFile) -> int | None:
     return value
 
 
+def with_row_ids_of(former: DataFile, data_file: DataFile) -> DataFile:
+    """Give `data_file` the row ids of the former record of the same file, and return it."""
+    data_file[_FIRST_ROW_ID] = first_row_id(former)
+    return data_file
+
+
 def end_of_row_ids(data_file: DataFile) -> int:
     """Return the row id after those that Delta gave to the file's rows; 0 if it gave none."""
     first = first_row_id(data_file)

@@ -192,5 +192,5 @@ def read_blobs(storage: Storage, path: str, size_bytes: int) -> list[Blob]:
         raise CorruptInput(
             f"the footer of a Puffin file cannot be read: {error}",
             path=path,
-            hint="Run `dvsync resync`, which writes the table anew from Delta's state.",
+            hint="Run `dvsync resync`, which rewrites the Iceberg table from Delta.",
         ) from error

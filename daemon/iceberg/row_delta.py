@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from uuid import uuid4
 
 from pyiceberg.io import FileIO
@@ -29,6 +30,7 @@ from daemon.iceberg.manifests import (
     read_entries,
     read_manifest_list,
     schema_with_sources,
+    with_row_ids_of,
     write_manifest,
 )
 from daemon.iceberg.merging import live_files, plan_merges
@@ -67,21 +69,23 @@ class TableView:
 
 @dataclass(frozen=True)
 class RowDelta:
-    """The file changes of one snapshot. Files to remove are grouped by the path of the manifest that holds them.
+    """The file changes of one snapshot. Files to remove, or to renew, are grouped by the manifest that holds them.
 
     The entries of a Puffin file are next to each other in `added_delete_files`, and go into one manifest.
 
     A file that is removed and added again gets a new data sequence number: older position deletes no longer apply to
-    it. `replacements` are pairs of a removed delete file and a new one that takes over its deletes and its partition;
-    both may appear in several pairs. `replaces_all` removes everything that was in the table, whoever wrote it.
+    it. One that is renewed gets other metrics, because rows of it come back; sequence numbers and row ids stay.
+    `replacements` are pairs of a removed delete file and a new one that takes over its deletes and its partition; both
+    may appear in several pairs. `replaces_all` removes everything that was in the table, whoever wrote it.
     `written_manifests` are data manifests that Spark tasks wrote for this snapshot, and `written_size_bytes` is the
     total size of their data files. Delta gave their rows ids below `written_row_ids_end`. `same_rows` says that the
-    commit only moves rows between files, `rows_come_back` that deleted rows may be shown again without a new data file.
+    commit only moves rows between files.
     """
 
     snapshot_id: int
     added_data_files: Sequence[DataFile] = ()
     removed_data_files: Mapping[str, Set[str]] = field(default_factory=dict)
+    renewed_data_files: Mapping[str, Mapping[str, DataFile]] = field(default_factory=dict)
     added_delete_files: Sequence[DataFile] = ()
     removed_delete_files: Mapping[str, Set[EntryKey]] = field(default_factory=dict)
     replacements: Sequence[tuple[str, DataFile]] = ()
@@ -90,12 +94,11 @@ class RowDelta:
     written_size_bytes: int = 0
     written_row_ids_end: int = 0
     same_rows: bool = False
-    rows_come_back: bool = False
 
     @property
     def operation(self) -> Operation:
         """The snapshot's operation. Iceberg spec, "Snapshots", `operation`."""
-        adds = bool(self.added_data_files or self.written_manifests or self.rows_come_back)
+        adds = bool(self.added_data_files or self.written_manifests or self.renewed_data_files)
         deletes = bool(
             self.removed_data_files
             or self.added_delete_files
@@ -155,16 +158,12 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
     """
     names = _names(table.locations, delta.snapshot_id)
     parent = _read_parent(table, delta)
-    changed = _without_removed(table, parent, delta)
+    changed = _read_changed(table, delta, _find_changed(parent, delta))
     replacements = _take_over(delta.replacements, [entry for _, entries in changed for entry in entries])
     touched = {manifest.manifest_path for manifest, _ in changed}
     untouched = [each for each in parent if each.manifest_path not in touched and live_files(each)]
     carried = [] if delta.replaces_all else untouched
-    merged = _read_changed(
-        table,
-        [(each, frozenset()) for group in plan_merges(carried, table.properties) for each in group],
-        delta.snapshot_id,
-    )
+    merged = _read_changed(table, delta, [each for group in plan_merges(carried, table.properties) for each in group])
     kept = [(manifest, entries) for manifest, entries in changed if _may_stay(table, manifest, entries)]
     rewritten = list(_pack(names, [*kept, *merged]))
     moved = {source: draft.path for draft in rewritten for source in draft.sources}
@@ -220,18 +219,14 @@ def _read_parent(table: TableView, delta: RowDelta) -> list[ManifestFile]:
         return []
 
 
-def _without_removed(table: TableView, parent: Sequence[ManifestFile], delta: RowDelta) -> _Changed:
-    """Return the manifests that lose entries to `delta`, each with its rewritten entries."""
-    removed = {ManifestContent.DATA: delta.removed_data_files, ManifestContent.DELETES: delta.removed_delete_files}
-    losing = [
-        (manifest, gone) for manifest in parent if (gone := removed[manifest.content].get(manifest.manifest_path))
-    ]
-    changed = _read_changed(table, losing, delta.snapshot_id)
-    found = {manifest.manifest_path for manifest, _ in changed}
-    for manifest_path, files in (item for by_manifest in removed.values() for item in by_manifest.items()):
-        if manifest_path not in found:
-            raise _misplaced(files, manifest_path)
-    return changed
+def _find_changed(parent: Sequence[ManifestFile], delta: RowDelta) -> list[ManifestFile]:
+    """Return the manifests whose entries `delta` removes or renews."""
+    changes = (delta.removed_data_files, delta.removed_delete_files, delta.renewed_data_files)
+    changed = {path: files for by_manifest in changes for path, files in by_manifest.items()}
+    found = [manifest for manifest in parent if manifest.manifest_path in changed]
+    for path in changed.keys() - {manifest.manifest_path for manifest in found}:
+        raise _misplaced(changed[path], path)
+    return found
 
 
 def _names(locations: LocationProvider, snapshot_id: int) -> Iterator[str]:
@@ -284,37 +279,35 @@ def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[M
     return [new for _, new in replacements]
 
 
-def _read_changed(
-    table: TableView, losing: Sequence[tuple[ManifestFile, Set[EntryKey] | Set[str]]], snapshot_id: int
-) -> _Changed:
+def _read_changed(table: TableView, delta: RowDelta, manifests: Sequence[ManifestFile]) -> _Changed:
     """Return each manifest with its rewritten entries. Manifests on other machines are read at the same time."""
-    entries = map_files(
-        lambda each: _entries_without(table, *each, snapshot_id), losing, lambda each: each[0].manifest_path
-    )
-    return [(manifest, rewritten) for (manifest, _), rewritten in zip(losing, entries, strict=True)]
+    entries = map_files(lambda each: _rewritten_entries(table, delta, each), manifests, attrgetter("manifest_path"))
+    return list(zip(manifests, entries, strict=True))
 
 
-def _entries_without(
-    table: TableView, manifest: ManifestFile, gone: Set[EntryKey] | Set[str], snapshot_id: int
-) -> list[ManifestEntry]:
-    """Rewrite the entries of a manifest: mark those of `gone` as deleted by this snapshot, the others as existing."""
-    spec = table.specs[manifest.partition_spec_id]
-    schema = schema_with_sources(spec, table.schemas)
+def _rewritten_entries(table: TableView, delta: RowDelta, manifest: ManifestFile) -> list[ManifestEntry]:
+    """Rewrite the entries of a manifest: mark those that leave as deleted by this snapshot, the others as existing.
+
+    Renewed ones keep their sequence numbers and row ids: their rows are those that readers know.
+    """
+    path, spec = manifest.manifest_path, table.specs[manifest.partition_spec_id]
+    gone = delta.removed_data_files.get(path) or delta.removed_delete_files.get(path) or frozenset[EntryKey]()
+    renewed = delta.renewed_data_files.get(path, {})
     entries = []
-    for entry in read_entries(table.io, manifest, spec=spec, schema=schema):
-        leaves = entry_key(entry.data_file) in gone
+    for entry in read_entries(table.io, manifest, spec=spec, schema=schema_with_sources(spec, table.schemas)):
+        key = entry_key(entry.data_file)
+        new = renewed.get(entry.data_file.file_path)
         entries.append(
             entry_record(
-                ManifestEntryStatus.DELETED if leaves else ManifestEntryStatus.EXISTING,
-                entry.data_file,
-                snapshot_id=snapshot_id if leaves else entry.snapshot_id,
+                ManifestEntryStatus.DELETED if key in gone else ManifestEntryStatus.EXISTING,
+                with_row_ids_of(entry.data_file, new) if new else entry.data_file,
+                snapshot_id=delta.snapshot_id if key in gone else entry.snapshot_id,
                 sequence_number=entry.sequence_number,
                 file_sequence_number=entry.file_sequence_number,
             )
         )
-    found = {entry_key(entry.data_file) for entry in entries if entry.status is ManifestEntryStatus.DELETED}
-    if missing := set(gone) - found:
-        raise _misplaced(missing, manifest.manifest_path)
+    if missing := {*gone, *renewed} - {entry_key(entry.data_file) for entry in entries}:
+        raise _misplaced(missing, path)
     return entries
 
 

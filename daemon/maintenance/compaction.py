@@ -333,7 +333,7 @@ def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFi
                 raise CorruptInput(
                     f"{positions} positions were written for a deletion vector of {change.after.cardinality}",
                     path=change.data_file,
-                    hint="Run `dvsync resync`, which writes the table anew from Delta's state.",
+                    hint="Run `dvsync resync`, which rewrites the Iceberg table from Delta.",
                 )
         assert result.file, "a deletion vector has positions"
         files.append(result.file)

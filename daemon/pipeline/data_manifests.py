@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
 
 from daemon.delta.actions import AddFile
-from daemon.delta.table_state import check_unique
 from daemon.durable import force_to_disk
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, end_of_row_ids, write_manifest
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
@@ -77,7 +76,6 @@ class ManifestTask:
 
     def __call__(self, part: int, adds: Iterable[AddFile]) -> Iterator[ManifestAnswer]:
         adds, manifest_path = list(adds), self.paths[part]
-        check_unique(adds)
         inspection = Inspector(FileIOStorage(self.properties), self.table).inspect(adds)
         entries = []
         for add in adds:

@@ -23,8 +23,8 @@ from daemon.storage import FileIOStorage, check_path, map_files
 from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
 from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
-from daemon.translate.footer import column_ranges, internal_form
-from daemon.translate.metrics import Metrics, proven
+from daemon.translate.footer import internal_form
+from daemon.translate.metrics import Metrics
 from daemon.translate.schema import TableSchema
 
 # Most footers are smaller. The file ends with the footer's size (4 bytes, little-endian) and a magic number.
@@ -66,7 +66,7 @@ class Inspector:
         footer = read_footer(self.storage, path, add.size)
         metrics = metrics_of(add, self.table, footer.num_rows)
         try:
-            found, leaf_paths = self._check_schema(footer)
+            found, leaf_paths = self.check_schema(footer)
             self._check_partition(footer, leaf_paths, add)
             check_calendar(footer.metadata or {}, found, metrics, self.table)
             if not self.table.may_overflow:
@@ -74,13 +74,9 @@ class Inspector:
                     self._check_moments(path, column)
         except SyncError as error:
             raise error.located(path=path) from error.__cause__
-        if add.deletion_vector is not None and self.table.keeps_entries:
-            told = metrics.lower_bounds.keys() | metrics.null_value_counts.keys()
-            leaves = {leaf: column for leaf, column in self.table.leaves.items() if column.field_id in told}
-            metrics = proven(metrics, column_ranges(footer, leaf_paths, leaves))
         return metrics, found
 
-    def _check_schema(self, footer: pq.FileMetaData) -> tuple[FileSchema, tuple[str, ...]]:
+    def check_schema(self, footer: pq.FileMetaData) -> tuple[FileSchema, tuple[str, ...]]:
         """Check the file's schema. Returns its properties, and the paths of its leaves in their order."""
         # The schema as text has all of its properties, and is several times faster to get than Arrow's. Its first line
         # is an address in memory. Arrow's types also depend on the schema that a writer with Arrow leaves.
@@ -143,7 +139,7 @@ class Inspector:
                         f"partition column {column} has the value {value}, which PyIceberg 0.12 and Polars would read "
                         "as a float, because the file does not contain the column",
                         hint="Set 'delta.feature.materializePartitionColumns' = 'supported' in the Delta table, and "
-                        "have Delta write the file anew, for example with an UPDATE of its rows. Or partition the "
+                        "rewrite the file in Delta, for example with an UPDATE of its rows. Or partition the "
                         "table by another column.",
                     )
                 continue

@@ -14,7 +14,7 @@ from typing import Final, Self
 from pyiceberg.io import FileIO
 
 from daemon.delta.deletion_vector import RecentFrames, Vector, read_vectors
-from daemon.delta.position_set import DVPlace, PositionSet, is_restored, last_position, new_positions
+from daemon.delta.position_set import DVPlace, PositionSet, new_positions
 from daemon.durable import force_to_disk, is_local
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteWriter
@@ -113,20 +113,17 @@ class _Outputs:
             if task is not self._task:
                 self.finish()
                 self._task = task
-            before, after = next(vectors).positions() if change.before else None, next(vectors)
-            if task.is_puffin and before is None:
-                self._copy(change, after, after.last_position())
-                continue
-            positions = after.positions()
-            restored = before is not None and is_restored(before, positions)
-            if restored:
+            before, after = next(vectors) if change.before else None, next(vectors)
+            if before and after.lacks_positions_of(before):
                 self._restored.append(change.data_file)
+                before = None
             if task.is_puffin:
-                self._copy(change, after, last_position(positions))
+                self._copy(change, after)
             else:
-                self._translate(change, None if restored else before, positions, after.place)
+                self._translate(change, before.positions() if before else None, after.positions(), after.place)
 
-    def _copy(self, change: DvChange, after: Vector, last: int) -> None:
+    def _copy(self, change: DvChange, after: Vector) -> None:
+        last = after.last_position()
         _check_below(change, after.cardinality, "deleted positions", after.place)
         if last < 0:
             return

@@ -40,6 +40,6 @@ def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> Posi
             raise CorruptInput(
                 f"the delete file holds {positions} positions of {path}, but {expected[path]} are recorded",
                 path=rewrite.old.path,
-                hint="Run `dvsync resync`, which writes the table anew from Delta's state.",
+                hint="Run `dvsync resync`, which rewrites the Iceberg table from Delta.",
             )
     return written

@@ -233,7 +233,7 @@ class Fleet:
                 reason = "its folder is gone: bring it back, or `dvsync forget` the table"
                 reasons += [Unready(record.name, reason) for record in records]
             else:
-                reason = f"{pattern}: it finds no table any more, and {len(records)} are gone: is a volume not mounted?"
+                reason = f"{pattern}: finds no table, and {len(records)} are gone. Is the volume mounted?"
                 reasons.append(Unready(None, reason))
         self._board.set_unready(Topic.GONE, reasons)
 

@@ -172,8 +172,8 @@ def hold_lease(keeper: LeaseKeeper, stop: Event) -> Iterator[None]:
     if holder is not None:
         raise StateInUse(
             f"the state database is in use by {holder}",
-            hint="Stop that process first, or let it do the work: `dvsync sync --wait` waits for it. The commands "
-            "that only read work while it runs, and pause, resume, resync, forget and cleanup.",
+            hint="Stop that process first, or let it do the work: `dvsync sync --wait` waits for it. Meanwhile "
+            "pause, resume, resync, forget, cleanup and the commands that only read work.",
         )
     keeper.keep(lambda _: stop.set())
     try:

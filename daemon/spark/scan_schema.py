@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.schema import DECIMAL, EXISTS_DEFAULT, HINT_METADATA, MAPPING_ID, parse_struct, physical_name
+from daemon.translate.schema import (
+    DECIMAL,
+    EXISTS_DEFAULT,
+    HINT_METADATA,
+    MAPPING_ID,
+    is_collated,
+    parse_struct,
+    physical_name,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -22,8 +30,6 @@ PARQUET_ID = "parquet.field.id"
 FOR_WRITERS = ("delta.", "CURRENT_DEFAULT", EXISTS_DEFAULT)
 # Spark pads values of CHAR columns as it reads them.
 CHARS = "__CHAR_VARCHAR_TYPE_STRING"
-# The order of such strings is not the order of their bytes, in which statistics are.
-COLLATIONS = "__COLLATIONS"
 # Our own columns in the plan begin with this, so no column of the table may.
 RESERVED = ("__delta_internal_", "__dvsync_")
 # Types whose minimum and maximum surely hold for all rows. Some writers leave NaN out of those of floats.
@@ -74,8 +80,8 @@ def scan_columns(metadata: Metadata) -> list[ScanColumn]:
         ]
     except (LookupError, TypeError, AttributeError) as error:
         raise CorruptInput(f"the schema is not one of Delta's: {error!r}", hint=HINT_METADATA) from error
-    for column in columns:
-        if COLLATIONS in column.metadata:
+    for field, column in zip(struct["fields"], columns, strict=True):
+        if is_collated(field):
             raise Unsupported(f"column {column.name} has a collation", hint="Read the table with Delta's own reader.")
         if column.name.startswith(RESERVED) or column.file_name.startswith(RESERVED):
             raise Unsupported(f"the name of column {column.name} is reserved", hint="Rename the column in Delta.")

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import compress, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from daemon.delta.actions import AddFile, Identity, Metadata, Protocol
+from daemon.delta.actions import AddFile, LogicalFile, Metadata, Protocol
 from daemon.delta.features import check_features, used_features
-from daemon.delta.log import DeltaLog, log_gone
+from daemon.delta.log import DeltaLog, last_commits, log_gone
 from daemon.delta.protocol import check_metadata, check_protocol
-from daemon.delta.table_state import TableState, Tombstones, adds_from_batches, check_rows, resolve_rows
+from daemon.delta.table_state import (
+    Reconciliation,
+    TableState,
+    adds_from_batches,
+    check_rows,
+    check_unique,
+    resolve_rows,
+)
 from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
 from daemon.spark.answers import collect
 from daemon.spark.failures import as_known_error
@@ -26,6 +35,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
+
+# Of an action: version, whether it is an add, and what it is about.
+Name = tuple[int, bool, LogicalFile]
 
 # The columns of `ADDS`, as Delta names them. Its replay has made paths canonical already.
 ADD_COLUMNS = (
@@ -40,11 +52,16 @@ ADD_COLUMNS = (
     "deletionVector.cardinality AS dv_cardinality",
     "baseRowId AS base_row_id",
 )
-# What tells logical files apart.
+# What the log says about logical files.
 NAME_COLUMNS = (
-    "path",
-    "concat(deletionVector.storageType, deletionVector.pathOrInlineDv, "
-    "coalesce(concat('@', deletionVector.offset), '')) AS dv_unique_id",
+    "version",
+    "add.path IS NOT NULL AS is_add",
+    "coalesce(add.path, remove.path) AS path",
+    *(
+        f"concat({kind}.deletionVector.storageType, {kind}.deletionVector.pathOrInlineDv, "
+        f"coalesce(concat('@', {kind}.deletionVector.offset), '')) AS {kind}_dv"
+        for kind in ("add", "remove")
+    ),
 )
 # Paths of which `java.net.URI` may find another text equal: those with an escape in lower case, and those with a scheme
 # in upper case or without an authority.
@@ -126,10 +143,15 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
     from pyspark.sql import DataFrame  # noqa: PLC0415
 
     try:
+        commits = log.list_commits()
         snapshot = _snapshot(spark, log.location, version)
         if snapshot.version() < 0:
             raise log_gone(log.location)
-        log.check_written(snapshot.logSegment().checkpointProvider().version())
+        recent_commits = last_commits(commits, snapshot.version())
+        if snapshot.version() not in commits:
+            commits = log.list_commits()  # It came since then.
+        checkpoint = snapshot.logSegment().checkpointProvider().version()
+        log.check_written({number: meta for number, meta in commits.items() if number > checkpoint})
         live = DataFrame(snapshot.allFiles().toDF(), spark)
         state = SparkState(
             location=log.location,
@@ -138,10 +160,11 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
             protocol=msgspec.json.decode(snapshot.protocol().json(), type=_ProtocolLine).protocol,
             metadata=msgspec.json.decode(snapshot.metadata().json(), type=_MetadataLine).metadata,
             files=snapshot.numOfFiles(),
+            recent_commits=recent_commits,
             frame=live.selectExpr(*ADD_COLUMNS),
         )
         # Afterwards: the fields above name what is broken in the log.
-        _check_certain(log.location, live, DataFrame(snapshot.tombstones().toDF(), spark))
+        check_certain(read_names(spark, log.location, snapshot))
         return state
     except msgspec.ValidationError as error:
         refused = CorruptInput(f"the metadata is not valid: {error}", path=log.folder, hint=HINT_METADATA)
@@ -153,24 +176,32 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
         raise known from error
 
 
-def _check_certain(location: str, live: DataFrame, removed: DataFrame) -> None:
-    """Raise `FileLiveTwice` if nobody can tell whether a tombstone removes a live file.
+def read_names(spark: SparkSession, location: str, snapshot: Any) -> Iterator[Name]:
+    """Yield version, kind and file of the log's actions, the newest first; nothing for a log without an UNUSUAL_PATH.
 
-    A small job, and two larger ones only for a log with an UNUSUAL_PATH.
+    Delta's state does not tell enough: it lacks old tombstones, and adds that Delta happens to remove. A checkpoint's
+    tombstones are no longer needed.
     """
-    paths = live.select("path").union(removed.select("path"))
-    if not collect(paths.where(f"path RLIKE '{UNUSUAL_PATH}'").limit(1)).num_rows:
+    from pyspark.sql import DataFrame  # noqa: PLC0415
+
+    names = DataFrame(snapshot.loadActions(), spark).selectExpr(*NAME_COLUMNS).where("path IS NOT NULL")
+    if not collect(names.where(f"path RLIKE '{UNUSUAL_PATH}'").limit(1)).num_rows:
         return
-    tombstones = Tombstones()
-    for path, identity in _names(location, removed):
-        tombstones.add(path, identity)
-    for path, identity in _names(location, live):
-        tombstones.includes(path, identity)
+    checkpoint = snapshot.logSegment().checkpointProvider().version()
+    wanted = collect(names.where(f"is_add OR version > {checkpoint}")).sort_by([("version", "descending")])
+    for row in (row for batch in _resolved(location, wanted) for row in batch.to_pylist()):
+        yield row["version"], row["is_add"], (row["path"], (row["uri"], row["add_dv"] or row["remove_dv"]))
 
 
-def _names(location: str, frame: DataFrame) -> Iterator[tuple[str, Identity]]:
-    for batch in _resolved(location, collect(frame.selectExpr(*NAME_COLUMNS))):
-        yield from ((row["path"], (row["uri"], row["dv_unique_id"])) for row in batch.to_pylist())
+def check_certain(names: Iterable[Name]) -> None:
+    """Raise `FileLiveTwice` if two live files are at one path, or if nobody can tell whether one is live."""
+    files, live = Reconciliation(), list[LogicalFile]()
+    for _, group in groupby(names, itemgetter(0)):
+        removes, adds = list[LogicalFile](), list[LogicalFile]()
+        for _, is_add, file in group:
+            (adds if is_add else removes).append(file)
+        live += compress(adds, files.take_commit(removes, adds))
+    check_unique(live)
 
 
 def _as_followed(log: DeltaLog, refused: SyncError) -> SyncError:
@@ -192,17 +223,18 @@ def _find_fault(log: DeltaLog, refused: SyncError) -> SyncError | None:
             if log.has_version(refused.version):
                 log.read_commit(refused.version)
         else:
-            log.check_written(-1)
-            _check_newest(log)
+            commits = log.list_commits()
+            log.check_written(commits)
+            _check_newest(log, commits)
     except (CommitIncomplete, CorruptInput, Unsupported) as found:
         return found
     return None
 
 
-def _check_newest(log: DeltaLog) -> None:
+def _check_newest(log: DeltaLog, commits: Collection[int]) -> None:
     """Read the newest protocol and metadata and the commits after them. Raises what following the log would raise."""
     protocol = metadata = following = changed = None
-    for version in log.list_commits()[: -COMMITS_SEARCHED_MAX - 1 : -1]:
+    for version in list(commits)[: -COMMITS_SEARCHED_MAX - 1 : -1]:
         if following is not None and following != version + 1:
             raise log.gap(following - 1, following)
         commit, following = log.read_commit(version), version

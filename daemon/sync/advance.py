@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import ManifestContent
 
@@ -23,6 +25,7 @@ from daemon.pipeline.inspection import CheckTask
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import Change, write_positions, write_vectors
 from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
+from daemon.sync.recovery import int64s
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import (
     Shape,
@@ -37,6 +40,7 @@ from daemon.translate.definition import (
 from daemon.translate.file_schema import FileTraits, may_reach_files
 from daemon.translate.plan import account_change
 from daemon.translate.schema import TableSchema
+from state import TableError
 
 
 def advance(
@@ -57,7 +61,8 @@ def advance(
     store, record = context.store, shown.record
     live = store.find_live_files(record.id, touched_paths(commits))
     change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})
-    _check_not_shown(shown, change)
+    if {remove.path for commit in commits for remove in commit.removes} - live.keys():
+        _check_in_step(context, shown, change.to_version)
 
     shape = _shape_after(context, shown, change, commits)
     with context.step("inspect"):
@@ -98,23 +103,25 @@ def advance(
     return shown, result_of_change(change, completed, shown.record, snapshots=1)
 
 
-def _check_not_shown(shown: Shown, change: TableChange) -> None:
-    """Raise `StateMismatch` if Iceberg shows a file that is removed, and that the state store does not know.
+def _check_in_step(context: TableContext, shown: Shown, version: int) -> None:
+    """Raise `StateMismatch` if Iceberg shows a file that the state store does not have as live.
 
-    Otherwise its remove is without effect, as in Delta. Reads all data manifests, but only after such a remove.
+    If a removed file is not live, the remove is without effect, as in Delta; unless the state store is wrong. So all
+    data manifests are read, once in a process: each of its commits changes the state store, too.
     """
     snapshot = shown.table.current_snapshot()
-    if not change.not_live or snapshot is None:
+    if context.in_step.is_set() or snapshot is None:
         return
-    for entry, _ in live_entries(shown.table, snapshot, ManifestContent.DATA):
-        path = entry.data_file.file_path
-        if path in change.not_live:
-            raise StateMismatch(
-                f"{path} is removed, which Iceberg shows, but the state store does not have it as live",
-                version=change.to_version,
-                path=path,
-                hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
-            )
+    entries = live_entries(shown.table, snapshot, ManifestContent.DATA)
+    in_iceberg = int64s(hash(entry.data_file.file_path) for entry, _ in entries)
+    known = int64s(hash(file.path) for file in context.store.read_live_files(shown.record.id))
+    if pc.any(pc.invert(pc.is_in(in_iceberg, value_set=known))).as_py():
+        raise StateMismatch(
+            f"version {version} removes files that the state store does not know, and Iceberg shows such files",
+            version=version,
+            hint="dvsync rebuilds its state from the Iceberg table and compares it with Delta's newest state.",
+        )
+    context.in_step.set()
 
 
 def _shape_after(context: TableContext, shown: Shown, change: TableChange, commits: Sequence[Commit]) -> Shape:
@@ -135,7 +142,7 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange, commi
         raise ReplacementNeeded(
             "Delta began to track row ids, and older data files have other row ids in Iceberg",
             version=change.to_version,
-            hint="dvsync writes the table anew from Delta's state, with Delta's row ids.",
+            hint="dvsync rewrites the Iceberg table from Delta, with Delta's row ids.",
         )
     check_unchanged(shape, shown.table, context.settings, change.to_version)
     what = f"column {', '.join(shape.table.replaced)}" if shape.table.replaced else ""
@@ -154,15 +161,21 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange, commi
         )
     check_references(shape, context.settings)
     if reaches_files and staying:
-        shape = shape.with_files(_check_live_files(context, shape.table, change.to_version))
+        shape = shape.with_files(_check_live_files(context, shape.table, change.to_version, shown.record.error))
     return shape
 
 
-def _check_live_files(context: TableContext, table: TableSchema, version: int) -> FileTraits:
+def _check_live_files(
+    context: TableContext, table: TableSchema, version: int, last_error: TableError | None
+) -> FileTraits:
     """Check the live files of `version` as a first sync does: the schema has changed since they were added.
 
-    The state store has no statistics and only parsed partition values, so Delta's log is asked.
+    The state store has no statistics and only parsed partition values, so Delta's log is asked. The file that
+    `last_error` names is checked first: while it is live, a table that was refused opens no other file again.
     """
     task = CheckTask(dict(context.properties), table)
     with context.step("inspect"), context.open_state(version) as state:
+        if last_error:
+            is_named = [last_error.message.endswith(f"[file {add.path}]") for add in state.read_adds()]
+            list(task(0, state.find_adds(pa.array(is_named, pa.bool_()))))
         return reduce(or_, state.map_adds(task, manifests_needed(state.files)), FileTraits())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Event, Lock
 from typing import Protocol
 
 from pyiceberg.table import Table
@@ -77,6 +77,7 @@ class TableContext:
     """One table's parts. `properties` are PyIceberg FileIO properties that reach both sides of the table.
 
     Without a `writer`, other dvsyncs are ignored. A thread holds `committing` while it commits to the Iceberg table.
+    `in_step` is set once this process has seen that the state store has all files that Iceberg shows.
     `in_work` has the intents on which this process still works without holding `committing`; `end_intents` skips them.
     `observe_step` receives a step's name and its seconds, `announce` what people should be told of the table,
     `publish` each commit to the Iceberg table that shows a version.
@@ -94,6 +95,7 @@ class TableContext:
     writer: Writer | None = None
     progress: Progress | None = None
     committing: Lock = field(default_factory=Lock)
+    in_step: Event = field(default_factory=Event)
     in_work: set[int] = field(default_factory=set)
     observe_step: Callable[[str, float], None] = lambda _step, _seconds: None
     announce: Callable[[Notice], None] = lambda _notice: None
@@ -134,7 +136,7 @@ class TableContext:
         name, target, record = self.settings.name, self.settings.target, self.find_record()
         if record and record.synced_version is not None:
             what = f"the Iceberg table {target} is gone from its catalog; it showed version {record.synced_version}"
-            return ObjectMissing(what, hint=f"`dvsync resync {name}` makes it again from Delta's state.")
+            return ObjectMissing(what, hint=f"`dvsync resync {name}` creates it again from Delta.")
         what = f"the Iceberg table {target} does not exist yet"
         if record and record.error:
             return ObjectMissing(what, hint=f"`dvsync status {name}` says why, and what to do.")

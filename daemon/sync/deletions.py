@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from daemon.delta.deletion_vector import read_position_sets
 from daemon.delta.position_set import new_positions
@@ -16,7 +16,15 @@ from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape
 from daemon.translate.delete_files import DeleteFileResult, is_puffin
 from daemon.translate.metrics import Metrics
-from daemon.translate.plan import CommitPlan, SyncPlan, complete_plan, files_to_leave, plan_rewrites, plan_sync
+from daemon.translate.plan import (
+    CommitPlan,
+    SyncPlan,
+    complete_plan,
+    files_to_leave,
+    plan_rewrites,
+    plan_sync,
+    restored_files,
+)
 from daemon.translate.vector_plan import (
     Holders,
     complete_vectors,
@@ -87,9 +95,7 @@ def write_vectors(
         find_sharing(store, record.id, leaving(change), joins=lambda file: not is_puffin(file.path)),
         store.find_former(record.id, {*change.added, *change.dv_changed}),
     )
-    plan = plan_vectors(
-        change, of.live, shape.table, of.metrics, holders, name_delete_file=transaction.name_delete_file
-    )
+    plan = plan_vectors(change, of.live, shape.table, of.metrics, name_delete_file=transaction.name_delete_file)
     plan, results = _begin(context, transaction, plan)
     replaced, others = files_to_replace(plan, results, holders)
     changes = copies(store.find_live_files(record.id, others), shape.table)
@@ -121,22 +127,34 @@ def find_sharing(
 
 
 def _begin(context: TableContext, transaction: Transaction, plan: SyncPlan) -> tuple[SyncPlan, list[DeleteFileResult]]:
-    """Begin the transaction, and write the delete files of `plan`.
+    """Begin the transaction, write the delete files of `plan`, and inspect the data files of which rows come back.
+
+    An inspection is right for live rows only: their statistics say nothing of what was deleted when a file came.
+    """
+    transaction.begin({FileKind.DELETE_FILE: [task.output_path for task in plan.tasks]})
+    with context.step("translate"):
+        plan, results = _write(context, transaction, plan)
+    with context.step("inspect"):
+        restored = [plan.change.dv_changed[path] for path in sorted(restored_files(plan, results))]
+        inspection = context.runner.inspect_data_files(restored, plan.table, context.storage, context.properties)
+    return replace(plan, metrics={**plan.metrics, **inspection.metrics}), results
+
+
+def _write(context: TableContext, transaction: Transaction, plan: SyncPlan) -> tuple[SyncPlan, list[DeleteFileResult]]:
+    """Write the delete files of `plan`.
 
     If an older deletion vector is gone or damaged, all deletions of its data file are written anew. This is normal:
     Delta no longer needs the older vector, and VACUUM removes it.
     """
-    transaction.begin({FileKind.DELETE_FILE: [task.output_path for task in plan.tasks]})
-    with context.step("translate"):
-        try:
-            return plan, transaction.write_delete_files(plan.tasks)
-        except (ObjectMissing, CorruptInput):
-            changes = [each for task in plan.tasks for each in task.changes]
-            lost = {each.data_file for each in changes if each.before and not _is_readable(context, each.before)}
-            if not lost:
-                raise
-            plan = plan.without_before(lost)
-            return plan, transaction.write_delete_files(plan.tasks)
+    try:
+        return plan, transaction.write_delete_files(plan.tasks)
+    except (ObjectMissing, CorruptInput):
+        changes = [each for task in plan.tasks for each in task.changes]
+        lost = {each.data_file for each in changes if each.before and not _is_readable(context, each.before)}
+        if not lost:
+            raise
+        plan = plan.without_before(lost)
+        return plan, transaction.write_delete_files(plan.tasks)
 
 
 def _is_readable(context: TableContext, descriptor: DeletionVectorDescriptor) -> bool:

@@ -33,8 +33,8 @@ from daemon.translate.definition import (
 )
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.plan import CommitPlan, complete_plan, plan_sync
-from daemon.translate.vector_plan import Holders, complete_vectors, plan_vectors
-from state import CommitIdentity, DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
+from daemon.translate.vector_plan import complete_vectors, plan_vectors
+from state import DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
 
 # The operation in the summary of a snapshot that replaces the whole table.
 RESYNCED = "resync"
@@ -52,13 +52,12 @@ def first_sync(
     entries of `a`, `b` and `c`; one delete file gets the positions 1 and 4 of `b`. The account is three files, with two
     deleted rows. If `existing` shows `x`, the same snapshot removes `x`.
     """
-    recent_commits = context.log.list_recent(context.store.find_recent_commits(record.id))
     with context.open_state() as state:
         # The later syncs take this time from the log, and Delta may report another one.
         timestamp_ms = context.log.commit_time_ms(state.version, state.timestamp_ms)
         try:
             timed = replace(state, timestamp_ms=timestamp_ms)
-            return show_state(context, record, timed, existing, recent_commits, is_wanted=is_wanted)
+            return show_state(context, record, timed, existing, is_wanted=is_wanted)
         except SyncError as error:
             raise error.located(version=state.version) from error.__cause__
 
@@ -68,14 +67,10 @@ def show_state(
     record: TableRecord,
     state: TableState,
     existing: Table | None = None,
-    recent_commits: tuple[CommitIdentity, ...] = (),
     *,
     is_wanted: bool = True,
 ) -> tuple[Shown, SyncResult]:
-    """Create the Iceberg table with one snapshot that shows `state`, or replace all contents of `existing`.
-
-    `recent_commits` are those that the log had before the state was read.
-    """
+    """Create the Iceberg table with one snapshot that shows `state`, or replace all contents of `existing`."""
     check_protocol(state.protocol)
     shape = shape_for(state.metadata, existing, context.settings)
     shape = remembering(shape, existing, state.protocol, state.metadata)
@@ -97,7 +92,7 @@ def show_state(
         # A path that is spelled in two ways may be in two parts.
         paths = int64s(hash(path) for answer in answers for path in answer.paths)
         if pc.count_distinct(paths).as_py() < len(paths):
-            check_unique(list(state.read_adds()))
+            check_unique([add.logical_file for add in state.read_adds()])
         shape = shape.with_files(reduce(or_, (manifest.traits for manifest in written), FileTraits()))
         with tracing.step("translate"):
             dvs, completed = _write_deletions(context, transaction, state, shape, answers)
@@ -122,7 +117,7 @@ def show_state(
             to_version=state.version,
             source_timestamp_ms=state.timestamp_ms,
             added_delete_files=delete_file_records(completed),
-            recent_commits=recent_commits,
+            recent_commits=context.log.identify(state.recent_commits, context.store.find_recent_commits(record.id)),
         )
         live_files = _live_files(answers, dvs)
         shown = transaction.show_whole(shape.definition, prepared, outcome, account, live_files, operation=operation)
@@ -179,7 +174,7 @@ def _write_deletions(
     live = {file.path: file for file in _live_files(answers, {}) if file.path in dvs}
     with_vectors = shape.definition.format_version > 2
     plan = (
-        plan_vectors(change, live, shape.table, {}, Holders(), name_delete_file=name)
+        plan_vectors(change, live, shape.table, {}, name_delete_file=name)
         if with_vectors
         else plan_sync(change, live, shape.table, {}, granularity=shape.granularity, name_delete_file=name)
     )

@@ -175,7 +175,7 @@ class Follower:
                 context.store.record_resync_wanted(record.id, False)
             return None, SyncResult(SyncOutcome.WAITING, None, None)
         table = self._find_table(record, full)
-        put_back = table is not None and not full and is_put_back(context, record, table)
+        put_back = not full and is_put_back(context, record, table)
         record = end_intents(context, record, table)
         if table is None:
             made = self._show_whole("first sync", record)
@@ -239,7 +239,7 @@ class Follower:
             raise ReplacementNeeded(
                 "the table gets Delta's row ids with the new format version",
                 path=table.metadata_location,
-                hint="dvsync writes the table anew from Delta's state.",
+                hint="dvsync rewrites the Iceberg table from Delta.",
             )
         if table.metadata.format_version >= context.settings.format_version:
             return shown
@@ -252,8 +252,10 @@ class Follower:
         return shown
 
     def _find_table(self, record: TableRecord, full: bool) -> Table | None:
+        find = self._context.target.find_table
         try:
-            return self._context.target.find_table()
+            # Of several replicas of the catalog, one may be behind.
+            return find() or (find() if record.metadata_location else None)
         except (TargetUnreadable, ObjectMissing) as error:
             if not full:
                 raise
@@ -312,10 +314,10 @@ class Follower:
             return
         target, before, here = record.target, record.catalog, self._context.settings.catalog
         if before in (None, here):
-            reason = f"the catalog had no table {target} any more, so dvsync made it anew"
+            reason = f"the catalog had no table {target} any more, so dvsync created it again"
         else:
             reason = (
-                f"{target} moved from the catalog {before} to {here}, where dvsync made it anew; the table in {before} "
+                f"{target} moved from the catalog {before} to {here}, where dvsync created it; the table in {before} "
                 f"stays at version {record.synced_version}: drop it when nobody reads it any more"
             )
         reason += f"; the former table's metadata file was {record.metadata_location}"
@@ -507,10 +509,9 @@ class Follower:
     def _show_state(self, shown: Shown, version: int | None = None) -> tuple[Shown, SyncResult]:
         """Show Delta's state at `version`, or the newest, as a difference to what Iceberg shows."""
         context, before = self._context, shown.record
-        recent_commits = context.log.list_recent(context.store.find_recent_commits(before.id))
         with context.open_state(version) as state:
             check_delta_not_older(context, before, state)
-            commits, totals = commits_to_state(context, shown, state, recent_commits)
+            commits, totals = commits_to_state(context, shown, state)
         shown, result = self._advance(shown, commits, totals)
         self._put_off_listing()
         self._checksums.learn(commits[-1].version, totals)

@@ -142,6 +142,6 @@ def _make_local_folders(settings: Settings) -> None:
                 make_folder_of(str(file))
             except OSError as error:
                 raise ConfigInvalid(
-                    f"catalogs.{name}.uri: the folder {file.parent} cannot be made: {error.strerror}",
+                    f"catalogs.{name}.uri: the folder {file.parent} cannot be created: {error.strerror}",
                     hint="Choose a writable folder. Relative paths begin at the configuration's folder.",
                 ) from error

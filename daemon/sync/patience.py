@@ -13,7 +13,7 @@ from daemon.iceberg.version_hint import SUFFIX
 from daemon.sync.context import TableContext
 from state import TableRecord, Wait
 
-# An older state than the one that was synced lasts this long before it is believed, on both sides.
+# An older state than the one that was synced, or none, lasts this long before it is believed, on both sides.
 OLDER_STATE_MIN_S = 60.0
 OLDER_DELTA = "Delta's state is older"
 OLDER_ICEBERG = "the catalog's answer is older"
@@ -53,34 +53,43 @@ def check_delta_not_older(context: TableContext, record: TableRecord, newest: Ta
         )
 
 
-def is_put_back(context: TableContext, record: TableRecord, table: Table) -> bool:
-    """Return whether somebody put the table back to older metadata than that of the last sync.
+def is_put_back(context: TableContext, record: TableRecord, table: Table | None) -> bool:
+    """Return whether somebody dropped the table, or put it back to older metadata than that of the last sync.
 
-    A catalog behind a cache may answer so for some seconds. Raises `CatalogAway` before it has lasted.
+    A catalog behind a cache, or of several servers, may answer so for some seconds. Raises `CatalogAway` before it has
+    lasted.
     """
-    if not _is_older(record, table):
+    if not _is_older(context, record, table):
         forget_seen(context, record, OLDER_ICEBERG)
         return False
     if seconds_seen(context, record, OLDER_ICEBERG) < OLDER_STATE_MIN_S:
-        marker = shown_by(table)
-        shown = f"Delta version {marker.version}" if marker else "no Delta version"
+        target, marker = context.settings.target, table and shown_by(table)
+        if table is None:
+            answer = f"has no table {target}"
+            lasting = f"dropped the table: dvsync creates it again, and `dvsync resync {record.name}` does so at once."
+        else:
+            shown = f"Delta version {marker.version}" if marker else "no Delta version"
+            answer = f"answers with older metadata of {target}: it shows {shown}"
+            lasting = "put the table back, and dvsync says how to go on."
         raise CatalogAway(
-            f"the catalog {table.catalog.name} answers with older metadata of {context.settings.target}: it shows "
-            f"{shown}, but version {record.synced_version} was synced already, with {record.metadata_location}",
-            path=table.metadata_location,
-            hint="A cache in front of the catalog may be behind: dvsync asks again. If nothing changes for a minute, "
-            "somebody has put the table back, and dvsync says how to go on.",
+            f"the catalog {context.settings.catalog} {answer}, but version {record.synced_version} was synced already, "
+            f"with {record.metadata_location}",
+            path=table.metadata_location if table else None,
+            hint="A cache or a replica of the catalog may be behind: dvsync asks again. If nothing changes for a "
+            f"minute, somebody has {lasting}",
         )
     return True
 
 
-def _is_older(record: TableRecord, table: Table) -> bool:
+def _is_older(context: TableContext, record: TableRecord, table: Table | None) -> bool:
     """Return whether `table` is as it was before the recorded metadata file, which it does not know.
 
-    Whoever rolls a table back makes metadata that is newer. Reads the recorded file if `table` does not know it: if
-    that cannot be read, no cache is to blame, and `load_shown` decides.
+    So is no table, except in another catalog. Whoever rolls a table back makes metadata that is newer. Reads the
+    recorded file if `table` does not know it: if that cannot be read, no cache is to blame, and `load_shown` decides.
     """
     location = record.metadata_location
+    if table is None:
+        return location is not None and record.catalog in (None, context.settings.catalog)
     # Nessie answers a commit with an address of its own.
     if location is None or not location.endswith(SUFFIX) or location in metadata_files(table):
         return False

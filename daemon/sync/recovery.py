@@ -48,7 +48,6 @@ from daemon.sync.outcomes import Shown, live_file, remembered_account, shown_in,
 from daemon.translate.definition import check_shape, row_id_column
 from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
 from state import (
-    CommitIdentity,
     DeleteFileRecord,
     DeletionVectorDescriptor,
     DvMapping,
@@ -67,7 +66,7 @@ DIFFERENCES_MAX = 100_000
 # What a snapshot's summary says in the place of Delta's operation, if it shows the result of a comparison.
 COMPARED = "compare"
 ONE_TARGET = "Two Delta tables cannot share a target: give one of them another target."
-REPLACED = "dvsync writes the whole table anew from Delta's state, in one snapshot."
+REPLACED = "dvsync rewrites the Iceberg table from Delta, in one snapshot."
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -172,7 +171,7 @@ def leave_other_table(
     except (OSError, ValueError) as error:
         if not is_wanted:
             raise ObjectStoreAway(
-                f"the catalog has not the snapshot that was recorded, and its metadata file cannot be read: {error}",
+                f"the catalog lacks the snapshot that was recorded, and its metadata file cannot be read: {error}",
                 path=location,
                 hint="dvsync will try again. If that store is gone for good, run `dvsync resync`.",
             ) from error
@@ -423,12 +422,8 @@ def _find_delta_state(
     return None
 
 
-def commits_to_state(
-    context: TableContext, shown: Shown, state: TableState, recent_commits: tuple[CommitIdentity, ...]
-) -> tuple[list[Commit], Totals]:
+def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> tuple[list[Commit], Totals]:
     """Make commits that turn the live files into `state`. Returns them, to be folded, and the totals of `state`.
-
-    `recent_commits` are those that the log had before the state was read.
 
     Example: `a`, `b` and `c` are live. Delta's state has `a`, `b` with the new vector `v`, and `d`. The first commit
     removes `c`; the second removes `b` and adds `b` with `v`, and `d`: the file `b` itself is the same.
@@ -492,7 +487,7 @@ def commits_to_state(
         removes=tuple(staying),
         metadata=metadata,
         protocol=protocol,
-        recent_commits=recent_commits,
+        recent_commits=context.log.identify(state.recent_commits, context.store.find_recent_commits(shown.record.id)),
     )
     return [first, second], Totals(len(in_delta), size_bytes, deleted_rows)
 

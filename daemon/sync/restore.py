@@ -47,9 +47,9 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
             raise TargetUnreadable(
                 f"no metadata file of dvsync's can be read for the Iceberg table: {damaged.message}",
                 path=damaged.path,
-                hint=f"Mount the volume or restore the file, or drop {context.settings.target} from the catalog, then "
-                f"`dvsync resume {context.settings.name}`. After a drop, dvsync makes the table anew from Delta's "
-                "state, without its tags and history.",
+                hint=f"Mount the volume or restore the file, then `dvsync resume {record.name}`. Or drop "
+                f"{record.target} from the catalog, then `dvsync resync {record.name}`, which creates the table again "
+                "from Delta, without its tags and history.",
             ) from damaged
         context.target.drop()
         _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; no other metadata file can be read")

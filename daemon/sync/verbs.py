@@ -77,7 +77,7 @@ def want_resync(store: TableStore, table: TableSettings, now_ms: int) -> str:
 def next_resync(name: str, *, is_held: bool) -> str:
     """What a wanted resync does, and what it waits for, as the end of a sentence about the table."""
     held = f", after `dvsync resume {name}`" if is_held else ""
-    return f"its next sync writes the whole table anew{held}"
+    return f"its next sync rewrites the whole table{held}"
 
 
 def _known_or_new(store: TableStore, table: TableSettings) -> TableRecord:

@@ -30,7 +30,7 @@ from daemon.storage import check_path
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.hidden_columns import with_row_ids, with_unmapped
 from daemon.translate.metrics import metrics_properties
-from daemon.translate.name_mapping import ROW_ID, Path, find_lost
+from daemon.translate.name_mapping import ROW_ID, Path, find_lost, only_ids
 from daemon.translate.schema import TableSchema, translate_schema
 
 # Delta PROTOCOL.md, "Row Tracking".
@@ -104,7 +104,7 @@ def check_shape(table: Table, settings: TableSettings) -> None:
         raise TargetChanged(
             f"the Iceberg table {settings.target} was changed by someone else: its {' and its '.join(changed)}",
             path=table.metadata_location,
-            hint=f"Run `dvsync resync {name}`, which writes the table anew as Delta has it; with on_foreign_commit: "
+            hint=f"Run `dvsync resync {name}`, which rewrites the Iceberg table from Delta; with on_foreign_commit: "
             f"overwrite, dvsync does so by itself. Or: {undo} and run `dvsync resume {name}`.",
         )
     zone = properties.get(TIME_ZONE)
@@ -114,7 +114,7 @@ def check_shape(table: Table, settings: TableSettings) -> None:
             f"{settings.target} were computed with {zone}",
             path=table.metadata_location,
             hint=f"Set partition_time_zone to {zone} again, or run `dvsync resync {name}`, which registers every "
-            "file anew. With on_foreign_commit: overwrite, dvsync does so by itself.",
+            "file again. With on_foreign_commit: overwrite, dvsync does so by itself.",
         )
 
 
@@ -149,11 +149,11 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     row_ids = row_id_column(metadata)
     if table is None:
         return _shape(translate_schema(metadata), settings, {}, retention_ms, row_ids)
-    mapping = _own_mapping(table)
+    mapping = own_mapping(table)
     schema = translate_schema(
         metadata,
         None if _counts_anew(metadata, table) else _own_schema(table),
-        mapping=mapping,
+        mapping=mapping or _kept_mapping(table),
         schemas=table.schemas(),
         specs=table.specs(),
         hidden_ids=_hidden_ids(table),
@@ -243,7 +243,7 @@ def check_references(shape: Shape, settings: TableSettings) -> None:
     if misread.references:
         raise Unsupported(
             f"column {', '.join(misread.columns)} changed, and older snapshots would show it as null in Iceberg. They "
-            f"must be expired, but are kept by {', '.join(misread.references)}",
+            f"must expire, but are held by {', '.join(misread.references)}",
             hint="Copy the rows that you need into another table, drop the tag or branch (ALTER TABLE … DROP TAG or "
             f"DROP BRANCH), then run `dvsync resume {settings.name}`.",
         )
@@ -273,10 +273,22 @@ def _own_schema(table: Table) -> Schema:
     return next((schema for schema_id, schema in table.schemas().items() if str(schema_id) == own), table.schema())
 
 
-def _own_mapping(table: Table) -> NameMapping | None:
+def own_mapping(table: Table) -> NameMapping | None:
     """Return the name mapping that dvsync left; None if somebody else changed it."""
     mapping = table.properties.get(NAME_MAPPING, "")
     return parse_mapping_from_json(mapping) if table.properties.get(NAME_MAPPING_HASH) == _hash(mapping) else None
+
+
+def _kept_mapping(table: Table) -> NameMapping | None:
+    """Return the part of a name mapping of somebody else that has names of files which only older snapshots show.
+
+    These are other spellings of our columns, and hidden names. None if there is no mapping that can be read.
+    """
+    try:
+        mapping = parse_mapping_from_json(table.properties.get(NAME_MAPPING, ""))
+    except ValueError:
+        return None
+    return NameMapping(only_ids(mapping, _own_schema(table).field_ids))
 
 
 def _hidden_ids(table: Table) -> frozenset[tuple[int, Path]]:
@@ -324,7 +336,6 @@ def _shape(
         time_zone=settings.partition_time_zone,
         may_overflow=settings.may_overflow,
         has_row_ids=has_row_ids,
-        keeps_entries=settings.format_version > 2,
     )
     filled = msgspec.json.encode(sorted(schema.filled)).decode()
     granularity = settings.delete_granularity or properties.get(DELETE_GRANULARITY, "")
@@ -357,8 +368,8 @@ def check_format_version(settings: TableSettings, table: Table) -> None:
         raise Unsupported(
             f"the Iceberg table has format version {found}, and cannot go back to {settings.format_version}",
             path=table.metadata_location,
-            hint=f"Set format_version: {found}, or drop {settings.target} from the catalog: the next sync then makes a "
-            f"new table of version {settings.format_version}.",
+            hint=f"Set format_version: {found}. Or drop {settings.target} from the catalog, then `dvsync resync "
+            f"{settings.name}`, which makes a new table of version {settings.format_version}.",
         )
 
 

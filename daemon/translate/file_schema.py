@@ -35,7 +35,7 @@ from pyiceberg.types import (
 
 from daemon.errors import Unsupported
 from daemon.translate.hidden_columns import with_unmapped
-from daemon.translate.name_mapping import Path, takes_name
+from daemon.translate.name_mapping import Path, first_names, takes_name
 from daemon.translate.schema import TableSchema
 
 FIELD_ID = b"PARQUET:field_id"
@@ -60,9 +60,9 @@ MILLIS = (pa.timestamp("ms"), pa.timestamp("ms", "UTC"))
 
 # PyIceberg or Polars fails on other names of UTC, such as "Z".
 UTC_NAMES = ("UTC", "Etc/UTC", "+00:00")
-REWRITE = "Have Delta write the file anew, for example with REORG TABLE or an UPDATE of its rows."
+REWRITE = "Rewrite the file in Delta, for example with REORG TABLE or an UPDATE of its rows."
 REWRITE_INNER = (
-    "Have Delta write the files anew with ids of elements, keys and values: REORG TABLE … APPLY (UPGRADE UNIFORM "
+    "Let Delta rewrite the files with ids of elements, keys and values: REORG TABLE … APPLY (UPGRADE UNIFORM "
     "(ICEBERG_COMPAT_VERSION = 2)), which turns the table's deletion vectors off and UniForm on."
 )
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view)
@@ -116,12 +116,15 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
     """Return whether readers may find other columns by the schema `after` in files that were checked against `before`.
 
     Such files must be checked against `after`, as files that are added later. Example: a file has the columns a and b,
-    the table only a. If the table gets a column b or B, Delta shows the file's b in it.
+    the table only a. If the table gets a column b or B, Delta shows the file's b in it. If a is spelled A from then on,
+    Delta still finds it.
     """
     new_ids = after.schema.field_ids - before.schema.field_ids
+    names = {number: name for number, name in first_names(before.name_mapping) if number in before.schema.field_ids}
     return bool(
         not new_ids.isdisjoint(field_id for field_id, _ in before.hidden_ids)
         or takes_name(after.name_mapping, new_ids, before.name_mapping.root, before.schema.field_ids)
+        or any(names.get(field_id, name) != name for field_id, name in first_names(after.name_mapping))
         or after.filled - before.filled
         or after.needs_ids > before.needs_ids
         # A value such as 0.1 of a float partition is another one as a double.
@@ -142,7 +145,7 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
     if table.needs_ids and not has_ids:
         raise Unsupported(
             "the file has no field ids, but the table's column mapping is by id: Delta on Spark does not read it",
-            hint="Have the program that wrote the file write it anew, with field ids.",
+            hint="Rewrite the file, with field ids, with the program that wrote it.",
         )
     walk = _Walk(has_ids=has_ids, table=table)
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
@@ -164,7 +167,7 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
         raise Unsupported(
             f"column {', '.join(unfilled)} is missing in the file, and Delta fills it with a default (EXISTS_DEFAULT): "
             "Iceberg readers would show nulls",
-            hint="Have Delta write the file anew, for example with an UPDATE of its rows.",
+            hint="Rewrite the file in Delta, for example with an UPDATE of its rows.",
         )
     return found
 
@@ -271,6 +274,7 @@ class _Walk:
         self.int96: dict[int, str] = {}
         self.views: set[int] = set()
         self.days: set[int] = set()
+        self._spelled_otherwise: set[Path] = set()
         self._has_ids = has_ids
         self._ids = table.schema.field_ids
         self._by_id = table.needs_ids
@@ -287,11 +291,13 @@ class _Walk:
         for field in fields:
             path, name = (*parent, field.name), field.name.lower()
             mapped = by_name.get(field.name)
-            if mapped is None and not self._by_id and name in spellings:
+            if (mapped is None or mapped.field_id not in columns) and not self._by_id and name in spellings:
                 mapped = spellings[name]
                 self.respelled.add(path)
             column = None if mapped is None else columns.get(mapped.field_id or 0)
             if mapped is not None and column is not None:
+                if field.name != mapped.names[0]:
+                    self._spelled_otherwise.add(path)
                 self._found(field, column, mapped.fields, path, (*named, column.name))
             else:
                 for inner, each in _paths(field, path):
@@ -310,7 +316,7 @@ class _Walk:
                 raise Unsupported(
                     f"columns {'.'.join((*named, other))} and {field.name} of the file differ only in upper and lower "
                     "case: Delta on Spark does not read such a column, and DuckDB not the columns after it",
-                    hint="Have Delta write the file anew or, where Delta cannot read it, the program that wrote it.",
+                    hint="Rewrite the file in Delta or, if Delta cannot read it, with the program that wrote it.",
                 )
 
     def _hide(self, path: Path, field_id: int | None, named: Path) -> None:
@@ -333,9 +339,11 @@ class _Walk:
             self.struct(inner, wanted, mapping, path, named)
         elif isinstance(wanted, ListType) and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             self._inside(inner[0], wanted.element_field, mapping[0], path, named)
+            self._check_cast(wanted.element_type, path, named)
         elif isinstance(wanted, MapType) and pa.types.is_map(kind):
             self._inside(inner[0], wanted.key_field, mapping[0], path, named)
             self._inside(inner[1], wanted.value_field, mapping[1], path, named)
+            self._check_cast(wanted.value_type, path, named)
         elif not _is_stored_as(kind, wanted):
             raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}")
         elif kind == INT96:
@@ -348,6 +356,14 @@ class _Walk:
     def _inside(self, field: pa.Field, part: NestedField, mapped: MappedField, path: Path, named: Path) -> None:
         """Check an element, key or value. The path has Iceberg's name for it, whatever its name in the file is."""
         self._found(field, part, mapped.fields, (*path, part.name), (*named, part.name))
+
+    def _check_cast(self, inner: IcebergType, path: Path, named: Path) -> None:
+        """Refuse other spellings where PyIceberg finds fields by the table's names: see `schema._hides_renamed`."""
+        spelled = sorted(
+            each for each in self._spelled_otherwise if len(each) > len(path) and each[: len(path)] == path
+        )
+        if spelled and not isinstance(inner, StructType):
+            raise _unreadable(named, f"has the field {'.'.join(spelled[0])}, which the table spells otherwise")
 
 
 def _in_parquet(kind: pa.DataType) -> pa.DataType:

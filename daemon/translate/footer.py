@@ -32,20 +32,17 @@ from daemon.translate.partition_values import EPOCH, EPOCH_DAY, MICROSECOND
 
 @dataclass(frozen=True)
 class ColumnRange:
-    """The nulls of a column, and its smallest and largest value; None if the footer does not say it.
-
-    If not `is_whole`, the footer says nothing of some values.
-    """
+    """The nulls of a column, and its smallest and largest value; None if the footer does not say it."""
 
     null_count: int | None
     ends: tuple[Any, Any] | None
-    is_whole: bool
 
 
 def column_ranges(
-    footer: pq.FileMetaData, leaf_paths: Sequence[str], leaves: Mapping[tuple[str, ...], NestedField]
+    footer: pq.FileMetaData, leaves: Mapping[tuple[str, ...], NestedField]
 ) -> Iterator[tuple[NestedField, ColumnRange]]:
-    """Yield those of `leaves` that the file has. `leaf_paths` are the file's columns in their order."""
+    """Yield those of `leaves` that the file has."""
+    leaf_paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
     # The column `a.b` and the field `b` of a struct `a` have the same path.
     found = Counter(leaf_paths)
     places = {path: number for number, path in enumerate(leaf_paths) if found[path] == 1}
@@ -63,8 +60,6 @@ def _range(chunks: Sequence[pq.ColumnChunkMetaData], field_type: IcebergType, *,
     return ColumnRange(
         null_count=sum(each.null_count for each in statistics) if counted else None,
         ends=_ends([each for each in statistics if each and each.has_min_max], field_type),
-        # `num_values` does not count nulls.
-        is_whole=all(each and (each.has_min_max or not each.num_values) for each in statistics),
     )
 
 

@@ -16,7 +16,7 @@ def with_unmapped(mapping: NameMapping, unmapped: Iterable[Path], columns: Colle
     """Return the mapping with these columns of files: PyIceberg refuses a file with an unmapped name.
 
     `columns` are the ids of the table's columns. A name that is one of theirs but for upper and lower case becomes
-    another name of it, because Delta ignores case. Any other name gets an id of its own.
+    another name of it, because Delta ignores case; an older dvsync hid it. Any other name gets an id of its own.
     """
     paths = sorted(unmapped)
     if not paths:
@@ -53,7 +53,7 @@ def _with_field(
             changed.append(MappedField(field_id=field.field_id, names=field.names, fields=inner))
         elif not rest and _is_spelled(field, name, columns):
             changed.append(MappedField(field_id=field.field_id, names=[*field.names, name], fields=field.fields))
-        else:
+        elif rest or name not in field.names:
             changed.append(field)
     return changed
 

@@ -1,8 +1,8 @@
 """Delta's per-file statistics -> Iceberg metrics. Delta PROTOCOL.md, "Per-file Statistics"; Iceberg spec, "Manifests".
 
-Bounds must be safe for pruning: no value may be below its lower or above its upper bound. Where an entry stays when
-deleted rows come back, these are included (`proven`). Delta's statistics cut timestamps to milliseconds, so the upper
-bound is moved up to the end of its millisecond. Columns with inexact bounds have the metrics mode `counts` (see
+Bounds must be safe for pruning: no live value may be below its lower or above its upper bound. When deleted rows come
+back, the plan takes the metrics of the new add. Delta's statistics cut timestamps to milliseconds, so the upper bound
+is moved up to the end of its millisecond. Columns with inexact bounds have the metrics mode `counts` (see
 `metrics_properties`), so that engines do not answer MIN or MAX from them.
 
 Statistics that Delta on Spark would not parse for the column's type are not used, nor some that it would.
@@ -14,12 +14,12 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
-from typing import Any, TypeVar
+from typing import Any
 
-from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.conversions import to_bytes
 from pyiceberg.types import (
     DateType,
     DecimalType,
@@ -34,7 +34,6 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from daemon.translate.footer import ColumnRange
 from daemon.translate.partition_values import OTHER_YEAR, exact_decimal, in_range, parse_days, timestamp_micros, zone_of
 from daemon.translate.schema import TableSchema
 
@@ -55,8 +54,6 @@ OLD_TIE_BREAKER = "\ufffd"
 # The limit for a line of the log. Statistics in checkpoints have the same limit.
 STATS_CHARACTERS_MAX = 16 << 20
 _STATS = json.JSONDecoder(parse_float=Decimal)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -122,35 +119,6 @@ def _decode(stats: str) -> dict[str, Any]:
         # ArithmeticError: a number has more digits or a larger exponent than Python accepts.
         parsed = None
     return parsed if isinstance(parsed, dict) else {}
-
-
-def proven(metrics: Metrics, ranges: Iterable[tuple[NestedField, ColumnRange]]) -> Metrics:
-    """Return those metrics of a file with a deletion vector that its footer shows to hold for the deleted rows, too.
-
-    PROTOCOL.md, "Per-file Statistics": bounds need to hold for live rows only, wide ones too.
-    """
-    nulls: set[int] = set()
-    bounded: set[int] = set()
-    for column, found in ranges:
-        number = column.field_id
-        if metrics.null_value_counts.get(number) == found.null_count:
-            nulls.add(number)
-        if number in metrics.lower_bounds and found.is_whole and found.ends:
-            kind: Any = column.field_type
-            low, high = from_bytes(kind, metrics.lower_bounds[number]), from_bytes(kind, metrics.upper_bounds[number])
-            if low <= found.ends[0] and found.ends[1] <= high:
-                bounded.add(number)
-    return replace(
-        metrics,
-        value_counts=_only(metrics.value_counts, nulls),
-        null_value_counts=_only(metrics.null_value_counts, nulls),
-        lower_bounds=_only(metrics.lower_bounds, bounded),
-        upper_bounds=_only(metrics.upper_bounds, bounded),
-    )
-
-
-def _only(values: dict[int, T], wanted: Set[int]) -> dict[int, T]:
-    return {number: value for number, value in values.items() if number in wanted}
 
 
 def _walk(tree: Any, leaves: Mapping[tuple[str, ...], NestedField]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -112,3 +112,20 @@ def mapped_ids(fields: Iterable[MappedField]) -> Iterator[int]:
         if field.field_id is not None:
             yield field.field_id
         yield from mapped_ids(field.fields)
+
+
+def first_names(fields: Iterable[MappedField]) -> Iterator[tuple[int, str]]:
+    """Yield the field ids at all levels, each with its first name: the physical one of a column."""
+    for field in fields:
+        if field.field_id is not None:
+            yield field.field_id, field.names[0]
+        yield from first_names(field.fields)
+
+
+def only_ids(fields: Iterable[MappedField], ids: Container[int]) -> list[MappedField]:
+    """Return the fields that have one of `ids`, or a hidden id, at all levels."""
+    return [
+        MappedField(field_id=field.field_id, names=field.names, fields=only_ids(field.fields, ids))
+        for field in fields
+        if field.field_id is not None and (field.field_id in ids or field.field_id > HIDDEN_ID_START)
+    ]

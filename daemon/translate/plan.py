@@ -17,7 +17,7 @@ from daemon.delta.replay import TableChange
 from daemon.iceberg.account import NOTHING, Account
 from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.iceberg.row_delta import RowDelta
-from daemon.translate.data_files import data_file_of, metrics_of, partition_of
+from daemon.translate.data_files import data_file_of, partition_of
 from daemon.translate.delete_files import (
     UNKNOWN_DV,
     DeleteFile,
@@ -215,8 +215,8 @@ def complete_plan(
 ) -> CommitPlan:
     """Decide every entry of the snapshot once the delete files are written. `results` belong to the plan's tasks.
 
-    `serving` are the live delete files of `files_to_leave`, `still_serving` the live data files that each of them
-    serves, `rewritten` the written files of `plan_rewrites`.
+    The plan has the metrics of `restored_files`, too. `serving` are the live delete files of `files_to_leave`,
+    `still_serving` the live data files that each of them serves, `rewritten` the written files of `plan_rewrites`.
 
     For example, delete file d1 holds {0, 1} of data file A and {5} of B.
 
@@ -228,7 +228,6 @@ def complete_plan(
     leaving = files_to_leave(plan, results)
     restored = restored_files(plan, results)
     added = {**plan.change.added, **{path: plan.change.dv_changed[path] for path in restored}}
-    metrics = {path: _metrics(plan, path) for path in added}
     files = [(task, result.file) for task, result in zip(plan.tasks, results, strict=True)]
     written = tuple((task, file) for task, file in files if file)
     new_positions = sum(file.positions for _, file in written)
@@ -245,7 +244,7 @@ def complete_plan(
         added_data_files=[
             data_file_of(
                 add,
-                metrics[path],
+                plan.metrics[path],
                 plan.table,
                 *place_of(add, plan.table, plan.live[path] if path in restored else None),
             )
@@ -255,7 +254,7 @@ def complete_plan(
         added_delete_files=[entry for task, file in written for entry in delete_file_entries(task, file)],
         removed_delete_files=by_manifest((file.manifest_path, file.path) for file in serving),
         replacements=[(rewrite.old.path, delete_file_entry(file, rewrite.old.spec_id)) for rewrite, file in rewritten],
-        same_rows=moves_rows_only(plan, metrics, positions=new_positions),
+        same_rows=moves_rows_only(plan, positions=new_positions),
     )
     return CommitPlan(
         delta=delta,
@@ -275,12 +274,6 @@ def complete_plan(
     )
 
 
-def _metrics(plan: SyncPlan, path: str) -> Metrics:
-    if path in plan.metrics:
-        return plan.metrics[path]
-    return metrics_of(plan.change.dv_changed[path], plan.table, plan.live[path].record_count)
-
-
 def by_manifest(placed: Iterable[tuple[str, Key]]) -> dict[str, set[Key]]:
     """Group entries by manifest. Each pair is a manifest's path and an entry in it."""
     groups: dict[str, set[Key]] = defaultdict(set)
@@ -289,12 +282,12 @@ def by_manifest(placed: Iterable[tuple[str, Key]]) -> dict[str, set[Key]]:
     return groups
 
 
-def moves_rows_only(plan: SyncPlan, metrics: Mapping[str, Metrics], *, positions: int) -> bool:
+def moves_rows_only(plan: SyncPlan, *, positions: int) -> bool:
     """Return whether Delta says that no data changed, and the numbers of rows agree (operation `replace`)."""
     change = plan.change
     if change.data_change or change.dv_changed or positions:
         return False
-    added = sum(metrics[path].record_count for path in change.added)
+    added = sum(plan.metrics[path].record_count for path in change.added)
     removed = sum(_account_of(plan.live[path]).live_rows for path in change.removed)
     return added == removed
 

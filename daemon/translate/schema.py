@@ -8,7 +8,7 @@ spec, "Column Projection"). The mapping has physical names, because these are th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -70,6 +70,9 @@ REFUSED_TYPES = {
 
 # As Spark's DataType.fromJson reads them.
 DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,2})\s*,\s*(-?[0-9]{1,2})\s*\)")
+# Delta itself writes `string`, and the rest into the field's metadata.
+COLLATED, COLLATIONS = re.compile(r"string\s+collate\s+\w+"), "__COLLATIONS"
+STRING = re.compile(rf"(?:var)?char\(\s*[0-9]+\s*\)|{COLLATED.pattern}")
 
 # PROTOCOL.md, "Column Mapping": the ids and names in a field's metadata.
 MAPPING_ID = "delta.columnMapping.id"
@@ -113,8 +116,8 @@ class TableSchema:
     timestamps are accepted that some readers cannot show. If `has_row_ids`, the rows' ids are those of Delta's row
     tracking. `filled` are the physical names of columns that Delta on Spark fills with a default in files without them.
     `hidden_ids` has the columns that only files have, and the field ids that files give to them. If `needs_ids`, Delta
-    finds columns by the field ids in the files. If `keeps_entries`, a file keeps its manifest entry when deleted rows
-    come back, as in format version 3, so that its metrics must hold for deleted rows, too.
+    finds columns by the field ids in the files. `collated` columns get no metrics: the least and the greatest value in
+    Delta's statistics may be those of another order than Iceberg's.
     """
 
     schema: Schema
@@ -128,7 +131,7 @@ class TableSchema:
     filled: frozenset[str] = frozenset()
     hidden_ids: frozenset[tuple[int, Path]] = frozenset()
     needs_ids: bool = False
-    keeps_entries: bool = False
+    collated: frozenset[int] = frozenset()
 
     @property
     def spec(self) -> PartitionSpec:
@@ -138,7 +141,8 @@ class TableSchema:
     @cached_property
     def leaves(self) -> Mapping[tuple[str, ...], NestedField]:
         """Physical path -> field of each primitive column outside lists and maps: the columns that have metrics."""
-        return dict(_leaves(self.schema.fields, self.name_mapping, ()))
+        leaves = _leaves(self.schema.fields, self.name_mapping, ())
+        return {path: field for path, field in leaves if field.field_id not in self.collated}
 
     @cached_property
     def physical_names(self) -> Mapping[int, str]:
@@ -176,7 +180,7 @@ def translate_schema(
         _check_names(struct)
         if mapped:
             used.add(_column_id(metadata.configuration.get("delta.columnMapping.maxColumnId", "0")))
-        translation = _Translation(mapped=mapped, used=used, hidden_ids=hidden_ids)
+        translation = _Translation(metadata.partition_columns, mapped=mapped, used=used, hidden_ids=hidden_ids)
         fields = translation.struct_fields(struct, previous.as_struct() if previous else None, ())
         new_mapping = translation.mapped_fields(struct, fields)
     except (
@@ -212,6 +216,7 @@ def translate_schema(
         ),
         hidden_ids=hidden_ids,
         needs_ids=metadata.column_mapping_mode == "id",
+        collated=frozenset(translation.collated),
     )
 
 
@@ -293,6 +298,12 @@ def _metadata(field: dict[str, Any]) -> dict[str, Any]:
     return field.get("metadata") or {}
 
 
+def is_collated(field: dict[str, Any]) -> bool:
+    """Return whether a field's values may have another order than that of their bytes."""
+    kind = field["type"]
+    return COLLATIONS in _metadata(field) or (isinstance(kind, str) and COLLATED.fullmatch(kind) is not None)
+
+
 def physical_name(field: dict[str, Any]) -> str:
     """Return the name of a Delta field in the files. PROTOCOL.md, "Column Mapping"."""
     return str(_metadata(field).get(MAPPING_NAME, field["name"]))
@@ -332,7 +343,7 @@ class _Before:
 
     by_id: Mapping[int, NestedField]
     by_name: Mapping[str, NestedField]
-    spellings: Mapping[str, str]
+    by_folded_name: Mapping[str, NestedField]
     is_first: bool
 
     @classmethod
@@ -341,7 +352,7 @@ class _Before:
         return cls(
             by_id={field.field_id: field for field in fields},
             by_name={field.name: field for field in fields},
-            spellings={field.name.lower(): field.name for field in fields},
+            by_folded_name={field.name.lower(): field for field in fields},
             is_first=previous is None,
         )
 
@@ -370,9 +381,18 @@ def _has_renamed(kind: Any) -> bool:
 class _Translation:
     """Walks over a Spark schema once, and keeps the next free field id."""
 
-    def __init__(self, *, mapped: bool, used: set[int], hidden_ids: Iterable[tuple[int, Path]]) -> None:
+    def __init__(
+        self,
+        partition_columns: Container[str],
+        *,
+        mapped: bool,
+        used: set[int],
+        hidden_ids: Iterable[tuple[int, Path]],
+    ) -> None:
+        self.partition_columns = partition_columns
         self.mapped = mapped
         self.replaced: list[str] = []
+        self.collated: set[int] = set()
         self._next_id = max(used, default=0) + 1
         # Files may differ in the id of a column, or in the column of an id. Then some are refused.
         self._in_files = {number: folded(path) for number, path in sorted(hidden_ids)}
@@ -406,10 +426,13 @@ class _Translation:
         path = (*parent, field["name"])
         column = ".".join(path)
         old = before.by_id.get(_metadata(field)[MAPPING_ID]) if self.mapped else before.by_name.get(field["name"])
-        spelled = before.spellings.get(field["name"].lower())
+        spelled = before.by_folded_name.get(field["name"].lower())
         if old is None and spelled is not None and not self.mapped:
-            # Delta ignores case and still finds the column in older files, but not in their statistics and partitions.
-            self.replaced.append(f"{column} (spelled {spelled} before)")
+            # Delta on Spark ignores case in the names of files' columns, but not in those of partition values.
+            if column in self.partition_columns:
+                self.replaced.append(f"{column} (spelled {spelled.name} before)")
+            else:
+                old = spelled
         # A struct gets its id before its fields do, the order in which Delta assigns ids (DeltaColumnMapping.scala).
         kept_id = self._mapped_id(_metadata(field)[MAPPING_ID]) if self.mapped else old.field_id if old else None
         field_id = self._new_id(path) if kept_id is None else kept_id
@@ -426,6 +449,8 @@ class _Translation:
             self.replaced.append(f"{column} (from {old_type} to {field_type})")
             old, field_id = None, self._new_id(path)
             field_type = self._type(field["type"], None, path, _NestedIds.of(field))
+        if is_collated(field):
+            self.collated.add(field_id)
         # A column that was added later is missing in older files, so it must be nullable.
         required = not field["nullable"] and (old.required if old else before.is_first)
         return NestedField(
@@ -530,9 +555,10 @@ def _primitive(delta_type: str, column: str) -> PrimitiveType:
         if scale not in range(precision + 1):
             raise ValueError(f"column {column} has the type {delta_type}, whose scale exceeds its precision")
         return DecimalType(precision, scale)
-    if delta_type not in PRIMITIVES:
+    kind = StringType() if STRING.fullmatch(delta_type) else PRIMITIVES.get(delta_type)
+    if kind is None:
         raise _unsupported_type(delta_type, column)
-    return PRIMITIVES[delta_type]
+    return kind
 
 
 def _unsupported_type(delta_type: str, column: str) -> Unsupported:

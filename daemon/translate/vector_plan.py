@@ -13,8 +13,10 @@ files in it are then copied anew. A position-delete file from version 2 is repla
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from pyiceberg.manifest import DataFile
 
 from daemon.delta.replay import TableChange
 from daemon.errors import ReplacementNeeded
@@ -74,30 +76,16 @@ def plan_vectors(
     live: Mapping[str, LiveFile],
     table: TableSchema,
     metrics: Mapping[str, Metrics],
-    holders: Holders,
     *,
     name_delete_file: Callable[[int], str],
 ) -> SyncPlan:
-    """Plan the Puffin files of `change`. The arguments are those of `plan_sync`.
-
-    An older vector is read only if a blob of it stays somewhere: it decides whether that blob may stay.
-    """
-    gone = leaving(change)
-    compared = {
-        path
-        for file in holders.files
-        if any(mapping.data_file not in gone for mapping in file.mappings)
-        for path in (*(mapping.data_file for mapping in file.mappings), *file.dead)
-    }
-    changes = [
-        (spec_id, each if each.data_file in compared else replace(each, before=None))
-        for spec_id, each in dv_changes(change, live, table, metrics)
-    ]
+    """Plan the Puffin files of `change`. The arguments are those of `plan_sync`."""
+    changes = dv_changes(change, live, table, metrics)
     return SyncPlan(change, live, table, tuple(puffin_tasks(changes, name_delete_file)), metrics)
 
 
 def puffin_tasks(
-    changes: Collection[tuple[int, DvChange]], name_delete_file: Callable[[int], str]
+    changes: Iterable[tuple[int, DvChange]], name_delete_file: Callable[[int], str]
 ) -> Iterator[DeleteFileTask]:
     """Divide the changes, each with its spec id, into Puffin files."""
     by_spec: dict[int, list[DvChange]] = defaultdict(list)
@@ -146,7 +134,7 @@ def copies(data_files: Mapping[str, LiveFile], table: TableSchema) -> list[tuple
             raise ReplacementNeeded(
                 "the state store does not know which deletion vector of Delta this data file has",
                 path=path,
-                hint="dvsync writes the table anew from Delta's state.",
+                hint="dvsync rewrites the Iceberg table from Delta.",
             )
         partition = decode_partition(file.partition, table, file.spec_id)
         change = DvChange(path, file.record_count, None, file.deletion_vector, partition)
@@ -172,6 +160,7 @@ def complete_vectors(
 
     - The vector of A grows: its new blob is in p2. The entry of A in p1 leaves, p1 stays for B, its blob of A is dead.
     - Rows of A come back: the new blobs of A and, copied, of B are in p2. Both entries in p1 leave, and p1 with them.
+      The entry of the data file A gets new metrics: the former ones may say nothing of these rows.
     - A is removed: its entry leaves, and p1 stays for B. If A comes back later, p1 is replaced as above.
     """
     change = plan.change
@@ -201,8 +190,8 @@ def complete_vectors(
         removed_data_files=by_manifest((plan.live[path].manifest_path, path) for path in change.removed),
         added_delete_files=[entry for task, file in written for entry in delete_file_entries(task, file)],
         removed_delete_files=by_manifest(entries),
-        same_rows=moves_rows_only(plan, plan.metrics, positions=new_positions),
-        rows_come_back=_come_back(plan, results),
+        same_rows=moves_rows_only(plan, positions=new_positions),
+        renewed_data_files=_renewed(plan, restored_files(plan, results)),
     )
     return CommitPlan(
         delta=delta,
@@ -232,16 +221,14 @@ def _served(file: DeleteFileRecord) -> Set[str]:
     return {mapping.data_file for mapping in file.mappings}
 
 
-def _come_back(plan: SyncPlan, results: Sequence[DeleteFileResult]) -> bool:
-    """Return whether a changed vector may lack rows of its former one.
-
-    Former vectors are not always read. If a vector does not shrink, only a RESTORE takes rows out of it.
-    """
-    if restored_files(plan, results):
-        return True
-    is_restore = "RESTORE" in (plan.change.operation or "")
-    vectors = [(plan.live[path].deletion_vector, add.deletion_vector) for path, add in plan.change.dv_changed.items()]
-    return any(is_restore or after.cardinality < before.cardinality for before, after in vectors if before and after)
+def _renewed(plan: SyncPlan, restored: Iterable[str]) -> dict[str, dict[str, DataFile]]:
+    """Return the entries of restored data files, by manifest, with the metrics of their new adds."""
+    renewed: dict[str, dict[str, DataFile]] = defaultdict(dict)
+    for path in restored:
+        add, known = plan.change.dv_changed[path], plan.live[path]
+        place = place_of(add, plan.table, known)
+        renewed[known.manifest_path][path] = data_file_of(add, plan.metrics[path], plan.table, *place)
+    return renewed
 
 
 def _new_positions(live: Mapping[str, LiveFile], change: DvChange) -> int:

@@ -37,6 +37,7 @@ class Fault(StrEnum):
     FILE_SURPLUS = "data file too many"
     FILE_TWICE = "data file twice"
     FILE_DAMAGED = "data file damaged"
+    FILE_SCHEMA = "data file with other columns"
     SIZE = "wrong size"
     ROW_COUNT = "wrong row count"
     PARTITION = "wrong partition"
@@ -51,9 +52,10 @@ class Fault(StrEnum):
     ROWS_SURPLUS = "deleted rows shown"
     VALUES = "different values"
     UNREADABLE = "table not readable"
+    LIVE_TWICE = "data file twice in Delta"
 
 
-OF_THE_TABLE = {Fault.SCHEMA, Fault.UNREADABLE}
+OF_THE_TABLE = {Fault.SCHEMA, Fault.UNREADABLE, Fault.LIVE_TWICE}
 
 
 @dataclass
@@ -144,7 +146,12 @@ def hint_for(table: str, faults: Collection[str]) -> str:
             "Restore the damaged or missing data files, or remove them from the Delta table: a resync cannot. Then "
             f"`dvsync verify {table}`, and `dvsync resync {table}` if something still differs."
         )
-    return f"`dvsync resync {table}` writes the table anew from Delta's state."
+    if Fault.LIVE_TWICE in faults:
+        return (
+            f"Iceberg cannot show that: OPTIMIZE the Delta table, then `dvsync resync {table}`. If a file is still "
+            "there twice, the next sync says what to do."
+        )
+    return f"`dvsync resync {table}` rewrites the Iceberg table from Delta."
 
 
 def as_json_object(table: str, proof: Proof | SyncError) -> dict[str, Any]:

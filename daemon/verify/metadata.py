@@ -17,12 +17,12 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType
 
 from daemon.delta.actions import AddFile
-from daemon.errors import CorruptInput, ObjectMissing
+from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.iceberg.manifests import content_span, first_row_id, referenced_data_file
 from daemon.iceberg.position_deletes import count_served
 from daemon.iceberg.puffin import Blob, read_blobs
 from daemon.iceberg.references import live_entries
-from daemon.pipeline.inspection import STATISTICS_STRING_MAX, read_footer
+from daemon.pipeline.inspection import STATISTICS_STRING_MAX, Inspector, read_footer
 from daemon.storage import FileIOStorage, map_files
 from daemon.translate.data_files import partition_of
 from daemon.translate.footer import column_ranges
@@ -47,6 +47,8 @@ class FilePair(NamedTuple):
 class MetadataCheck:
     """Compares a snapshot with Delta's live files. Only the files of one sample are in memory at a time.
 
+    An `inspector` checks the columns of each file; None for an older snapshot, whose columns may have had other ids.
+
     Once `stop` is set, no more files are compared, and the result is of no use.
     """
 
@@ -54,6 +56,7 @@ class MetadataCheck:
     snapshot: Snapshot
     schema: TableSchema
     storage: FileIOStorage
+    inspector: Inspector | None
     findings: Findings
     stop: Event
     files: int = 0
@@ -178,14 +181,13 @@ class MetadataCheck:
         if footer.num_rows != data_file.record_count:
             detail = f"{data_file.record_count} in Iceberg, {footer.num_rows} in the file"
             differences.append(Difference(Level.METADATA, Fault.ROW_COUNT, add.path, detail))
-        if add.deletion_vector is None or self.schema.keeps_entries:
-            differences += self._compare_metrics(add.path, data_file, footer)
-        return differences
+        if self.inspector and (why := _misread(self.inspector, footer)):
+            differences.append(Difference(Level.METADATA, Fault.FILE_SCHEMA, add.path, why))
+        # The metrics of a file with deleted rows may leave these rows out.
+        return differences if cardinality else [*differences, *self._compare_metrics(add.path, data_file, footer)]
 
     def _compare_metrics(self, path: str, data_file: DataFile, footer: pq.FileMetaData) -> Iterator[Difference]:
-        """Compare with all rows of the file. Deleted ones may come back, and the entry may stay as it is."""
-        leaf_paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
-        for column, found in column_ranges(footer, leaf_paths, self.schema.leaves):
+        for column, found in column_ranges(footer, self.schema.leaves):
             name = str(self.schema.schema.find_column_name(column.field_id))
             nulls = (data_file.null_value_counts or {}).get(column.field_id)
             if None not in (nulls, found.null_count) and nulls != found.null_count:
@@ -195,6 +197,16 @@ class MetadataCheck:
             if bounds and ends and not _encloses(bounds, ends):
                 detail = f"{bounds[0]!r} to {bounds[1]!r} in Iceberg, {ends[0]!r} to {ends[1]!r} in the file"
                 yield Difference(Level.METADATA, Fault.BOUNDS, path, detail, name)
+
+
+def _misread(inspector: Inspector, footer: pq.FileMetaData) -> str | None:
+    """Return why a reader does not find Delta's columns in a file; None if all readers do."""
+    try:
+        found, _ = inspector.check_schema(footer)
+    except Unsupported as error:
+        return error.message
+    unmapped = sorted(".".join(path) for path in found.traits.unmapped)
+    return f"the name mapping lacks {', '.join(unmapped)}" if unmapped else None
 
 
 def _not_applied(delete: ManifestEntry, data: ManifestEntry | None) -> str | None:

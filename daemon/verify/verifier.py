@@ -11,15 +11,16 @@ from pyiceberg.table.snapshots import Snapshot
 
 from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import TableState
-from daemon.errors import CorruptInput, ObjectMissing, TargetChanged, Unsupported
+from daemon.errors import CorruptInput, FileLiveTwice, ObjectMissing, TargetChanged, Unsupported
 from daemon.iceberg.manifests import forget_metadata
 from daemon.iceberg.marker import Marker, find_marker, shown_by
+from daemon.pipeline.inspection import Inspector
 from daemon.spark.answers import collect
 from daemon.spark.bitmaps import aggregate_positions
 from daemon.spark.row_hashes import FILE, POSITION, read_delta, read_iceberg
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
-from daemon.translate.definition import shape_for
+from daemon.translate.definition import own_mapping, shape_for
 from daemon.verify.bitmaps import BitmapCheck
 from daemon.verify.findings import Fault, Findings, Level, Proof, Sample, Scope
 from daemon.verify.metadata import MetadataCheck
@@ -57,14 +58,20 @@ class Verifier:
         if scope.level is not Level.METADATA:
             # Deeper levels need Spark anyway, and Delta's own reading of its log does not share a fault of ours.
             runner = replace(runner, settings=runner.settings.model_copy(update={"engine": "spark"}))
-        with replace(context, runner=runner).open_state(marker.version) as state:
-            if state.metadata.id != marker.delta_table_id:
-                raise Unsupported(
-                    f"the snapshot shows an earlier Delta table at this location (id {marker.delta_table_id})",
-                    version=marker.version,
-                    hint="The Delta table was replaced: wait until dvsync has followed it, then verify again.",
-                )
-            return self._compare(table, snapshot, state, scope, stop)
+        try:
+            with replace(context, runner=runner).open_state(marker.version) as state:
+                if state.metadata.id != marker.delta_table_id:
+                    raise Unsupported(
+                        f"the snapshot shows an earlier Delta table at this location (id {marker.delta_table_id})",
+                        version=marker.version,
+                        hint="The Delta table was replaced: wait until dvsync has followed it, then verify again.",
+                    )
+                return self._compare(table, snapshot, state, scope, stop)
+        except FileLiveTwice as error:
+            # Whatever the snapshot shows, it is not what Delta shows.
+            findings = Findings()
+            findings.add(Difference(Level.METADATA, Fault.LIVE_TWICE, error.path or context.location, error.message))
+            return Proof(scope.level, marker.version, snapshot.snapshot_id, 0, 0, 0, findings, {})
 
     def is_outdated(self, proof: Proof) -> bool:
         """Return whether differences may be gone: Iceberg or Delta has moved on, and older files may have been removed.
@@ -83,10 +90,15 @@ class Verifier:
         context, findings, level = self.context, Findings(), scope.level
         storage = FileIOStorage(context.target_properties(table))
         schema = shape_for(state.metadata, table, context.settings).table
-        if scope.at is None and schema.schema.as_struct() != table.schema().as_struct():
-            detail = f"{table.schema().as_struct()} in Iceberg, {schema.schema.as_struct()} from Delta"
-            findings.add(Difference(Level.METADATA, Fault.SCHEMA, table.metadata_location, detail))
-        metadata = MetadataCheck(table, snapshot, schema, storage, findings, stop)
+        inspector = None
+        if scope.at is None:
+            if schema.schema.as_struct() != table.schema().as_struct():
+                detail = f"{table.schema().as_struct()} in Iceberg, {schema.schema.as_struct()} from Delta"
+                findings.add(Difference(Level.METADATA, Fault.SCHEMA, table.metadata_location, detail))
+            # Readers use the mapping that the table has.
+            mapping = own_mapping(table) or schema.name_mapping
+            inspector = Inspector(storage, replace(schema, name_mapping=mapping))
+        metadata = MetadataCheck(table, snapshot, schema, storage, inspector, findings, stop)
         bitmaps = None
         if level is not Level.METADATA:
             with context.step(Level.BITMAPS):

@@ -23,7 +23,7 @@ VERBS = {
     Verb.SYNC: "Poll the table now, and sync it if Delta has a new version.",
     Verb.PAUSE: "Stop syncing the table until it is resumed, or for a time.",
     Verb.RESUME: "Continue a parked or paused table.",
-    Verb.RESYNC: "Write the Iceberg table anew from Delta's whole state.",
+    Verb.RESYNC: "Rewrite the Iceberg table from Delta's whole state.",
 }
 REFUSALS = {
     "401": "The bearer token is missing or wrong.",

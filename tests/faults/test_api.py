@@ -128,13 +128,19 @@ def test_a_post_does_what_the_command_does(world: World, running: Daemon) -> Non
 
 
 def test_an_iceberg_table_that_is_dropped_is_made_again(world: World, running: Daemon) -> None:
-    """A POST checks both sides, although Delta has no news; `show` says what happened, and the log says it, too."""
+    """A POST checks both sides, although Delta has no news, and is told of a denial; a resync makes the table at once.
+
+    `show` says what happened, and the log says it, too.
+    """
     with closing(SqlCatalog("local", **sql_catalog(world.folder))) as catalog:
         catalog.drop_table(NAME)
         shown = command(world.config, "show", NAME)
         assert f"the Iceberg table {NAME} is gone from its catalog; it showed version" in shown.stderr
-        assert f"`dvsync resync {NAME}` makes it again" in shown.stderr
+        assert f"`dvsync resync {NAME}` creates it again" in shown.stderr
         assert ask(running, f"/api/tables/{NAME}/sync")[0] == 202
+        error = until(lambda: running.tables()[NAME]["error"], "the error")
+        assert (error["kind"], f"`dvsync resync {NAME}` does so at once" in error["hint"]) == ("CatalogAway", True)
+        assert ask(running, f"/api/tables/{NAME}/resync")[0] == 202
         until(lambda: catalog.table_exists(NAME), "the new table")
         told = f"the catalog had no table {NAME} any more"
         until(lambda: any(told in line["reason"] for line in running.lines if line["event"] == "target.overwritten"))
@@ -169,7 +175,7 @@ def test_a_resync_that_waits_for_a_resume_is_shown(world: World, running: Daemon
     until(lambda: state_of(running) == "paused", "the pause")
     assert ask(running, f"/api/tables/{NAME}/resync")[0] == 202
     until(lambda: running.tables()[NAME]["resync_wanted"], "the wanted resync")
-    waits = f"its next sync writes the whole table anew, after `dvsync resume {NAME}`"
+    waits = f"its next sync rewrites the whole table, after `dvsync resume {NAME}`"
 
     def surfaces() -> Iterator[str]:
         yield command(world.config, "status").stdout
@@ -180,7 +186,7 @@ def test_a_resync_that_waits_for_a_resume_is_shown(world: World, running: Daemon
     assert ask(running, f"/api/tables/{NAME}/resume")[0] == 202
     until(lambda: not running.tables()[NAME]["resync_wanted"], "the resync")
     until(lambda: state_of(running) == "synced", "the end of the resync")
-    assert not any("writes the whole table anew" in shown for shown in surfaces())
+    assert not any("rewrites the whole table" in shown for shown in surfaces())
 
 
 @pytest.mark.parametrize(

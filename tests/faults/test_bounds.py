@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from daemon.errors import Unsupported
 from daemon.verify.findings import Fault, Level, Scope
 from daemon.verify.verifier import Verifier
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.readers import duckdb_connection
+from tests.kit.spec_reader import SpecTable
 
 ROWS = [(number, "a", f"v{number}" if number < 5 else None) for number in range(10)]
 DELETED = range(5, 10)
-OF_LIVE_ROWS = {"numRecords": 10, "minValues": {"id": 0}, "maxValues": {"id": 4}, "nullCount": {"id": 0, "value": 0}}
-OF_ALL_ROWS = {"numRecords": 10, "minValues": {"id": 0}, "maxValues": {"id": 9}, "nullCount": {"id": 0, "value": 5}}
 
 
 @pytest.fixture
@@ -41,12 +45,31 @@ def added(table: HandmadeTable, path: str, stats: dict[str, Any], **options: Any
     return action
 
 
+def stats_of(deleted: Collection[int], is_tight: bool = True) -> dict[str, Any]:
+    """Statistics of the live rows alone."""
+    ids = [number for number in range(10) if number not in deleted]
+    nulls = {"id": 0, "value": len([number for number in ids if number > 4])}
+    ends = {"minValues": {"id": ids[0]}, "maxValues": {"id": ids[-1]}}
+    return {"numRecords": 10, **ends, "nullCount": nulls, "tightBounds": is_tight}
+
+
+def row_ids(bench: Bench) -> list[tuple[int | None, int]]:
+    """The row id and the sequence number of each file's first row, if the table has such."""
+    table = SpecTable(bench.iceberg().metadata_location)
+    table.check()
+    is_v3 = table.metadata["format-version"] > 2
+    return [(entry.first_row_id, entry.sequence_number) for entry in table.data if is_v3]
+
+
 def find_ids(bench: Bench, condition: str) -> list[int]:
-    """What PyIceberg and DuckDB find, which skip files by their metrics."""
-    iceberg = bench.iceberg()
-    found = sorted(iceberg.scan(row_filter=condition).to_arrow()["id"].to_pylist())
-    query = f"SELECT id FROM iceberg_scan('{iceberg.metadata_location}') WHERE {condition} ORDER BY id"
+    """What the readers but Spark find, which skip files by their metrics."""
+    table = bench.iceberg()
+    found = sorted(table.scan(row_filter=condition).to_arrow()["id"].to_pylist())
+    query = f"SELECT id FROM iceberg_scan('{table.metadata_location}') WHERE {condition} ORDER BY id"
     assert [number for (number,) in duckdb_connection().execute(query).fetchall()] == found
+    for reader in ("native", "pyiceberg"):
+        frame = polars.scan_iceberg(table, reader_override=reader).filter(polars.sql_expr(condition))  # type: ignore[arg-type]
+        assert sorted(frame.collect()["id"]) == found, reader
     return found
 
 
@@ -57,38 +80,67 @@ def bounds(bench: Bench) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("is_tight", [True, False], ids=["tight", "wide"])
-def test_rows_that_come_back_are_found(bench: Bench, table: HandmadeTable, is_tight: bool) -> None:
-    """Statistics of live rows, tight or, after another DELETE, wide, say nothing of rows that a RESTORE shows."""
+@pytest.mark.parametrize(("bench", "later"), [(2, 2), (3, 3), (2, 3)], indirect=["bench"], ids=["v2", "v3", "upgraded"])
+def test_rows_that_come_back_are_found(bench: Bench, table: HandmadeTable, later: int, is_tight: bool) -> None:
+    """Statistics of live rows, tight or, after another DELETE, wide, say nothing of rows that are shown again."""
     path = table.write_file(ROWS)
-    table.commit([added(table, path, {**OF_LIVE_ROWS, "tightBounds": is_tight}, deleted=DELETED)])
+    table.commit([added(table, path, stats_of(DELETED, is_tight), deleted=DELETED)])
     bench.sync()
     assert (find_ids(bench, "id = 3"), find_ids(bench, "id = 7")) == ([3], [])
-    # One row comes back first: format version 2 registers the file anew, with the statistics of this commit.
-    more = {**OF_ALL_ROWS, "maxValues": {"id": 5}, "nullCount": {"id": 0, "value": 1}, "tightBounds": is_tight}
-    table.commit([table.remove(path), added(table, path, more, deleted=range(6, 10))], operation="RESTORE")
+    bench.table_options = {"format_version": later}
+    bench.reopen()
+    ids = row_ids(bench)
+    # The first of these vectors has as many positions as the one before, and is no RESTORE.
+    for operation, deleted, back in [("UPDATE", {0, 6, 7, 8, 9}, 5), ("RESTORE", {7, 8, 9}, 0), ("RESTORE", set(), 7)]:
+        stats = stats_of(deleted, is_tight or not deleted)
+        table.commit([table.remove(path), added(table, path, stats, deleted=deleted)], operation=operation)
+        bench.sync()
+        assert find_ids(bench, f"id = {back}") == [back]
+        assert find_ids(bench, "value IS NULL") == [number for number in range(5, 10) if number not in deleted]
+        assert row_ids(bench) == ids or not ids
+        ids = row_ids(bench)
+    assert bounds(bench) == {(0, 9)}
+
+
+def test_values_that_come_back_are_inspected(bench: Bench, table: HandmadeTable) -> None:
+    """A deleted value that PyIceberg would show as another time is refused when it comes back, and not before."""
+    table.commit([{"metaData": table.metadata([("id", "integer"), ("at", "timestamp")])}])
+    moments = pa.array([datetime(2020, 1, 1, tzinfo=UTC), datetime(3000, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    file = pa.table({"id": pa.array([1, 2], pa.int32()), "at": moments})
+    pq.write_table(file, table.folder / "p.parquet", use_deprecated_int96_timestamps=True)
+    table.rows["p.parquet"] = [(1, "", ""), (2, "", "")]
+    ends = {"at": "2020-01-01T00:00:00.000Z"}
+    is_live = {"numRecords": 2, "minValues": ends, "maxValues": ends, "nullCount": {"id": 0, "at": 0}}
+    table.commit([added(table, "p.parquet", is_live, deleted=[1])])
     bench.sync()
-    assert find_ids(bench, "id = 5") == find_ids(bench, "value IS NULL") == [5]
-    table.commit([table.remove(path), added(table, path, OF_ALL_ROWS)], operation="RESTORE")
-    bench.sync()
-    assert (find_ids(bench, "id = 7"), find_ids(bench, "value IS NULL")) == ([7], [5, 6, 7, 8, 9])
+    table.commit([table.remove("p.parquet"), table.add("p.parquet")], operation="RESTORE")
+    with pytest.raises(Unsupported, match="column at of the file has INT96 timestamps before 1677 or after 2262"):
+        bench.sync()
+    assert find_ids(bench, "id > 0") == [1]
+    table.commit([table.remove("p.parquet"), added(table, "p.parquet", is_live, deleted=[1])])
+    bench.sync(full=True)
+    assert find_ids(bench, "id > 0") == [1]
 
 
 def test_wide_bounds_of_all_rows_are_kept(bench: Bench, table: HandmadeTable) -> None:
-    """As Delta on Spark writes them: the footer proves them, and readers skip the file by them."""
-    stats = {**OF_ALL_ROWS, "tightBounds": False}
-    table.commit([added(table, table.write_file(ROWS), stats, deleted=DELETED)])
+    """As Delta on Spark writes them: readers skip the file by them."""
+    table.commit([added(table, table.write_file(ROWS), stats_of((), is_tight=False), deleted=DELETED)])
     bench.sync()
     assert bounds(bench) == {(0, 9)}
 
 
-def test_verify_sees_bounds_that_deleted_rows_exceed(bench: Bench, table: HandmadeTable) -> None:
-    """The rows are right until these come back; in version 2 they come with an entry of their own."""
+def test_verify_sees_bounds_that_rows_exceed(bench: Bench, table: HandmadeTable) -> None:
+    """Of deleted rows nothing is asked: when they come back, the file has other metrics."""
     path = table.write_file(ROWS)
-    table.commit([added(table, path, OF_LIVE_ROWS)])
+    table.commit([added(table, path, stats_of(DELETED))])
     bench.sync()
-    table.commit([table.remove(path), added(table, path, OF_LIVE_ROWS, deleted=DELETED)])
+    assert faults(bench) == {Fault.BOUNDS: 1, Fault.NULL_COUNT: 1}
+    table.commit([table.remove(path), added(table, path, stats_of(DELETED), deleted=DELETED)])
     bench.sync()
+    assert faults(bench) == {}
+
+
+def faults(bench: Bench) -> Mapping[Fault, int]:
     proof = Verifier(bench.context).verify(Scope(Level.METADATA), Event())
     assert proof
-    is_trap = bench.context.settings.format_version == 3
-    assert proof.findings.counts == ({Fault.BOUNDS: 1, Fault.NULL_COUNT: 1} if is_trap else {})
+    return proof.findings.counts

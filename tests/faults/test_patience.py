@@ -20,6 +20,7 @@ from tests.kit.daemons import daemon, until, write_config
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 
 OLDER = "the catalog local answers with older metadata of lake.t: it shows Delta version "
+DENIED = "the catalog local has no table lake.t, but version 3 was synced already, with file:"
 
 
 class Clock(SystemClock):
@@ -179,6 +180,32 @@ def test_a_catalog_that_stays_at_older_metadata(
     assert ("more" in bench.iceberg().schema().column_names) == (change is add_a_column)
     table.commit(table.delete({min(table.live): [5]}))
     bench.sync()
+    check(bench, table)
+
+
+def test_a_catalog_that_denies_a_table(bench: Bench, table: HandmadeTable, clock: Clock) -> None:
+    """For a moment nothing is made, and the table goes on; after a minute, or at once by a resync, it is made anew."""
+    catalog, snapshot_id = bench.catalogs.open("local"), bench.iceberg().metadata.current_snapshot_id
+    for _ in range(2):
+        catalog.rename_table(bench.target, "lake.hidden")
+        for _ in range(3):
+            with pytest.raises(CatalogAway, match=DENIED):
+                bench.sync()
+            clock.later_s += 19
+        assert catalog.list_tables("lake") == [("lake", "hidden")]
+        catalog.rename_table("lake.hidden", bench.target)
+        assert bench.sync().outcome == "unchanged"
+        clock.later_s += 3600
+    for later_s, full in ((61, False), (0, True)):
+        check(bench, table)
+        catalog.drop_table(bench.target)
+        with pytest.raises(CatalogAway, match=DENIED):
+            bench.sync()
+        clock.later_s += later_s
+        bench.reopen()
+        assert bench.sync(full=full).operation == "first sync"
+        catalog = bench.catalogs.open("local")
+    assert (record(bench).wait, bench.iceberg().metadata.current_snapshot_id != snapshot_id) == (None, True)
     check(bench, table)
 
 

@@ -140,7 +140,7 @@ def test_a_table_that_moves_to_another_catalog_says_where_its_former_one_stays(t
         running.signal(signal.SIGHUP)
         reason = running.told("target.overwritten")["reason"]
         assert reason.startswith(
-            f"lake.a moved from the catalog local to second, where dvsync made it anew; the table in local stays at "
+            f"lake.a moved from the catalog local to second, where dvsync created it; the table in local stays at "
             f"version {version}: drop it when nobody reads it any more; the former table's metadata file was "
         )
         running.synced_to("lake.a", append(table))
@@ -361,7 +361,7 @@ def test_tables_of_a_volume_that_is_not_mounted_cannot_be_dropped(tmp_path, conf
     with daemon(config) as running:
         until(lambda: {each["state"] for each in running.tables().values()} == {"gone"})
         (reason,) = running.get("/readyz")[1]["reasons"]
-        assert (reason["table"], "finds no table any more, and 2 are gone" in reason["reason"]) == (None, True)
+        assert (reason["table"], "finds no table, and 2 are gone" in reason["reason"]) == (None, True)
         for names in (["--all"], ["lake.a"]):
             refused = command(config, "forget", *names, "--drop", environment=port_of(running))
             assert (refused.returncode, refused.stdout) == (2, "")
@@ -418,7 +418,7 @@ def test_a_pattern_that_cannot_be_listed_stops_no_other_table(tmp_path, config):
     assert "error=LogMissing: " in listed.stdout
     for wanted in ("lake.a", "lake.*"):
         refused = command(config, "forget", wanted, "--drop").stderr
-        assert "lake.a: the table is still followed" in refused and "is a volume not mounted?" in refused
+        assert "lake.a: the table is still followed" in refused and "is the volume mounted?" in refused
 
 
 def test_commands_without_a_daemon_name_what_is_gone(tmp_path, config):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,12 @@ from daemon.clock import SystemClock
 from daemon.sync.follower import CONTINUITY_INTERVAL_S
 from state import RECENT_COMMITS_MAX
 from tests.kit.checks import check, rows_of
-from tests.kit.daemons import command, write_config
+from tests.kit.daemons import Daemon, daemon, write_config
 from tests.kit.handmade import Bench, HandmadeTable, sql_catalog
+
+# Why states are compared when a commit is replaced that was only listed, and when one is that was read.
+LISTED = "commit 2 may have been replaced after it was synced: its time differs"
+READ = "commit 4 was replaced after it was synced: its content differs"
 
 
 class Clock(SystemClock):
@@ -102,20 +105,19 @@ def reasons(bench: Bench) -> list[str]:
     return [line["reason"] for line in lines if line["event"] == "states.compared"]
 
 
-@pytest.mark.parametrize("case", list(product((later, restarted), (2, 4), (False, True))))
+@pytest.mark.parametrize("version", [2, 4])
+@pytest.mark.parametrize("is_busy", [False, True], ids=["idle", "busy"])
 def test_an_older_commit_that_is_replaced(
-    bench: Bench, table: Restored, clock: Clock, case: tuple[Callable[[Bench, Clock], None], int, bool]
+    bench: Bench, table: Restored, clock: Clock, version: int, *, is_busy: bool
 ) -> None:
     """Noticed when the log is listed next, also if there is always a newer commit; shown in one snapshot, once."""
-    moment, version, is_busy = case
     assert reasons(bench) == []
     table.replace(version)
     if is_busy:
         table.append()
-    moment(bench, clock)
+    later(bench, clock)
     (reason,) = reasons(bench)
-    told = ("may have been", "time") if version == 2 else ("was", "content")
-    assert reason.startswith("commit {} {} replaced after it was synced: its {} differs".format(version, *told))
+    assert reason.startswith(LISTED if version == 2 else READ)
     check(bench, table, [3, 4, 5, 6 if is_busy else 5])
     for again in (later, restarted, later):
         again(bench, clock)
@@ -243,13 +245,58 @@ def test_what_an_older_dvsync_synced_is_learned_from_the_log(bench: Bench, table
     assert len(bench.store.find_recent_commits(record.id)) == RECENT_COMMITS_MAX
 
 
-def test_an_older_commit_is_replaced_between_two_runs_of_cron(tmp_path: Path, table: Restored) -> None:
-    """Each `dvsync sync` is a process of its own, and finds a new commit, too."""
+# What is done to a log while dvsync is away, and why states are compared then.
+WHILE_AWAY: dict[str, tuple[Callable[[Restored], object], str | None]] = {
+    "untouched": (lambda table: None, None),
+    "listed": (lambda table: table.replace(2), LISTED),
+    "read": (lambda table: table.replace(4), READ),
+    "listed_and_news": (lambda table: (table.replace(2), table.append()), LISTED),
+    "read_and_news": (lambda table: (table.replace(4), table.append()), READ),
+    "newest": (lambda table: table.replace(5), "commit 5 was replaced after it was synced: its content differs"),
+    "same_rows": (lambda table: table.put(4, table.text_of(4).replace("WRITE", "OPTIMIZED"), later_s=1), READ),
+    "other_time": (lambda table: table.put(4, table.text_of(4), later_s=1), None),
+    "newest_of_another_time": (lambda table: table.put(5, table.text_of(5), later_s=1), None),
+    "cleaned_up": (lambda table: [table.commit_path(version).unlink() for version in range(4)], None),
+}
+
+
+def test_commits_are_replaced_between_two_processes(tmp_path: Path) -> None:
+    """Each `dvsync run` of a fleet compares what was replaced while none ran, once and nothing else."""
+    tables = {name: Restored(tmp_path / "lake" / name) for name in WHILE_AWAY}
     config = tmp_path / "config.yaml"
-    write_config(config, tables=[{"source": str(table.folder), "target": "lake.t", "name": "t"}])
-    assert command(config, "sync").returncode == 0
-    table.replace(3)
-    table.append()
-    assert command(config, "sync").returncode == 0
-    iceberg = SqlCatalog("local", **sql_catalog(tmp_path)).load_table("lake.t")
-    assert rows_of(iceberg.scan().to_arrow()) == table.live_rows()
+    entries = [{"source": str(table.folder), "target": f"lake.{name}", "name": name} for name, table in tables.items()]
+    write_config(config, tables=entries)
+
+    def all_synced(running: Daemon) -> None:
+        for name, table in tables.items():
+            running.synced_to(name, table.version)
+
+    def append(times: int) -> None:
+        for table in tables.values():
+            for _ in range(times):
+                table.append()
+
+    for table in tables.values():
+        table.create()
+    append(3)
+    with daemon(config) as first:
+        all_synced(first)
+        append(2)
+        all_synced(first)
+        assert not [line for line in first.lines if line["event"] == "states.compared"]
+    for name, (change, _) in WHILE_AWAY.items():
+        change(tables[name])
+    with daemon(config) as second:
+        for name, (_, reason) in WHILE_AWAY.items():
+            if reason:
+                second.told("states.compared", table=name)
+        all_synced(second)
+        append(1)
+        all_synced(second)
+        compared = [(line["table"], line["reason"]) for line in second.lines if line["event"] == "states.compared"]
+    catalog = SqlCatalog("local", **sql_catalog(tmp_path))
+    for name, table in tables.items():
+        told, expected = [reason for compared_name, reason in compared if compared_name == name], WHILE_AWAY[name][1]
+        assert len(told) == bool(expected), (name, told)
+        assert all(reason.startswith(str(expected)) for reason in told), (name, told)
+        assert rows_of(catalog.load_table(f"lake.{name}").scan().to_arrow()) == table.live_rows(), name

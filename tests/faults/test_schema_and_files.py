@@ -12,19 +12,28 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import date, datetime
+from hashlib import sha256
 from pathlib import Path
+from threading import Event
 from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.table.name_mapping import MappedField, NameMapping
+from pyiceberg.types import StringType
 
-from daemon.errors import SyncError, Unsupported
+from daemon.errors import TargetChanged, Unsupported
+from daemon.iceberg.catalogs import Catalogs
 from daemon.pipeline import inspection
 from daemon.translate import calendar, file_schema
+from daemon.translate.definition import NAME_MAPPING, NAME_MAPPING_HASH
+from daemon.verify.findings import Fault, Level, Scope
+from daemon.verify.verifier import Verifier
 from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable, sql_catalog
 from tests.kit.readers import READERS, assert_same_rows
 
@@ -42,12 +51,17 @@ def column(name: str, kind: Any, **metadata: Any) -> dict[str, Any]:
     return {"name": name, "type": kind, "nullable": True, "metadata": metadata}
 
 
+def list_of(kind: Any) -> dict[str, Any]:
+    return {"type": "array", "elementType": kind, "containsNull": True}
+
+
 @dataclass(frozen=True)
 class Case:
     """A file with the columns `stored` beside BASE, and the Delta columns that the table gets beside COLUMNS.
 
-    `ids` are the field ids of the file's columns. The result is `rows` (what each row has in the new columns) or the
-    reason `says`; `shown` if following finds ids for the new columns with which it can show what a first sync refuses.
+    They replace the columns `before`. `ids` are the field ids of the file's columns. The result is `rows` (what each
+    row has in the new columns) or the reason `says`; `shown` if following finds ids for the new columns with which it
+    can show what a first sync refuses.
     """
 
     stored: Mapping[str, Any]
@@ -55,6 +69,7 @@ class Case:
     says: str = ""
     rows: Sequence[tuple[Any, ...]] = ()
     shown: Sequence[tuple[Any, ...]] = ()
+    before: Sequence[dict[str, Any]] = ()
     ids: Mapping[str, int] = field(default_factory=dict)
     mode: str = "none"
     partition: tuple[str, str, str] | None = None
@@ -76,6 +91,21 @@ CASES = {
         {"s": pa.array([{"x": 1, "z": 5}, {"x": 2, "z": 6}])},
         [column("s", {"type": "struct", "fields": [column("x", "long")]})],
         rows=[((1,),), ((2,),)],
+    ),
+    "another case": Case(
+        {"Extra": TEXTS}, [column("extra", "string")], rows=[("h1",), ("h2",)], before=[column("Extra", "string")]
+    ),
+    "another case inside": Case(
+        {"S": pa.array([[{"X": 1}], [{"X": 2}]])},
+        [column("s", list_of({"type": "struct", "fields": [column("x", "long")]}))],
+        rows=[(((1,),),), (((2,),),)],
+        before=[column("S", list_of({"type": "struct", "fields": [column("X", "long")]}))],
+    ),
+    "another case in lists of lists": Case(
+        {"s": pa.array([[[{"X": 1}]], [[{"X": 2}]]])},
+        [column("s", list_of(list_of({"type": "struct", "fields": [column("x", "long")]})))],
+        "column s of the file has the field s.element.element.X, which the table spells otherwise",
+        before=[column("s", list_of(list_of({"type": "struct", "fields": [column("X", "long")]})))],
     ),
     "two cases": Case(
         {"Extra": TEXTS, "EXTRA": TEXTS},
@@ -200,7 +230,7 @@ class Source:
 
     def commit_schema(self, *, is_new: bool) -> None:
         case, table = self.case, self.table
-        fields = [column(name, kind) for name, kind in COLUMNS] + (list(case.added) if is_new else [])
+        fields = [column(name, kind) for name, kind in COLUMNS] + list(case.added if is_new else case.before)
         if case.partition:
             fields.append(column("p", case.partition[is_new]))
         mode = case.mode if is_new or case.mode != "id" else "none"
@@ -239,54 +269,86 @@ def _with_ids(each: pa.Field, ids: Mapping[str, int], parent: str = "") -> pa.Fi
     return each.with_metadata({"PARQUET:field_id": str(ids[name])}) if name in ids else each
 
 
-FILE_FIRST = "file first"
-ORDERS: Mapping[str, Sequence[Callable[[Source], None]]] = {
-    FILE_FIRST: (
-        lambda source: source.commit_schema(is_new=False),
-        Source.commit_file,
-        lambda source: source.commit_schema(is_new=True),
-    ),
-    "schema first": (lambda source: source.commit_schema(is_new=True), Source.commit_file),
+Step = Callable[[Source], None]
+OLD_SCHEMA: Step = lambda source: source.commit_schema(is_new=False)  # noqa: E731
+NEW_SCHEMA: Step = lambda source: source.commit_schema(is_new=True)  # noqa: E731
+FILE_FIRST, SCHEMA_FIRST, FIRST_SYNC = "file first", "schema first", "first sync"
+# What Delta does before each of three syncs.
+ORDERS: Mapping[str, Sequence[Sequence[Step]]] = {
+    FILE_FIRST: ([OLD_SCHEMA], [Source.commit_file], [NEW_SCHEMA]),
+    SCHEMA_FIRST: ([], [NEW_SCHEMA], [Source.commit_file]),
+    FIRST_SYNC: ([], [], [NEW_SCHEMA, Source.commit_file]),
 }
 
 
-def result_of(bench: Bench) -> str:
-    """Sync: the reason of a refusal, without the file's path, or the rows that readers show."""
-    try:
-        bench.sync()
-    except SyncError as error:
-        assert isinstance(error, Unsupported), error
-        assert error.path and error.path.endswith(".parquet"), error
-        return error.message
-    table = bench.iceberg()
-    rows = READERS["PyIceberg"](table, None)
-    for name in ("DuckDB", "Polars native"):
-        assert_same_rows(READERS[name](table, None), rows, name)
-    return repr(sorted(rows, key=repr))
+def sync(folder: Path, tables: Sequence[Mapping[str, Any]]) -> str:
+    """Run the command once for these tables, on a catalog in the folder: its exit code and what it prints."""
+    config = {
+        "state": {"url": f"sqlite:///{folder}/state.db"},
+        "catalogs": {"local": sql_catalog(folder)},
+        "pipeline": {"engine": "local"},
+        "tables": tables,
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "daemon", "--config", str(folder / "config.yaml"), "sync"]
+    ended = subprocess.run(command, cwd=ROOT_FOLDER, capture_output=True, text=True, timeout=300, check=False)
+    return f"{ended.returncode} {ended.stdout}{ended.stderr}"
 
 
-def results_of(case: Case, folder: Path, format_version: int) -> Iterator[tuple[str, str]]:
-    """The result in each order, followed commit by commit, and of a first sync."""
-    options = {"format_version": format_version}
-    for order, steps in ORDERS.items():
-        source = Source(folder / order / "delta", case)
-        bench = Bench(folder / order / "dvsync", source.table.location, table_options=options)
-        for step in steps:
-            step(source)
-            result = result_of(bench)
-        bench.close()
-        yield order, result
-    fresh = Bench(folder / "fresh", source.table.location, table_options=options)
-    yield "first sync", result_of(fresh)
-    fresh.close()
+@dataclass(frozen=True)
+class Grid:
+    """All cases in all orders, as `dvsync sync` left them. `said` has the last line of it on each table."""
+
+    folder: Path
+    said: Mapping[str, str]
+
+    def result(self, name: str) -> str:
+        """The reason of a refusal, or the rows that readers show."""
+        said = self.said[name]
+        if not said.startswith(f"{name}: advanced, version "):
+            assert re.search(r"^[^ ]+: Unsupported: .*\.parquet\]$", said), said
+            return said
+        with closing(Catalogs({"local": sql_catalog(self.folder)})) as catalogs:
+            table = catalogs.open("local").load_table(name)
+            rows = READERS["PyIceberg"](table, None)
+            for reader in ("DuckDB", "Polars native"):
+                assert_same_rows(READERS[reader](table, None), rows, reader)
+        return repr(sorted(rows, key=repr))
 
 
-@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.long)])
+def target_of(case: str, order: str) -> str:
+    return f"lake.{case} {order}".replace(" ", "_")
+
+
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.long)])
+def grid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    """One process follows all tables at each of the three syncs."""
+    folder = tmp_path_factory.mktemp("grid")
+    sources = {
+        target_of(name, order): (Source(folder / target_of(name, order), case), rounds)
+        for name, case in CASES.items()
+        for order, rounds in ORDERS.items()
+    }
+    tables = [
+        {"source": str(source.table.folder), "target": target, "format_version": request.param}
+        for target, (source, _) in sources.items()
+    ]
+    said = ""
+    for number in range(3):
+        for source, rounds in sources.values():
+            for step in rounds[number]:
+                step(source)
+        said = sync(folder, tables)
+    lines = said.partition(" ")[2].splitlines()
+    return Grid(folder, {target: next(line for line in lines if line.startswith(f"{target}: ")) for target in sources})
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_files_and_schema_meet_in_any_order(tmp_path: Path, name: str, format_version: int) -> None:
+def test_files_and_schema_meet_in_any_order(grid: Grid, name: str) -> None:
     """The same rows or the same reason, in both orders and at a first sync."""
     case = CASES[name]
-    for order, result in results_of(case, tmp_path, format_version):
+    for order in ORDERS:
+        result = grid.result(target_of(name, order))
         told = case.shown if order == FILE_FIRST and case.shown else case.rows
         if told:
             assert result == repr([(*row, *more) for row, more in zip(ROWS, told, strict=True)]), order
@@ -377,6 +439,26 @@ def test_older_snapshots_keep_hidden_columns(tmp_path: Path) -> None:
     bench.close()
 
 
+def test_a_resync_keeps_the_names_of_older_snapshots(tmp_path: Path) -> None:
+    """Somebody else adds a column, and with it changes the name mapping, which has `Extra` for files that are gone."""
+    source = Source(tmp_path / "delta", CASES["other case"])
+    source.commit_schema(is_new=True)
+    source.commit_file()
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    bench.sync()
+    snapshot_id, rows = bench.iceberg().metadata.current_snapshot_id, read(bench)
+    source.table.commit([source.table.remove("file.parquet"), source.table.add(source.table.write_file(ROWS))])
+    bench.sync()
+    with bench.iceberg().update_schema() as update:
+        update.add_column("more", StringType())
+    with pytest.raises(TargetChanged, match=r"schema and its property schema\.name-mapping"):
+        bench.reopen()
+        bench.sync()
+    bench.sync(full=True)
+    assert (read(bench), read(bench, snapshot_id)) == ([(*row, None) for row in ROWS], rows)
+    bench.close()
+
+
 def test_a_dropped_column_comes_back(tmp_path: Path) -> None:
     """Without column mapping, older files still have it: shown where the type fits, refused where it does not."""
     source = Source(tmp_path / "delta", Case({"x": NUMBERS}))
@@ -399,28 +481,57 @@ def test_a_dropped_column_comes_back(tmp_path: Path) -> None:
     bench.close()
 
 
+def test_older_snapshots_keep_a_column_of_another_case(tmp_path: Path) -> None:
+    """A case that changes is a new name of the same column, so no snapshot is misread."""
+    source = Source(tmp_path / "delta", CASES["another case"])
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    for (step,) in ORDERS[FILE_FIRST]:
+        step(source)
+        bench.sync()
+    shown = [read(bench, snapshot.snapshot_id) for snapshot in bench.iceberg().snapshots()]
+    assert shown == [[], [(*row, text) for row, text in zip(ROWS, TEXTS.to_pylist(), strict=True)]]
+    bench.close()
+
+
+def test_a_partition_column_of_another_case(tmp_path: Path) -> None:
+    """Delta on Spark finds no partition value by another case, and shows null: so does a resync."""
+    table = HandmadeTable(tmp_path / "delta", partitioned=True)
+    table.create()
+    table.commit([table.add(table.write_file(ROWS))])
+    bench = Bench(tmp_path / "dvsync", table.location)
+    bench.sync()
+    other = table.metadata([("id", "long"), ("PART", "string"), ("value", "string")])
+    table.commit([{"metaData": {**other, "partitionColumns": ["PART"]}}])
+    with pytest.raises(Unsupported, match=r"column PART \(spelled part before\) changed while 1 older") as refused:
+        bench.sync()
+    assert refused.value.hint.startswith("`dvsync resync t` makes it a new column")
+    assert read(bench) == ROWS
+    bench.sync(full=True)
+    assert read(bench) == [(number, None, value) for number, _, value in ROWS]
+    bench.close()
+
+
 def test_the_command_refuses_and_goes_on(tmp_path: Path) -> None:
     """A float partition that is widened is refused by file, and followed as soon as Delta has no such file."""
     source = Source(tmp_path / "delta", CASES["widened partition"])
-    (tmp_path / "config.yaml").write_text(
-        f"state: {{url: 'sqlite:///{tmp_path}/state.db'}}\n"
-        f"catalogs: {{local: {json.dumps(sql_catalog(tmp_path))}}}\n"
-        "pipeline: {engine: local}\n"
-        f"tables: [{{source: {source.table.folder}, target: lake.t}}]\n"
-    )
-
-    def sync() -> str:
-        command = [sys.executable, "-m", "daemon", "--config", str(tmp_path / "config.yaml"), "sync"]
-        ended = subprocess.run(command, cwd=ROOT_FOLDER, capture_output=True, text=True, timeout=120, check=False)
-        return f"{ended.returncode} {ended.stdout}{ended.stderr}"
-
+    tables = [{"source": str(source.table.folder), "target": "lake.t"}]
     source.commit_schema(is_new=False)
     source.commit_file()
-    assert sync().startswith("0 lake.t: advanced, version 1")
+    other = source.table.write_file(ROWS, name="a")
+    add = source.table.add(other)
+    add["add"]["partitionValues"] = {"p": "0.5"}
+    source.table.commit([add])
+    assert sync(tmp_path, tables).startswith("0 lake.t: advanced, version 2")
+    refused = re.compile(r"1 lake\.t: Unsupported: partition column p has the value 0\.1, .*file\.parquet")
     source.commit_schema(is_new=True)
-    assert re.match(r"1 lake\.t: Unsupported: partition column p has the value 0\.1, .*file\.parquet", sync())
+    assert refused.match(sync(tmp_path, tables))
+    # While the file that was refused is live, no other one is opened.
+    source.table.folder.joinpath(other).rename(source.table.folder / "away")
+    source.table.commit([])
+    assert refused.match(sync(tmp_path, tables))
     source.table.commit([source.table.remove("file.parquet")])
-    assert sync().startswith("0 lake.t: ")
+    source.table.folder.joinpath("away").rename(source.table.folder / other)
+    assert sync(tmp_path, tables).startswith("0 lake.t: ")
 
 
 def test_a_refused_table_goes_on_when_delta_writes_the_file_anew(source: Source, bench: Bench) -> None:
@@ -428,7 +539,7 @@ def test_a_refused_table_goes_on_when_delta_writes_the_file_anew(source: Source,
     add_column(source, "extra", "long")
     with pytest.raises(Unsupported, match="column extra of the file is stored as string") as refused:
         bench.sync()
-    assert refused.value.hint and "Have Delta write the file anew" in refused.value.hint
+    assert refused.value.hint and "Rewrite the file in Delta" in refused.value.hint
     assert read(bench) == ROWS
     rewritten = source.table.write_file(ROWS)
     version = source.table.commit([source.table.remove("file.parquet"), source.table.add(rewritten)])
@@ -436,3 +547,41 @@ def test_a_refused_table_goes_on_when_delta_writes_the_file_anew(source: Source,
     bench.follower.compare("there is a newer version")
     assert bench.sync().to_version == version
     assert read(bench) == [(*row, None) for row in ROWS]
+
+
+@pytest.mark.parametrize("kind", ["string", "long"])
+def test_verify_sees_what_an_older_dvsync_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """It looked at live files no more, and `Extra` stayed a hidden name. A resync mends it, or says what to do."""
+    source = Source(tmp_path / "delta", Case({"Extra": TEXTS}))
+    source.commit_schema(is_new=False)
+    source.commit_file()
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    bench.sync()
+    assert differences(bench) == []
+    hidden = bench.iceberg().name_mapping()
+    monkeypatch.setattr("daemon.sync.advance.may_reach_files", lambda *_: False)
+    add_column(source, "extra", kind)
+    bench.sync()
+    if kind == "long":
+        assert differences(bench) == ["column extra of the file is stored as string, but the column's type is long"]
+        with pytest.raises(Unsupported, match="is stored as string"):
+            bench.sync(full=True)
+    else:
+        assert differences(bench) == []
+        columns = [MappedField(field_id=4, names=["extra"], fields=[]), *hidden.root]
+        mapping = NameMapping(columns).model_dump_json()
+        with bench.iceberg().transaction() as transaction:
+            transaction.set_properties({NAME_MAPPING: mapping, NAME_MAPPING_HASH: sha256(mapping.encode()).hexdigest()})
+        assert differences(bench) == ["the name mapping lacks Extra"]
+        bench.sync(full=True)
+        assert differences(bench) == []
+        assert read(bench) == [(*row, text) for row, text in zip(ROWS, TEXTS.to_pylist(), strict=True)]
+    bench.close()
+
+
+def differences(bench: Bench) -> list[str]:
+    """What a verification of the metadata says of the table's files."""
+    proof = Verifier(bench.context).verify(Scope(Level.METADATA), Event())
+    assert proof
+    assert proof.findings.counts.keys() <= {Fault.FILE_SCHEMA}
+    return [each.detail.partition(": ")[0] for each in proof.findings.named]

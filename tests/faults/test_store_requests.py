@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -86,6 +87,10 @@ class Lake:
         return Counter(
             (kind, path) for kind, path in read if kind.startswith("GET") and kind not in ("GET log", "GET other")
         )
+
+    def log_listings(self) -> int:
+        folder = f"{self.prefix}/_delta_log/"
+        return sum("list-type=2" in request and folder in unquote(request) for request in self._store.requests)
 
     def idle_requests(self) -> set[str]:
         """The requests of some polls without a new commit."""
@@ -187,8 +192,10 @@ def test_requests_of_a_commit_on_s3(lake: Lake, running: Daemon) -> None:
 
 def test_a_start_and_the_first_commit_read_each_file_once(lake: Lake) -> None:
     """What a new process does not know yet: metadata, manifest list, manifests, and the vector before."""
+    lake.forget_requests()
     with daemon(lake.config) as first:
         first.synced_to("t", lake.table.version)
+        assert lake.log_listings() == 1
         lake.table.commit(lake.table.delete({lake.paths[0]: [1]}))
         lake.requests_of_a_sync(first)
     lake.forget_requests()
@@ -197,6 +204,7 @@ def test_a_start_and_the_first_commit_read_each_file_once(lake: Lake) -> None:
         lake.table.commit(lake.table.delete({lake.paths[0]: [2]}))
         lake.send()
         second.told("sync.advanced", to_version=lake.table.version)
+        assert lake.log_listings() == 1
     read = lake.files_read()
     assert lake.rows() == sorted(row[0] for row in lake.table.live_rows())
     assert {kind for kind, _ in read} >= {"GET metadata", "GET manifest list", "GET deletion vector"}

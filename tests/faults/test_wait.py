@@ -67,7 +67,7 @@ def test_beside_a_daemon_it_ends_when_the_version_is_shown_or_cannot_be(tmp_path
         late = wait(config, "a", "b", "--min-version", "2", "--timeout", "1s")
         assert (late.returncode, late.stdout.splitlines()) == (
             3,
-            ["a: shows version 2", "b: time is over: shows version 1, not 2"],
+            ["a: shows version 2", "b: timed out: shows version 1, not 2"],
         )
         assert (early.wait(60), (tmp_path / "early").read_text()) == (0, "a: shows version 2\n")
         assert command(config, "pause", "b").returncode == 0
@@ -94,8 +94,9 @@ def test_a_dropped_iceberg_table_is_not_shown(tmp_path: Path, config: Path) -> N
         catalog.drop_table("lake.a")
         late = wait(without_token, "a", "--timeout", "2s")
         assert late.returncode == 3
-        assert "a: time is over: dvsync showed version 1, but the Iceberg table lake.a is gone\n" in late.stdout
-        # The daemon is asked, and writes the table anew.
+        assert "a: timed out: dvsync showed version 1, but the Iceberg table lake.a is gone\n" in late.stdout
+        # The daemon writes the table anew, and does not wait for the catalog to find it.
+        assert command(config, "resync", "a").returncode == 0
         done = wait(config, "a")
         assert (done.returncode, done.stdout) == (0, "a: shows version 1\n")
         assert catalog.load_table("lake.a").scan().to_arrow().num_rows == 1
@@ -113,4 +114,4 @@ def test_a_dropped_iceberg_table_is_not_shown(tmp_path: Path, config: Path) -> N
 def test_without_a_daemon_it_syncs_by_itself(tmp_path: Path, config: Path) -> None:
     append(make_table(tmp_path / "lake" / "a"))
     done = wait(config, "a", "--min-version", "5", "--timeout", "1h")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (3, "a: time is over: shows version 1, not 5")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (3, "a: timed out: shows version 1, not 5")

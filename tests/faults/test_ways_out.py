@@ -180,7 +180,8 @@ def older_table_under_the_name(world: World) -> Iterator[Table]:
     """Gives the newer one, which was dropped. The table is left alone for the length of the block."""
     with world.paused():
         world.catalog.rename_table(TARGET, "lake.older")
-    world.delete()
+        world.delete()
+        world.dvsync("resync", NAME)
     until(lambda: world.status["synced_version"] == world.table.version, "the table that is made again")
     with world.paused():
         newer = world.iceberg
@@ -253,7 +254,7 @@ def a_table_whose_volume_is_lost_is_dropped(world: World) -> Steps:
     world.dvsync("resync", NAME)
     yield "TargetUnreadable", "drop lake.orders from the catalog"
     world.catalog.drop_table(TARGET)
-    world.dvsync("resume", NAME)
+    world.dvsync("resync", NAME)
 
 
 def a_damaged_manifest_list_is_replaced(world: World) -> Steps:
@@ -332,9 +333,9 @@ def a_catalog_file_that_is_missing_is_brought_back(world: World) -> Steps:
         catalog.rename(away)
         for command_line in (["show", NAME], ["config", "check", "--connect"]):
             done = command(world.folder / "config.yaml", *command_line, environment=WITHOUT_SPARK)
-            assert "is a volume not mounted?" in done.stdout + done.stderr
+            assert "is the volume mounted?" in done.stdout + done.stderr
         world.delete()
-    yield "CatalogAway", "is a volume not mounted?"
+    yield "CatalogAway", "is the volume mounted?"
     assert not catalog.exists()
     away.rename(catalog)
 
@@ -342,8 +343,10 @@ def a_catalog_file_that_is_missing_is_brought_back(world: World) -> Steps:
 def a_catalog_file_that_is_lost_is_made_anew(world: World) -> Steps:
     (world.folder / "catalog.db").unlink()
     world.delete()
-    yield "CatalogAway", "make an empty file in its place, and dvsync makes the Iceberg tables anew"
+    yield "CatalogAway", "create an empty file in its place, and dvsync creates the Iceberg tables again"
     (world.folder / "catalog.db").touch()
+    yield "CatalogAway", "`dvsync resync orders` does so at once"
+    world.dvsync("resync", NAME)
 
 
 def a_commit_that_is_half_written_is_finished(world: World) -> Steps:

@@ -311,6 +311,21 @@ def test_another_client_is_first(followed, monkeypatch):
     assert followed.sync().snapshots == 1
 
 
+@ON_EACH
+def test_a_server_that_denies_a_table_for_a_moment(followed):
+    """As one of several servers that is behind: the table is not made a second time, and goes on."""
+    followed.sync()
+    followed.delete(1)
+    catalog = followed.bench.catalogs.open("local")
+    catalog.rename_table(followed.bench.target, f"{followed.bench.target}_hidden")
+    for _ in range(2):
+        with pytest.raises(CatalogAway, match=f"has no table {followed.bench.target}, but version 1 was synced"):
+            followed.bench.follower.sync()
+        assert not catalog.table_exists(followed.bench.target)
+    catalog.rename_table(f"{followed.bench.target}_hidden", followed.bench.target)
+    assert followed.sync().positions_added == 2
+
+
 @ON_REST
 def test_a_server_that_is_killed(followed, monkeypatch):
     """Before a cycle the catalog is away; in the middle of a commit its outcome is unknown; then all goes on."""

@@ -76,7 +76,7 @@ def test_from_delta_tables_to_iceberg_tables(
     assert "\n  # Refused: column v: " in written and f"\n  # - source: {tmp_path}/{ODD}\n" in written
 
     code, output = dvsync("config", "check")
-    assert (code, output.splitlines()[0]) == (0, "config.yaml: all well"), output
+    assert (code, output.splitlines()[0]) == (0, "config.yaml: the configuration is valid"), output
     code, output = dvsync("sync")
     assert code == 0, output
     with closing(load_catalog("local", **load_settings(Path("config.yaml")).catalogs["local"])) as catalog:

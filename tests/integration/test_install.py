@@ -68,7 +68,7 @@ def test_the_installed_command_works_anywhere(dvsync: Path, tmp_path: Path):
     where = ask(dvsync.with_name("python"), "-c", "import daemon; print(daemon.__file__)", folder=tmp_path)
     assert where.stdout.startswith(str(dvsync.parents[1]))
     checked = ask(dvsync, "config", "check", "--config", ROOT / "config.yaml", folder=tmp_path)
-    assert (checked.returncode, "all well" in checked.stdout) == (0, True), checked.stderr
+    assert (checked.returncode, "the configuration is valid" in checked.stdout) == (0, True), checked.stderr
     (tmp_path / "config.yaml").write_text(CONFIG)
     status = ask(dvsync, "status", "--json", folder=tmp_path)
     assert [each["state"] for each in json.loads(status.stdout)] == ["waiting", "waiting"]

@@ -246,6 +246,21 @@ def test_a_level_sees_what_it_compares(table: HandmadeTable, verify: Any, tmp_pa
     assert verify()[0] == 1
 
 
+@pytest.mark.parametrize("options", [("--metadata",), ()], ids=["in process", "on Spark"])
+def test_a_file_that_is_twice_in_delta(
+    options: tuple[str, ...], table: HandmadeTable, verify: Any, tmp_path: Path
+) -> None:
+    """As a dvsync left it that did not know of it: nothing that Iceberg shows is Delta's rows."""
+    path, log = next(iter(table.live)), table.commit_path(1)
+    other = {**table.add(path)["add"], "path": path.replace(".", "%2E")}
+    log.write_text(log.read_text() + json.dumps({"add": other}) + "\n")
+    code, proof = verify(*options)
+    assert (code, proof["is_right"], proof["differences"]) == (1, False, {Fault.LIVE_TWICE: 1})
+    (found,) = proof["first_differences"]
+    assert found["path"] == f"{table.location}/{path}"
+    assert "2 live adds for the one path" in found["detail"]
+
+
 def test_positions_and_columns_are_named(table: HandmadeTable, verify: Any, tmp_path: Path) -> None:
     plant_swapped_vector(table, tmp_path)
     _, proof = verify("--rows")

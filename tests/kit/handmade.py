@@ -314,6 +314,7 @@ class Bench:
             protocol=msgspec.convert(table.protocol(), Protocol),
             metadata=msgspec.convert(table.metadata(), Metadata),
             files=0,
+            recent_commits={},
             rows=ADDS.empty_table(),
         )
         show_state(context, record, state)

@@ -15,6 +15,7 @@ from daemon.status.activity import AMOUNTS
 from daemon.web.metrics import GAUGES, MAINTENANCE, WRITTEN
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("docs", "docs/decisions", "examples", "benchmarks")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 # A link to a place of this repository: the file, which may be this one, and the heading, which may be missing.
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)#?([^)\s]*)\)")
@@ -40,7 +41,7 @@ def test_the_keys_are_those_of_the_settings() -> None:
     """docs/configuration.md has what `make docs` writes, and config.yaml shows or explains every key."""
     assert (ROOT / "docs" / "configuration.md").read_text().endswith(f"## Keys\n\n{render_keys()}")
     shipped = (ROOT / "config.yaml").read_text()
-    keys = re.findall(r"^\| `(\w+)` \|", render_keys(), re.MULTILINE)
+    keys = re.findall(r"^- `(\w+)` \(", render_keys(), re.MULTILINE)
     assert len(keys) > 40
     assert [key for key in keys if not re.search(rf"^ *(- |# )*(.*, )?{key}[:,]", shipped, re.MULTILINE)] == []
 
@@ -61,7 +62,7 @@ def test_doctor_names_the_versions_of_readers_that_are_tested() -> None:
 
 def test_links_lead_somewhere() -> None:
     """Each relative link to a file, and to a heading in it."""
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).glob("*.md"))]
     headings = {
         page: {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in HEADING.findall(page.read_text())}
         for page in pages

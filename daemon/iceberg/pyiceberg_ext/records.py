@@ -48,8 +48,7 @@ class ResolvedAvroFile(AvroFile[D]):
 
 
 HINT_UNREADABLE = (
-    "Restore the file and run `dvsync resume`, or run `dvsync resync`, which writes the newest snapshot anew from "
-    "Delta's state."
+    "Restore the file and run `dvsync resume`, or run `dvsync resync`, which rewrites the newest snapshot from Delta."
 )
 
 

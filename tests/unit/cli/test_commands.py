@@ -93,7 +93,7 @@ def test_version_needs_no_configuration(dvsync):
     ("words", "said"),
     [
         (("--min-version", "5"), "it goes with --wait"),
-        (("--wait", "--full"), "it does not go with --full"),
+        (("--wait", "--full"), "cannot be combined with --full"),
         (("--wait", "--timeout", "5"), "is not a duration"),
     ],
 )
@@ -181,7 +181,7 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
 def test_a_table_that_goes_to_another_catalog_and_comes_back(dvsync, followed: Bench, tmp_path: Path):
     """Both tables keep their files, whatever is cleaned up. The one that comes back is brought up to date."""
     there = FOLLOWED.replace("catalog.db", "there.db") + "pipeline: {engine: local}\n"
-    assert "make an empty file in its place" in dvsync("sync", config=there).output
+    assert "create an empty file in its place" in dvsync("sync", config=there).output
     (tmp_path / "there.db").touch()
     assert "advanced, version 6" in dvsync("sync", config=there).stdout
     # Nothing was ever synced into a catalog of this name, so a missing file is a new one.
@@ -261,13 +261,13 @@ def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
     assert dvsync("resume", "t").output == "t: resumed\n"
     assert dvsync("resume", "t").output == "t: was neither parked nor paused; nothing to do\n"
     assert dvsync("sync").output.startswith("t: up to date at version 6")
-    assert dvsync("resync", "t").output == "t: its next sync writes the whole table anew\n"
-    assert "its next sync writes the whole table anew" in dvsync("status").output
+    assert dvsync("resync", "t").output == "t: its next sync rewrites the whole table\n"
+    assert "its next sync rewrites the whole table" in dvsync("status").output
     for command in ("pause", "resync"):
         assert dvsync(command, "nobody").exit_code == 2
         assert dvsync(command, "t", "--all").exit_code == 2
     dvsync("pause", "t")
-    assert "its next sync writes the whole table anew, after `dvsync resume t`" in dvsync("status").output
+    assert "its next sync rewrites the whole table, after `dvsync resume t`" in dvsync("status").output
     for command in ("compact", "expire"):
         result = dvsync(command)
         assert (result.exit_code, "it is paused since 20" in result.output) == (1, True)
@@ -318,7 +318,7 @@ def test_one_command_for_several_tables(dvsync):
     assert dvsync("resume", "db.b", "db.c").exit_code == 2
     assert dvsync("resume", "--all").output == ("db.a: resumed\ndb.b: was neither parked nor paused; nothing to do\n")
     assert dvsync("resume", "--all").output == "2 tables were neither parked nor paused; nothing to do\n"
-    assert dvsync("resync", "db.*", "db.a").output.count("writes the whole table anew") == 2
+    assert dvsync("resync", "db.*", "db.a").output.count("rewrites the whole table") == 2
 
 
 def test_all_tables_beside_a_folder_that_cannot_be_followed(dvsync, tmp_path: Path):
@@ -364,7 +364,7 @@ def test_a_resync_of_a_parked_table_that_fails_again(dvsync, followed: Bench):
     dvsync("resync", "t", config=FOLLOWED)
     record = followed.store.list_tables()[0]
     followed.store.record_failure(record.id, TableError("Unsupported", "a list", HINT, 12, 1_700_000_000_000, 3, True))
-    assert "writes the whole table anew, after `dvsync resume t`" in dvsync("status").output
+    assert "rewrites the whole table, after `dvsync resume t`" in dvsync("status").output
 
 
 def test_a_copy_of_the_state_database_is_refused_while_the_original_is_there(dvsync, followed: Bench, tmp_path: Path):
@@ -696,11 +696,11 @@ def test_a_sync_says_an_error_once(dvsync, tmp_path: Path):
 def test_config_may_stand_before_or_after_the_command_or_in_the_environment(dvsync, tmp_path, monkeypatch):
     """The nearer to the command wins over the environment."""
     (tmp_path / "mine.yaml").write_text(EMPTY, encoding="utf-8")
-    assert "mine.yaml: all well" in dvsync("--config", "mine.yaml", "config", "check").stdout
-    assert "mine.yaml: all well" in dvsync("config", "check", "--config", "mine.yaml").stdout
+    assert "mine.yaml: the configuration is valid" in dvsync("--config", "mine.yaml", "config", "check").stdout
+    assert "mine.yaml: the configuration is valid" in dvsync("config", "check", "--config", "mine.yaml").stdout
     assert "no such file" in dvsync("config", "check").stderr
     monkeypatch.setenv("DVSYNC_CONFIG", "mine.yaml")
-    assert "mine.yaml: all well" in dvsync("config", "check").stdout
+    assert "mine.yaml: the configuration is valid" in dvsync("config", "check").stdout
     assert dvsync("config", "check", "--config", "absent.yaml").exit_code == 2
 
 
@@ -709,7 +709,7 @@ def test_a_folder_that_cannot_be_made_is_a_fault_of_the_configuration(dvsync, tm
     (tmp_path / "file").touch()
     result = dvsync("sync", config=TWO_TABLES.replace("var/catalog.db", "file/x/catalog.db"))
     assert result.exit_code == 2
-    assert f"catalogs.local.uri: the folder {tmp_path}/file/x cannot be made: Not a directory" in result.stderr
+    assert f"catalogs.local.uri: the folder {tmp_path}/file/x cannot be created: Not a directory" in result.stderr
 
 
 def test_sync_status_and_resume_of_tables_that_cannot_sync(dvsync, tmp_path):

@@ -18,7 +18,7 @@ from pyroaring import BitMap, BitMap64
 
 from daemon.delta import deletion_vector
 from daemon.delta import position_set as position_sets
-from daemon.delta.deletion_vector import _read_frames, find_place, read_position_sets
+from daemon.delta.deletion_vector import Vector, _read_frames, find_place, frame_bytes, read_position_sets
 from daemon.delta.position_set import (
     DVPlace,
     PositionSet,
@@ -164,6 +164,11 @@ def test_difference_is_that_of_sets(
             after_set, before_set = position_set(after, runs=runs), position_set(before, runs=other_runs)
             assert listed(after_set, before_set) == sorted(after - before)
             assert is_restored(before_set, after_set) == bool(before - after)
+    vectors = [Vector(frame_bytes(portable_bytes(each)), len(each), PLACE) for each in (before, after)]
+    for checked_bytes_max in (0, 1 << 23):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(position_sets, "CHECKED_BYTES_MAX", checked_bytes_max)
+            assert vectors[1].lacks_positions_of(vectors[0]) == bool(before - after)
 
 
 def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,7 @@ def test_two_names_of_one_file(log: HandmadeLog, kind: str) -> None:
 
 
 def test_hint(log: HandmadeLog) -> None:
-    """Whatever `_last_checkpoint` says, the state is right; a good hint saves the listing of what is older."""
+    """Whatever `_last_checkpoint` says, the state is right, after one listing."""
     log.create()
     log.checkpoint([*START, add("old")])
     for number in range(4):
@@ -215,7 +215,7 @@ def test_hint(log: HandmadeLog) -> None:
     assert live(log.state()) == expected
     log.storage.asked.clear()
     assert len(log.segment().commits) == 3
-    assert log.storage.asked == [("read", "_last_checkpoint"), ("list after 1", "_delta_log")]
+    assert log.storage.asked == [("read", "_last_checkpoint"), ("list after 0", "_delta_log")]
     assert live(log.state(0)) == {"old": None}
     for text in (
         "",
@@ -232,7 +232,7 @@ def test_hint(log: HandmadeLog) -> None:
     file.unlink()
     log.storage.asked.clear()
     assert live(log.state()) == expected
-    assert ("list after 0", "_delta_log") in log.storage.asked
+    assert log.storage.asked.count(("list after 0", "_delta_log")) == 1
 
 
 @pytest.mark.parametrize("kind", ["v2-parquet", "v2-json", "v2-classic"])

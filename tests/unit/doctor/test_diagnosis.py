@@ -20,3 +20,12 @@ def test_a_schema_that_cannot_be_read_is_a_finding(schema_string: str, says: str
     assert schema is None
     assert (finding.verdict, finding.subject) == (diagnosis.Verdict.REFUSED, "columns")
     assert says in finding.text
+
+
+def test_char_columns_are_noted() -> None:
+    """Whether the type says so, or, as Delta writes it, the metadata."""
+    fields = '{"name": "a", "type": "char(3)", "nullable": true, "metadata": {}}, '
+    fields += '{"name": "b", "type": "string", "nullable": true, "metadata": {"__CHAR_VARCHAR_TYPE_STRING": "char(3)"}}'
+    metadata = Metadata("t", f'{{"type": "struct", "fields": [{fields}]}}', [], {})
+    _, _, (_, note) = diagnosis._of_columns(metadata, TableSettings(source="/t", target="db.t"))
+    assert (note.verdict, note.subject) == (diagnosis.Verdict.NOTE, "column a, b")

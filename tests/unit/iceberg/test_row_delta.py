@@ -225,6 +225,26 @@ def test_a_file_that_is_removed_and_added_has_a_new_sequence_number(made: MadeTa
     assert summary["total-position-deletes"] == "1"
 
 
+def test_a_file_that_is_renewed_keeps_its_place(made: MadeTable) -> None:
+    """Its entry has other bounds, and the numbers that it had; neither the file nor its rows are counted as new."""
+    made.commit(added_data_files=some("a", "b"))
+    place, snapshot_id, _ = made.live()["a"]
+    (renewed,) = some("a")
+    renewed.lower_bounds[1] = bytes([1] * 8)
+    delta = {"removed_data_files": {place: {"b"}}, "renewed_data_files": {place: {"a": renewed}}}
+    assert made.commit(added_delete_files=[delete_file("d")], **delta).operation is Operation.OVERWRITE
+    place, *_ = made.live()["a"]
+    assert entries(place)["a"] == ("existing", snapshot_id, 1, 1)
+    bounds = {row["data_file"]["file_path"]: row["data_file"]["lower_bounds"] for row in read_avro(place)}
+    assert bounds == {"a": {1: bytes([1] * 8)}, "b": {1: bytes(8)}}
+    summary = made.summary()
+    assert [summary.get(name) for name in ("added-data-files", "total-data-files", "total-records")] == [
+        None,
+        "1",
+        "10",
+    ]
+
+
 def test_a_manifest_of_deleted_entries_goes_with_the_next_commit(made: MadeTable) -> None:
     """It tells what its own snapshot deleted, and nothing after that."""
     made.commit(added_data_files=some("a"), added_delete_files=[delete_file("d")])
@@ -422,7 +442,7 @@ def test_duckdb_sees_the_same_entries(made: MadeTable) -> None:
 # --- the state store may be wrong ---
 
 
-@pytest.mark.parametrize("kind", ["removed_data_files", "removed_delete_files"])
+@pytest.mark.parametrize("kind", ["removed_data_files", "removed_delete_files", "renewed_data_files"])
 @pytest.mark.parametrize("place", ["elsewhere", "data", "deletes"])
 def test_a_file_that_is_not_where_it_should_be(made: MadeTable, kind: str, place: str) -> None:
     """A wrong memory is told with file and manifest, before anything is announced or written."""
@@ -432,7 +452,7 @@ def test_a_file_that_is_not_where_it_should_be(made: MadeTable, kind: str, place
     made.announced.clear()
     written = set(made.folder.glob("**/*"))
     with pytest.raises(ResyncNeeded, match="says that a manifest holds zzz, but it does not") as caught:
-        made.prepare(made.table(), **{kind: {manifest: {"zzz"}}, "added_data_files": some("n")})
+        made.prepare(made.table(), **{kind: {manifest: {"zzz": data_file("zzz")}}, "added_data_files": some("n")})
     assert caught.value.path == manifest
     assert made.announced == []
     assert set(made.folder.glob("**/*")) == written

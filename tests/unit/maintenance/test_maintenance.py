@@ -645,7 +645,8 @@ def test_a_table_that_was_renamed_keeps_its_files(make: Callable[..., World], in
     catalog = world.bench.catalogs.open("local")
     catalog.rename_table("lake.t", "lake.backup")
     before = rows_of(catalog.load_table("lake.backup").scan().to_arrow())
-    world.commit(world.table.delete({world.paths[0]: [30]}))
+    world.table.commit(world.table.delete({world.paths[0]: [30]}))
+    world.bench.sync(full=True)
     for hours in (1, 30, 300):
         world.clock.later_s = hours * HOUR_S
         world.maintainer.run(Event())

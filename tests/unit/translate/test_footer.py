@@ -1,4 +1,4 @@
-"""What footers say of columns, and which metrics of a file with deleted rows they prove."""
+"""What footers say of columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from struct import pack
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +15,6 @@ from pyiceberg.types import NestedField
 
 from daemon.delta.actions import Metadata
 from daemon.translate.footer import ColumnRange, column_ranges
-from daemon.translate.metrics import Metrics, proven
 from daemon.translate.schema import TableSchema, translate_schema
 
 MOMENTS = [datetime(1969, 12, 31, 23, 59, 59, 999999), datetime(2024, 1, 1)]
@@ -49,8 +47,7 @@ def ranges(table: TableSchema, *columns: pa.Array, row_group_size: int = 10, **o
     names = [f"c{number}" for number in range(len(columns))]
     pq.write_table(pa.table(list(columns), names), sink, row_group_size=row_group_size, **options)
     footer = pq.ParquetFile(pa.BufferReader(sink.getvalue())).metadata
-    paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
-    return list(column_ranges(footer, paths, table.leaves))
+    return list(column_ranges(footer, table.leaves))
 
 
 def named(found: Ranges) -> dict[str, ColumnRange]:
@@ -62,38 +59,17 @@ def test_the_ends_of_a_column(kind: str) -> None:
     """In Iceberg's internal form, over row groups, of which one may have nulls only."""
     stored, values, ends = VALUES[kind]
     found = ranges(schema_of(kind), pa.array([*values, None, None], stored), row_group_size=len(values))
-    assert named(found) == {"c0": ColumnRange(2, ends, True)}
+    assert named(found) == {"c0": ColumnRange(2, ends)}
 
 
 def test_what_a_footer_does_not_say() -> None:
     """INT96 has no ends; nulls in a struct may be its own; statistics may be missing, as for NaN alone."""
     moments = ranges(schema_of("timestamp"), pa.array(MOMENTS), use_deprecated_int96_timestamps=True)
-    assert named(moments)["c0"] == ColumnRange(None, None, False)
+    assert named(moments)["c0"] == ColumnRange(None, None)
     struct = {"type": "struct", "fields": [{"name": "x", "type": "long", "nullable": True, "metadata": {}}]}
     found = ranges(schema_of(struct), pa.array([{"x": 1}, None, {"x": None}]))
-    assert named(found)["x"] == ColumnRange(None, (1, 1), True)
+    assert named(found)["x"] == ColumnRange(None, (1, 1))
     numbers = pa.array([1.0, float("nan")])
-    assert named(ranges(schema_of("double"), numbers, row_group_size=1))["c0"] == ColumnRange(0, (1.0, 1.0), False)
+    assert named(ranges(schema_of("double"), numbers, row_group_size=1))["c0"] == ColumnRange(0, (1.0, 1.0))
     bare = ranges(schema_of("long"), pa.array([1]), write_statistics=False)
-    assert named(bare)["c0"] == ColumnRange(None, None, False)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "nulls", "bounded", "counted"),
-    [
-        (1, 3, 1, True, True),
-        (0, 4, 1, True, True),
-        (2, 3, 1, False, True),
-        (1, 2, 1, False, True),
-        (1, 3, 0, True, False),
-    ],
-)
-def test_what_a_footer_proves(low: int, high: int, nulls: int, bounded: bool, counted: bool) -> None:
-    """Bounds that hold all rows, and the right number of nulls; nothing of a column that the file does not have."""
-    table = schema_of("long", "long")
-    lower, upper = {1: pack("<q", low), 2: bytes(8)}, {1: pack("<q", high), 2: bytes(8)}
-    metrics = Metrics(4, {1: 4, 2: 4}, {1: nulls, 2: 0}, lower, upper)
-    found = proven(metrics, ranges(table, pa.array([1, 2, None, 3])))
-    bounds = ({1: pack("<q", low)}, {1: pack("<q", high)}) if bounded else ({}, {})
-    assert (found.lower_bounds, found.upper_bounds) == bounds
-    assert (found.value_counts, found.null_value_counts) == (({1: 4}, {1: nulls}) if counted else ({}, {}))
+    assert named(bare)["c0"] == ColumnRange(None, None)

@@ -92,7 +92,7 @@ def planned(
         what,
         {file.path: file for file in live},
         table,
-        {path: metrics_of(add, table, rows.get(path, ROWS)) for path, add in what.added.items()},
+        {path: metrics_of(add, table, rows.get(path, ROWS)) for path, add in {**what.dv_changed, **what.added}.items()},
         granularity=granularity,
         name_delete_file=lambda number: f"d{number}",
     )

@@ -104,6 +104,9 @@ def mapped_names(name_mapping: Any) -> dict[int, Any]:
         ("timestamp_ntz", TimestampType()),
         ("timestamp_ltz", TimestamptzType()),
         ("decimal", DecimalType(10, 0)),
+        ("varchar(20)", StringType()),
+        ("char( 4 )", StringType()),
+        ("string collate UTF8_LCASE", StringType()),
     ],
 )
 def test_every_primitive_type(delta: str, iceberg: IcebergType) -> None:
@@ -112,6 +115,15 @@ def test_every_primitive_type(delta: str, iceberg: IcebergType) -> None:
     schema = translate_schema(metadata(column("c", delta), column("n", nested))).schema
     assert schema.find_type("c") == iceberg
     assert [schema.find_type(f"n.{name}") for name in ("s", "a.element", "m.key", "m.value")] == 4 * [iceberg]
+
+
+def test_columns_with_a_collation_have_no_metrics() -> None:
+    """Another writer's least and greatest values may be those of the collation."""
+    collated = {"metadata": {"__COLLATIONS": {"c": "spark.UTF8_LCASE"}}}
+    inner = struct(column("plain", "varchar(3)"), {**column("c", "string"), **collated})
+    named = column("named", "string  collate UNICODE_CI")
+    table = translate_schema(metadata(column("n", inner), named, column("id", "long")))
+    assert table.leaves.keys() == {("n", "plain"), ("id",)}
 
 
 @pytest.mark.parametrize(
@@ -496,13 +508,17 @@ def test_names_that_no_reader_minds_are_taken() -> None:
     assert list(ids(translate_schema(metadata(*(column(name, "long") for name in OTHER_NAMES))))) == list(OTHER_NAMES)
 
 
-def test_another_spelling_is_told() -> None:
-    """Delta compares names without regard to case; older files have the older spelling, which a name mapping needs."""
+def test_another_spelling_is_one_column() -> None:
+    """Delta ignores case in columns: older files have the older spelling, which the name mapping keeps."""
     first = translate_schema(metadata(column("id", "long"), column("s", struct(column("x", "long")))))
     second = evolve(first, metadata(column("ID", "long"), column("s", struct(column("X", "long")))))
-    assert second.replaced == ("ID (spelled id before)", "s.X (spelled x before)")
-    # DuckDB would take a dropped `id` for the new `ID`, as Delta does.
+    assert (second.replaced, ids(second)) == ((), {"ID": 1, "s": 2, "s.X": 3})
     assert [field.names for field in second.name_mapping] == [["ID", "id"], ["s"]]
+    # But not in partition values.
+    third = evolve(second, metadata(column("Id", "long"), column("s", struct(column("X", "long"))), partition=("Id",)))
+    assert third.replaced == ("Id (spelled ID before)",)
+    # DuckDB would take a dropped `ID` for the new `Id`, as Delta does.
+    assert [field.names for field in third.name_mapping] == [["Id", "ID", "id"], ["s"]]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def puffin(path: str, *data_files: str, dead: Sequence[str] = ()) -> DeleteFileR
 
 
 def kernel(tasks: Iterable[DeleteFileTask], restored: Iterable[str] = ()) -> list[DeleteFileResult]:
-    """What the kernel would give for these tasks. Only a vector that is compared can be found to be restored."""
+    """What the kernel would give for these tasks. Only a known vector can be found to be restored."""
     results = []
     for task in tasks:
         vectors = [each for each in task.changes if each.after.cardinality]
@@ -71,13 +71,12 @@ class Plan:
             [file for file in self.files if any(each.data_file in gone for each in file.mappings)],
             [file for file in self.files if not returning.isdisjoint(file.dead)],
         )
-        metrics = {path: metrics_of(each, TABLE, ROWS) for path, each in what.added.items()}
+        metrics = {path: metrics_of(each, TABLE, ROWS) for path, each in {**what.dv_changed, **what.added}.items()}
         touched = {path: file for path, file in live.items() if path in gone}
-        plan = plan_vectors(what, touched, TABLE, metrics, holders, name_delete_file=self.name)
+        plan = plan_vectors(what, touched, TABLE, metrics, name_delete_file=self.name)
         results = kernel(plan.tasks, restored)
         replaced, others = files_to_replace(plan, results, holders)
         tasks = list(puffin_tasks(copies({path: live[path] for path in others}, TABLE), self.name))
-        self.compared = {each.data_file for task in plan.tasks for each in task.changes if each.before}
         return complete_vectors(
             plan,
             results,
@@ -103,10 +102,8 @@ def test_a_first_vector_of_a_file() -> None:
 
 
 def test_a_grown_vector_leaves_a_dead_blob_behind() -> None:
-    """The older vector is compared only because its blob stays for b."""
     plan = Plan([live_file("a", dv("1")), live_file("b", dv("2"))], [puffin("p", "a", "b")])
     done = plan.complete(change(dv_changed=[add("a", dv("3", 5))]))
-    assert plan.compared == {"a"}
     assert entries(done) == {"a": "new0.puffin"}
     assert done.delta.removed_delete_files == {"m9": {("p.puffin", "a")}}
     assert (done.dead_vectors, done.removed_delete_files, done.new_positions) == ((("p.puffin", "a"),), {}, 3)
@@ -115,7 +112,6 @@ def test_a_grown_vector_leaves_a_dead_blob_behind() -> None:
 def test_a_grown_vector_alone_in_its_file_replaces_it() -> None:
     plan = Plan([live_file("a", dv("1"))], [puffin("p", "a")])
     done = plan.complete(change(dv_changed=[add("a", dv("3", 5))]))
-    assert plan.compared == set()
     assert (done.removed_delete_files, done.dead_vectors) == ({"p.puffin": OrphanReason.DV_REPLACED}, ())
 
 
@@ -137,6 +133,9 @@ def test_restored_rows_replace_every_file_with_a_blob_of_theirs() -> None:
     assert done.delta.removed_delete_files == {"m9": {("p.puffin", "a"), ("p.puffin", "b"), ("q.puffin", "c")}}
     assert set(done.removed_delete_files) == {"p.puffin", "q.puffin"} and done.dead_vectors == ()
     assert done.delta.removed_data_files == {} and done.delta.added_data_files == []
+    ((manifest, renewed),) = done.delta.renewed_data_files.items()
+    assert (manifest, list(renewed), renewed["a"].record_count) == ("m1", ["a"], ROWS)
+    assert done.delta.operation is Operation.OVERWRITE
 
 
 @pytest.mark.parametrize(
