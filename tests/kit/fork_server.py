@@ -100,7 +100,7 @@ def main() -> None:
     os.environ.update(order["environment"])
     time.tzset()
     os.chdir(order["folder"])
-    sys.argv[1:] = order["words"]
+    sys.argv[:] = ["dvsync", *order["words"]]
     run_dvsync()
 
 
