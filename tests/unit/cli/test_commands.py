@@ -40,7 +40,7 @@ from daemon.sync.context import Writer
 from state import TableError
 from state.sql.store import SqlStateStore
 from tests.kit.daemons import write_config
-from tests.kit.forking import run_forked
+from tests.kit.forking import Forked, run_forked
 from tests.kit.handmade import Bench, HandmadeTable
 
 CATALOGS = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
@@ -795,9 +795,9 @@ def on_terminal(folder: Path, columns: int, *arguments: str, until: bytes | None
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     plain = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
-    command = [sys.executable, "-m", "daemon", *arguments]
-    process = subprocess.Popen(command, cwd=folder, env={**plain, "TERM": "xterm-256color"}, stdout=end)
-    os.close(end)
+    with open(end, "w") as output_end, open(os.devnull, "w") as unseen:
+        environment = {**plain, "TERM": "xterm-256color"}
+        process = Forked([*arguments], environment=environment, stdout=output_end, stderr=unseen, folder=folder)
     output = b""
     # When the last writer has gone, reading a terminal fails.
     with open(terminal, "rb", buffering=0) as reader, suppress(OSError):
