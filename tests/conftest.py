@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 # How long an example takes says nothing on a machine that does other work, too. `--hypothesis-profile long` tries more.
 for name, examples in (("ci", 25), ("long", 500)):
     hypothesis.settings.register_profile(
-        name, max_examples=examples, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+        name,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
     )
 hypothesis.settings.load_profile("ci")
 
