@@ -6,7 +6,7 @@ STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint check test test-long demo bench build docs lock clean
+.PHONY: help setup lint check test test-long histories demo bench build docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,13 +39,20 @@ lint: $(STAMPS)/dvsync ## format, lint and types
 check: lint ## the fast gate: lint, and unit, contract and fault tests; no JVM
 	$(BIN)/pytest --quiet tests/unit tests/contract tests/faults -m "not spark"
 
-# In the order of the folders, the short unit tests are last, and both workers end together. xdist's own order puts
-# files with few tests last, and these are the long ones.
-test: lint setup ## lint, and the tests, with Spark and all readers; a file is one worker's, each worker has a session
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 5 -m "not long"
+# In the order of the folders, the short unit tests are last, and both workers end together. A file is one worker's, and
+# so are all tests with a Spark session of their own: see `xdist_group` in tests/integration/conftest.py.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+TESTS ?= tests/integration
 
-test-long: setup ## more variants of long tests, which would not fit into the time of `make test`
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m long
+test: lint setup ## lint, and the tests, with all readers; what Spark writes is replayed from tests/histories
+	$(PYTEST) --durations 40 --durations-min 5 -m "not long"
+
+test-long: setup ## more variants of long tests, and Spark plays again what is recorded in tests/histories
+	$(PYTEST) -m long
+	$(PYTEST) -m recorded --histories check tests/integration
+
+histories: setup ## record in tests/histories what Spark writes in tests; in some of them with TESTS=a file or a test
+	$(BIN)/pytest -m recorded --histories record "$(TESTS)"
 
 demo: setup ## a Delta table changed by Spark, followed into Iceberg, read by every engine
 	$(BIN)/dvsync demo

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
     from tests.kit.servers import ObjectStore
 
 # How long an example takes says nothing on a machine that does other work, too.
@@ -17,6 +19,15 @@ hypothesis.settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any-machine")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--histories",
+        choices=("replay", "record", "check"),
+        default="replay",
+        help="what Spark writes: replayed from tests/histories/, recorded there, or written again and compared",
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -46,6 +57,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.line(
         f"in all: {tests.total()} tests, {tables.total()} tables, {versions.total()} versions; read by {total}"
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """A file is one worker's, and so is a group of tests from several files."""
+    from xdist.scheduler import LoadGroupScheduling  # noqa: PLC0415 - only where there are workers
+
+    class Scheduling(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return super()._split_scope(nodeid).partition("::")[0]
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
