@@ -45,6 +45,7 @@ MAINTENANCE = {
 
 @pytest.mark.parametrize("held", [False, True], ids=["version by version", "all at once"])
 @pytest.mark.long
+@pytest.mark.usefixtures("spark")  # for `dvsync verify --rows`
 def test_row_ids_after_row_tracking_began_again(service: Service, tmp_path: Path, held: bool) -> None:
     """Delta then names another column for row ids, and gives the files other ones; so does a table made anew."""
     delta = Tracked(service.writer, tmp_path / "delta", Random("again"), partitioned=False)
@@ -185,6 +186,7 @@ def wait_until_shown(service: Service, tables: Sequence[Served]) -> None:
         service.wait(is_shown, f"{table.name} at version {version}")
 
 
+@pytest.mark.usefixtures("spark")  # for `dvsync verify --rows`
 def test_all_readers_after_every_commit(service: Service, spark_process: SparkProcess, tmp_path: Path) -> None:
     """Appends, deletes, RESTORE, removals and new columns, beside compaction, expiry, cleanup and verification."""
     seed = fault_seed()
@@ -220,7 +222,7 @@ def test_all_readers_after_every_commit(service: Service, spark_process: SparkPr
     service.command("verify", "--rows", *(life.served.name for life in lives))
 
 
-@pytest.mark.live  # other statements in each run
+@pytest.mark.usefixtures("spark")  # for `dvsync verify --rows`
 def test_row_ids_are_deltas_for_life(service: Service, tmp_path: Path) -> None:
     """MERGE, UPDATE, REORG, OPTIMIZE and RESTORE, beside maintenance and kills, and from version 2 on."""
     seed = fault_seed()

@@ -42,7 +42,7 @@ class Outdated(AssertionError):
     """The archive is not of this test as it is now, or not of this Delta."""
 
 
-class Call(msgspec.Struct):
+class Call(msgspec.Struct, omit_defaults=True):
     """`asked` is what the test wanted, and `by_hand` which files it had changed itself since the call before.
 
     `changes` are Spark's, in the order in which a reader may see them: a path and its contents, or None where it went.
@@ -65,12 +65,12 @@ def made_with() -> dict[str, Any]:
     }
 
 
-class Archive(msgspec.Struct):
+class Archive(msgspec.Struct, omit_defaults=True):
     """The calls of one test, and contents by their digests."""
 
     made_with: dict[str, Any]
     calls: list[Call]
-    contents: dict[str, bytes]
+    contents: dict[str, bytes] = {}
 
     def keep(self, data: bytes) -> str:
         found = digest(data)
@@ -78,7 +78,7 @@ class Archive(msgspec.Struct):
         return found
 
     def write(self, path: Path) -> None:
-        history = msgspec.json.format(msgspec.json.encode({"made_with": self.made_with, "calls": self.calls}), indent=1)
+        history = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(self, contents={})), indent=1)
         members = {"history.json": history, "history.digest": digest(history).encode(), **self.contents}
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
@@ -103,13 +103,9 @@ class Archive(msgspec.Struct):
                 raise ValueError("the history is not what was written")
             if wrong := [name for name, data in members.items() if digest(data) != name]:
                 raise ValueError(f"{wrong[0]} is not what was written")
-            return cls(**msgspec.json.decode(history, type=dict[str, Any]), contents=members).typed()
+            return msgspec.structs.replace(msgspec.json.decode(history, type=cls), contents=members)
         except (OSError, tarfile.TarError, KeyError) as error:
             raise ValueError(str(error)) from error
-
-    def typed(self) -> Archive:
-        self.calls = msgspec.convert(self.calls, list[Call])
-        return self
 
 
 def digest(data: bytes) -> str:
@@ -133,7 +129,8 @@ class _Kept(Writer):
             if isinstance(folder, Path):
                 assert folder.is_relative_to(self.root), f"{folder} is not below {self.root}"
                 self._folders[folder] = None
-        asked: dict[str, Any] = {"do": function.__name__, "with": list(arguments), "code": digest(code_of(function).encode())}
+        code = digest(code_of(function).encode())
+        asked: dict[str, Any] = {"do": function.__name__, "with": list(arguments), "code": code}
         if self.settings:
             asked["settings"] = self.settings
         return json.loads(self._moved(json.dumps(asked, default=str)))  # type: ignore[no-any-return]
@@ -172,7 +169,7 @@ class Recorder(_Kept):
 
     def __init__(self, spark: SparkProcess, path: Path, test: str, root: Path) -> None:
         super().__init__(spark, path, test, root)
-        self.archive = Archive(made_with(), [], {})
+        self.archive = Archive(made_with(), [])
 
     def do(self, function: Callable[..., Any], *arguments: Any) -> Any:
         asked = self._asked(function, arguments)
@@ -371,6 +368,7 @@ def as_bytes(table: pa.Table) -> bytes:
 
 # What is another one each time: ids, names of deletion vectors, folders by chance, times, sizes of compressed files.
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+EXPRESSION_ID = re.compile(r"#\d+L?")
 MILLISECONDS = re.compile(r"\b1[5-9]\d{11}\b")
 CHANCE_FOLDER = re.compile(r"(^|/)[A-Za-z0-9]{2}/(?=(part-|deletion_vector_))")
 BY_CHANCE = {
@@ -380,7 +378,7 @@ BY_CHANCE = {
 
 
 def bare(text: str) -> str:
-    return CHANCE_FOLDER.sub(r"\1", MILLISECONDS.sub("*", UUID.sub("*", text)))
+    return CHANCE_FOLDER.sub(r"\1", MILLISECONDS.sub("*", EXPRESSION_ID.sub("#", UUID.sub("*", text))))
 
 
 def bare_value(value: Any) -> Any:
