@@ -26,7 +26,7 @@ from tests.kit.spark_session import ROOT, spark_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-START_MAX_S = 180.0
+START_MAX_S = 300.0
 # It outlives the worker that started it, which must not complain of that.
 STARTED: list[subprocess.Popen[bytes]] = []
 
