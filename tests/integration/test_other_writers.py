@@ -130,7 +130,7 @@ def test_a_replaced_log_whose_synced_commit_is_gone(service: Service, tmp_path: 
         write_deltalake(table.source, rows(10 * number, 10 * number + 10), mode="append")
     copytree(table.source, other)
     write_deltalake(table.source, rows(30, 40), mode="append")
-    table.step(operation="append")
+    table.step(operation="append", spark=True)
     with table.held():
         write_deltalake(other, rows(50, 60), mode="append")
         DeltaTable(other).create_checkpoint()

@@ -371,7 +371,7 @@ def as_bytes(table: pa.Table) -> bytes:
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 EXPRESSION_ID = re.compile(r"#\d+L?")
 MILLISECONDS = re.compile(r"\b1[5-9]\d{11}\b")
-CHANCE_FOLDER = re.compile(r"(^|/)[A-Za-z0-9]{2}/(?=(part-|deletion_vector_))")
+CHANCE_FOLDER = re.compile(r"(^|/)[A-Za-z0-9]{2}/(?=\.?(part-|deletion_vector_))")
 BY_CHANCE = {
     *("timestamp", "inCommitTimestamp", "modificationTime", "deletionTimestamp", "createdTime", "txnId", "lastUpdated"),
     *("pathOrInlineDv", "offset", "size", "operationMetrics", "insertionTime", "tags"),
