@@ -75,6 +75,9 @@ def on_catalog(session: SparkSession, folder: Path) -> SparkSession:
         ".cache-enabled": "false",
     }.items():
         own.conf.set(f"spark.sql.catalog.local{key}", value)
+    # Iceberg's own statements look into the active session for the catalog.
+    jvm: Any = session._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(own._jsparkSession)
     return own
 
 

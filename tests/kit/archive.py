@@ -385,7 +385,7 @@ def bare(text: str) -> str:
 def bare_value(value: Any) -> Any:
     match value:
         case Mapping():
-            return {key: bare_value(each) for key, each in value.items() if key not in BY_CHANCE}
+            return {bare(key): bare_value(each) for key, each in value.items() if key not in BY_CHANCE}
         case list():
             return [bare_value(each) for each in value]
         case str():
