@@ -502,6 +502,7 @@ def crowd(table: Followed) -> None:
     table.sync_and_check("the table before")
 
 
+@pytest.mark.live
 def test_foreign_commits_are_told_and_undone_when_asked(writer: Writer, tmp_path: Path) -> None:
     """Whatever Spark commits parks the table, with who and what; a full sync restores it, and following goes on."""
     table = followed(writer, tmp_path)
@@ -526,6 +527,7 @@ def test_foreign_commits_are_told_and_undone_when_asked(writer: Writer, tmp_path
     table.step("OPTIMIZE {t}", operation="replace")
 
 
+@pytest.mark.live
 def test_foreign_commits_are_overwritten_when_configured(writer: Writer, tmp_path: Path) -> None:
     """With on_foreign_commit: overwrite the next sync restores Delta's rows by itself, and the one after follows."""
     table = followed(writer, tmp_path, on_foreign_commit="overwrite")

@@ -19,6 +19,8 @@ from tests.kit.handmade import HandmadeTable
 from tests.kit.service import Service
 from tests.kit.writer import checkpoint as write_checkpoint
 
+# delta-rs gives names by chance.
+pytestmark = pytest.mark.live
 CHECKPOINT = r"\d{20}\.checkpoint\..*parquet"
 
 
@@ -51,7 +53,6 @@ class ByDeltaRs(Followed):
         self.change(lambda table: write_deltalake(table, more, mode="append"), operation="append")
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     "partitioned", [pytest.param(False, id="whole", marks=pytest.mark.long), pytest.param(True, id="partitioned")]
 )
@@ -80,7 +81,6 @@ def test_delta_rs(service: Service, tmp_path: Path, partitioned: bool) -> None:
     table.step("DELETE FROM {t} WHERE id = 203", operation="delete")
 
 
-@pytest.mark.live
 def test_delta_rs_after_spark(service: Service, tmp_path: Path) -> None:
     """delta-rs spells paths beyond ASCII otherwise than Spark: its removes have no effect on Spark's files in Delta."""
     table = Followed(service, tmp_path, with_vectors=True)
@@ -109,7 +109,6 @@ def test_delta_rs_after_spark(service: Service, tmp_path: Path) -> None:
     table.sync_and_check("a comparison")
 
 
-@pytest.mark.live
 def test_empty_and_null_partition_values(service: Service, tmp_path: Path) -> None:
     """Spark writes no empty ones; those of delta-rs it reads as empty strings, and those of numbers as null."""
     table = ByDeltaRs(service, tmp_path)
@@ -121,7 +120,6 @@ def test_empty_and_null_partition_values(service: Service, tmp_path: Path) -> No
     table.append_again(found)
 
 
-@pytest.mark.live
 def test_a_replaced_log_whose_synced_commit_is_gone(service: Service, tmp_path: Path) -> None:
     """As from a backup with a checkpoint and what came after it: the same table, but with another history."""
     table, other = ByDeltaRs(service, tmp_path), tmp_path / "other"
@@ -145,7 +143,6 @@ def test_a_replaced_log_whose_synced_commit_is_gone(service: Service, tmp_path: 
     assert sorted(shown) == [*range(30), *range(50, 70)]
 
 
-@pytest.mark.live
 def test_delta_rs_after_its_log_was_cut(service: Service, tmp_path: Path) -> None:
     """A log that delta-rs cleaned up behind its own checkpoint is the source of a first sync and of a comparison."""
     table = ByDeltaRs(service, tmp_path)
