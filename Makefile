@@ -6,7 +6,7 @@ STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint check test test-long demo bench build docs lock clean
+.PHONY: help setup lint check test test-long histories demo bench build docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,9 +36,10 @@ lint: $(STAMPS)/dvsync ## format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# In the order of the folders, the short unit tests are last, and both workers end together. xdist's own order puts
-# files with few tests last, and these are the long ones.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# In the order of the folders, the short unit tests are last, and both workers end together. A file is one worker's, and
+# so are all tests with a Spark session of their own: see `xdist_group` in tests/integration/conftest.py.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+TESTS ?= tests/integration
 
 check: $(STAMPS)/dvsync ## the fast gate, in a minute and a half: lint beside unit and contract tests; no JVM
 	.ci/beside lint -- $(PYTEST) --quiet tests/unit tests/contract -m "not spark and not long"
@@ -48,8 +49,12 @@ test: setup ## lint and packages beside the tests, with Spark and all readers: t
 	@echo "Polars and PyIceberg as readers; about 12 minutes on two cores. What failed is told again at the end."
 	.ci/beside lint build -- $(PYTEST) --durations 40 --durations-min 5 -m "not long"
 
-test-long: setup ## more variants of tests, and many more random inputs than in `make test`
+test-long: setup ## more variants of tests, more random inputs, and Spark writes the recorded histories again
 	$(PYTEST) --hypothesis-profile long -m "long or hypothesis"
+	$(PYTEST) -m recorded --histories check tests/integration
+
+histories: setup ## record in tests/histories what Spark writes in tests; in some of them with TESTS=a file or a test
+	$(BIN)/pytest -m recorded --histories record "$(TESTS)"
 
 demo: setup ## a Delta table changed by Spark, followed into Iceberg, read by every engine
 	$(BIN)/dvsync demo

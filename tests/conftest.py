@@ -7,12 +7,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
     from tests.kit.servers import ObjectStore
 
 # How long an example takes says nothing on a machine that does other work, too. `--hypothesis-profile long` tries more.
@@ -60,6 +62,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         time.sleep = sleep
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--histories",
+        choices=("replay", "record", "check"),
+        default="replay",
+        help="what Spark writes: replayed from tests/histories/, recorded there, or written again and compared",
+    )
 
 
 @pytest.hookimpl(trylast=True)
@@ -112,6 +123,18 @@ def _report_followed(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.line(
         f"in all: {tests.total()} tests, {tables.total()} tables, {versions.total()} versions; read by {total}"
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """A file is one worker's, and so is a group of tests from several files."""
+    from xdist.scheduler import LoadGroupScheduling  # noqa: PLC0415 - only where there are workers
+
+    class Scheduling(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return super()._split_scope(nodeid).partition("::")[0]
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

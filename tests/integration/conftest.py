@@ -1,96 +1,130 @@
-"""One Spark session that writes Delta and reads Iceberg, and one daemon that follows, for all integration tests."""
+"""Spark's part in a test, recorded or live, and one daemon that follows, for all integration tests."""
 
 from __future__ import annotations
 
 import gc
 import os
-import sys
-import warnings
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from filelock import FileLock
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
 
-from daemon.config.settings import Settings, SparkSettings
+from daemon.config.settings import Settings
 from daemon.spark.hadoop import HADOOP, with_stores
-from daemon.spark.jars import ICEBERG_JAR, S3_EXCLUDES, s3_jars
-from daemon.spark.session import session_conf
+from tests.kit import archive
+from tests.kit.archive import Checker, Recorder, Replayed
+from tests.kit.handmade import RANDOM
 from tests.kit.readers import READS
-from tests.kit.servers import ObjectStore
-from tests.kit.service import FOR_SMALL_TABLES, OUTCOMES, Service
+from tests.kit.service import OUTCOMES, Service
+from tests.kit.spark_process import SparkProcess
+from tests.kit.spark_session import spark_session
+from tests.kit.writer import Writer
 
-ROOT = Path(__file__).parents[2]
-# With it Spark's Iceberg catalog and PyIceberg's share one SQLite file: somebody else commits to our table.
-SQLITE_JAR = "org.xerial:sqlite-jdbc:3.54.1.0"
-CONF = {
-    **FOR_SMALL_TABLES,
-    "spark.jars.packages": ",".join((ICEBERG_JAR, SQLITE_JAR, *s3_jars())),
-    "spark.jars.excludes": ",".join(S3_EXCLUDES),
-    # For branches and tags in SQL.
-    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-    "spark.driver.memory": "2g",
-    # Delta computes a table's state after each commit: each task of it costs more than all actions of a test's log.
-    "spark.databricks.delta.snapshotPartitions": "1",
-    # RESTORE must find files that no test would call old, and VACUUM must not.
-    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-}
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.kit.servers import ObjectStore
+
 LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 # PySpark leaves the sockets of collected results to the garbage collector.
 TOLERATED = r"ignore:unclosed <socket\.socket:ResourceWarning"
+SPARK_FIXTURES = {"spark", "s3_spark"}
+WRITERS = {"replay": Replayed, "record": Recorder, "check": Checker}
+
+
+def is_live(item: pytest.Item) -> bool:
+    """Whether Spark writes while the test runs. Long tests have no archives: they would be the larger half."""
+    marked = any(item.get_closest_marker(name) for name in ("live", "long"))
+    return marked or bool(SPARK_FIXTURES & set(getattr(item, "fixturenames", ())))
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    archives = set()
     for item in items:
-        if {"spark", "s3_spark", "service"} & set(getattr(item, "fixturenames", ())):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if {"service", "spark_process", *SPARK_FIXTURES} & fixtures or item.get_closest_marker("live"):
             item.add_marker("spark")
+            if is_live(item):
+                item.add_marker("live")
+            elif {"service", "writer"} & fixtures:
+                item.add_marker("recorded")
+                archives.add(archive_of(item))
+        if SPARK_FIXTURES & fixtures:
             item.add_marker(pytest.mark.filterwarnings(TOLERATED))
+            # One worker has a session of its own.
+            item.add_marker(pytest.mark.xdist_group("spark"))
+    if not any("::" in argument for argument in config.args):
+        modules = {item.path.stem for item in items}
+        unused = [path for name in modules for path in (archive.FOLDER / name).glob("*") if path not in archives]
+        if unused:
+            raise pytest.UsageError(f"no test uses these archives, remove them: {', '.join(map(str, unused))}")
+
+
+def archive_of(item: pytest.Item) -> Path:
+    name = re.sub(r"[^-\w.,=]+", "_", item.name).strip("_")
+    return archive.FOLDER / item.path.stem / f"{name}.tar.zst"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """What a writer still has to do belongs to the test."""
+    yield
+    if writer := getattr(item, "funcargs", {}).get("writer"):
+        writer.finish()
+
+
+def run_folder(config: pytest.Config, factory: pytest.TempPathFactory) -> Path:
+    """One for all processes of a run."""
+    return factory.getbasetemp().parent if hasattr(config, "workerinput") else factory.getbasetemp()
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Spark with Delta and the Iceberg runtime; ended with its JVM."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    settings = SparkSettings(
-        master="local[2]",
-        conf={**CONF, "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("spark-warehouse"))},
-    )
-    builder = SparkSession.builder.master(settings.master)
-    for key, value in session_conf(settings).items():
-        builder = builder.config(key, value)
-    # The workers of one run share Ivy's folder, which two resolvers at once leave with jars cut short.
-    with FileLock(tmp_path_factory.getbasetemp().parent / "jars.lock"):
-        session = builder.getOrCreate()
-    yield session
-    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
-        session.stop()
-        gateway = SparkContext._gateway
-        assert gateway is not None
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait(30)
-        SparkContext._gateway = SparkContext._jvm = None
-        gc.collect()
+def spark(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with spark_session(
+        tmp_path_factory.mktemp("spark-warehouse"), run_folder(pytestconfig, tmp_path_factory)
+    ) as session:
+        yield session
 
 
 @pytest.fixture(scope="session")
-def daemon_service(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def spark_process(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> SparkProcess:
+    """Spark for all tests of a run. A test with a session of its own has the fixture `spark`."""
+    run = os.getppid() if hasattr(pytestconfig, "workerinput") else os.getpid()
+    return SparkProcess(run_folder(pytestconfig, tmp_path_factory), run)
+
+
+@pytest.fixture
+def writer(request: pytest.FixtureRequest, spark_process: SparkProcess, tmp_path: Path) -> Writer:
+    """Spark, which writes the Delta tables of a test: live, or as it was recorded."""
+    if is_live(request.node):
+        return Writer(spark_process)
+    place, test = archive_of(request.node), f"{request.node.location[0]}::{request.node.name}"
+    # Names that the test gives by chance are those that Spark met.
+    RANDOM.seed(test)
+    kind = WRITERS[request.config.getoption("histories")]
+    return kind(spark_process, place, test, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def daemon_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One `dvsync run` for every test of this process, with a Spark session and a JVM of its own."""
-    made = Service(spark, tmp_path_factory.mktemp("service"))
+    made = Service(tmp_path_factory.mktemp("service"))
     yield made
     made.stop()
 
 
 @pytest.fixture
-def service(daemon_service: Service, record_property: Callable[[str, object], None]) -> Iterator[Service]:
+def service(
+    daemon_service: Service, writer: Writer, record_property: Callable[[str, object], None]
+) -> Iterator[Service]:
     """The daemon, for the tables of one test. It fails the test that makes it meet a bug of its own."""
     if not daemon_service.is_running:
         daemon_service.start()  # The test before failed while it had ended it.
+    daemon_service.writer = writer
     daemon_service.daemon.lines.clear()
     read_before = Counter(READS)
     yield daemon_service
@@ -114,16 +148,15 @@ def s3_spark(spark: SparkSession, store: ObjectStore) -> SparkSession:
 
 
 @pytest.fixture
-def quick_vacuum(spark: SparkSession) -> Iterator[None]:
+def quick_vacuum(writer: Writer) -> Iterator[None]:
     """VACUUM lists folders in as many tasks as it may."""
-    spark.conf.set(LISTING_TASKS, "1")
-    yield
-    spark.conf.unset(LISTING_TASKS)
+    with writer.confs({LISTING_TASKS: "1"}):
+        yield
 
 
 @pytest.fixture(autouse=True)
 def sockets_collected(request: pytest.FixtureRequest) -> Iterator[None]:
     """What PySpark left behind goes while its warnings are passed over, and not in a test of something else."""
     yield
-    if {"spark", "service"} & set(request.fixturenames):
+    if SPARK_FIXTURES & set(request.fixturenames):
         gc.collect()

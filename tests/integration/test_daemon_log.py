@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+import pytest
 
 from daemon.log import REMARKS
-from tests.integration.test_first_sync import spark_conf
 from tests.kit.daemons import Daemon
 from tests.kit.follow import Followed
 from tests.kit.servers import ObjectStore
 from tests.kit.service import InProcess
+from tests.kit.writer import Writer
 
 CONFIG = """
 state: {{url: "sqlite:///state.db"}}
@@ -40,10 +40,11 @@ STATEMENTS = (
 FIRST_SYNC_MAX_S = 300.0
 
 
-def test_libraries_say_nothing_that_no_operator_needs(spark: SparkSession, tmp_path: Path, store: ObjectStore) -> None:
+@pytest.mark.live
+def test_libraries_say_nothing_that_no_operator_needs(writer: Writer, tmp_path: Path, store: ObjectStore) -> None:
     """First syncs with Spark, following, maintenance and the end, of files with INT96 timestamps, to disk and to S3."""
-    table = Followed(InProcess(spark), tmp_path)
-    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+    table = Followed(InProcess(writer), tmp_path)
+    with writer.confs({"spark.sql.parquet.outputTimestampType": "INT96"}):
         table.sql(
             "CREATE TABLE {t} (id INT, moment TIMESTAMP) USING delta"
             " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from pyspark.sql import SparkSession
 
 from daemon.spark.session import SparkPipeline
 from tests.kit.follow import Followed
-from tests.kit.readers import assert_readers_agree, read_delta
+from tests.kit.readers import assert_readers_agree, rows_of
 from tests.kit.service import InProcess, Served, Service
+from tests.kit.writer import Writer, checkpoint, reread_log
 
 DELTA = "spark.databricks.delta"
 DV = "'delta.enableDeletionVectors' = 'true'"
@@ -58,6 +58,11 @@ def delta_log(spark: SparkSession, source: Path) -> Any:
     return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(source))
 
 
+def is_read_compacted(session: SparkSession, source: Path) -> bool:
+    """Whether Delta reads a log compaction file."""
+    return "compacted" in delta_log(session, source).unsafeVolatileSnapshot().logSegment().deltas().mkString(",")
+
+
 def names(table: Followed, pattern: str) -> list[str]:
     return sorted(path.name for path in table.log_folder.iterdir() if re.fullmatch(pattern, path.name))
 
@@ -68,7 +73,7 @@ def cut(table: Followed, *, before: int) -> None:
     for path in table.log_folder.iterdir():
         if (match := re.fullmatch(r"(\d{20})\.(json|crc)", path.name)) and int(match[1]) < before:
             path.unlink()
-    delta_log(table.spark, table.source)
+    table.writer.do(reread_log, table.source)
 
 
 def without_checksums(source: Path) -> None:
@@ -132,7 +137,7 @@ def bounds(bench: Served) -> list[tuple[str, int, dict[int, bytes], dict[int, by
 def test_checkpoints(service: Service, tmp_path: Path, properties: str, conf: dict[str, str], checkpoint: str) -> None:
     """Each kind of checkpoint is a source of the first sync, is passed over while following, and of a resync."""
     table = Followed(service, tmp_path)
-    with confs(service.spark, conf):
+    with table.writer.confs(conf):
         table.sql(create(EVERY_3 + properties))
         table.sql("DELETE FROM {t} WHERE id % 7 = 0")
         table.sql("UPDATE {t} SET name = 'new' WHERE id % 10 = 3")
@@ -193,19 +198,6 @@ def older(pointer: Path) -> None:
     pointer.write_text('{"version":0,"size":1}')
 
 
-@pytest.fixture(scope="module")
-def cut_table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table at version 4 with deletion vectors, whose log starts at the checkpoint of version 3."""
-    table = Followed(InProcess(spark), tmp_path_factory.mktemp("cut"))
-    table.sql(create())
-    for number in range(4):
-        table.sql(f"DELETE FROM {{t}} WHERE id % 7 = {number}")
-    cut(table, before=3)
-    assert names(table, r"\d{20}\.json") == [f"{version:020d}.json" for version in (3, 4)]
-    table.bench.close()
-    return table.source
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -218,38 +210,43 @@ def cut_table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     ],
     ids=["whole", "garbage", "empty", "dangling", "older", "missing"],
 )
-def test_last_checkpoint(service: Service, tmp_path: Path, cut_table: Path, change: Callable[[Path], None]) -> None:
+def test_last_checkpoint(service: Service, tmp_path: Path, change: Callable[[Path], None]) -> None:
     """A table without its first commits is found and followed, whatever `_last_checkpoint` says."""
-    table = tmp_path / "t"
-    shutil.copytree(cut_table, table)
-    change(table / "_delta_log" / "_last_checkpoint")
-    bench = service.serve(tmp_path / "bench", f"file://{table}")
-    assert_shown(service.spark, bench, table, 4)
-    service.spark.sql(f"DELETE FROM delta.`{table}` WHERE id % 7 = 5")
-    assert_shown(service.spark, bench, table, 5)
+    table = Followed(service, tmp_path)
+    table.sql(create())
+    for number in range(4):
+        table.sql(f"DELETE FROM {{t}} WHERE id % 7 = {number}")
+    cut(table, before=3)
+    assert names(table, r"\d{20}\.json") == [f"{version:020d}.json" for version in (3, 4)]
+    change(table.log_folder / "_last_checkpoint")
+    table.writer.do(reread_log, table.source)
+    assert_shown(table, table.bench)
+    table.sql("DELETE FROM {t} WHERE id % 7 = 5")
+    assert_shown(table, table.bench)
 
 
-def assert_shown(spark: SparkSession, bench: Served, source: Path, version: int) -> None:
-    """The next sync is one snapshot, at `version`, with Delta's rows."""
+def assert_shown(table: Followed, bench: Served) -> None:
+    """The next sync is one snapshot, at the newest version, with Delta's rows."""
     result = bench.sync()
-    assert (result.outcome, result.snapshots, result.to_version) == ("advanced", 1, version)
+    assert (result.outcome, result.snapshots, result.to_version) == ("advanced", 1, table.version)
     iceberg = bench.iceberg()
-    assert_readers_agree(iceberg, spark, read_delta(spark, str(source), iceberg), f"version {version}")
+    expected = rows_of(table.writer.delta(table.source), iceberg.schema().fields)
+    assert_readers_agree(iceberg, table.writer.spark, expected, f"version {table.version}")
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_checkpoint_without_a_version(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_without_a_version(writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint, checksums and strange files without a new version are no news: no Spark, no snapshot, no write."""
-    table = Followed(InProcess(spark), tmp_path)
+    table = Followed(InProcess(writer), tmp_path)
     table.sql(create(DV))
     table.step("DELETE FROM {t} WHERE id % 7 = 0")
     before = contents(table.bench.folder)
     with closing(sqlite3.connect(f"file:{table.bench.state_file}?mode=ro", uri=True)) as watcher:
         data_version = watcher.execute("PRAGMA data_version").fetchone()
-        delta_log(spark, table.source).checkpoint()
+        table.writer.do(checkpoint, table.source)
         litter(table)
         assert names(table, CLASSIC) == [f"{1:020d}.checkpoint.parquet"]
         with monkeypatch.context() as patch:
@@ -280,7 +277,7 @@ def litter(table: Followed) -> None:
         (table.log_folder / name).write_text("not a commit")
 
 
-def test_littered_log(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_littered_log(service: Service, tmp_path: Path) -> None:
     """Other files in the log, checksum files present and absent: the first sync, following and a resync pass them."""
     table = Followed(service, tmp_path)
     table.sql(create(EVERY_3))
@@ -291,11 +288,11 @@ def test_littered_log(spark: SparkSession, service: Service, tmp_path: Path) -> 
     table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="delete")
     for name in names(table, r"\.?\d{20}.*\.crc"):
         (table.log_folder / name).unlink()
-    delta_log(spark, table.source)
+    table.writer.do(reread_log, table.source)
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
     table.sql("DELETE FROM {t} WHERE id % 7 = 3")
     without_checksums = table.new_bench("without_checksums")
-    assert_shown(spark, without_checksums, table.source, 4)
+    assert_shown(table, without_checksums)
     without_checksums.close()
     table.step(operation="delete", snapshots=1)
 
@@ -317,7 +314,7 @@ def compact(table: Followed, first: int, last: int) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_log_compaction(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_log_compaction(service: Service, tmp_path: Path) -> None:
     """Log compaction files: Delta reads them in a first sync and a resync, following goes by the commits."""
     table = Followed(service, tmp_path)
     table.sql(create(DV))
@@ -325,7 +322,7 @@ def test_log_compaction(spark: SparkSession, service: Service, tmp_path: Path) -
     table.sql("UPDATE {t} SET name = 'new' WHERE id % 10 = 3")
     table.sql("DELETE FROM {t} WHERE id % 7 = 1")
     compact(table, 1, 3)
-    assert "compacted" in delta_log(spark, table.source).unsafeVolatileSnapshot().logSegment().deltas().mkString(",")
+    assert table.writer.do(is_read_compacted, table.source)
     table.step(operation="overwrite")
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
     table.sql("DELETE FROM {t} WHERE id % 7 = 3")
@@ -384,13 +381,13 @@ def drop_statistics(table: Followed, version: int) -> None:
     path.write_text("".join(json.dumps(action) + "\n" for action in actions))
     path.with_suffix(".crc").unlink()
     path.with_name(f".{path.name}.crc").unlink()
-    delta_log(table.spark, table.source)
+    table.writer.do(reread_log, table.source)
 
 
-def test_missing_statistics(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_missing_statistics(service: Service, tmp_path: Path) -> None:
     """Adds without statistics get their row counts from the files' footers, deletion vectors go on top."""
     table = WithoutStatistics(service, tmp_path)
-    with confs(spark, {f"{DELTA}.stats.collect": "false"}):
+    with table.writer.confs({f"{DELTA}.stats.collect": "false"}):
         table.step(create(DV), operation="append")
         table.step(f"INSERT INTO {{t}} {rows(50, 60)}", operation="append")
     assert all(not file[2] for file in bounds(table.bench)), "no statistics, no bounds"
@@ -400,8 +397,12 @@ def test_missing_statistics(spark: SparkSession, service: Service, tmp_path: Pat
         drop_statistics(table, table.version)
     table.step(operation="delete")
     first_sync = table.new_bench("first_sync")
-    assert_shown(spark, first_sync, table.source, table.version)
+    assert_shown(table, first_sync)
     first_sync.close()
+
+
+def write_parquet(session: SparkSession, query: str, folder: Path, columns: Sequence[str]) -> None:
+    session.sql(query).write.partitionBy(*columns).parquet(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -413,16 +414,16 @@ def test_missing_statistics(spark: SparkSession, service: Service, tmp_path: Pat
         pytest.param(True, "NO STATISTICS", id="partitioned-no-statistics", marks=pytest.mark.long),
     ],
 )
-def test_converted_table(
-    spark: SparkSession, service: Service, tmp_path: Path, partitioned: bool, statistics: str
-) -> None:
+def test_converted_table(service: Service, tmp_path: Path, partitioned: bool, statistics: str) -> None:
     """CONVERT TO DELTA of Parquet files, with and without partitions and statistics, is shown with its deletions."""
     table = WithoutStatistics(service, tmp_path)
-    writer = spark.sql(
+    table.writer.do(
+        write_parquet,
         "SELECT id, concat('n', id) AS name, element_at(array('a b/c=d%é', NULL, 'x'), CAST(id % 3 AS INT) + 1) AS part"
-        " FROM range(0, 30, 1, 1)"
-    ).write
-    (writer.partitionBy("part") if partitioned else writer).parquet(str(table.source))
+        " FROM range(0, 30, 1, 1)",
+        table.source,
+        ["part"] if partitioned else [],
+    )
     by = "PARTITIONED BY (part STRING)" if partitioned else ""
     table.sql(f"CONVERT TO DELTA parquet.`{table.source}` {statistics} {by}")
     table.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({DV})")

@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from daemon.cli.commands import app
 from daemon.errors import Unsupported
-from tests.integration.test_first_sync import spark_conf
 from tests.kit.follow import Followed
 from tests.kit.handmade import HandmadeTable
 from tests.kit.service import Service
@@ -35,15 +33,13 @@ def doctor(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_a_table_that_can_be_followed(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_a_table_that_can_be_followed(service: Service, tmp_path: Path) -> None:
     """Features, columns, files, deletions and what readers will stumble over are told; nothing is written."""
     table = Followed(service, tmp_path)
     table.sql(GOOD)
     row = "CAST(id AS INT), 'ab', TIMESTAMP'2020-01-01 00:00:00', array(named_struct('x', 1))"
-    with (
-        spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"),
-        spark_conf(spark, "spark.sql.readSideCharPadding", "false"),
-    ):
+    as_stored = {"spark.sql.readSideCharPadding": "false"}
+    with table.writer.confs({"spark.sql.parquet.outputTimestampType": "INT96", **as_stored}):
         table.sql(f"INSERT INTO {{t}} SELECT {row} FROM range(0, 10, 1, 1)")
         table.sql("UPDATE {t} SET name = 'x' WHERE id = 3")
     table.sql("DELETE FROM {t} WHERE id = 5")
@@ -66,15 +62,15 @@ def test_a_table_that_can_be_followed(spark: SparkSession, service: Service, tmp
         "reader    PyIceberg, Polars (with PyIceberg): structs: a null list",
     ):
         assert told in output, f"{told!r} is not in\n{output}"
-    with spark_conf(spark, "spark.sql.readSideCharPadding", "false"):
+    with table.writer.confs(as_stored):
         table.sync_and_check("what the doctor looked at")
 
 
-def test_a_table_that_is_refused(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_a_table_that_is_refused(service: Service, tmp_path: Path) -> None:
     """All columns, features and files that stand in the way are named at once, and the sync refuses the table, too."""
     table = Followed(service, tmp_path)
     table.sql(ODD)
-    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+    with table.writer.confs({"spark.sql.parquet.outputTimestampType": "INT96"}):
         table.sql("INSERT INTO {t}(id, moment) SELECT CAST(id AS INT), TIMESTAMP'9999-12-31 00:00:00' FROM range(2)")
     code, output = doctor(str(table.source), "--json")
     assert code == 1, output
@@ -91,7 +87,7 @@ def test_a_table_that_is_refused(spark: SparkSession, service: Service, tmp_path
         table.bench.sync()
 
 
-def test_where_there_is_no_table(spark: SparkSession, tmp_path: Path) -> None:
+def test_where_there_is_no_table(tmp_path: Path) -> None:
     """A wrong path is told as such."""
     code, output = doctor(str(tmp_path / "nothing"))
     assert code == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from datetime import date, datetime
 from decimal import Decimal
 from functools import partial
@@ -13,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import polars
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, LessThanOrEqual
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from daemon.config.settings import PipelineSettings
 from daemon.errors import Unsupported
@@ -28,6 +28,7 @@ from tests.kit.handmade import HandmadeTable
 from tests.kit.images import DATA, Image, image_of
 from tests.kit.readers import assert_same_rows, duckdb_connection, read_duckdb, read_polars_native, read_spark
 from tests.kit.service import InProcess, Service
+from tests.kit.writer import Writer
 
 
 def logging_fsync(function: Callable[[Any], Any], log: Path, batches: Any) -> Iterator[Any]:
@@ -84,16 +85,6 @@ def values(start: int, end: int) -> str:
     return VALUES.format(start=start, end=end)
 
 
-@contextmanager
-def spark_conf(spark: SparkSession, key: str, value: str) -> Iterator[None]:
-    before = spark.conf.get(key)
-    spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        spark.conf.set(key, before)
-
-
 def contents(image: Image) -> dict[str, Any]:
     """What two syncs of one table must have in common: all but names and ids."""
     return {
@@ -104,21 +95,22 @@ def contents(image: Image) -> dict[str, Any]:
     }
 
 
-def test_all_types_engines_and_filters(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+@pytest.mark.live
+def test_all_types_engines_and_filters(service: Service, tmp_path: Path) -> None:
     """A first sync at a later version shows every type's values and deletions, whichever engine wrote the deletes."""
     table = Followed(service, tmp_path)
     table.sql(TYPES)
-    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+    with table.writer.confs({"spark.sql.parquet.outputTimestampType": "INT96"}):
         table.sql(f"INSERT INTO {{t}} {values(0, 30)}")
-    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):
+    with table.writer.confs({"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
         table.sql(f"INSERT INTO {{t}} {values(30, 60)}")
-    check_aggregates(spark, table, name="undeleted")
+    check_aggregates(table, name="undeleted")
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
     table.sql("DELETE FROM {t} WHERE id % 7 = 1 AND id > 20")
     assert list(table.log_folder.glob("*.checkpoint*.parquet")), "the table has checkpoints"
     result = table.step(operation="overwrite")
     assert (result.operation, result.positions_added) == ("first sync", sum(map(len, table.image.positions.values())))
-    check_filters(spark, table)
+    check_filters(table)
 
     on_spark = table.new_bench("on_spark", pipeline={"engine": "spark"})
     on_spark.sync()
@@ -130,32 +122,46 @@ def test_all_types_engines_and_filters(spark: SparkSession, service: Service, tm
     table.step(f"INSERT INTO {{t}} {values(60, 66)}", operation="append")
     on_spark.sync()
     assert contents(image_of(on_spark.iceberg())) == contents(table.image)
-    with spark_conf(spark, "spark.sql.parquet.writeLegacyFormat", "true"):
+    with table.writer.confs({"spark.sql.parquet.writeLegacyFormat": "true"}):
         table.sql(f"INSERT INTO {{t}} {values(66, 70)}")
     with pytest.raises(Unsupported, match="has the layout of lists or maps in older Parquet files"):
         on_spark.sync()
     on_spark.close()
 
 
-def check_aggregates(spark: SparkSession, table: Followed, *, name: str) -> None:
+def check_aggregates(table: Followed, *, name: str) -> None:
     """Counts, minima and maxima by Spark's Iceberg reader are Delta's, taken from metadata or not."""
     bench = table.new_bench(name)
     bench.sync()
     aggregates = [f"{function}({column})" for column in AGGREGATED for function in ("min", "max", "count")]
     everything = ", ".join([*aggregates, "count(*)"])
-    (delta,) = spark.sql(f"SELECT {everything} FROM delta.`{table.source}`").toArrow().to_pylist()
-    spark.read.format("iceberg").load(bench.iceberg().metadata_location).createOrReplaceTempView("aggregated")
+    (delta,) = table.writer.rows(f"SELECT {everything} FROM {{t}}", table.source).to_pylist()
+    location = bench.iceberg().metadata_location
     # One column that metadata cannot answer for makes Spark read the files for all of them: so each by itself, too.
     singly = [", ".join(aggregates[start : start + 3]) for start in range(0, len(aggregates), 3)]
     for asked in (everything, *singly, f"{', '.join(aggregates[2::3])}, count(*)"):
-        (found,) = spark.sql(f"SELECT {asked} FROM aggregated").toArrow().to_pylist()
+        (found,) = table.writer.spark(query_iceberg, location, f"SELECT {asked} FROM {{i}}").to_pylist()
         assert found == {name: delta[name] for name in found}, asked
-    plan = spark.sql("SELECT min(num), max(num), count(*) FROM aggregated")._jdf.queryExecution().toString()
+    plan = table.writer.spark(plan_of_query, location, "SELECT min(num), max(num), count(*) FROM {i}")
     assert "LocalTableScan" in plan, "Spark answers from Iceberg's metadata here, or this test shows nothing"
     bench.close()
 
 
-def check_filters(spark: SparkSession, table: Followed) -> None:
+def on_iceberg(session: SparkSession, location: str, query: str) -> DataFrame:
+    """A query in which `{i}` is the Iceberg table."""
+    session.read.format("iceberg").load(location).createOrReplaceTempView("asked")
+    return session.sql(query.replace("{i}", "asked"))
+
+
+def query_iceberg(session: SparkSession, location: str, query: str) -> pa.Table:
+    return on_iceberg(session, location, query).toArrow()
+
+
+def plan_of_query(session: SparkSession, location: str, query: str) -> str:
+    return str(on_iceberg(session, location, query)._jdf.queryExecution().toString())
+
+
+def check_filters(table: Followed) -> None:
     """A filter at the least and the greatest value finds their rows: no bound prunes a file that holds them."""
     iceberg = table.bench.iceberg()
     names = [field.name for field in iceberg.schema().fields]
@@ -167,9 +173,12 @@ def check_filters(spark: SparkSession, table: Followed) -> None:
             holds = SIGNS[sign]
             expected[column, sign, value] = sum(row[column] is not None and holds(row[column], value) for row in rows)
     location = iceberg.metadata_location
-    spark.read.format("iceberg").load(location).createOrReplaceTempView("filtered")
+
+    def by_spark(query: str) -> list[tuple[int, int]]:
+        return list(zip(*table.writer.spark(query_iceberg, location, query).to_pydict().values(), strict=True))
+
     counted = {
-        "Spark": counts_by_sql(expected, "filtered", SPARK_TYPES, lambda query: map(tuple, spark.sql(query).collect())),
+        "Spark": counts_by_sql(expected, "{i}", SPARK_TYPES, by_spark),
         "DuckDB": counts_by_sql(
             expected,
             f"iceberg_scan('{location}')",
@@ -236,7 +245,8 @@ def test_emptied_table(service: Service, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_many_files_and_deletion_vectors(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+@pytest.mark.live
+def test_many_files_and_deletion_vectors(service: Service, tmp_path: Path) -> None:
     """Thousands of files come in several manifests, their deletes by Spark, and one more delete rewrites nothing."""
     files = MANIFEST_ENTRIES_MAX * 2 + 300
     deleted = DVS_PER_TASK + 100
@@ -257,13 +267,13 @@ def test_many_files_and_deletion_vectors(spark: SparkSession, service: Service, 
     handmade.commit(adds)
 
     table.bench.sync()
-    check_many(spark, table, handmade)
+    check_many(table, handmade)
     assert sum(len(rows) for rows in table.image.written.values()) == deleted
     before = data_manifests(table.image)
     assert len(before) >= files / MANIFEST_ENTRIES_MAX
     handmade.commit(handmade.delete({paths[-1]: [0]}))
     result = table.bench.sync()
-    check_many(spark, table, handmade)
+    check_many(table, handmade)
     assert (result.snapshots, result.delete_files_added, result.positions_added) == (1, 1, 1)
     assert data_manifests(table.image) == before
 
@@ -272,7 +282,7 @@ def data_manifests(image: Image) -> set[str]:
     return {entry.manifest for entry in image.entries if entry.content == DATA}
 
 
-def check_many(spark: SparkSession, table: Followed, handmade: HandmadeTable) -> None:
+def check_many(table: Followed, handmade: HandmadeTable) -> None:
     """As `Followed.check`, without PyIceberg, which opens one file after the other."""
     iceberg = table.bench.iceberg()
     table.image = image_of(iceberg)
@@ -280,11 +290,11 @@ def check_many(spark: SparkSession, table: Followed, handmade: HandmadeTable) ->
     assert sorted(truth.rows) == handmade.live_rows()
     assert table.image.positions == truth.deleted
     for name, read in (("Spark", read_spark), ("DuckDB", read_duckdb), ("Polars native", read_polars_native)):
-        assert_same_rows(read(iceberg, spark), truth.rows, name)
+        assert_same_rows(read(iceberg, table.writer.spark), truth.rows, name)
 
 
 def test_spark_tasks_force_what_they_write_to_the_disk(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only they can: the manifests and delete files of a first sync are on the disk of the worker that wrote them."""
     log = tmp_path / "forced"
@@ -293,7 +303,7 @@ def test_spark_tasks_force_what_they_write_to_the_disk(
             f"daemon.spark.{module}.run_on_spark",
             lambda frame, function: run_on_spark(frame, partial(logging_fsync, function, log)),
         )
-    table = Followed(InProcess(spark, pipeline=PipelineSettings(engine="spark")), tmp_path)
+    table = Followed(InProcess(writer, pipeline=PipelineSettings(engine="spark")), tmp_path)
     table.sql(
         "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true') AS SELECT id FROM range(9)"
     )

@@ -39,6 +39,7 @@ from daemon.verify.verifier import Verifier
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.images import vectors_of
 from tests.kit.readers import READERS
+from tests.kit.spark_process import SparkProcess
 
 SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 
@@ -419,7 +420,7 @@ def test_a_comparison_leaves_files_with_their_row_ids(pair: Pair) -> None:
     pair.check()
 
 
-def test_a_new_column_of_row_ids_hides_the_former_one(pair: Pair, spark: SparkSession) -> None:
+def test_a_new_column_of_row_ids_hides_the_former_one(pair: Pair, spark_process: SparkProcess) -> None:
     """Delta names a new one after the feature was dropped, and Spark cannot read a table with two of them."""
     track(pair, base_ids(pair, 1000))
     untrack(pair)
@@ -427,7 +428,7 @@ def test_a_new_column_of_row_ids_hides_the_former_one(pair: Pair, spark: SparkSe
     pair.delete({1: [1]})
     assert has_base_ids(pair, 5000)
     pair.check()
-    assert sorted(READERS["Spark"](pair.bench.iceberg(), spark)) == pair.table.live_rows()
+    assert sorted(READERS["Spark"](pair.bench.iceberg(), spark_process)) == pair.table.live_rows()
 
 
 def test_verify_finds_wrong_row_ids(pair: Pair) -> None:
@@ -511,7 +512,9 @@ def test_a_table_written_anew_gets_no_schema_that_nobody_accepted(tmp_path: Path
     pair.bench.close()
 
 
-def test_why_void_and_variant_are_refused(pair: Pair, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_void_and_variant_are_refused(
+    pair: Pair, spark_process: SparkProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If this fails, a reader has learned a type of version 3: see whether the type can be followed now."""
     assert not hasattr(pyiceberg.types, "VariantType")
     monkeypatch.setitem(PRIMITIVES, "void", pyiceberg.types.UnknownType())
@@ -521,7 +524,7 @@ def test_why_void_and_variant_are_refused(pair: Pair, spark: SparkSession, monke
     assert isinstance(iceberg.schema().find_type("nothing"), pyiceberg.types.UnknownType)
     expected = [(*row, None) for row in pair.table.live_rows()]
     for name in READERS.keys() - {"DuckDB"}:
-        assert sorted(READERS[name](iceberg, spark)) == expected, name
+        assert sorted(READERS[name](iceberg, spark_process)) == expected, name
     with pytest.raises(duckdb.Error, match="type: unknown"):
         READERS["DuckDB"](iceberg, None)
 
@@ -530,17 +533,23 @@ def is_deleted(row: int) -> bool:
     return 10 <= row <= 70000 or (row > 130000 and row % 2 == 0) or row in (80000, 80001)
 
 
-def test_vectors_that_spark_writes_are_ours_byte_for_byte(spark: SparkSession, tmp_path: Path) -> None:
-    """Iceberg's Java library writes deletion vectors: our codecs read them, and would write the same bytes."""
-    for key, value in {"": SPARK_CATALOG, ".type": "hadoop", ".warehouse": f"file://{tmp_path}"}.items():
-        spark.conf.set(f"spark.sql.catalog.v3{key}", value)
-    spark.sql(
+def write_vectors(session: SparkSession, folder: Path) -> int:
+    """The number of rows that the table has lost: a run, every second row, a few; in containers of all three kinds."""
+    for key, value in {"": SPARK_CATALOG, ".type": "hadoop", ".warehouse": f"file://{folder}"}.items():
+        session.conf.set(f"spark.sql.catalog.v3{key}", value)
+    session.sql(
         "CREATE TABLE v3.db.t (id BIGINT, part STRING) USING iceberg PARTITIONED BY (part)"
         " TBLPROPERTIES ('format-version' = '3', 'write.delete.mode' = 'merge-on-read')"
     )
-    spark.range(0, 200_000, 1, 1).selectExpr("id", "if(id < 150000, 'x', 'y') AS part").writeTo("v3.db.t").append()
-    # A run, every second row, a few rows; in containers of all three kinds.
-    spark.sql("DELETE FROM v3.db.t WHERE id BETWEEN 10 AND 70000 OR id > 130000 AND id % 2 = 0 OR id IN (80000, 80001)")
+    session.range(0, 200_000, 1, 1).selectExpr("id", "if(id < 150000, 'x', 'y') AS part").writeTo("v3.db.t").append()
+    deleted = "id BETWEEN 10 AND 70000 OR id > 130000 AND id % 2 = 0 OR id IN (80000, 80001)"
+    session.sql(f"DELETE FROM v3.db.t WHERE {deleted}")
+    return int(session.sql("SELECT 200000 - count(*) AS n FROM v3.db.t").collect()[0].n)
+
+
+def test_vectors_that_spark_writes_are_ours_byte_for_byte(spark_process: SparkProcess, tmp_path: Path) -> None:
+    """Iceberg's Java library writes deletion vectors: our codecs read them, and would write the same bytes."""
+    lost = spark_process(write_vectors, tmp_path)
     metadata = max((tmp_path / "db" / "t" / "metadata").glob("v*.metadata.json"), key=lambda path: path.stat().st_mtime)
     table = StaticTable.from_metadata(f"file://{metadata}")
     snapshot, storage = table.current_snapshot(), FileIOStorage()
@@ -562,4 +571,4 @@ def test_vectors_that_spark_writes_are_ours_byte_for_byte(spark: SparkSession, t
         deleted = [position for position, row in enumerate(ids) if is_deleted(row)]
         assert list(bitmap) == deleted
         found += len(deleted)
-    assert found == spark.sql("SELECT 200000 - count(*) AS n FROM v3.db.t").collect()[0].n > 100_000
+    assert found == lost > 100_000

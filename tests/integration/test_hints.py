@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.kit.daemons import command
 from tests.kit.follow import Followed
-from tests.kit.readers import assert_readers_agree, duckdb_connection, read_delta
+from tests.kit.readers import assert_readers_agree, duckdb_connection, rows_of
 from tests.kit.service import Service, newest_version
+from tests.kit.writer import Writer
 
 LIST = "ARRAY<INT>"
 MAPPED = "'delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name'"
@@ -132,23 +131,12 @@ CASES = {
 }
 
 
-@contextmanager
-def confs(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """Spark's session with these settings, for the length of the block."""
-    before = {key: spark.conf.get(key) for key in values}
-    for key, value in values.items():
-        spark.conf.set(key, value)
-    yield
-    for key, value in before.items():
-        spark.conf.set(key, value)
-
-
 # The others find the same files by the same inspection.
 LONG = ("the Julian calendar", "the older layout of lists", "a variant column")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CASES])
-def test_a_hint_leads_out(service: Service, spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_a_hint_leads_out(service: Service, tmp_path: Path, name: str) -> None:
     """With Delta's statements alone: a newer version is tried at once."""
     case = CASES[name]
     table = Followed(service, tmp_path)
@@ -159,13 +147,13 @@ def test_a_hint_leads_out(service: Service, spark: SparkSession, tmp_path: Path,
     value = "array(CAST(id AS INT))" if case.value_type == LIST else "'x'"
     table.sql(f"INSERT INTO {{t}} SELECT CAST(id AS INT), {value} FROM range(0, 9, 1, 1)")
     table.bench.sync()
-    with table.held(), confs(spark, case.conf):
+    with table.held(), table.writer.confs(case.conf):
         for statement in case.breaks:
             table.sql(statement)
         case.harm(table)
     error = service.wait(lambda: table.bench.status()["error"], "the error")
     assert (error["kind"], case.hint in error["hint"]) == (case.kind, True), error
-    with confs(spark, case.mending_conf):
+    with table.writer.confs(case.mending_conf):
         for statement in case.mending:
             table.sql(statement)
     version = newest_version(f"file://{table.source}")
@@ -176,10 +164,11 @@ def test_a_hint_leads_out(service: Service, spark: SparkSession, tmp_path: Path,
 
     service.wait(is_synced, f"version {version}, by itself")
     iceberg = table.bench.iceberg()
-    assert_readers_agree(iceberg, spark, read_delta(spark, str(table.source), iceberg), name)
+    expected = rows_of(table.writer.delta(table.source), iceberg.schema().fields)
+    assert_readers_agree(iceberg, table.writer.spark, expected, name)
 
 
-def test_a_scheduled_sync_goes_on_as_well(service: Service, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_scheduled_sync_goes_on_as_well(writer: Writer, tmp_path: Path) -> None:
     """`dvsync sync`, by cron and without a daemon, passes the refused commits once a newer version lacks the cause."""
     source = tmp_path / "lake" / "t"
     (tmp_path / "config.yaml").write_text(
@@ -190,13 +179,13 @@ tables: [{{source: {source}, target: lake.t}}]
     )
     properties = f"TBLPROPERTIES ({MAPPED})"
     for statement in (f"CREATE TABLE {{t}} (id INT) USING delta {properties}", "INSERT INTO {t} VALUES (1), (2)"):
-        spark.sql(statement.format(t=f"delta.`{source}`"))
+        writer.sql(statement, source)
     assert command(tmp_path / "config.yaml", "sync").returncode == 0
-    spark.sql(f"ALTER TABLE delta.`{source}` ADD COLUMN nothing VOID")
+    writer.sql("ALTER TABLE {t} ADD COLUMN nothing VOID", source)
     refused = command(tmp_path / "config.yaml", "sync")
     assert (refused.returncode, "Drop the column" in refused.stdout) == (1, True), refused
-    spark.sql(f"ALTER TABLE delta.`{source}` DROP COLUMN nothing")
-    spark.sql(f"DELETE FROM delta.`{source}` WHERE id = 1")
+    writer.sql("ALTER TABLE {t} DROP COLUMN nothing", source)
+    writer.sql("DELETE FROM {t} WHERE id = 1", source)
     assert command(tmp_path / "config.yaml", "sync").returncode == 0
     shown = command(tmp_path / "config.yaml", "show", "lake.t", "--json")
     rows = duckdb_connection().execute("SELECT * FROM iceberg_scan(?)", [json.loads(shown.stdout)["metadata_location"]])

@@ -66,9 +66,9 @@ def test_long_history(service: Service, tmp_path: Path, partitioned: bool, granu
     table.commit_by_hand(*({"add": {**add, "dataChange": False, "tags": {}}} for add in table.live_adds().values()))
     table.step(snapshots=0)  # version 6: ANALYZE adds what is there again, with fresh statistics
 
-    table.step("RESTORE TABLE {t} TO VERSION AS OF 3")  # deletion vectors shrink
+    table.step("RESTORE TABLE {t} TO VERSION AS OF 3", spark=True)  # deletion vectors shrink
     table.step("RESTORE TABLE {t} TO VERSION AS OF 1")  # and disappear
-    table.step("RESTORE TABLE {t} TO VERSION AS OF 5")  # files return, with deletion vectors
+    table.step("RESTORE TABLE {t} TO VERSION AS OF 5", spark=True)  # files return, with deletion vectors
     table.step("DELETE FROM {t} WHERE id < 30", operation="delete")  # all rows of some files
     table.step("OPTIMIZE {t}", operation="replace")
     table.step("DELETE FROM {t} WHERE id % 11 = 0", operation="delete")
@@ -106,7 +106,7 @@ def test_deletions(service: Service, tmp_path: Path, partitioned: bool, granular
             read_polars_native(table.bench.iceberg())
     table.step("UPDATE {t} SET name = 'updated' WHERE id % 10 = 3", operation="overwrite")
     table.step("DELETE FROM {t} WHERE id < 20 OR id % 5 = 0", operation="delete")
-    table.step("RESTORE TABLE {t} TO VERSION AS OF 2", operation="overwrite")
+    table.step("RESTORE TABLE {t} TO VERSION AS OF 2", operation="overwrite", spark=True)
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
     table.step("OPTIMIZE {t}", operation="replace")
     table.step("RESTORE TABLE {t} TO VERSION AS OF 4")

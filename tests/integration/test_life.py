@@ -16,14 +16,15 @@ from shutil import rmtree
 
 import pytest
 from pyiceberg.table import Table
-from pyspark.sql import SparkSession
 
 from daemon import log as events
 from tests.kit.faults import fault_seed
 from tests.kit.handmade import HandmadeTable
 from tests.kit.handmade_histories import History
-from tests.kit.readers import assert_readers_agree
+from tests.kit.readers import assert_readers_agree, read_iceberg
 from tests.kit.service import Served, Service, newest_version
+from tests.kit.spark_process import SparkProcess
+from tests.kit.writer import Writer
 
 COMMITS = int(os.environ.get("LIFE_COMMITS", "12"))
 # A statement on Spark takes longer.
@@ -44,11 +45,10 @@ MAINTENANCE = {
 
 @pytest.mark.parametrize("held", [False, True], ids=["version by version", "all at once"])
 @pytest.mark.long
-def test_row_ids_after_row_tracking_began_again(
-    service: Service, spark: SparkSession, tmp_path: Path, held: bool
-) -> None:
+@pytest.mark.usefixtures("spark")  # for `dvsync verify --rows`
+def test_row_ids_after_row_tracking_began_again(service: Service, tmp_path: Path, held: bool) -> None:
     """Delta then names another column for row ids, and gives the files other ones; so does a table made anew."""
-    delta = Tracked(spark, tmp_path / "delta", Random("again"), partitioned=False)
+    delta = Tracked(service.writer, tmp_path / "delta", Random("again"), partitioned=False)
     delta.run("UPDATE {t} SET name = concat(name, '+') WHERE id % 2 = 0")
     table = service.serve(tmp_path / "iceberg", delta.location, format_version=3)
     service.take_up(table)
@@ -77,13 +77,13 @@ class Life:
     served: Served
     row_ids: dict[int, int] = field(default_factory=dict)
 
-    def check_row_ids(self, spark: SparkSession, iceberg: Table) -> None:
+    def check_row_ids(self, spark: SparkProcess, iceberg: Table) -> None:
         """No two rows have had the same id, and no row has had two. Iceberg spec, "Row Lineage".
 
         In a snapshot from before the upgrade, rows have no ids yet.
         """
-        shown = spark.read.format("iceberg").load(iceberg.metadata_location).select("id", "_row_id")
-        now = {row["id"]: row["_row_id"] for row in shown.collect()}
+        shown = spark(read_iceberg, iceberg.metadata_location, ("id", "_row_id"))
+        now = {row["id"]: row["_row_id"] for row in shown.to_pylist()}
         snapshot = iceberg.current_snapshot()
         assert snapshot is not None
         if snapshot.first_row_id is None:
@@ -113,9 +113,15 @@ class Tracked:
         "RESTORE TABLE {t} TO VERSION AS OF {old}",
     )
 
-    def __init__(self, spark: SparkSession, folder: Path, random: Random, *, partitioned: bool) -> None:
+    def __init__(self, writer: Writer, folder: Path, random: Random, *, partitioned: bool) -> None:
         self.location = f"file://{folder}"
-        self._spark, self._random, self._new_id, self._partitioned = spark, random, 0, partitioned
+        self._writer, self._folder, self._random, self._new_id, self._partitioned = (
+            writer,
+            folder,
+            random,
+            0,
+            partitioned,
+        )
         self.create()
 
     def create(self) -> None:
@@ -135,15 +141,17 @@ class Tracked:
         if "{old}" in statement:
             drawn["old"] = self._random.randint(1, newest_version(self.location))
         self._new_id += 20
-        self._spark.sql(statement.format(t=f"delta.`{self.location}`", **drawn))
+        self._writer.sql(statement.format(t="{t}", **drawn), self._folder)
 
     def check(self, iceberg: Table) -> None:
         """Every row of Delta is in Iceberg, with its row id in format version 3, and no other row is."""
         columns, has_ids = ["id", "name", "part"], iceberg.metadata.format_version == 3
-        delta = self._spark.read.format("delta").load(self.location)
-        expected = delta.select(*columns, *["_metadata.row_id"] * has_ids).collect()
-        shown = self._spark.read.format("iceberg").load(iceberg.metadata_location)
-        assert sorted(shown.select(*columns, *["_row_id"] * has_ids).collect()) == sorted(expected)
+        row_id = ["_metadata.row_id AS row_id"] * has_ids
+        expected = self._writer.rows(f"SELECT {', '.join([*columns, *row_id])} FROM {{t}}", self._folder)
+        asked = [*columns, *["_row_id AS row_id"] * has_ids]
+        shown = self._writer.spark(read_iceberg, iceberg.metadata_location, asked)
+        by_all = [(name, "ascending") for name in shown.column_names]
+        assert shown.sort_by(by_all).to_pylist() == expected.sort_by(by_all).to_pylist()
 
 
 def begin(service: Service, folder: Path, random: Random, *, format_version: int, partitioned: bool = False) -> Life:
@@ -178,7 +186,8 @@ def wait_until_shown(service: Service, tables: Sequence[Served]) -> None:
         service.wait(is_shown, f"{table.name} at version {version}")
 
 
-def test_all_readers_after_every_commit(service: Service, spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("spark")  # for `dvsync verify --rows`
+def test_all_readers_after_every_commit(service: Service, spark_process: SparkProcess, tmp_path: Path) -> None:
     """Appends, deletes, RESTORE, removals and new columns, beside compaction, expiry, cleanup and verification."""
     seed = fault_seed()
     plain = begin(service, tmp_path / "plain", Random(f"{seed} plain"), format_version=3)
@@ -201,9 +210,9 @@ def test_all_readers_after_every_commit(service: Service, spark: SparkSession, t
         for life in lives:
             where = f"{life.served.source} at version {life.history.table.version}"
             iceberg = life.served.iceberg()
-            assert_readers_agree(iceberg, spark, life.history.table.live_rows_in(iceberg.schema()), where)
+            assert_readers_agree(iceberg, spark_process, life.history.table.live_rows_in(iceberg.schema()), where)
             if iceberg.metadata.format_version == 3:
-                life.check_row_ids(spark, iceberg)
+                life.check_row_ids(spark_process, iceberg)
     assert [life.served.iceberg().metadata.format_version for life in lives] == [3, 3, 3]
     happened |= {line["event"] for line in service.daemon.lines}
     assert {events.MAINTENANCE_EXPIRED, events.VERIFY_RIGHT} <= happened
@@ -213,12 +222,13 @@ def test_all_readers_after_every_commit(service: Service, spark: SparkSession, t
     service.command("verify", "--rows", *(life.served.name for life in lives))
 
 
-def test_row_ids_are_deltas_for_life(service: Service, spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("spark")  # for `dvsync verify --rows`
+def test_row_ids_are_deltas_for_life(service: Service, tmp_path: Path) -> None:
     """MERGE, UPDATE, REORG, OPTIMIZE and RESTORE, beside maintenance and kills, and from version 2 on."""
     seed = fault_seed()
     names = ("plain", "partitioned", "upgraded")
     deltas = [
-        Tracked(spark, tmp_path / name / "delta", Random(f"{seed} {name}"), partitioned=name == "partitioned")
+        Tracked(service.writer, tmp_path / name / "delta", Random(f"{seed} {name}"), partitioned=name == "partitioned")
         for name in names
     ]
     tables = []

@@ -10,7 +10,6 @@ from threading import Event
 from typing import Any
 
 import pytest
-from py4j.protocol import Py4JJavaError
 from pyiceberg.table import Table
 from pyspark.sql import Row as SparkRow
 from pyspark.sql import SparkSession
@@ -27,6 +26,8 @@ from tests.kit.handmade import HandmadeTable
 from tests.kit.images import DATA, NOTHING, POSITION_DELETES, image_of
 from tests.kit.readers import READERS, Row, assert_same_rows, rows_of
 from tests.kit.service import InProcess
+from tests.kit.spark_process import SparkRefused
+from tests.kit.writer import Writer
 
 CREATE = (
     "CREATE TABLE {t} USING delta {by} TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
@@ -41,36 +42,51 @@ def create(end: int = 40, files: int = 2, by: str = "") -> str:
     return CREATE.format(t="{t}", end=end, files=files, by=by)
 
 
-def followed(spark: SparkSession, folder: Path, *, on_foreign_commit: str = "park", **maintenance: Any) -> Followed:
+def followed(writer: Writer, folder: Path, *, on_foreign_commit: str = "park", **maintenance: Any) -> Followed:
     """With `maintenance` as people write it; nothing waits for a grace period."""
     # The configuration would not take less than a minute.
     settings = MaintenanceSettings(**maintenance).model_copy(update={"orphan_grace_s": 0.0})
     options = {"maintenance": settings, "on_foreign_commit": on_foreign_commit}
-    return Followed(InProcess(spark), folder, "file", options=options)
+    return Followed(InProcess(writer), folder, "file", options=options)
 
 
 class SomebodyElse:
     """Spark's Iceberg catalog on the SQL catalog of dvsync. `{i}` in statements stands for the Iceberg table."""
 
     def __init__(self, table: Followed) -> None:
-        folder = table.bench.folder
-        # A session of its own: catalogs are known to Spark by their names, which every test uses anew.
-        self.session = table.spark.newSession()
-        for key, value in {
-            "": "org.apache.iceberg.spark.SparkCatalog",
-            ".type": "jdbc",
-            ".uri": f"jdbc:sqlite:{folder}/catalog.db",
-            ".warehouse": f"file://{folder}/warehouse",
-            ".cache-enabled": "false",
-        }.items():
-            self.session.conf.set(f"spark.sql.catalog.local{key}", value)
+        self.spark, self.folder = table.writer.spark, table.bench.folder
 
     def sql(self, statement: str) -> list[SparkRow]:
-        return self.session.sql(statement.replace("{i}", "local.lake.t")).collect()
+        return self.spark(run_on_catalog, self.folder, statement)  # type: ignore[no-any-return]
 
     @property
     def app_id(self) -> str:
-        return str(self.session.sparkContext.applicationId)
+        return str(self.spark(application_id))
+
+
+def on_catalog(session: SparkSession, folder: Path) -> SparkSession:
+    # A session of its own: catalogs are known to Spark by their names, which every test uses anew.
+    own = session.newSession()
+    for key, value in {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "jdbc",
+        ".uri": f"jdbc:sqlite:{folder}/catalog.db",
+        ".warehouse": f"file://{folder}/warehouse",
+        ".cache-enabled": "false",
+    }.items():
+        own.conf.set(f"spark.sql.catalog.local{key}", value)
+    # Iceberg's own statements look into the active session for the catalog.
+    jvm: Any = session._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(own._jsparkSession)
+    return own
+
+
+def run_on_catalog(session: SparkSession, folder: Path, statement: str) -> list[SparkRow]:
+    return on_catalog(session, folder).sql(statement.replace("{i}", "local.lake.t")).collect()
+
+
+def application_id(session: SparkSession) -> str:
+    return str(session.sparkContext.applicationId)
 
 
 def follow(table: Followed, *statements: str) -> None:
@@ -106,8 +122,7 @@ def assert_time_travel(table: Followed, snapshot_ids: Iterable[int]) -> None:
     iceberg = table.bench.iceberg()
     shown = versions_shown(iceberg)
     for snapshot_id in snapshot_ids:
-        delta = table.spark.read.format("delta").option("versionAsOf", shown[snapshot_id]).load(str(table.source))
-        expected = rows_of(delta.toArrow(), iceberg.schema().fields)
+        expected = rows_of(table.writer.delta(table.source, shown[snapshot_id]), iceberg.schema().fields)
         assert_same_rows(read_snapshot(iceberg, snapshot_id), expected, "PyIceberg", f"snapshot {snapshot_id}")
 
 
@@ -140,11 +155,21 @@ def snapshot_ids(table: Followed) -> list[int]:
     ids=["whole-file", "partitioned-partition"],
 )
 def test_compaction(
-    spark: SparkSession, tmp_path: Path, *, partitioned: bool, granularity: str, engine: Any, before: int, after: int
+    request: pytest.FixtureRequest,
+    writer: Writer,
+    tmp_path: Path,
+    *,
+    partitioned: bool,
+    granularity: str,
+    engine: Any,
+    before: int,
+    after: int,
 ) -> None:
     """Many delete files become few in one `replace` snapshot; no row changes, history stays, following goes on."""
+    if engine == "spark":
+        request.getfixturevalue("spark")
     settings = MaintenanceSettings(delete_files_max=4, partition_delete_files_max=4, deleted_share=1)
-    here = InProcess(spark, pipeline=PipelineSettings(engine=engine))
+    here = InProcess(writer, pipeline=PipelineSettings(engine=engine))
     table = Followed(here, tmp_path, granularity, options={"maintenance": settings})
     follow(table, create(by="PARTITIONED BY (part)" if partitioned else ""))
     follow(table, *(f"DELETE FROM {{t}} WHERE id div 2 % 10 = {number}" for number in range(5)))
@@ -182,10 +207,10 @@ def test_compaction(
 
 
 @pytest.mark.long
-def test_compaction_after_a_restore(spark: SparkSession, tmp_path: Path) -> None:
+def test_compaction_after_a_restore(writer: Writer, tmp_path: Path) -> None:
     """A vector that shrank below what was compacted is shown as it is, and crowds again, and is compacted again."""
     settings = MaintenanceSettings(delete_files_max=1)
-    table = Followed(InProcess(spark), tmp_path, "partition", options={"maintenance": settings})
+    table = Followed(InProcess(writer), tmp_path, "partition", options={"maintenance": settings})
     follow(table, create())
     for digits in ((1, 2, 3), (4, 5, 6)):
         follow(table, *(f"DELETE FROM {{t}} WHERE id % 10 = {digit}" for digit in digits))
@@ -195,9 +220,7 @@ def test_compaction_after_a_restore(spark: SparkSession, tmp_path: Path) -> None
         table.step("RESTORE TABLE {t} TO VERSION AS OF 1")
 
 
-def test_a_delete_file_that_dangles_is_noticed(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_delete_file_that_dangles_is_noticed(writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check behind each step names a delete file that outlives its data files."""
     complete = deletions.complete_plan
 
@@ -205,7 +228,7 @@ def test_a_delete_file_that_dangles_is_noticed(
         completed = complete(*args, **options)
         return replace(completed, delta=replace(completed.delta, removed_delete_files={}))
 
-    table = followed(spark, tmp_path)
+    table = followed(writer, tmp_path)
     table.step(create(), operation="append")
     table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="delete")
     served = {entry.referenced: path for path, entry in table.image.delete_files.items()}
@@ -221,9 +244,9 @@ def test_a_delete_file_that_dangles_is_noticed(
 # --- expiry ---
 
 
-def test_branches_and_tags_keep_snapshots(spark: SparkSession, tmp_path: Path) -> None:
+def test_branches_and_tags_keep_snapshots(writer: Writer, tmp_path: Path) -> None:
     """Expiry takes what Iceberg's own expiry would take, with branches and tags of other people."""
-    table = followed(spark, tmp_path, snapshot_age_max="0s", snapshots_min=2)
+    table = followed(writer, tmp_path, snapshot_age_max="0s", snapshots_min=2)
     theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
     follow(table, create())
     follow(table, *(f"DELETE FROM {{t}} WHERE id % 7 = {number}" for number in range(6)))
@@ -235,7 +258,7 @@ def test_branches_and_tags_keep_snapshots(spark: SparkSession, tmp_path: Path) -
     on_branch = table.bench.iceberg().metadata.refs["short"].snapshot_id
     theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('gc.enabled' = 'true')")
 
-    expected = set(expired_by_iceberg(theirs, min_snapshots=2))
+    expected = set(writer.spark(expired_by_iceberg, theirs.folder, 2))
     assert expected == {first, ids[2], ids[3], ids[4]}
     assert set(maintainer.expire(dry_run=True).expired) == expected
     assert maintainer.expire() == Expiry(expired=(first, *ids[2:5]))
@@ -251,11 +274,11 @@ def test_branches_and_tags_keep_snapshots(spark: SparkSession, tmp_path: Path) -
     table.step("OPTIMIZE {t}", operation="replace")
 
 
-def expired_by_iceberg(theirs: SomebodyElse, *, min_snapshots: int) -> list[int]:
+def expired_by_iceberg(session: SparkSession, folder: Path, min_snapshots: int) -> list[int]:
     """What Iceberg's RemoveSnapshots would take now; it commits nothing."""
-    jvm = theirs.session._jvm
+    own, jvm = on_catalog(session, folder), session._jvm
     assert jvm is not None
-    iceberg = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(theirs.session._jsparkSession, "local.lake.t")
+    iceberg = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(own._jsparkSession, "local.lake.t")
     expiring = iceberg.expireSnapshots().expireOlderThan(jvm.System.currentTimeMillis()).retainLast(min_snapshots)
     return [snapshot.snapshotId() for snapshot in expiring.apply()]
 
@@ -286,9 +309,9 @@ def check_expiry(table: Followed, maintainer: Maintainer, *, held: Mapping[int, 
 
 
 @pytest.mark.usefixtures("quick_vacuum")
-def test_snapshots_that_vacuum_made_unreadable(spark: SparkSession, tmp_path: Path) -> None:
+def test_snapshots_that_vacuum_made_unreadable(writer: Writer, tmp_path: Path) -> None:
     """Exactly the snapshots that cannot be read are expired; a tag holds one, which is told, until it is dropped."""
-    table = followed(spark, tmp_path)
+    table = followed(writer, tmp_path)
     theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
     follow(table, create())
     follow(
@@ -318,9 +341,9 @@ def test_snapshots_that_vacuum_made_unreadable(spark: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("quick_vacuum")
-def test_unreadable_beside_files_that_came_back(spark: SparkSession, tmp_path: Path) -> None:
+def test_unreadable_beside_files_that_came_back(writer: Writer, tmp_path: Path) -> None:
     """Files that RESTORE brought back are there; that does not hide a younger one that VACUUM took."""
-    table = followed(spark, tmp_path)
+    table = followed(writer, tmp_path)
     follow(table, create(files=4))
     follow(table, SECOND, "OPTIMIZE {t}", "RESTORE TABLE {t} TO VERSION AS OF 0")
     vacuum(table)
@@ -331,9 +354,9 @@ def test_unreadable_beside_files_that_came_back(spark: SparkSession, tmp_path: P
 
 
 @pytest.mark.usefixtures("quick_vacuum")
-def test_unreadable_before_a_restored_state(spark: SparkSession, tmp_path: Path) -> None:
+def test_unreadable_before_a_restored_state(writer: Writer, tmp_path: Path) -> None:
     """What left the table by the snapshot that brought back Delta's state is looked for as well."""
-    table = followed(spark, tmp_path)
+    table = followed(writer, tmp_path)
     theirs = SomebodyElse(table)
     table.step(create(), operation="append")
     theirs.sql("INSERT INTO {i} VALUES (1000, 'theirs')")
@@ -347,9 +370,9 @@ def test_unreadable_before_a_restored_state(spark: SparkSession, tmp_path: Path)
     assert done.unreadable == (ours,)
 
 
-def test_files_of_others_are_found_by_their_paths(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_of_others_are_found_by_their_paths(writer: Writer, tmp_path: Path) -> None:
     """A snapshot with files of other people is readable, however Hadoop spells their paths."""
-    table = followed(spark, tmp_path)
+    table = followed(writer, tmp_path)
     theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
     table.step(create(), operation="append")
     theirs.sql("INSERT INTO {i} VALUES (1000, 'theirs')")
@@ -365,9 +388,9 @@ def test_files_of_others_are_found_by_their_paths(spark: SparkSession, tmp_path:
     table.sync_and_check("the maintained table")
 
 
-def test_metadata_of_others_is_no_stray_file(spark: SparkSession, tmp_path: Path) -> None:
+def test_metadata_of_others_is_no_stray_file(writer: Writer, tmp_path: Path) -> None:
     """A scan leaves what Spark committed, however Hadoop spells the paths of its metadata files."""
-    table = followed(spark, tmp_path)
+    table = followed(writer, tmp_path)
     theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
     table.step(create(), operation="append")
     theirs.sql("ALTER TABLE {i} CREATE TAG theirs")
@@ -394,17 +417,17 @@ def remove_orphans_by_spark(theirs: SomebodyElse) -> list[SparkRow]:
 
 
 @pytest.mark.usefixtures("quick_vacuum")
-def test_maintenance_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_maintenance_by_spark(writer: Writer, tmp_path: Path) -> None:
     """Iceberg's procedures refuse our table. Whoever turns `gc.enabled` on while it is in step with Delta loses Delta's
     history and no live file, and the next commit turns it off again."""
-    table = followed(spark, tmp_path)
+    table = followed(writer, tmp_path)
     theirs = SomebodyElse(table)
     follow(table, create())
     follow(table, "DELETE FROM {t} WHERE id % 7 = 1", "OPTIMIZE {t}", "DELETE FROM {t} WHERE id % 7 = 2")
     table.sync_and_check("the table before")
     delta_files, iceberg_files = files_of(table.source), files_of(table.bench.folder / "warehouse")
     for procedure in (expire_by_spark, remove_orphans_by_spark):
-        with pytest.raises(Py4JJavaError, match="GC is disabled"):
+        with pytest.raises(SparkRefused, match="GC is disabled"):
             procedure(theirs)
     assert files_of(table.source) == delta_files
     assert files_of(table.bench.folder / "warehouse") == iceberg_files
@@ -479,9 +502,10 @@ def crowd(table: Followed) -> None:
     table.sync_and_check("the table before")
 
 
-def test_foreign_commits_are_told_and_undone_when_asked(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.live
+def test_foreign_commits_are_told_and_undone_when_asked(writer: Writer, tmp_path: Path) -> None:
     """Whatever Spark commits parks the table, with who and what; a full sync restores it, and following goes on."""
-    table = followed(spark, tmp_path)
+    table = followed(writer, tmp_path)
     theirs = SomebodyElse(table)
     crowd(table)
     for number, (statement, mode, operation) in enumerate(FOREIGN):
@@ -503,9 +527,10 @@ def test_foreign_commits_are_told_and_undone_when_asked(spark: SparkSession, tmp
     table.step("OPTIMIZE {t}", operation="replace")
 
 
-def test_foreign_commits_are_overwritten_when_configured(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.live
+def test_foreign_commits_are_overwritten_when_configured(writer: Writer, tmp_path: Path) -> None:
     """With on_foreign_commit: overwrite the next sync restores Delta's rows by itself, and the one after follows."""
-    table = followed(spark, tmp_path, on_foreign_commit="overwrite")
+    table = followed(writer, tmp_path, on_foreign_commit="overwrite")
     theirs = SomebodyElse(table)
     crowd(table)
     theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
@@ -529,10 +554,10 @@ def test_foreign_commits_are_overwritten_when_configured(spark: SparkSession, tm
 
 
 @pytest.mark.long
-def test_merged_manifests_of_a_long_history(spark: SparkSession, tmp_path: Path) -> None:
+def test_merged_manifests_of_a_long_history(writer: Writer, tmp_path: Path) -> None:
     """After 120 commits with a low `commit.manifest.min-count-to-merge` there are few manifests, and all rows."""
     merging_from = 6
-    table = Followed(InProcess(spark, limits=LimitsSettings(commits_max=20)), tmp_path)
+    table = Followed(InProcess(writer, limits=LimitsSettings(commits_max=20)), tmp_path)
     handmade = HandmadeTable(table.source, partitioned=True)
     handmade.create()
     table.bench.first_sync_empty(handmade)
@@ -564,19 +589,20 @@ def test_merged_manifests_of_a_long_history(spark: SparkSession, tmp_path: Path)
     table.sync_and_check("a DELETE by Spark")
 
 
-def test_tags_and_read_lines_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.live  # it goes by the times of commit files
+def test_tags_and_read_lines_in_spark(writer: Writer, tmp_path: Path) -> None:
     """The line that `dvsync snapshots` prints for Spark, and dvsync's tag, give Delta's rows at the version."""
-    table = Followed(InProcess(spark), tmp_path, "file", options={"tag_every": 2})
+    table = Followed(InProcess(writer), tmp_path, "file", options={"tag_every": 2})
     follow(table, create(end=20))
     follow(table, "DELETE FROM {t} WHERE id % 5 = 0", "DELETE FROM {t} WHERE id = 1", SECOND)
     someone, iceberg = SomebodyElse(table), table.bench.iceberg()
     for version in range(4):
         choice = choose_by_version(iceberg, version)
-        expected = table.spark.sql(f"SELECT * FROM delta.`{table.source}` VERSION AS OF {version}").collect()
+        expected = rows_of(writer.delta(table.source, version), iceberg.schema().fields)
         assert sorted(someone.sql(choice.read["Spark"])) == sorted(expected), version
         if version % 2 == 0:
             assert sorted(someone.sql(f"SELECT * FROM {{i}} VERSION AS OF 'delta-v{version}'")) == sorted(expected)
-    for row in table.spark.sql(f"DESCRIBE HISTORY delta.`{table.source}`").collect():
+    for row in writer.rows("DESCRIBE HISTORY {t}", table.source).to_pylist():
         at_ms = round(row["timestamp"].timestamp() * 1000)
         for before_ms in (0, 1):
             found = choose_by_time(iceberg, table.bench.context.log, at_ms - before_ms)

@@ -24,22 +24,21 @@ from tests.kit.readers import (
     Row,
     as_pyiceberg,
     assert_same_rows,
-    read_delta,
     read_pyiceberg,
     read_spark,
     rows_of,
 )
 from tests.kit.service import InProcess, Service
+from tests.kit.writer import Writer
 
 # Delta does not check what is in lists and maps, and says so unless it is told to go on.
 UNENFORCED = "spark.databricks.delta.constraints.allowUnenforcedNotNull.enabled"
 
 
 @pytest.fixture(autouse=True)
-def unenforced_constraints(spark: SparkSession) -> Iterator[None]:
-    spark.conf.set(UNENFORCED, "true")
-    yield
-    spark.conf.unset(UNENFORCED)
+def unenforced_constraints(writer: Writer) -> Iterator[None]:
+    with writer.confs({UNENFORCED: "true"}):
+        yield
 
 
 @dataclass(frozen=True)
@@ -81,17 +80,20 @@ def _around(kind: Kind, *, dense: bool) -> Iterator[Kind]:
     yield Kind(f"map-to-struct-by_{kind.name}", pa.map_(kind.type, struct_field), (None, [], structs, structs[-1:]))
 
 
-def write(spark: SparkSession, table: Followed, columns: Sequence[Kind], properties: Mapping[str, str]) -> None:
+def write(session: SparkSession, folder: Path, depth: int, dense: bool, properties: Mapping[str, str]) -> None:
     """Make the Delta table, with a column a kind and every value of it in each of two files."""
+    columns = kinds(depth, dense=dense)
     rows = max(len(kind.values) for kind in columns)
     arrays = [pa.array([kind.values[row % len(kind.values)] for row in range(rows)], kind.type) for kind in columns]
-    frame = spark.createDataFrame(pa.table([pa.array(range(rows)), *arrays], ["id", *(kind.name for kind in columns)]))
-    builder = DeltaTable.create(spark).location(str(table.source)).addColumns(frame.schema)
+    frame = session.createDataFrame(
+        pa.table([pa.array(range(rows)), *arrays], ["id", *(each.name for each in columns)])
+    )
+    builder = DeltaTable.create(session).location(str(folder)).addColumns(frame.schema)
     for key, value in properties.items():
         builder = builder.property(key, value)
     builder.execute()
     for first in (0, rows):
-        frame.withColumn("id", frame["id"] + first).write.format("delta").mode("append").save(str(table.source))
+        frame.withColumn("id", frame["id"] + first).write.format("delta").mode("append").save(str(folder))
 
 
 @dataclass(frozen=True)
@@ -126,31 +128,30 @@ def differing(rows: Sequence[Row], others: Sequence[Row], table: Table) -> set[s
 
 @pytest.mark.parametrize(("depth", "dense"), [(3, False), (2, True)])
 def test_nulls_are_null_but_for_those_the_doctor_names(
-    spark: SparkSession, service: Service, tmp_path: Path, *, depth: int, dense: bool
+    service: Service, tmp_path: Path, *, depth: int, dense: bool
 ) -> None:
     """Spark, DuckDB and Polars show all of them; PyIceberg shows null lists of structs and maps to structs as empty."""
     table = Followed(service, tmp_path)
-    columns = kinds(depth, dense=dense)
-    write(spark, table, columns, {"delta.enableDeletionVectors": "true"})
+    table.writer.do(write, table.source, depth, dense, {"delta.enableDeletionVectors": "true"})
     table.sql("DELETE FROM {t} WHERE id = 1")
     table.step()
     iceberg, told = table.bench.iceberg(), Told.of(table)
-    wrong = differing(read_pyiceberg(iceberg), read_spark(iceberg, spark), iceberg)
+    wrong = differing(read_pyiceberg(iceberg), read_spark(iceberg, table.writer.spark), iceberg)
     assert told.troubles("is shown as empty") == wrong
     assert {"list_struct_int", "map_struct_int", "map-to-struct-by_int"} < wrong
 
 
 def test_what_readers_cannot_under_column_mapping(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where PyIceberg would show null for what is there, the column is refused; other troubles are told by the doctor.
 
     The day this fails, the refusal has had its time.
     """
-    table = Followed(InProcess(spark), tmp_path)
-    columns = kinds(3)
+    table = Followed(InProcess(writer), tmp_path)
     # Column mapping needs the ids that IcebergCompat gives to what is in lists and maps.
-    write(spark, table, columns, {"delta.columnMapping.mode": "name", "delta.enableIcebergCompatV2": "true"})
+    mapped = {"delta.columnMapping.mode": "name", "delta.enableIcebergCompatV2": "true"}
+    writer.do(write, table.source, 3, False, mapped)
     told = Told.of(table)
     with pytest.raises(
         Unsupported, match=r"is a list or map with nested structs whose fields .* PyIceberg shows them as null"
@@ -159,9 +160,9 @@ def test_what_readers_cannot_under_column_mapping(
     monkeypatch.setattr("daemon.translate.schema._hides_renamed", lambda kind: False)
     table.bench.sync()
     iceberg = table.bench.iceberg()
-    expected = read_delta(spark, str(table.source), iceberg)
+    expected = rows_of(writer.delta(table.source), iceberg.schema().fields)
     for name in ("Spark", "DuckDB"):
-        assert_same_rows(READERS[name](iceberg, spark), expected, name)
+        assert_same_rows(READERS[name](iceberg, writer.spark), expected, name)
     as_known = [
         tuple(as_pyiceberg(value, field.field_type) for value, field in zip(row, iceberg.schema().fields, strict=True))
         for row in expected
@@ -169,7 +170,7 @@ def test_what_readers_cannot_under_column_mapping(
     shown = read_pyiceberg(iceberg)
     assert differing(shown, as_known, iceberg) == told.refused
     assert differing(shown, expected, iceberg) - told.refused == told.troubles("is shown as empty")
-    failing = {kind.name for kind in columns if not is_read_by_polars(iceberg, kind.name, expected)}
+    failing = {kind.name for kind in kinds(3) if not is_read_by_polars(iceberg, kind.name, expected)}
     assert failing - told.refused == told.troubles("cannot read maps with structs in their keys")
 
 

@@ -29,10 +29,10 @@ from daemon.sync import transaction
 from daemon.sync.outcomes import SyncResult
 from daemon.verify.findings import Level, Scope
 from daemon.verify.verifier import Verifier
-from tests.integration.conftest import CONF
 from tests.kit.handmade import Bench
 from tests.kit.readers import assert_readers_agree, read_delta
 from tests.kit.servers import ObjectStore, wait_until
+from tests.kit.spark_session import CONF
 
 DAY_S = 86_400.0
 DV_TABLE = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"

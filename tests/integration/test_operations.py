@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from uuid import uuid4
 
 import pyarrow.parquet as pq
 import pytest
@@ -19,8 +18,9 @@ from daemon.errors import Unsupported
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
 from tests.kit.follow import Followed
 from tests.kit.handmade import FEATURES, HandmadeTable
-from tests.kit.readers import assert_same_rows, rows_of
+from tests.kit.readers import assert_same_rows, read_iceberg, rows_of
 from tests.kit.service import Served, Service
+from tests.kit.writer import overwrite
 
 MAPPED = "'delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name'"
 COLUMNS = "id BIGINT, name STRING, amount DECIMAL(12, 3), place STRUCT<city: STRING, floor: INT>, part STRING, day DATE"
@@ -52,11 +52,6 @@ LAYOUTS = (
 )
 # Column mapping.
 MODES = (pytest.param("none", marks=pytest.mark.long), "name")
-
-
-def overwrite(table: Followed, query: str, **options: str) -> None:
-    """What `DataFrame.write` does with these options; the step that follows syncs it."""
-    table.spark.sql(query).write.format("delta").mode("overwrite").options(**options).save(str(table.source))
 
 
 @pytest.mark.parametrize(("partitioned", "granularity"), LAYOUTS)
@@ -101,14 +96,23 @@ def test_overwrites(service: Service, tmp_path: Path, mode: str) -> None:
     table.step(f"{made} {select.format(0, 30, 2)}", operation="append")
     table.step("DELETE FROM {t} WHERE id % 7 = 0", operation="delete")
     untouched = {path for path in table.image.data_files if "/part=p1/" not in path}
-    overwrite(table, "SELECT 1L AS id, 'r' AS name, 'p1' AS part", replaceWhere="part = 'p1'")
+    table.writer.do(
+        overwrite, "SELECT 1L AS id, 'r' AS name, 'p1' AS part", table.source, {"replaceWhere": "part = 'p1'"}
+    )
     table.step(operation="overwrite")
     if mode == "none":
         assert untouched <= table.image.data_files.keys()
-    overwrite(table, "SELECT 5L AS id, 'r' AS name, 'p0' AS part", replaceWhere="part = 'p0' AND id < 10")
+    table.writer.do(
+        overwrite,
+        "SELECT 5L AS id, 'r' AS name, 'p0' AS part",
+        table.source,
+        {"replaceWhere": "part = 'p0' AND id < 10"},
+    )
     table.step(operation="overwrite")  # by rows: deletion vectors
     table.step("INSERT INTO {t} REPLACE WHERE id = 5 SELECT 5L, 'again', 'p2'", operation="overwrite")
-    overwrite(table, "SELECT 9L AS id, 'd' AS name, 'p2' AS part", partitionOverwriteMode="dynamic")
+    table.writer.do(
+        overwrite, "SELECT 9L AS id, 'd' AS name, 'p2' AS part", table.source, {"partitionOverwriteMode": "dynamic"}
+    )
     table.step(operation="overwrite")
     assert len(table.truth(table.bench.iceberg()).rows) > 1
     table.step(f"INSERT OVERWRITE {{t}} {select.format(40, 50, 1)}", operation="overwrite")
@@ -240,7 +244,7 @@ def test_statistics_and_rewrites_without_data_change(service: Service, tmp_path:
         "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'false')"
         " AS SELECT id, concat('n', id) AS name FROM range(0, 30, 1, 3)"
     )
-    recompute_statistics(table)
+    table.writer.do(recompute_statistics, table.source)
     table.step(snapshots=0)
     table.step("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')", snapshots=0)
     table.step("DELETE FROM {t} WHERE id % 7 = 0", operation="delete")
@@ -260,8 +264,8 @@ def test_statistics_and_rewrites_without_data_change(service: Service, tmp_path:
 
     adds = table.live_adds()
     iceberg = table.bench.iceberg()
-    path = f"part-{uuid4()}.parquet"
-    pq.write_table(iceberg.scan().to_arrow(), table.source / path)
+    path = "part-by-hand.parquet"
+    pq.write_table(iceberg.scan().to_arrow().sort_by("id"), table.source / path)
     size = (table.source / path).stat().st_size
     left = sum(map(records, adds.values())) - sum(len(positions) for positions in table.image.positions.values())
     add = {"path": path, "partitionValues": {}, "size": size, "modificationTime": 0, "dataChange": False}
@@ -282,14 +286,14 @@ def removed(add: Mapping[str, Any]) -> dict[str, Any]:
     return {"remove": {**kept, "deletionTimestamp": 0, "dataChange": False}}
 
 
-def recompute_statistics(table: Followed) -> None:
+def recompute_statistics(session: SparkSession, folder: Path) -> None:
     """What ANALYZE TABLE … COMPUTE DELTA STATISTICS does elsewhere; Delta has it without the statement."""
-    jvm, session = table.spark._jvm, table.spark._jsparkSession
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session, str(table.source))
+    jvm: Any = session._jvm
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, str(folder))
     collection = getattr(getattr(jvm.org.apache.spark.sql.delta.stats, "StatisticsCollection$"), "MODULE$")
     nothing = getattr(getattr(jvm.scala, "None$"), "MODULE$")
     predicates, files = getattr(collection, "recompute$default$4")(), getattr(collection, "recompute$default$5")()
-    collection.recompute(session, log, nothing, predicates, files)
+    collection.recompute(session._jsparkSession, log, nothing, predicates, files)
 
 
 def test_burst_of_commits(service: Service, tmp_path: Path) -> None:
@@ -328,7 +332,8 @@ def rows_by_version(table: Table) -> dict[int, list[tuple[Any, ...]]]:
     return shown
 
 
-def test_concurrent_writers(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+@pytest.mark.live
+def test_concurrent_writers(service: Service, tmp_path: Path) -> None:
     """Two writers append and delete while dvsync syncs: each of their versions is one snapshot with Delta's rows."""
     table = Followed(service, tmp_path)
     table.sql(
@@ -351,8 +356,8 @@ def test_concurrent_writers(spark: SparkSession, service: Service, tmp_path: Pat
     first = min(shown)
     assert shown.keys() == set(range(first, table.version + 1))
     for version, found in shown.items():
-        frame = spark.read.format("delta").option("versionAsOf", version).load(str(table.source))
-        assert_same_rows(found, [tuple(row) for row in frame.collect()], "PyIceberg", f"version {version}")
+        expected = rows_of(table.writer.delta(table.source, version), table.bench.iceberg().schema().fields)
+        assert_same_rows(found, expected, "PyIceberg", f"version {version}")
 
 
 def write(table: Followed, statements: list[str], failures: list[Exception]) -> None:
@@ -426,10 +431,10 @@ def test_row_ids_are_deltas(service: Service, tmp_path: Path) -> None:
     vectors = table.new_bench("vectors", format_version=3)
 
     def check() -> None:
-        iceberg = table.spark.read.format("iceberg").load(vectors.iceberg().metadata_location)
-        delta = table.spark.read.format("delta").load(str(table.source))
-        shown = iceberg.select("id", "name", "_row_id").collect()
-        assert sorted(shown) == sorted(delta.select("id", "name", "_metadata.row_id").collect())
+        location = vectors.iceberg().metadata_location
+        shown = table.writer.spark(read_iceberg, location, ("id", "name", "_row_id AS row_id"))
+        expected = table.writer.rows("SELECT id, name, _metadata.row_id FROM {t}", table.source)
+        assert shown.sort_by("id").to_pylist() == expected.sort_by("id").to_pylist()
 
     def step(statement: str) -> None:
         table.step(statement)
@@ -447,8 +452,8 @@ def test_row_ids_are_deltas(service: Service, tmp_path: Path) -> None:
     step("OPTIMIZE {t}")
     step("RESTORE TABLE {t} TO VERSION AS OF 1")
     # Row ids that Iceberg assigns from now on belong to no row of Delta's.
-    highest = table.spark.read.format("delta").load(str(table.source)).selectExpr("max(_metadata.row_id)").collect()
-    assert next_row_id(vectors.iceberg().metadata) > highest[0][0]
+    highest = table.writer.rows("SELECT max(_metadata.row_id) AS row_id FROM {t}", table.source)
+    assert next_row_id(vectors.iceberg().metadata) > highest["row_id"][0].as_py()
     vectors.sync(full=True)
     check()
 
@@ -488,7 +493,7 @@ def test_change_data_feed(service: Service, tmp_path: Path) -> None:
     table.step("OPTIMIZE {t}", operation="replace")
 
 
-def test_in_commit_timestamps(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_in_commit_timestamps(service: Service, tmp_path: Path) -> None:
     """The snapshot's timestamp is the in-commit one, whatever time the commit file has."""
     table = Followed(service, tmp_path)
     table.sql("CREATE TABLE {t} USING delta AS SELECT id FROM range(0, 30, 1, 1)")
@@ -499,11 +504,15 @@ def test_in_commit_timestamps(spark: SparkSession, service: Service, tmp_path: P
         table.sql(statement)
         os.utime(table.log_folder / f"{table.version:020d}.json", (1, 1))
         table.step()
-        history = spark.sql(f"DESCRIBE HISTORY delta.`{table.source}` LIMIT 1").selectExpr(
-            "unix_millis(timestamp) AS ms"
-        )
-        (newest,) = history.collect()
-        assert table.image.summary["dvsync.delta.timestamp-ms"] == str(newest.ms) != "1000"
+        deltas_ms = table.writer.do(committed_ms, table.source)
+        assert table.image.summary["dvsync.delta.timestamp-ms"] == str(deltas_ms) != "1000"
+
+
+def committed_ms(session: SparkSession, folder: Path) -> int:
+    """When Delta says that the newest version was committed."""
+    history = session.sql(f"DESCRIBE HISTORY delta.`{folder}` LIMIT 1")
+    (newest,) = history.selectExpr("unix_millis(timestamp) AS ms").collect()
+    return int(newest.ms)
 
 
 def test_protocol_features(service: Service, tmp_path: Path) -> None:
@@ -554,19 +563,16 @@ def test_type_widening_of_a_partition_column(service: Service, tmp_path: Path, m
     table.step("OPTIMIZE {t}", operation="replace")
 
 
-def test_collations(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_collations(service: Service, tmp_path: Path) -> None:
     """Columns with a collation are shown as strings, with the rows that Delta deletes by that collation gone."""
     table = Followed(service, tmp_path)
-    spark.conf.set("spark.databricks.delta.schema.typeCheck.enabled", "false")
-    try:
+    with table.writer.confs({"spark.databricks.delta.schema.typeCheck.enabled": "false"}):
         table.step(
             "CREATE TABLE {t} (id BIGINT, name STRING COLLATE UTF8_LCASE) USING delta"
             " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
         )
         table.step("INSERT INTO {t} VALUES (1, 'a'), (2, 'B'), (3, 'b'), (4, 'ä')", operation="append")
         table.step("DELETE FROM {t} WHERE name = 'b'", operation="delete")
-    finally:
-        spark.conf.unset("spark.databricks.delta.schema.typeCheck.enabled")
     assert sum(map(len, table.image.positions.values())) == 2
 
 

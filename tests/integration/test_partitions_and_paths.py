@@ -18,15 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.expressions import BooleanExpression, EqualTo, IsNaN, IsNull
 from pyiceberg.types import DoubleType, FloatType, NestedField, TimestamptzType
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from daemon.errors import ConfigInvalid, CorruptInput, Unsupported
 from daemon.sync.outcomes import SyncResult
-from tests.integration.test_delta_log import DELTA, DV, confs
+from tests.integration.test_delta_log import DELTA, DV
 from tests.kit.follow import Followed, unfit_readers
 from tests.kit.handmade import ARROW, HandmadeTable
-from tests.kit.readers import assert_readers_agree, duckdb_connection, read_delta, rows_of
+from tests.kit.readers import assert_readers_agree, duckdb_connection, rows_of
 from tests.kit.service import Service
 
 NUMBERS = {
@@ -94,13 +94,13 @@ class AnyPath(Followed):
         return self._path(encoded)  # Delta writes absolute paths anew.
 
 
-def show_cases(spark: SparkSession, columns: Mapping[str, Sequence[str | None]], repeat: int) -> None:
+def show_cases(session: SparkSession, columns: Mapping[str, Sequence[str | None]], repeat: int) -> None:
     """The view `cases`: each value of each column, in `repeat` rows with an id of its own."""
     count = max(len(values) for values in columns.values())
     texts = {column.split()[0]: [values[n % len(values)] for n in range(count)] for column, values in columns.items()}
-    frame = spark.createDataFrame(pa.table({"number": range(count), **texts}))
+    frame = session.createDataFrame(pa.table({"number": range(count), **texts}))
     casts = [f"CAST({column.split(maxsplit=1)[0]} AS {column.split(maxsplit=1)[1]})" for column in columns]
-    spark.createDataFrame(pa.table({"turn": range(repeat)})).crossJoin(frame).selectExpr(
+    session.createDataFrame(pa.table({"turn": range(repeat)})).crossJoin(frame).selectExpr(
         f"number * {repeat} + turn AS id", *casts
     ).createOrReplaceTempView("cases")
 
@@ -125,17 +125,13 @@ def check_filters(
         for column in columns
         for value in dict.fromkeys(row[names.index(column)] for row in rows)
     ]
-    delta = table.spark.read.format("delta").load(str(table.source))
-    counts = [F.count_if(spark_filter(delta, field, value)).alias(f"n{n}") for n, (field, value) in enumerate(asked)]
-    (found,) = delta.select(*counts).toArrow().to_pylist()
-    expected = {(field.name, value): count for (field, value), count in zip(asked, found.values(), strict=True)}
+    told = [(field.name, None if value is None else str(value), is_nan(field, value)) for field, value in asked]
+    by_delta = table.writer.do(count_in_delta, table.source, told)
+    expected = {(field.name, value): count for (field, value), count in zip(asked, by_delta["counts"], strict=True)}
     assert all(expected.values()), "every filter finds rows in Delta"
 
-    frame = table.spark.read.format("iceberg").load(iceberg.metadata_location)
-    hits = [frame.where(spark_filter(delta, *one)).select(F.lit(n).alias("n")) for n, one in enumerate(asked)]
-    by_spark = Counter(row.n for row in reduce(DataFrame.unionAll, hits).collect())
     readers = {
-        "Spark": [by_spark[n] for n in range(len(asked))],
+        "Spark": table.writer.spark(count_in_spark, iceberg.metadata_location, told, by_delta["types"]),
         "PyIceberg": [len(iceberg.scan(row_filter=pyiceberg_filter(*one)).to_arrow()) for one in asked],
         "DuckDB": [count_in_duckdb(iceberg.metadata_location, *one) for one in asked],
     }
@@ -149,13 +145,33 @@ def check_filters(
         assert wrong.keys() == flaws.get(reader, set()), f"{reader}: rows found, rows in Delta: {wrong}"
 
 
-def spark_filter(delta: DataFrame, field: NestedField, value: Any) -> Column:
-    column = F.col(f"`{field.name}`")
+# A column, the value in words or None, and whether it is NaN.
+Asked = tuple[str, str | None, bool]
+
+
+def count_in_delta(session: SparkSession, folder: Path, asked: Sequence[Asked]) -> dict[str, Any]:
+    """How many rows each filter finds, and the types of the columns."""
+    delta = session.read.format("delta").load(str(folder))
+    types = {field.name: field.dataType.simpleString() for field in delta.schema.fields}
+    counts = [F.count_if(spark_filter(each, types)).alias(f"n{n}") for n, each in enumerate(asked)]
+    (found,) = delta.select(*counts).toArrow().to_pylist()
+    return {"counts": list(found.values()), "types": types}
+
+
+def count_in_spark(session: SparkSession, location: str, asked: Sequence[Asked], types: Mapping[str, str]) -> list[int]:
+    """The same by Spark's Iceberg reader."""
+    frame = session.read.format("iceberg").load(location)
+    hits = [frame.where(spark_filter(each, types)).select(F.lit(n).alias("n")) for n, each in enumerate(asked)]
+    found = Counter(row.n for row in reduce(lambda one, other: one.unionAll(other), hits).collect())
+    return [found[n] for n in range(len(asked))]
+
+
+def spark_filter(asked: Asked, types: Mapping[str, str]) -> Column:
+    name, value, nan = asked
+    column = F.col(f"`{name}`")
     if value is None:
         return column.isNull()
-    if is_nan(field, value):
-        return F.isnan(column)
-    return column == F.lit(str(value)).cast(delta.schema[field.name].dataType)
+    return F.isnan(column) if nan else column == F.lit(value).cast(types[name])
 
 
 def pyiceberg_filter(field: NestedField, value: Any) -> BooleanExpression:
@@ -194,7 +210,7 @@ def created(table: Followed, columns: Mapping[str, Sequence[str | None]]) -> lis
         f"CREATE TABLE {{t}} (id BIGINT, {', '.join(columns)}) USING delta"
         f" PARTITIONED BY ({', '.join(reversed(names))}) TBLPROPERTIES ({DV})"
     )
-    show_cases(table.spark, columns, repeat=4)
+    table.writer.do(show_cases, columns, 4)
     return names
 
 
@@ -211,12 +227,12 @@ INSERT = "INSERT INTO {t} SELECT /*+ COALESCE(1) */ * FROM cases"
     ],
 )
 def test_partition_values(
-    spark: SparkSession, service: Service, tmp_path: Path, columns: dict[str, Sequence[str | None]], granularity: str
+    service: Service, tmp_path: Path, columns: dict[str, Sequence[str | None]], granularity: str
 ) -> None:
     """Special values of every partition type: the first sync, deletions, appends and filters are Delta's."""
     table = Followed(service, tmp_path, granularity)
     names = created(table, columns)
-    with confs(spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
+    with table.writer.confs({"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
         table.sql(INSERT)
         table.step(operation="append")
         table.step("DELETE FROM {t} WHERE id % 4 = 1", operation="delete")
@@ -271,8 +287,8 @@ def synced(table: Followed) -> SyncResult:
     assert (result.snapshots, result.to_version) == (1, table.version)
     iceberg = table.bench.iceberg()
     without = {"Polars native"} if table.granularity == "partition" else set()
-    rows = read_delta(table.spark, str(table.source), iceberg)
-    assert_readers_agree(iceberg, table.spark, rows, f"version {table.version}", without=without)
+    rows = rows_of(table.writer.delta(table.source), iceberg.schema().fields)
+    assert_readers_agree(iceberg, table.writer.spark, rows, f"version {table.version}", without=without)
     return result
 
 
@@ -291,20 +307,20 @@ def test_partition_values_unlike_the_files(service: Service, tmp_path: Path, mod
         table.bench.sync()
 
 
-def test_char_partitions(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_char_partitions(service: Service, tmp_path: Path) -> None:
     """CHAR values are shown as they are stored; Spark pads them when it reads Delta."""
     table = Followed(service, tmp_path)
-    with confs(spark, {"spark.sql.readSideCharPadding": "false"}):
+    with table.writer.confs({"spark.sql.readSideCharPadding": "false"}):
         created(table, CHARS)
         table.sql(INSERT)
         table.step(operation="append")
 
 
-def test_far_timestamps_in_int96_partitions(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_far_timestamps_in_int96_partitions(service: Service, tmp_path: Path) -> None:
     """Years that INT96 readers get wrong are refused where the files hold the partition column."""
     table = Followed(service, tmp_path)
     created(table, {"at TIMESTAMP": MOMENTS})
-    with confs(spark, {"spark.sql.parquet.outputTimestampType": "INT96"}):
+    with table.writer.confs({"spark.sql.parquet.outputTimestampType": "INT96"}):
         table.sql(INSERT)
     with pytest.raises(Unsupported, match="column at of the file has INT96 timestamps before 1677 or after 2262"):
         table.bench.sync()
@@ -363,7 +379,7 @@ def test_random_prefixes_and_long_values(service: Service, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("zoned", ["true", "false"], ids=["zoned", "plain"])
-def test_timestamp_spellings(spark: SparkSession, service: Service, tmp_path: Path, zoned: str) -> None:
+def test_timestamp_spellings(service: Service, tmp_path: Path, zoned: str) -> None:
     """Timestamps as partition values are right with a zone and without, from Delta and from other writers."""
     table = Followed(service, tmp_path)
     table.step(
@@ -371,7 +387,7 @@ def test_timestamp_spellings(spark: SparkSession, service: Service, tmp_path: Pa
         f" TBLPROPERTIES ({DV})",
         operation="append",
     )
-    with confs(spark, {f"{DELTA}.write.utcTimestampPartitionValues": zoned}):
+    with table.writer.confs({f"{DELTA}.write.utcTimestampPartitionValues": zoned}):
         table.step(
             "INSERT INTO {t} SELECT id, timestamp_micros(id % 2 * 1500000), CAST(timestamp_micros(-1) AS TIMESTAMP_NTZ)"
             " FROM range(0, 10, 1, 1)",
@@ -450,7 +466,12 @@ def test_materialized_partition_columns(service: Service, tmp_path: Path) -> Non
     check_filters(table, "part", "day")
 
 
-def test_changed_partitioning(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def overwrite_with_partitions(session: SparkSession, query: str, folder: Path, columns: Sequence[str]) -> None:
+    writer = session.sql(query).write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    writer.partitionBy(*columns).save(str(folder))
+
+
+def test_changed_partitioning(service: Service, tmp_path: Path) -> None:
     """An overwrite with other partition columns is a new spec; deletions go on, RESTORE brings the old spec back."""
     table = Followed(service, tmp_path)
     values = "id, CAST(id % 3 AS INT) AS a, if(id % 2 = 0, 'x y', NULL) AS b"
@@ -460,8 +481,8 @@ def test_changed_partitioning(spark: SparkSession, service: Service, tmp_path: P
     )
     table.step("DELETE FROM {t} WHERE id % 6 < 3", operation="delete")
     for columns, start in ((["b"], 100), ([], 200), (["b", "a"], 300)):
-        writer = spark.sql(f"SELECT {values} FROM range({start}, {start + 24}, 1, 1)").write.format("delta")
-        writer.mode("overwrite").option("overwriteSchema", "true").partitionBy(*columns).save(str(table.source))
+        query = f"SELECT {values} FROM range({start}, {start + 24}, 1, 1)"
+        table.writer.do(overwrite_with_partitions, query, table.source, columns)
         table.step()
         table.step("DELETE FROM {t} WHERE id % 12 < 5", operation="delete")
         check_filters(table, "a", "b")
@@ -472,13 +493,12 @@ def test_changed_partitioning(spark: SparkSession, service: Service, tmp_path: P
     check_filters(table, "a")
 
 
-def test_binary_partition_column(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_binary_partition_column(service: Service, tmp_path: Path) -> None:
     """A binary partition column is refused by its name, in a first sync and in a commit that brings it."""
     table = Followed(service, tmp_path)
     table.step(f"CREATE TABLE {{t}} (id BIGINT, raw BINARY) USING delta TBLPROPERTIES ({DV})", operation="append")
-    spark.sql("SELECT id, CAST('x' AS BINARY) AS raw FROM range(0, 4, 1, 1)").write.format("delta").mode(
-        "overwrite"
-    ).option("overwriteSchema", "true").partitionBy("raw").save(str(table.source))
+    query = "SELECT id, CAST('x' AS BINARY) AS raw FROM range(0, 4, 1, 1)"
+    table.writer.do(overwrite_with_partitions, query, table.source, ["raw"])
     shown = table.bench.iceberg().metadata_location
     second = table.new_bench("second")
     for bench in (table.bench, second):
@@ -488,6 +508,7 @@ def test_binary_partition_column(spark: SparkSession, service: Service, tmp_path
     assert not second.exists()
 
 
+@pytest.mark.live  # its log has absolute paths
 def test_absolute_and_unusual_paths(service: Service, tmp_path: Path) -> None:
     """Absolute paths in each spelling, names that look hidden or encoded: each decoded once, deletions included."""
     table = AnyPath(service, tmp_path)
@@ -534,6 +555,7 @@ def delete_by_hand(table: Followed, positions: set[int]) -> None:
     )
 
 
+@pytest.mark.live  # its log has absolute paths
 def test_shallow_clone(service: Service, tmp_path: Path) -> None:
     """A shallow clone of a table with deletion vectors, and its original, are followed through deletions on both."""
     original = Followed(service, tmp_path / "original")
@@ -593,6 +615,7 @@ def test_cut_paths_are_refused(service: Service, tmp_path: Path, mark: str) -> N
         third.sync()
 
 
+@pytest.mark.live  # its log has absolute paths
 def test_two_names_of_one_file(service: Service, tmp_path: Path) -> None:
     """A remove by another name of a file removes nothing, as in Delta; a file that is live by two names is refused."""
     table = HandmadeTable(tmp_path / "lake" / "t")
@@ -601,9 +624,9 @@ def test_two_names_of_one_file(service: Service, tmp_path: Path) -> None:
 
     def check() -> None:
         service.wait(lambda: bench.status()["synced_version"] == table.version, f"version {table.version}")
-        delta = service.spark.read.format("delta").load(str(table.folder)).toArrow()
+        delta = service.writer.delta(table.folder)
         iceberg = bench.iceberg()
-        assert_readers_agree(iceberg, service.spark, rows_of(delta, iceberg.schema().fields), "two names")
+        assert_readers_agree(iceberg, service.writer.spark, rows_of(delta, iceberg.schema().fields), "two names")
 
     def by_its_absolute_path(action: dict[str, Any]) -> dict[str, Any]:
         return {kind: {**each, "path": f"{table.location}/{each['path']}"} for kind, each in action.items()}
@@ -635,7 +658,7 @@ def test_two_names_of_one_file(service: Service, tmp_path: Path) -> None:
     ):
         bench.sync()
     assert bench.iceberg().metadata_location == shown
-    with confs(service.spark, {f"{DELTA}.duplicateActionCheck.enabled": "false"}):
-        service.spark.sql(f"OPTIMIZE delta.`{table.folder}`")
+    with service.writer.confs({f"{DELTA}.duplicateActionCheck.enabled": "false"}):
+        service.writer.sql("OPTIMIZE {t}", table.folder)
     table.version += 1
     check()

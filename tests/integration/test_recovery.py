@@ -20,6 +20,7 @@ from tests.kit.follow import Followed
 from tests.kit.handmade import FEATURES, Bench, HandmadeTable
 from tests.kit.readers import assert_readers_agree
 from tests.kit.service import Served, Service
+from tests.kit.writer import forget_logs
 
 CREATE = (
     "CREATE TABLE {t} USING delta TBLPROPERTIES"
@@ -142,7 +143,7 @@ def test_table_made_anew(service: Service, tmp_path: Path) -> None:
 
 def remake(table: Followed) -> None:
     shutil.rmtree(table.source)
-    table.spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    table.writer.do(forget_logs)
     table.forget()
 
 
@@ -323,7 +324,6 @@ def test_foreign_commit(handmade: HandmadeTable, bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("what", ["manifest list", "DATA", "DELETES"])
-@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(("damage", "state"), [("gone", "kept"), ("cut", "kept"), ("cut", "lost")])
 def test_metadata_files_that_somebody_damaged(
     handmade: HandmadeTable, bench: Bench, what: str, damage: str, state: str
@@ -359,7 +359,6 @@ def test_metadata_files_that_somebody_damaged(
     assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
 
 
-@pytest.mark.usefixtures("spark")
 def test_a_comparison_with_a_table_that_is_gone(handmade: HandmadeTable, bench: Bench) -> None:
     """Named as what it is, and nothing is taken off the Iceberg table."""
     log = handmade.folder / "_delta_log"
@@ -428,7 +427,7 @@ def test_refused_first_syncs(service: Service, tmp_path: Path) -> None:
         table.commit([change(table), table.add(table.write_file([(1, "a", "first")]))])
         assert_first_sync_refused(service, tmp_path / f"bench{number}", table.location, message)
     source = tmp_path / "variants"
-    service.spark.sql(f"CREATE TABLE delta.`{source}` (id INT, odd VARIANT) USING delta")
+    service.writer.sql("CREATE TABLE {t} (id INT, odd VARIANT) USING delta", source)
     assert_first_sync_refused(
         service, tmp_path / "bench", f"file://{source}", "variantType|column odd has the type variant"
     )

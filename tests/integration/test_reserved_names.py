@@ -18,8 +18,9 @@ from daemon.translate import schema
 from daemon.translate.schema import RESERVED_NAMES
 from tests.integration.test_types import assert_refused
 from tests.kit.follow import Followed
-from tests.kit.readers import assert_readers_agree, duckdb_connection, read_delta
+from tests.kit.readers import Spark, assert_readers_agree, duckdb_connection, read_delta
 from tests.kit.service import InProcess, Service
+from tests.kit.writer import Writer
 
 # Iceberg spec, "Reserved Field IDs".
 SPEC_NAMES = (
@@ -42,10 +43,14 @@ def values(names: tuple[str, ...]) -> str:
     return ", ".join(f"id + {100 * number}" for number, _ in enumerate(names, start=1))
 
 
-def readers_where(table: Table, spark: SparkSession, column: str, value: int) -> Iterator[tuple[str, list[int]]]:
+def ids_where(session: SparkSession, location: str, column: str, value: int) -> list[int]:
+    found = session.read.format("iceberg").load(location).where(f"`{column}` = {value}").select("id")
+    return [row[0] for row in found.collect()]
+
+
+def readers_where(table: Table, spark: Spark, column: str, value: int) -> Iterator[tuple[str, list[int]]]:
     """The ids of the rows with this value, by each reader's filter."""
-    spark.read.format("iceberg").load(table.metadata_location).createOrReplaceTempView("filtered")
-    yield "Spark", [row[0] for row in spark.sql(f"SELECT id FROM filtered WHERE `{column}` = {value}").collect()]
+    yield "Spark", spark(ids_where, table.metadata_location, column, value)
     query = f'SELECT id FROM iceberg_scan(?) WHERE "{column}" = {value}'
     yield "DuckDB", [row[0] for row in duckdb_connection().execute(query, [table.metadata_location]).fetchall()]
     for reader in ("native", "pyiceberg"):
@@ -55,7 +60,7 @@ def readers_where(table: Table, spark: SparkSession, column: str, value: int) ->
     yield "PyIceberg", found.to_arrow()["id"].to_pylist()
 
 
-def test_names_that_no_reader_minds_are_followed(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_names_that_no_reader_minds_are_followed(service: Service, tmp_path: Path) -> None:
     """Names of the spec's other reserved fields, of DuckDB's own columns, in capitals, and any inside of a struct."""
     table = Followed(service, tmp_path)
     fields = columns(SPEC_NAMES, ": ")
@@ -64,12 +69,12 @@ def test_names_that_no_reader_minds_are_followed(spark: SparkSession, service: S
     table.step(f"INSERT INTO {{t}} SELECT id, {values(HARMLESS)}, named_struct({struct}) FROM range(0, 6, 1, 1)")
     table.step("DELETE FROM {t} WHERE id IN (1, 4)", operation="delete")
     for number, name in enumerate(HARMLESS, start=1):
-        for reader, ids in readers_where(table.bench.iceberg(), spark, name, 100 * number + 3):
+        for reader, ids in readers_where(table.bench.iceberg(), table.writer.spark, name, 100 * number + 3):
             assert ids == [3], f"{reader} with a filter on {name}"
 
 
 def test_names_that_spark_takes_for_its_own(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark refuses just these; the other readers would show them. The day this fails, the refusal has had its time."""
     reserved: Any = spark._jvm.org.apache.iceberg.MetadataColumns
@@ -78,7 +83,7 @@ def test_names_that_spark_takes_for_its_own(
     monkeypatch.setattr(schema, "RESERVED_NAMES", frozenset())
     monkeypatch.setattr(schema, "POSITION_NAME", "")
 
-    table = Followed(InProcess(spark), tmp_path / "small")
+    table = Followed(InProcess(writer), tmp_path / "small")
     names = tuple(sorted(RESERVED_NAMES))
     table.sql(f"CREATE TABLE {{t}} (id BIGINT, {columns(names)}) USING delta {DELETES}")
     table.sql(f"INSERT INTO {{t}} SELECT id, {values(names)} FROM range(0, 6, 1, 1)")
@@ -91,7 +96,7 @@ def test_names_that_spark_takes_for_its_own(
         with pytest.raises(Py4JJavaError, match=rf"conflict with names reserved .*\[{name}\]"):
             frame.select(name).collect()
 
-    table = Followed(InProcess(spark), tmp_path / "capitals")
+    table = Followed(InProcess(writer), tmp_path / "capitals")
     table.sql(f"CREATE TABLE {{t}} (id BIGINT, _POS BIGINT) USING delta {DELETES}")
     table.sql("INSERT INTO {t} SELECT id, id FROM range(0, 6, 1, 1)")
     table.sql("DELETE FROM {t} WHERE id = 1")

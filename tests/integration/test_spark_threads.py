@@ -12,23 +12,26 @@ from typing import Any
 
 import psutil
 import pytest
-from pyspark.sql import SparkSession
 
 from daemon.errors import PipelineAway
 from daemon.spark.jvm import NICENESS
 from tests.integration.test_delta_log import EVERY_3, create, cut, rows, without_checksums
 from tests.kit.follow import Followed
-from tests.kit.readers import assert_readers_agree, assert_same_rows, read_delta, read_duckdb
+from tests.kit.readers import assert_readers_agree, assert_same_rows, read_duckdb, rows_of
 from tests.kit.service import FAILURES, SYNC_MAX_S, InProcess, Served, Service
+from tests.kit.spark_process import SparkProcess
+from tests.kit.writer import Writer
 
+# Its tables are copied: no archive has their folders.
+pytestmark = pytest.mark.live
 TABLES = 12
 ON_SPARK = {"engine": "spark"}
 
 
 @pytest.fixture(scope="module")
-def checkpointed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpointed(spark_process: SparkProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table at version 4 with deletion vectors, whose log begins at a checkpoint and has no checksum file."""
-    table = Followed(InProcess(spark), tmp_path_factory.mktemp("checkpointed"))
+    table = Followed(InProcess(Writer(spark_process)), tmp_path_factory.mktemp("checkpointed"))
     table.sql(create())
     for number in range(4):
         table.sql(f"DELETE FROM {{t}} WHERE id % 7 = {number}")
@@ -53,8 +56,9 @@ def test_many_first_syncs_at_once(service: Service, tmp_path: Path, checkpointed
     for table in tables:
         assert table.sync().operation == "first sync"
     assert not failures(service)
-    expected = read_delta(service.spark, str(checkpointed), tables[0].iceberg())
-    assert_readers_agree(tables[0].iceberg(), service.spark, expected)
+    iceberg = tables[0].iceberg()
+    expected = rows_of(service.writer.delta(checkpointed), iceberg.schema().fields)
+    assert_readers_agree(iceberg, service.writer.spark, expected)
     for table in tables[1:]:
         assert_shown(service, checkpointed, table)
 
@@ -82,9 +86,10 @@ def test_every_use_of_spark(service: Service, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def own_service(spark: SparkSession, tmp_path: Path) -> Iterator[Service]:
+def own_service(writer: Writer, tmp_path: Path) -> Iterator[Service]:
     """A daemon of its own, whose Spark session ends soon."""
-    made = Service(spark, tmp_path, idle_timeout="1s")
+    made = Service(tmp_path, idle_timeout="1s")
+    made.writer = writer
     yield made
     made.stop()
 
@@ -158,7 +163,9 @@ def failures(service: Service) -> list[dict[str, Any]]:
 
 def assert_shown(service: Service, checkpointed: Path, table: Served) -> None:
     iceberg = table.iceberg()
-    assert_same_rows(read_duckdb(iceberg), read_delta(service.spark, str(checkpointed), iceberg), "DuckDB", table.name)
+    assert_same_rows(
+        read_duckdb(iceberg), rows_of(service.writer.delta(checkpointed), iceberg.schema().fields), "DuckDB", table.name
+    )
 
 
 def serve(service: Service, folder: Path, checkpointed: Path, number: int) -> Served:

@@ -8,7 +8,7 @@ import polars
 import pyarrow as pa
 
 from tests.kit.follow import Followed
-from tests.kit.readers import assert_same_rows, duckdb_connection, rows_of
+from tests.kit.readers import assert_same_rows, duckdb_connection, read_iceberg, rows_of
 from tests.kit.service import Service
 
 PLAIN = "'delta.columnMapping.mode' = 'none'"
@@ -25,14 +25,13 @@ def check_history(table: Followed) -> list[int]:
         assert snapshot.summary is not None and snapshot.schema_id is not None
         version, snapshot_id = int(str(snapshot.summary["dvsync.delta.version"])), snapshot.snapshot_id
         fields = iceberg.schemas()[snapshot.schema_id].fields
-        delta = table.spark.read.format("delta").option("versionAsOf", version).load(str(table.source)).toArrow()
-        spark = table.spark.read.format("iceberg").option("versionAsOf", snapshot_id).load(iceberg.metadata_location)
+        delta = table.writer.delta(table.source, version)
         by_duckdb = duckdb_connection().execute(
             "SELECT * FROM iceberg_scan(?, snapshot_from_id => ?)", [iceberg.metadata_location, snapshot_id]
         )
         found: dict[str, pa.Table] = {
             "PyIceberg": iceberg.scan(snapshot_id=snapshot_id).to_arrow(),
-            "Spark": spark.toArrow(),
+            "Spark": table.writer.spark(read_iceberg, iceberg.metadata_location, ("*",), snapshot_id),
             "Polars": polars.scan_iceberg(iceberg, snapshot_id=snapshot_id).collect().to_arrow(),
             "DuckDB": by_duckdb.to_arrow_table(),
         }

@@ -12,11 +12,11 @@ from pyspark.sql import SparkSession
 
 from daemon.errors import Unsupported
 from daemon.spark.scan import read_delta as read_delta_scan
-from tests.integration.test_first_sync import spark_conf
 from tests.kit.follow import Followed
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
-from tests.kit.readers import READERS, assert_readers_agree, read_delta
+from tests.kit.readers import READERS, assert_readers_agree, read_delta, rows_of
 from tests.kit.service import Service
+from tests.kit.writer import Writer
 
 NESTED = """
     CREATE TABLE {t} (id INT, lists ARRAY<ARRAY<STRUCT<x: INT, m: MAP<STRING, ARRAY<DATE>>>>>,
@@ -83,7 +83,7 @@ def test_column_mapping_from_the_start(service: Service, tmp_path: Path, mode: s
     table.step("DELETE FROM {t} WHERE id % 4 = 1", operation="delete")
 
 
-def test_schema_and_rows_in_one_commit(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_schema_and_rows_in_one_commit(service: Service, tmp_path: Path) -> None:
     """A column that comes with the rows that have it is one Iceberg snapshot; so is a nullability that is relaxed."""
     table = Followed(service, tmp_path)
     table.step(
@@ -91,7 +91,7 @@ def test_schema_and_rows_in_one_commit(spark: SparkSession, service: Service, tm
         " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
     )
     table.step("INSERT INTO {t} SELECT CAST(id AS INT), 'x' FROM range(0, 10, 1, 1)", operation="append")
-    with spark_conf(spark, "spark.databricks.delta.schema.autoMerge.enabled", "true"):
+    with table.writer.confs({"spark.databricks.delta.schema.autoMerge.enabled": "true"}):
         table.step(
             "MERGE INTO {t} t USING (SELECT 3 AS id, 'y' AS name, 1.5D AS score) s ON t.id = s.id"
             " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *",
@@ -139,11 +139,11 @@ def test_lists_under_column_mapping_need_ids(service: Service, tmp_path: Path) -
     )
 
 
-def test_lists_in_the_older_layout_are_refused(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_lists_in_the_older_layout_are_refused(service: Service, tmp_path: Path) -> None:
     """With Spark's legacy format DuckDB would show nulls for the elements of lists."""
     table = Followed(service, tmp_path)
     table.step("CREATE TABLE {t} (id INT, l ARRAY<INT>) USING delta")
-    with spark_conf(spark, "spark.sql.parquet.writeLegacyFormat", "true"):
+    with table.writer.confs({"spark.sql.parquet.writeLegacyFormat": "true"}):
         table.sql("INSERT INTO {t} VALUES (1, array(1, 2))")
     assert_refused(table, r"column l\..* of the file has the layout of lists or maps in older Parquet files")
 
@@ -163,18 +163,21 @@ def test_column_mapping_on_a_partitioned_table(service: Service, tmp_path: Path)
     table.step("DELETE FROM {t} WHERE part IS NULL AND id % 3 = 0")
 
 
-def test_files_with_foreign_ids_are_refused(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_files_with_foreign_ids_are_refused(service: Service, tmp_path: Path) -> None:
     """Parquet files that another system gave field ids: Delta goes by names, Iceberg's readers would go by the ids."""
-    source = tmp_path / "lake" / "t"
-    frame = spark.range(3).selectExpr("id AS a", "id + 10 AS b")
+    table = Followed(service, tmp_path)
+    table.writer.do(write_with_ids, table.source)
+    table.sql(f"CONVERT TO DELTA parquet.`{table.source}`")
+    with pytest.raises(Unsupported, match="column a of the file carries the field id 2, but the column's is 1"):
+        table.bench.sync()
+
+
+def write_with_ids(session: SparkSession, folder: Path) -> None:
+    frame = session.range(3).selectExpr("id AS a", "id + 10 AS b")
     schema = frame.schema
     for field, number in zip(schema.fields, (2, 1), strict=True):
         field.metadata = {"parquet.field.id": number}
-    spark.createDataFrame(frame.toArrow(), schema).write.parquet(str(source))
-    spark.sql(f"CONVERT TO DELTA parquet.`{source}`")
-    table = Followed(service, tmp_path)
-    with pytest.raises(Unsupported, match="column a of the file carries the field id 2, but the column's is 1"):
-        table.bench.sync()
+    session.createDataFrame(frame.toArrow(), schema).write.parquet(str(folder))
 
 
 def test_widenings(service: Service, tmp_path: Path) -> None:
@@ -206,12 +209,12 @@ def test_widenings(service: Service, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["TIMESTAMP_MILLIS", "TIMESTAMP_MICROS", "INT96"])
-def test_timestamp_encodings(spark: SparkSession, service: Service, tmp_path: Path, kind: str) -> None:
+def test_timestamp_encodings(service: Service, tmp_path: Path, kind: str) -> None:
     """Each encoding of timestamps is shown as it is, nested ones too, before 1970 and at the ends of INT96's range."""
     table = Followed(service, tmp_path)
     table.step("CREATE TABLE {t} (id INT, moment TIMESTAMP, moments ARRAY<TIMESTAMP>, local TIMESTAMP_NTZ) USING delta")
     moments = ("1677-09-22 00:00:00.001", "1899-12-31 23:59:59.999", "1969-12-31 23:59:59.999", "2262-04-10 00:00:00")
-    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", kind):
+    with table.writer.confs({"spark.sql.parquet.outputTimestampType": kind}):
         for number, moment in enumerate(moments):
             table.sql(
                 f"INSERT INTO {{t}} SELECT {number}, TIMESTAMP'{moment}', array(TIMESTAMP'{moment}', NULL),"
@@ -221,7 +224,7 @@ def test_timestamp_encodings(spark: SparkSession, service: Service, tmp_path: Pa
 
 
 @pytest.mark.parametrize("mode", ["none", "name"])
-def test_milliseconds_with_a_dictionary(spark: SparkSession, service: Service, tmp_path: Path, mode: str) -> None:
+def test_milliseconds_with_a_dictionary(service: Service, tmp_path: Path, mode: str) -> None:
     """Spark's vectorized reader of Iceberg tables shows them in 1970, and its filters find none of them."""
     table = Followed(service, tmp_path, with_vectors=True)
     table.step(
@@ -230,12 +233,12 @@ def test_milliseconds_with_a_dictionary(spark: SparkSession, service: Service, t
     )
     moments = "SELECT id, timestamp_millis(1700000000123 + id % 5), timestamp_millis(id % 3)::timestamp_ntz FROM range"
     table.step(f"INSERT INTO {{t}} {moments}(0, 100, 1, 1)")
-    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS"):
-        table.step(f"INSERT INTO {{t}} {moments}(100, 2000, 1, 1)")
+    with table.writer.confs({"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}):
+        table.step(f"INSERT INTO {{t}} {moments}(100, 2000, 1, 1)", spark=True)
     table.step("DELETE FROM {t} WHERE id % 7 = 0")
 
 
-def test_nanoseconds_are_refused_as_by_delta(spark: SparkSession, tmp_path: Path) -> None:
+def test_nanoseconds_are_refused_as_by_delta(writer: Writer, tmp_path: Path) -> None:
     """Delta's timestamps have microseconds, and Spark cannot read a file of another writer that has nanoseconds."""
     table = HandmadeTable(tmp_path / "delta")
     table.create()
@@ -246,7 +249,7 @@ def test_nanoseconds_are_refused_as_by_delta(spark: SparkSession, tmp_path: Path
     pq.write_table(rows.append_column("moment", moments), table.folder / path)
     table.commit([table.add(path)])
     with pytest.raises(Exception, match="moment"):
-        spark.read.format("delta").load(table.location).collect()
+        writer.delta(table.folder)
     for version in (2, 3):
         bench = Bench(tmp_path / f"v{version}", table.location, table_options={"format_version": version})
         with pytest.raises(Unsupported, match="column moment of the file is stored as timestamp\\[ns") as refused:
@@ -294,24 +297,24 @@ def test_defaults_that_delta_fills_in_when_it_reads(spark: SparkSession, tmp_pat
         bench.close()
 
 
-def test_int96_beyond_its_range(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_int96_beyond_its_range(service: Service, tmp_path: Path) -> None:
     """Years that PyIceberg and Polars show wrong from INT96 are refused by column, or followed when asked to."""
     table = Followed(service, tmp_path)
     table.step("CREATE TABLE {t} (id INT, moment TIMESTAMP) USING delta")
     insert = "INSERT INTO {t} VALUES (1, TIMESTAMP'9999-12-31 23:59:59.999999'), (2, TIMESTAMP'1600-01-01 00:00:00')"
-    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"):
+    with table.writer.confs({"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
         table.step(insert)
-    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+    with table.writer.confs({"spark.sql.parquet.outputTimestampType": "INT96"}):
         table.sql(insert)
     assert_refused(table, "column moment of the file has INT96 timestamps before 1677 or after 2262")
     again = Followed(service, tmp_path / "five digits")
     again.step("CREATE TABLE {t} (id INT, moment TIMESTAMP) USING delta")
-    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+    with table.writer.confs({"spark.sql.parquet.outputTimestampType": "INT96"}):
         again.sql("INSERT INTO {t} VALUES (1, timestamp_micros(300000000000000000))")
     assert_refused(again, "column moment of the file has INT96 timestamps before 1677 or after 2262")
     nested = Followed(service, tmp_path / "nested")
     nested.step("CREATE TABLE {t} (id INT, moments MAP<STRING, ARRAY<STRUCT<at: TIMESTAMP>>>) USING delta")
-    with spark_conf(spark, "spark.sql.parquet.outputTimestampType", "INT96"):
+    with table.writer.confs({"spark.sql.parquet.outputTimestampType": "INT96"}):
         nested.step("INSERT INTO {t} VALUES (1, map('k', array(named_struct('at', TIMESTAMP'2020-01-01'), NULL)))")
         nested.sql("INSERT INTO {t} VALUES (1, map('k', array(named_struct('at', TIMESTAMP'1600-01-01'), NULL)))")
     assert_refused(nested, "column moments of the file has INT96 timestamps before 1677 or after 2262")
@@ -319,8 +322,8 @@ def test_int96_beyond_its_range(spark: SparkSession, service: Service, tmp_path:
     willing = table.new_bench("willing", int96_overflow="follow")
     willing.sync()
     iceberg = willing.iceberg()
-    expected = sorted(read_delta(spark, str(table.source), iceberg))
-    shown = {name for name, read in READERS.items() if sorted(read(iceberg, spark)) == expected}
+    expected = sorted(rows_of(table.writer.delta(table.source), iceberg.schema().fields))
+    shown = {name for name, read in READERS.items() if sorted(read(iceberg, table.writer.spark)) == expected}
     # The day this fails, the refusal has had its time.
     assert shown == {"Spark", "DuckDB"}
     willing.close()
@@ -337,10 +340,7 @@ def test_the_old_calendar_is_refused(service: Service, tmp_path: Path, key: str,
     """Days that Spark stored by the Julian calendar would be shown some days off; recent ones are the same in both."""
     table = Followed(service, tmp_path)
     table.step("CREATE TABLE {t} (id INT, day DATE, moment TIMESTAMP) USING delta")
-    with (
-        spark_conf(service.spark, f"spark.sql.parquet.{key}", "LEGACY"),
-        spark_conf(service.spark, "spark.sql.parquet.outputTimestampType", encoding),
-    ):
+    with table.writer.confs({f"spark.sql.parquet.{key}": "LEGACY", "spark.sql.parquet.outputTimestampType": encoding}):
         table.step("INSERT INTO {t} VALUES (1, DATE'1582-10-15', TIMESTAMP'1900-01-01 00:00:00'), (2, NULL, NULL)")
         table.sql("INSERT INTO {t} VALUES (3, DATE'1400-01-01', TIMESTAMP'1800-01-01 00:00:00')")
     assert_refused(
@@ -348,12 +348,12 @@ def test_the_old_calendar_is_refused(service: Service, tmp_path: Path, key: str,
     )
 
 
-def test_char_values_are_shown_as_stored(spark: SparkSession, service: Service, tmp_path: Path) -> None:
+def test_char_values_are_shown_as_stored(service: Service, tmp_path: Path) -> None:
     """Spark pads CHAR with spaces when it reads Delta; Delta's protocol has strings, and all readers show these."""
     table = Followed(service, tmp_path)
     table.sql("CREATE TABLE {t} (id INT, c CHAR(4), v VARCHAR(4)) USING delta")
     table.sql("INSERT INTO {t} VALUES (1, 'ab', 'cd'), (2, 'abcd', NULL)")
-    with spark_conf(spark, "spark.sql.readSideCharPadding", "false"):
+    with table.writer.confs({"spark.sql.readSideCharPadding": "false"}):
         table.sync_and_check("strings as they are stored")
         table.step("DELETE FROM {t} WHERE id = 1")
 

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
-from pyspark.sql.functions import lit
 
 from daemon.delta.log import COMMIT_FILE
 from daemon.sync.outcomes import SyncResult
 from state import FileStatus
 from tests.kit.handmade import Bench
 from tests.kit.images import ADDED, DATA, DELETED, NOTHING, POSITION_DELETES, Entry, Image, image_of, vectors_of
-from tests.kit.readers import Row, assert_readers_agree, rows_of
+from tests.kit.readers import READERS, Row, assert_readers_agree, rows_of
 from tests.kit.service import InProcess, Served, Service
+from tests.kit.writer import FILE_COLUMN, POSITION_COLUMN, read_delta_positions
 
-FILE_COLUMN, POSITION_COLUMN = "_test_file", "_test_position"
+WITHOUT_SPARK = READERS.keys() - {"Spark"}
 # Summary key -> the files it counts, and what of each.
 COUNTS = {
     "added-data-files": (DATA, ADDED, None),
@@ -58,8 +59,9 @@ LogicalFile = tuple[str, str | None, int | None]
 class Followed:
     """A Delta table at `folder`/lake/t, which a running daemon follows. `{t}` in statements stands for the table.
 
-    `options` are keys of the table's entry in the configuration. `with_vectors` follows the table into an Iceberg table
-    of format version 3, too.
+    Every reader but Spark's reads each version; Spark's reads the last one, and those of steps that say so. `options`
+    are keys of the table's entry in the configuration. `with_vectors` follows the table into an Iceberg table of format
+    version 3, too.
     """
 
     service: Service | InProcess
@@ -69,11 +71,14 @@ class Followed:
     with_vectors: bool = False
 
     def __post_init__(self) -> None:
-        self.spark = self.service.spark
+        self.writer = self.service.writer
         self.source = self.folder / "lake" / "t"
         self.bench = self.new_bench("bench")
         self.vectors = self.new_bench("vectors", format_version=3) if self.with_vectors else None
         self.image = NOTHING
+        # What Spark's reader is to show at the end, by the Iceberg table's location.
+        self._unread: dict[str, tuple[Table, Sequence[Row], str]] = {}
+        self.writer.at_end.append(self._read_by_spark)
         self.forget()
 
     def forget(self) -> None:
@@ -102,7 +107,7 @@ class Followed:
         return max(int(name[1]) for path in self.log_folder.iterdir() if (name := COMMIT_FILE.fullmatch(path.name)))
 
     def sql(self, statement: str) -> None:
-        self.spark.sql(statement.replace("{t}", f"delta.`{self.source}`"))
+        self.writer.sql(statement, self.source)
 
     def commit_by_hand(self, *actions: Mapping[str, Any]) -> None:
         """The next version, written as another engine would."""
@@ -145,14 +150,8 @@ class Followed:
 
     def truth(self, table: Table) -> DeltaTruth:
         """One read of the Delta table: its rows, and from which position of which file each of them comes."""
-        frame = self.spark.read.format("delta").load(str(self.source))
-        # Delta tells positions only of tables that may have deletion vectors.
-        has_positions = "row_index" in frame.select("_metadata.*").columns
-        found = frame.select(
-            "*",
-            frame["_metadata.file_path"].alias(FILE_COLUMN),
-            (frame["_metadata.row_index"] if has_positions else lit(None)).alias(POSITION_COLUMN),
-        ).toArrow()
+        found = self.writer.do(read_delta_positions, self.source)
+        has_positions = not pa.types.is_null(found.schema.field(POSITION_COLUMN).type)
         adds = self.live_adds()
         live: dict[str, set[int]] = {path: set() for path in adds}
         paths, positions = found.column(FILE_COLUMN).to_pylist(), found.column(POSITION_COLUMN).to_pylist()
@@ -172,11 +171,17 @@ class Followed:
         )
 
     def step(
-        self, statement: str | None = None, *, snapshots: int = 1, operation: str | None = None, versions: int = 1
+        self,
+        statement: str | None = None,
+        *,
+        snapshots: int = 1,
+        operation: str | None = None,
+        versions: int = 1,
+        spark: bool = False,
     ) -> SyncResult:
         """Run `statement`, sync it, and check everything that must hold after one version.
 
-        Only a statement without a snapshot may make several `versions`.
+        Only a statement without a snapshot may make several `versions`. With `spark` its Iceberg reader reads this one.
         """
         if statement is not None:
             before = self.version if self.log_folder.exists() else -1
@@ -200,6 +205,8 @@ class Followed:
         self.image = image
         if self.vectors:
             self._check_vectors(truth, where)
+        if spark:
+            self._read_by_spark()
         return result
 
     def _check_vectors(self, truth: DeltaTruth, where: str) -> None:
@@ -207,7 +214,7 @@ class Followed:
         assert self.vectors
         assert self.vectors.sync().to_version == truth.version
         table = self.vectors.iceberg()
-        assert_readers_agree(table, self.spark, truth.rows, f"{where}, format version 3")
+        self._assert_readers_agree(table, truth, f"{where}, format version 3")
         assert vectors_of(table) == {path: deleted for path, deleted in truth.deleted.items() if deleted}
         before, self._deleted = self._deleted, truth.deleted
         if any(before.get(path, frozenset()) - deleted for path, deleted in truth.deleted.items()):
@@ -228,9 +235,18 @@ class Followed:
     def check(self, table: Table, truth: DeltaTruth, where: str = "") -> Image:
         """Delta's files are in place with Delta's deletions and nothing else, all readers agree, so does the memory."""
         image = self._check_files(table, truth)
-        assert_readers_agree(table, self.spark, truth.rows, where, without=unfit_readers(image))
+        self._assert_readers_agree(table, truth, where, without=unfit_readers(image))
         self._check_memory(image, truth)
         return image
+
+    def _assert_readers_agree(self, table: Table, truth: DeltaTruth, where: str, without: Container[str] = ()) -> None:
+        assert_readers_agree(table, None, truth.rows, where, without=without)
+        self._unread[table.location()] = (table, truth.rows, where)
+
+    def _read_by_spark(self) -> None:
+        while self._unread:
+            _, (table, rows, where) = self._unread.popitem()
+            assert_readers_agree(table, self.writer.spark, rows, where, without=WITHOUT_SPARK)
 
     def _check_files(self, table: Table, truth: DeltaTruth) -> Image:
         image = image_of(table)

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import quote
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import msgspec
 import pyarrow as pa
@@ -50,6 +51,14 @@ ARROW = pa.schema([("id", pa.int64()), ("part", pa.string()), ("value", pa.strin
 ARROW_TYPES = {"string": pa.string(), "integer": pa.int32(), "long": pa.int64()}
 
 
+# A recorded test seeds it, so that its names are those that Spark met.
+RANDOM = Random()
+
+
+def new_uuid() -> UUID:
+    return UUID(int=RANDOM.getrandbits(128), version=4)
+
+
 def sql_catalog(folder: Path) -> dict[str, str]:
     """The properties of a catalog in a SQLite file of `folder`."""
     return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
@@ -74,7 +83,7 @@ class HandmadeTable:
     folder: Path
     partitioned: bool = False
     version: int = -1
-    table_id: str = field(default_factory=lambda: str(uuid4()))
+    table_id: str = field(default_factory=lambda: str(new_uuid()))
     live: dict[str, dict[str, Any]] = field(default_factory=dict)
     rows: dict[str, list[tuple[int, str, str]]] = field(default_factory=dict)
     deleted: dict[str, set[int]] = field(default_factory=dict)
@@ -121,7 +130,7 @@ class HandmadeTable:
         """Write the next commit file, whole or not at all, as a real writer does."""
         self.version += 1
         lines = [{"commitInfo": {"operation": operation, "timestamp": 0}}, *actions]
-        staged = self.folder / "_delta_log" / f".{uuid4()}.tmp"
+        staged = self.folder / "_delta_log" / f".{new_uuid()}.tmp"
         staged.write_text("".join(json.dumps(line) + "\n" for line in lines))
         staged.rename(self.commit_path(self.version))
         return self.version
@@ -129,7 +138,7 @@ class HandmadeTable:
     def write_file(self, rows: Sequence[tuple[int, str, str]], *, name: str | None = None) -> str:
         """A data file with these rows (all of one `part` when partitioned); returns its path relative to the table."""
         folder = f"part={rows[0][1]}/" if self.partitioned else ""
-        path = f"{folder}{name or f'part-{uuid4()}'}.parquet"
+        path = f"{folder}{name or f'part-{new_uuid()}'}.parquet"
         (self.folder / folder).mkdir(exist_ok=True)
         table = pa.table({name: [row[index] for row in rows] for index, name in enumerate(ARROW.names)}, schema=ARROW)
         pq.write_table(table.drop_columns(["part"]) if self.partitioned else table, self.folder / path)
@@ -182,7 +191,7 @@ class HandmadeTable:
 
     def overwrite(self, columns: Sequence[tuple[str, str]], row: Mapping[str, Any]) -> None:
         """Commit one row in the place of all, in other columns: Delta's `overwriteSchema`."""
-        path = f"part-{uuid4()}.parquet"
+        path = f"part-{new_uuid()}.parquet"
         schema = pa.schema([(name, ARROW_TYPES[kind]) for name, kind in columns])
         pq.write_table(pa.Table.from_pylist([dict(row)], schema), self.folder / path)
         removes = [self.remove(path) for path in list(self.live)]
@@ -192,7 +201,7 @@ class HandmadeTable:
     def write_dvs(self, positions: Mapping[str, set[int]], storage: str = "u") -> dict[str, dict[str, Any]]:
         """Deletion vector descriptors by data file; those of storage `u` and `p` share one file."""
         descriptors: dict[str, dict[str, Any]] = {}
-        uuid: UUID = uuid4()
+        uuid: UUID = new_uuid()
         data = b"\x01"
         for path, deleted in positions.items():
             payload = dv_payload(deleted)

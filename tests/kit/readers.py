@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Row = tuple[Any, ...]
-Reader = Callable[[Table, "SparkSession | None"], list[Row]]
+# What runs a function of a session: `Writer.reader`.
+Spark = Callable[..., pa.Table]
+Reader = Callable[[Table, "SparkSession | Spark | None"], list[Row]]
 
 DIFFERING_ROWS_SHOWN = 5
 EXTENSION = ".duckdb_extension"
@@ -61,21 +63,31 @@ def duckdb_connection() -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def read_pyiceberg(table: Table, spark: SparkSession | None = None) -> list[Row]:
+def read_pyiceberg(table: Table, spark: SparkSession | Spark | None = None) -> list[Row]:
     return rows_of(table.scan().to_arrow(), table.schema().fields)
 
 
-def read_spark(table: Table, spark: SparkSession | None) -> list[Row]:
+def read_spark(table: Table, spark: SparkSession | Spark | None) -> list[Row]:
     assert spark is not None, "Spark's Iceberg reader needs a session"
-    frame = spark.read.format("iceberg").load(table.metadata_location)
-    return rows_of(frame.toArrow(), table.schema().fields)
+    location = table.metadata_location
+    found = spark(read_iceberg, location) if callable(spark) else read_iceberg(spark, location)
+    return rows_of(found, table.schema().fields)
 
 
-def read_polars_native(table: Table, spark: SparkSession | None = None) -> list[Row]:
+def read_iceberg(
+    session: SparkSession, location: str, columns: Sequence[str] = ("*",), snapshot_id: int | None = None
+) -> pa.Table:
+    """What Spark's Iceberg reader gives of the table with this metadata file."""
+    reader = session.read.format("iceberg")
+    frame = (reader if snapshot_id is None else reader.option("versionAsOf", snapshot_id)).load(location)
+    return frame.selectExpr(*columns).toArrow()
+
+
+def read_polars_native(table: Table, spark: SparkSession | Spark | None = None) -> list[Row]:
     return _read_polars(table, "native")
 
 
-def read_polars_pyiceberg(table: Table, spark: SparkSession | None = None) -> list[Row]:
+def read_polars_pyiceberg(table: Table, spark: SparkSession | Spark | None = None) -> list[Row]:
     return _read_polars(table, "pyiceberg")
 
 
@@ -92,7 +104,7 @@ def _read_polars(table: Table, reader: Any) -> list[Row]:
     return rows_of(frame.to_arrow(), table.schema().fields)
 
 
-def read_duckdb(table: Table, spark: SparkSession | None = None) -> list[Row]:
+def read_duckdb(table: Table, spark: SparkSession | Spark | None = None) -> list[Row]:
     if endpoint := table.io.properties.get("s3.endpoint"):
         _tell_duckdb(table.io.properties, endpoint)
     relation = duckdb_connection().execute("SELECT * FROM iceberg_scan(?)", [table.metadata_location])
@@ -196,7 +208,12 @@ def _some(rows: Counter[Row]) -> str:
 
 
 def assert_readers_agree(
-    table: Table, spark: SparkSession | None, expected: Iterable[Row], where: str = "", *, without: Container[str] = ()
+    table: Table,
+    spark: SparkSession | Spark | None,
+    expected: Iterable[Row],
+    where: str = "",
+    *,
+    without: Container[str] = (),
 ) -> None:
     """Every reader gives the `expected` rows; Spark's is left out without a session, and those of `without`."""
     rows = list(expected)

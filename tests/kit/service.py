@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 from pyiceberg.table import Table
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from daemon import errors
@@ -33,18 +32,9 @@ from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state.sql.store import SqlStateStore
 from tests.kit.daemons import Daemon
 from tests.kit.handmade import Bench, sql_catalog
+from tests.kit.spark_session import FOR_SMALL_TABLES
+from tests.kit.writer import Writer
 
-# Tables of tests are tiny: starting up costs more than running, for Spark's jobs and for the JVM's compiler alike.
-FOR_SMALL_TABLES = {
-    "spark.driver.memory": "1g",
-    # One compiler alone has room for 48 MB of code. Spark makes more: the JVM would drop methods and compile them anew.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.databricks.delta.snapshotPartitions": "2",
-}
 POLL_INTERVAL = "100ms"
 # The first use of Spark starts a JVM, beside a busy session of the tests.
 SYNC_MAX_S = 180.0
@@ -70,11 +60,11 @@ COUNTED = (
 class Service:
     """`dvsync run` in `folder`, with a Spark session of its own. `tables` are those of its configuration.
 
-    `spark` is the session of the tests, in another process: it writes the Delta tables and reads the Iceberg tables.
+    `writer` is the running test's: Spark writes the Delta tables in another process, or did so when it was recorded.
     """
 
-    spark: SparkSession
     folder: Path
+    writer: Writer = field(init=False)
     storage: Mapping[str, str] = field(default_factory=dict)
     idle_timeout: str = "10m"
     limits: Mapping[str, Any] = field(default_factory=dict)
@@ -194,7 +184,7 @@ class Service:
 class InProcess:
     """In the daemon's place where a step is stopped in the middle: followers in this process, on its own session."""
 
-    spark: SparkSession
+    writer: Writer
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     pipeline: PipelineSettings = field(default_factory=lambda: PipelineSettings(engine="local"))
 

@@ -1,0 +1,115 @@
+"""Spark as the writer of Delta tables and as the judge of their rows, between a test and its session.
+
+A test is the script of its history: it calls functions of a session through a `Writer`, and nothing else of Spark.
+Here Spark runs them; `archive.py` has writers that record what it did, and that replay it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tests.kit.spark_process import SparkProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FILE_COLUMN, POSITION_COLUMN = "_test_file", "_test_position"
+
+
+class Writer:
+    """Spark itself: `spark` runs a function of a session. A test asks it for what no archive has: Iceberg tables."""
+
+    def __init__(self, spark: SparkProcess) -> None:
+        self.spark = spark
+        self.settings: dict[str, str] = {}
+        # What is left to do when a test has passed so far.
+        self.at_end: list[Callable[[], None]] = []
+
+    def do(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What `function(session, *arguments)` gives. It changes files only below folders among the arguments."""
+        return self.spark(function, *arguments, settings=self.settings)
+
+    @contextmanager
+    def confs(self, settings: Mapping[str, str]) -> Iterator[None]:
+        """Spark has these settings in all calls of the block."""
+        before = self.settings
+        self.settings = {**before, **settings}
+        try:
+            yield
+        finally:
+            self.settings = before
+
+    def sql(self, statement: str, folder: Path) -> None:
+        """Run a statement, in which `{t}` is the Delta table in `folder`."""
+        self.do(run_sql, statement, folder)
+
+    def rows(self, query: str, folder: Path) -> pa.Table:
+        """What a query gives, in which `{t}` is the Delta table in `folder`."""
+        found: pa.Table = self.do(rows_of_query, query, folder)
+        return found
+
+    def delta(self, folder: Path, version: int | None = None) -> pa.Table:
+        """The rows of the Delta table in `folder`, at its newest version or another one."""
+        found: pa.Table = self.do(read_delta_rows, folder, version)
+        return found
+
+    def finish(self) -> None:
+        """The test has passed so far."""
+        while self.at_end:
+            self.at_end.pop()()
+
+
+def run_sql(session: SparkSession, statement: str, folder: Path) -> None:
+    session.sql(statement.replace("{t}", f"delta.`{folder}`"))
+
+
+def rows_of_query(session: SparkSession, query: str, folder: Path) -> pa.Table:
+    return session.sql(query.replace("{t}", f"delta.`{folder}`")).toArrow()
+
+
+def read_delta_rows(session: SparkSession, folder: Path, version: int | None) -> pa.Table:
+    reader = session.read.format("delta")
+    return (reader if version is None else reader.option("versionAsOf", version)).load(str(folder)).toArrow()
+
+
+def read_delta_positions(session: SparkSession, folder: Path) -> pa.Table:
+    """The rows of a Delta table, with the file and the position in it from which each of them comes."""
+    from pyspark.sql.functions import lit  # noqa: PLC0415 - replayed tests do without it
+
+    frame = session.read.format("delta").load(str(folder))
+    # Delta tells positions only of tables that may have deletion vectors.
+    has_positions = "row_index" in frame.select("_metadata.*").columns
+    return frame.select(
+        "*",
+        frame["_metadata.file_path"].alias(FILE_COLUMN),
+        (frame["_metadata.row_index"] if has_positions else lit(None)).alias(POSITION_COLUMN),
+    ).toArrow()
+
+
+def overwrite(session: SparkSession, query: str, folder: Path, options: Mapping[str, str]) -> None:
+    """What `DataFrame.write` does with these options."""
+    session.sql(query).write.format("delta").mode("overwrite").options(**options).save(str(folder))
+
+
+def reread_log(session: SparkSession, folder: Path) -> None:
+    """Delta forgets what it knows of the log, which a test has changed by hand, and reads it."""
+    jvm: Any = session._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, str(folder))
+
+
+def checkpoint(session: SparkSession, folder: Path) -> None:
+    jvm: Any = session._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, str(folder)).checkpoint()
+
+
+def forget_logs(session: SparkSession) -> None:
+    """What Delta knows of tables that a test has removed."""
+    jvm: Any = session._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
