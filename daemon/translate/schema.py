@@ -419,6 +419,16 @@ class _Translation:
     def struct_fields(
         self, struct: dict[str, Any], previous: StructType | None, path: tuple[str, ...]
     ) -> tuple[NestedField, ...]:
+        first: dict[str, str] = {}
+        for name in (field["name"] for field in struct["fields"]):
+            if (other := first.get(name.lower())) is not None:
+                columns = " and ".join(".".join((*path, each)) for each in (other, name))
+                raise CorruptInput(
+                    f"columns {columns} have one name, because Delta ignores case: Delta on Spark refuses the table",
+                    hint="Rename or drop one of them with the program that wrote the metaData action; dvsync then goes "
+                    "on by itself.",
+                )
+            first[name.lower()] = name
         before = _Before.of(previous)
         return tuple(self._field(field, before, path) for field in struct["fields"])
 

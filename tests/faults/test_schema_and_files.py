@@ -27,7 +27,7 @@ import pytest
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.types import StringType
 
-from daemon.errors import TargetChanged, Unsupported
+from daemon.errors import CorruptInput, TargetChanged, Unsupported
 from daemon.iceberg.catalogs import Catalogs
 from daemon.pipeline import inspection
 from daemon.translate import calendar, file_schema
@@ -509,6 +509,23 @@ def test_a_partition_column_of_another_case(tmp_path: Path) -> None:
     bench.sync(full=True)
     assert read(bench) == [(number, None, value) for number, _, value in ROWS]
     bench.close()
+
+
+def test_columns_of_one_name(source: Source, bench: Bench, tmp_path: Path) -> None:
+    """Iceberg keeps every schema, so none has two columns for one of Delta; a table without them is followed again."""
+    add_column(source, "VALUE")
+    first = Bench(tmp_path / "first", source.table.location)
+    for each in (bench, first):
+        with pytest.raises(CorruptInput, match="columns value and VALUE have one name") as refused:
+            each.sync()
+        assert refused.value.hint.endswith("dvsync then goes on by itself.")
+    source.table.commit([{"metaData": source.table.metadata()}])
+    # As the daemon does at a newer version.
+    bench.follower.compare("there is a newer version")
+    for each in (bench, first):
+        each.sync()
+        assert (read(each), len(each.iceberg().schemas())) == (ROWS, 1)
+    first.close()
 
 
 def test_the_command_refuses_and_goes_on(tmp_path: Path) -> None:

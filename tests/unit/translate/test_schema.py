@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -613,6 +614,35 @@ def test_two_columns_of_one_full_name_are_refused() -> None:
     """Iceberg tells columns by their full names: `a.b` and the field `b` of `a` are one."""
     with pytest.raises(Unsupported, match=r"two columns have one full name in Iceberg: .*a\.b"):
         translate_schema(metadata(column("a.b", "long"), column("a", struct(column("b", "long")))))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "place"),
+    [
+        (lambda kind: kind, "s"),
+        (lambda kind: struct(column("t", kind)), "s.t"),
+        (array, "s.element"),
+        (lambda kind: mapping(kind, "long"), "s.key"),
+        (lambda kind: mapping("long", array(kind)), "s.value.element"),
+    ],
+)
+@pytest.mark.parametrize("name", ["x", "X"])
+def test_two_columns_of_one_name_are_refused(wrap: Any, place: str, name: str) -> None:
+    """Delta ignores case, at every level: the second one is not the former column, and no new one either."""
+    known = column("x", "long")
+    first = translate_schema(metadata(known, column("s", wrap(struct(known)))))
+    after = metadata(known, column("s", wrap(struct(known, column(name, "long")))))
+    for translate in (translate_schema, partial(evolve, first)):
+        with pytest.raises(CorruptInput, match=f"columns {place}.x and {place}.{name} have one name, because Delta"):
+            translate(after)
+
+
+@pytest.mark.parametrize("names", ["aA", "Ää"])
+def test_logical_names_are_those_that_count(names: str) -> None:
+    """Under column mapping the names in the files differ."""
+    fields = [mapped(name, "long", number) for number, name in enumerate(names, 1)]
+    with pytest.raises(CorruptInput, match=f"columns {names[0]} and {names[1]} have one name"):
+        translate_schema(metadata(*fields, mode="name", highest=9))
 
 
 def test_elements_with_ids_of_iceberg_compat_are_taken() -> None:
