@@ -147,7 +147,7 @@ class TableSchema:
     @cached_property
     def physical_names(self) -> Mapping[int, str]:
         """Field id -> physical name of the top-level columns."""
-        return {mapped.field_id: mapped.names[0] for mapped in self.name_mapping if mapped.field_id is not None}
+        return {each.field_id: each.names[0] for each in self.name_mapping if each.names and each.field_id is not None}
 
     @cached_property
     def field_ids(self) -> Mapping[str, int]:

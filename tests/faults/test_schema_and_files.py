@@ -459,6 +459,28 @@ def test_a_resync_keeps_the_names_of_older_snapshots(tmp_path: Path) -> None:
     bench.close()
 
 
+@pytest.mark.parametrize("mode", ["none", "name"])
+def test_a_resync_after_somebody_took_names(tmp_path: Path, mode: str) -> None:
+    """Spark's DROP COLUMN and ADD COLUMN leave fields without names in the name mapping: none of them is kept."""
+    source = Source(tmp_path / "delta", Case({"x": TEXTS}, [column("y", "string")], mode=mode))
+    source.commit_schema(is_new=False)
+    source.commit_file()
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    bench.sync()
+    with bench.iceberg().transaction() as transaction:
+        ids = json.loads(bench.iceberg().properties[NAME_MAPPING])
+        taken = [{**each, "names": []} for each in ids]
+        new = [{**each, "field-id": number} for number, each in enumerate(ids, 11)]
+        transaction.set_properties({NAME_MAPPING: json.dumps([*taken, *new])})
+    bench.sync(full=True)
+    assert read(bench) == ROWS
+    assert all(each.names for each in bench.iceberg().name_mapping())
+    source.commit_schema(is_new=True)
+    bench.sync()
+    assert read(bench) == [(*row, None) for row in ROWS]
+    bench.close()
+
+
 def test_a_dropped_column_comes_back(tmp_path: Path) -> None:
     """Without column mapping, older files still have it: shown where the type fits, refused where it does not."""
     source = Source(tmp_path / "delta", Case({"x": NUMBERS}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,8 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.name_mapping import HIDDEN_ID_START, find_lost
+from daemon.translate.file_schema import may_reach_files
+from daemon.translate.name_mapping import HIDDEN_ID_START, find_lost, first_names
 from daemon.translate.schema import NESTED_IDS, NESTING_MAX, TableSchema, translate_schema
 
 Field = dict[str, Any]
@@ -391,6 +393,20 @@ def test_a_name_that_is_free_again_is_another_name_of_the_column() -> None:
     (found,) = (each for each in table.name_mapping if each.field_id == 2)
     assert (found.names, [each.names for each in found.fields]) == (["extra", "Extra"], [["y", "Y"], ["z"]])
     assert set(find_lost(former, table.name_mapping)) == {HIDDEN_ID_START + 1, HIDDEN_ID_START + 2}
+
+
+def test_fields_without_names_are_passed_over() -> None:
+    """Iceberg's Java library leaves them where a new column takes a name; dvsync may have kept some."""
+    first = translate_schema(metadata(column("a", "long")))
+    unnamed = MappedField(field_id=HIDDEN_ID_START + 2, names=[], fields=[])
+    inside = MappedField(field_id=HIDDEN_ID_START + 1, names=["s"], fields=[unnamed])
+    before = replace(first, name_mapping=NameMapping([unnamed, *first.name_mapping, inside]))
+    names = {1: "a", HIDDEN_ID_START + 1: "s"}
+    assert before.physical_names == dict(first_names(before.name_mapping)) == names
+    after = evolve(before, metadata(mapped("a", "long", 1, "a"), mapped("b", "long", 2), mode="name", highest=2))
+    assert after.replaced == ()
+    assert mapped_names(after.name_mapping) == {1: ("a", {}), 2: ("col-2", {}), HIDDEN_ID_START + 1: ("s", {})}
+    assert not may_reach_files(before, after)
 
 
 def name_mapping(names: Field) -> NameMapping:
