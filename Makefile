@@ -36,16 +36,20 @@ lint: $(STAMPS)/dvsync ## format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-check: lint ## the fast gate: lint, and unit, contract and fault tests; no JVM
-	$(BIN)/pytest --quiet tests/unit tests/contract tests/faults -m "not spark"
-
 # In the order of the folders, the short unit tests are last, and both workers end together. xdist's own order puts
 # files with few tests last, and these are the long ones.
-test: lint setup ## lint, and the tests, with Spark and all readers; a file is one worker's, each worker has a session
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 5 -m "not long"
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test-long: setup ## more variants of long tests, which would not fit into the time of `make test`
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m long
+check: $(STAMPS)/dvsync ## the fast gate, in a minute and a half: lint beside unit and contract tests; no JVM
+	.ci/beside lint -- $(PYTEST) --quiet tests/unit tests/contract -m "not spark and not long"
+
+test: setup ## lint and packages beside the tests, with Spark and all readers: twelve minutes on two cores
+	@echo "make test: format, lint, types and packages, and beside them all tests but the long ones, with Spark, DuckDB,"
+	@echo "Polars and PyIceberg as readers; about 12 minutes on two cores. What failed is told again at the end."
+	.ci/beside lint build -- $(PYTEST) --durations 40 --durations-min 5 -m "not long"
+
+test-long: setup ## more variants of tests, and many more random inputs than in `make test`
+	$(PYTEST) --hypothesis-profile long -m "long or hypothesis"
 
 demo: setup ## a Delta table changed by Spark, followed into Iceberg, read by every engine
 	$(BIN)/dvsync demo

@@ -1,9 +1,12 @@
-"""The object store of a test run, and the run's report: which histories a `dvsync run` process followed."""
+"""The object store of a test run, and the run's report: how long tests waited, and what `dvsync run` followed."""
 
 from __future__ import annotations
 
+import shlex
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -12,15 +15,78 @@ import pytest
 if TYPE_CHECKING:
     from tests.kit.servers import ObjectStore
 
-# How long an example takes says nothing on a machine that does other work, too.
-hypothesis.settings.register_profile(
-    "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("any-machine")
+# How long an example takes says nothing on a machine that does other work, too. `--hypothesis-profile long` tries more.
+for name, examples in (("ci", 25), ("long", 500)):
+    hypothesis.settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
+    )
+hypothesis.settings.load_profile("ci")
 
 
+LONG_WAIT_S = 1.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test says how to run it alone, and where its folder is."""
+    report = yield
+    if report.failed:
+        folder = getattr(item, "funcargs", {}).get("tmp_path")
+        told = [f".venv/bin/pytest {shlex.quote(item.nodeid)}", *([f"its folder: {folder}"] if folder else [])]
+        report.sections.append(("to run it alone", "\n".join(told)))
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note how long the test slept, which `until` does, too, while another process is at work or is waiting itself."""
+    sleep, slept_s = time.sleep, 0.0
+
+    def counted(seconds: float) -> None:
+        nonlocal slept_s
+        sleep(seconds)
+        if threading.current_thread() is threading.main_thread():
+            slept_s += seconds
+            item.user_properties[:] = [each for each in item.user_properties if each[0] != "waited"]
+            item.user_properties.append(("waited", slept_s))
+
+    time.sleep = counted
+    try:
+        return (yield)
+    finally:
+        time.sleep = sleep
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the fixture `service` counted, a line for each module; from all workers."""
+    """Which tests waited, and what the fixture `service` counted, a line for each module; from all workers."""
+    _report_waits(terminalreporter)
+    _report_followed(terminalreporter)
+
+
+def _report_waits(terminalreporter: pytest.TerminalReporter) -> None:
+    # A later report has what an earlier one has, and more.
+    waits = {
+        report.nodeid: value
+        for report in terminalreporter.getreports("")
+        for name, value in report.user_properties
+        if name == "waited"
+    }
+    if not waits:
+        return
+    terminalreporter.section("slept, or waited for another process")
+    for test, seconds in sorted(waits.items(), key=lambda each: -each[1]):
+        if seconds >= LONG_WAIT_S:
+            terminalreporter.line(f"{seconds:.1f}s {test}")
+    terminalreporter.line(f"{sum(waits.values()):.0f}s in all, in {len(waits)} tests")
+
+
+def _report_followed(terminalreporter: pytest.TerminalReporter) -> None:
     tests: Counter[str] = Counter()
     tables: Counter[str] = Counter()
     versions: Counter[str] = Counter()

@@ -17,7 +17,7 @@ from daemon.delta.checkpoint import Checkpoint, read_sidecars
 from daemon.delta.log import COMMIT_FILE, DeltaLog, last_commits, log_gone
 from daemon.errors import CorruptInput, LogMissing, ObjectMissing
 from daemon.storage import FileIOStorage, FileMeta, Span
-from state.records import Int, Long
+from state.records import RECENT_COMMITS_MAX, Int, Long
 
 COMPACTED_FILE = re.compile(r"([0-9]{20})\.([0-9]{20})\.compacted\.json")
 CLASSIC_FILE = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
@@ -103,8 +103,10 @@ def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None 
     Example: a log has a checkpoint of 10, the commits 9 to 14, and a compacted file of 11 to 13. The state at 14 is
     made of the checkpoint, the compacted file and commit 14.
 
-    Requests: a read of `_last_checkpoint`, and one listing; one existence check for each commit that the listing omits;
-    and the requests of `read_sidecars` if the hint lacks the sidecars' size. Another listing if the first has a gap.
+    Requests: a read of `_last_checkpoint`, and one listing that begins RECENT_COMMITS_MAX before the checkpoint that it
+    names, or at the start of the log if it is missing or too new. One more listing if no complete checkpoint was found;
+    one existence check for each commit that the listing omits; and the requests of `read_sidecars` if the hint lacks
+    the sidecars' size. All of this once more if a listing has a gap.
 
     Raises `ObjectMissing` if the log or the version does not exist, `CorruptInput` for a gap, and what
     `read_sidecars` raises.
@@ -113,15 +115,17 @@ def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None 
     try:
         return _load(storage, log, version, hint)
     except CorruptInput:
-        # Log cleanup during the listing looks like a gap: a second listing decides.
-        return _load(storage, log, version, hint)
+        # Log cleanup during the listing looks like a gap: a second listing, of the whole log, decides.
+        return _load(storage, log, version, None)
 
 
 def _load(storage: FileIOStorage, log: DeltaLog, version: int | None, hint: _Hint | None) -> LogSegment:
-    listing = _Listing()
-    for file in storage.list_from(log.folder, after=""):
-        listing.take(file)
+    start = max(hint.version - RECENT_COMMITS_MAX, 0) if hint and (version is None or hint.version <= version) else 0
+    listing = _list(storage, log, start)
     checkpoint = listing.find_checkpoint(version)
+    if checkpoint is None and start:
+        listing = _list(storage, log, 0)
+        checkpoint = listing.find_checkpoint(version)
     commits = _commits_after(storage, log, listing, checkpoint.version if checkpoint else -1, version)
     if checkpoint:
         checkpoint = replace(checkpoint, sidecars_size_bytes=_size_of_sidecars(storage, checkpoint, hint))
@@ -135,6 +139,13 @@ def _read_hint(storage: FileIOStorage, log: DeltaLog) -> _Hint | None:
         return _hint_decoder.decode(storage.read(f"{log.folder}/_last_checkpoint", Span(0, HINT_BYTES_MAX)))
     except (ObjectMissing, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def _list(storage: FileIOStorage, log: DeltaLog, start: int) -> _Listing:
+    listing = _Listing()
+    for file in storage.list_from(log.folder, after=f"{start:020d}"):
+        listing.take(file)
+    return listing
 
 
 def _name(file: FileMeta) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import or_
 
@@ -61,7 +61,7 @@ def advance(
     store, record = context.store, shown.record
     live = store.find_live_files(record.id, touched_paths(commits))
     change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})
-    if {remove.path for commit in commits for remove in commit.removes} - live.keys():
+    if _removes_unknown(commits, live):
         _check_in_step(context, shown, change.to_version)
 
     shape = _shape_after(context, shown, change, commits)
@@ -101,6 +101,16 @@ def advance(
             operation=change.operation,
         )
     return shown, result_of_change(change, completed, shown.record, snapshots=1)
+
+
+def _removes_unknown(commits: Sequence[Commit], live: Iterable[str]) -> bool:
+    """Return whether a commit removes a file that is not live and that no commit before it adds."""
+    known = set(live)
+    for commit in commits:
+        if not known.issuperset(remove.path for remove in commit.removes):
+            return True
+        known.update(add.path for add in commit.adds)
+    return False
 
 
 def _check_in_step(context: TableContext, shown: Shown, version: int) -> None:
@@ -175,7 +185,7 @@ def _check_live_files(
     """
     task = CheckTask(dict(context.properties), table)
     with context.step("inspect"), context.open_state(version) as state:
-        if last_error:
+        if last_error and last_error.kind == Unsupported.__name__:
             is_named = [last_error.message.endswith(f"[file {add.path}]") for add in state.read_adds()]
             list(task(0, state.find_adds(pa.array(is_named, pa.bool_()))))
         return reduce(or_, state.map_adds(task, manifests_needed(state.files)), FileTraits())

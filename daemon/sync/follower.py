@@ -24,6 +24,7 @@ from daemon.delta.checksum import Totals
 from daemon.durable import is_local
 from daemon.errors import (
     AccountMismatch,
+    CatalogAway,
     CommitIncomplete,
     CorruptInput,
     ObjectMissing,
@@ -46,7 +47,7 @@ from daemon.sync.advance import advance
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, remembered_account, unchanged_outcome
-from daemon.sync.patience import check_delta_not_older, forget_seen, is_put_back, seconds_seen
+from daemon.sync.patience import OLDER_ICEBERG, check_delta_not_older, forget_seen, is_put_back, seconds_seen
 from daemon.sync.proof import Checksums, check_state
 from daemon.sync.recovery import (
     check_ours,
@@ -256,6 +257,10 @@ class Follower:
         try:
             # Of several replicas of the catalog, one may be behind.
             return find() or (find() if record.metadata_location else None)
+        except CatalogAway:
+            # What it answered before may be over.
+            forget_seen(self._context, record, OLDER_ICEBERG)
+            raise
         except (TargetUnreadable, ObjectMissing) as error:
             if not full:
                 raise

@@ -14,7 +14,7 @@ from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEn
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import Record
-from pyiceberg.types import IcebergType
+from pyiceberg.types import NestedField
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
@@ -25,7 +25,8 @@ from daemon.iceberg.references import live_entries
 from daemon.pipeline.inspection import STATISTICS_STRING_MAX, Inspector, read_footer
 from daemon.storage import FileIOStorage, map_files
 from daemon.translate.data_files import partition_of
-from daemon.translate.footer import column_ranges
+from daemon.translate.footer import ColumnRange, column_ranges
+from daemon.translate.metrics import Metrics, parse_stats
 from daemon.translate.partition_values import encode_partition
 from daemon.translate.schema import TableSchema
 from daemon.verify.findings import Fault, Findings, Level, Sample
@@ -64,8 +65,8 @@ class MetadataCheck:
     _puffin: tuple[str, Sequence[Blob]] = ("", ())
 
     def compare(self, adds: Iterable[AddFile], sample: Sample) -> list[FilePair]:
-        """Compare the files of `adds` that are in `sample` with all that Iceberg has in it. Returns those in both."""
-        in_delta = {add.path: add for add in adds if sample.has(add.path)}
+        """Compare `adds`, which are all of `sample`, with all that Iceberg has in it. Returns the files in both."""
+        in_delta = {add.path: add for add in adds}
         in_iceberg = self._read_entries(sample)
         deleted = self._count_deleted(in_iceberg, sample)
         for path in sorted(in_delta.keys() - in_iceberg.keys()):
@@ -183,20 +184,31 @@ class MetadataCheck:
             differences.append(Difference(Level.METADATA, Fault.ROW_COUNT, add.path, detail))
         if self.inspector and (why := _misread(self.inspector, footer)):
             differences.append(Difference(Level.METADATA, Fault.FILE_SCHEMA, add.path, why))
-        # The metrics of a file with deleted rows may leave these rows out.
-        return differences if cardinality else [*differences, *self._compare_metrics(add.path, data_file, footer)]
+        return [*differences, *self._compare_metrics(add, data_file, footer)]
 
-    def _compare_metrics(self, path: str, data_file: DataFile, footer: pq.FileMetaData) -> Iterator[Difference]:
-        for column, found in column_ranges(footer, self.schema.leaves):
+    def _compare_metrics(self, add: AddFile, data_file: DataFile, footer: pq.FileMetaData) -> Iterator[Difference]:
+        """Compare with the footer; if rows are deleted, which metrics may leave out, with Delta's statistics."""
+        leaves = self.schema.leaves
+        ranges, where = column_ranges(footer, leaves), "in the file"
+        if has_deleted_rows := add.deletion_vector is not None and add.deletion_vector.cardinality > 0:
+            metrics = parse_stats(add.stats, leaves, footer.num_rows, has_dv=True)
+            ranges, where = ((column, _range_in(metrics, column)) for column in leaves.values()), "in Delta"
+        for column, found in ranges:
             name = str(self.schema.schema.find_column_name(column.field_id))
             nulls = (data_file.null_value_counts or {}).get(column.field_id)
-            if None not in (nulls, found.null_count) and nulls != found.null_count:
-                detail = f"{nulls} in Iceberg, {found.null_count} in the file"
-                yield Difference(Level.METADATA, Fault.NULL_COUNT, path, detail, name)
-            bounds, ends = _bounds_of(data_file, column.field_id, column.field_type), found.ends
+            # Nulls that were deleted later may still be counted.
+            if (
+                nulls is not None
+                and found.null_count is not None
+                and (nulls < found.null_count if has_deleted_rows else nulls != found.null_count)
+            ):
+                detail = f"{nulls} in Iceberg, {found.null_count} {where}"
+                yield Difference(Level.METADATA, Fault.NULL_COUNT, add.path, detail, name)
+            lower, upper = data_file.lower_bounds or {}, data_file.upper_bounds or {}
+            bounds, ends = _bounds(lower, upper, column), found.ends
             if bounds and ends and not _encloses(bounds, ends):
-                detail = f"{bounds[0]!r} to {bounds[1]!r} in Iceberg, {ends[0]!r} to {ends[1]!r} in the file"
-                yield Difference(Level.METADATA, Fault.BOUNDS, path, detail, name)
+                detail = f"{bounds[0]!r} to {bounds[1]!r} in Iceberg, {ends[0]!r} to {ends[1]!r} {where}"
+                yield Difference(Level.METADATA, Fault.BOUNDS, add.path, detail, name)
 
 
 def _misread(inspector: Inspector, footer: pq.FileMetaData) -> str | None:
@@ -225,11 +237,17 @@ def _partition_of(data_file: DataFile) -> str:
     return f"partition {encode_partition(data_file.partition)} of spec {data_file.spec_id}"
 
 
-def _bounds_of(data_file: DataFile, field_id: int, field_type: IcebergType) -> tuple[Any, Any] | None:
-    lower, upper = (data_file.lower_bounds or {}).get(field_id), (data_file.upper_bounds or {}).get(field_id)
-    if lower is None or upper is None:
+def _range_in(metrics: Metrics, column: NestedField) -> ColumnRange:
+    ends = _bounds(metrics.lower_bounds, metrics.upper_bounds, column)
+    return ColumnRange(metrics.null_value_counts.get(column.field_id), ends)
+
+
+def _bounds(lower: Mapping[int, bytes], upper: Mapping[int, bytes], column: NestedField) -> tuple[Any, Any] | None:
+    ends = lower.get(column.field_id), upper.get(column.field_id)
+    if None in ends:
         return None
-    return from_bytes(field_type, lower), from_bytes(field_type, upper)  # type: ignore[arg-type]
+    low, high = (from_bytes(column.field_type, each) for each in ends)  # type: ignore[arg-type]
+    return low, high
 
 
 def _encloses(bounds: tuple[Any, Any], ends: tuple[Any, Any]) -> bool:

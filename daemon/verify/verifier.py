@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from threading import Event
 
+import pyarrow as pa
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
@@ -20,7 +21,7 @@ from daemon.spark.bitmaps import aggregate_positions
 from daemon.spark.row_hashes import FILE, POSITION, read_delta, read_iceberg
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
-from daemon.translate.definition import own_mapping, shape_for
+from daemon.translate.definition import NAME_MAPPING, own_mapping, shape_for
 from daemon.verify.bitmaps import BitmapCheck
 from daemon.verify.findings import Fault, Findings, Level, Proof, Sample, Scope
 from daemon.verify.metadata import MetadataCheck
@@ -97,8 +98,11 @@ class Verifier:
                 detail = f"{table.schema().as_struct()} in Iceberg, {schema.schema.as_struct()} from Delta"
                 findings.add(Difference(Level.METADATA, Fault.SCHEMA, table.metadata_location, detail))
             # Readers use the mapping that the table has.
-            mapping = own_mapping(table) or schema.name_mapping
-            inspector = Inspector(storage, replace(schema, name_mapping=mapping))
+            mapping = own_mapping(table)
+            if mapping is None:
+                detail = f"someone else changed the property {NAME_MAPPING}"
+                findings.add(Difference(Level.METADATA, Fault.SCHEMA, table.metadata_location, detail))
+            inspector = Inspector(storage, replace(schema, name_mapping=mapping or schema.name_mapping))
         metadata = MetadataCheck(table, snapshot, schema, storage, inspector, findings, stop)
         bitmaps = None
         if level is not Level.METADATA:
@@ -107,7 +111,8 @@ class Verifier:
         parts = scope.sample.split(max(1, math.ceil(state.files / FILES_AT_ONCE)))
         for number, part in enumerate(parts):
             with context.step(Level.METADATA):
-                pairs = metadata.compare(state.read_adds(), part)
+                in_part = pa.array([part.has(add.path) for add in state.read_adds()], pa.bool_())
+                pairs = metadata.compare(state.find_adds(in_part), part)
             if stop.is_set():
                 return None
             if bitmaps:

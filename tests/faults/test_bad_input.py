@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import sqlite3
@@ -50,7 +49,6 @@ from tests.kit.handmade import FEATURES, Bench, HandmadeTable
 from tests.kit.readers import duckdb_connection
 
 INT_PART = (("id", "long"), ("part", "integer"), ("value", "string"))
-LONG_AGO_S = 1_000_000_000
 
 
 @dataclass
@@ -166,51 +164,44 @@ def with_value_twice(data: bytes) -> bytes:
     return data[:5] + payload + struct.pack(">I", zlib.crc32(payload))
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        pytest.param(changed_byte(0, 2), "version byte 1", id="version byte"),
-        pytest.param(changed_byte(4, 1), "size in its file is not", id="size field"),
-        pytest.param(with_magic(77), "magic is 77", id="magic"),
-        pytest.param(changed_byte(-1, 0), "CRC-32", id="crc"),
-        pytest.param(changed_byte(12, 255), "CRC-32", id="flipped bitmap"),
-        pytest.param(lambda data: data[:-9], "ends", id="cut"),
-        pytest.param(lambda data: b"", "version byte 1", id="empty"),
-    ],
-)
-def test_a_damaged_deletion_vector_is_refused(pair: Pair, change: Callable[[bytes], bytes], says: str) -> None:
+def cut(data: bytes) -> bytes:
+    return data[:-9]
+
+
+def test_a_damaged_deletion_vector_is_refused(pair: Pair) -> None:
     """Each check of the file names it; nothing is committed; once the bytes are back the sync goes on."""
     version = pair.table.commit(pair.table.delete({pair.path: [2, 3]}))
     file = newest_dv_file(pair.table)
     data = file.read_bytes()
-    file.write_bytes(change(data))
-    pair.assert_refused(CorruptInput, version=version, path=f"/delta/{file.name}", says=says)
+    damages: list[tuple[Callable[[bytes], bytes], str]] = [
+        (changed_byte(0, 2), "version byte 1"),
+        (changed_byte(4, 1), "size in its file is not"),
+        (with_magic(77), "magic is 77"),
+        (changed_byte(-1, 0), "CRC-32"),
+        (changed_byte(12, 255), "CRC-32"),
+        (cut, "ends"),
+        (lambda data: b"", "version byte 1"),
+    ]
+    for change, says in damages:
+        file.write_bytes(change(data))
+        pair.assert_refused(CorruptInput, version=version, path=f"/delta/{file.name}", says=says)
     file.write_bytes(data)
     pair.assert_goes_on([0, 1, 2])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(changed_byte(0, 2), id="version byte"),
-        pytest.param(with_magic(77), id="magic"),
-        pytest.param(changed_byte(-1, 0), id="crc"),
-        pytest.param(lambda data: data[:-9], id="cut"),
-        pytest.param(with_value_twice, id="a container that does not decode"),
-    ],
-)
 @pytest.mark.parametrize("full", [False, True], ids=["followed", "compared"])
-def test_a_damaged_deletion_vector_that_delta_needs_no_more_stops_nothing(
-    pair: Pair, change: Callable[[bytes], bytes], *, full: bool
-) -> None:
+def test_a_damaged_deletion_vector_that_delta_needs_no_more_stops_nothing(pair: Pair, *, full: bool) -> None:
     """Only the difference was to be taken from it: the file's deletions are written anew, neither lost nor doubled."""
-    pair.table.commit(pair.table.delete({pair.path: [2, 3]}))
-    pair.bench.follower.sync()
-    older = newest_dv_file(pair.table)
-    pair.table.commit(pair.table.delete({pair.path: [4]}))
-    older.write_bytes(change(older.read_bytes()))
-    pair.bench.follower.sync(full=full)
-    pair.assert_goes_on([0, 1, 2, 3])
+    for change in (changed_byte(0, 2), with_magic(77), changed_byte(-1, 0), cut, with_value_twice):
+        path = append(pair.table)
+        pair.table.commit(pair.table.delete({path: [2, 3]}))
+        pair.bench.follower.sync()
+        older = newest_dv_file(pair.table)
+        pair.table.commit(pair.table.delete({path: [4]}))
+        older.write_bytes(change(older.read_bytes()))
+        pair.bench.follower.sync(full=full)
+        assert rows_of(pair.bench.iceberg().scan().to_arrow()) == pair.table.live_rows()
+    pair.assert_goes_on(range(pair.table.version + 1))
 
 
 def test_deletions_beyond_the_last_row_are_refused(pair: Pair) -> None:
@@ -270,28 +261,21 @@ def edit_dv(**fields: object) -> Callable[[Actions], None]:
     return lambda actions: add_of(actions)["deletionVector"].update(fields)
 
 
-@pytest.mark.parametrize(
-    ("edit", "kind", "path", "says"),
-    [
-        pytest.param(
-            edit_dv(cardinality=4), CorruptInput, ".bin", "holds 3 positions, the log says 4", id="cardinality"
-        ),
-        pytest.param(edit_dv(offset=10_000), CorruptInput, ".bin", "ends 0 bytes after", id="offset beyond the end"),
-        pytest.param(edit_dv(offset=-1), CorruptInput, ".bin", "offset -1", id="negative offset"),
-        pytest.param(edit_dv(sizeInBytes=4), CorruptInput, ".bin", "not the 4 of the log", id="size in the log"),
-        pytest.param(edit_dv(pathOrInlineDv="~" * 20), CorruptInput, "~", "Z85", id="no Z85"),
-        pytest.param(edit_dv(storageType="x"), Unsupported, "", "storage type 'x'", id="storage type"),
-        pytest.param(edit_dv(storageType="i"), CorruptInput, "", "inline DV has 16 bytes", id="inline size"),
-    ],
-)
-def test_a_wrong_descriptor_is_refused(
-    pair: Pair, edit: Callable[[Actions], None], kind: type[SyncError], path: str, says: str
-) -> None:
+def test_a_wrong_descriptor_is_refused(pair: Pair) -> None:
     """What the log says of a deletion vector is checked against its bytes and its data file."""
     version = pair.table.commit(pair.table.delete({pair.path: [2, 3]}))
-    repair = edited(pair, version, edit)
-    pair.assert_refused(kind, version=version, path=path, says=says)
-    repair()
+    for edit, kind, path, says in (
+        (edit_dv(cardinality=4), CorruptInput, ".bin", "holds 3 positions, the log says 4"),
+        (edit_dv(offset=10_000), CorruptInput, ".bin", "ends 0 bytes after"),
+        (edit_dv(offset=-1), CorruptInput, ".bin", "offset -1"),
+        (edit_dv(sizeInBytes=4), CorruptInput, ".bin", "not the 4 of the log"),
+        (edit_dv(pathOrInlineDv="~" * 20), CorruptInput, "~", "Z85"),
+        (edit_dv(storageType="x"), Unsupported, "", "storage type 'x'"),
+        (edit_dv(storageType="i"), CorruptInput, "", "inline DV has 16 bytes"),
+    ):
+        repair = edited(pair, version, edit)
+        pair.assert_refused(kind, version=version, path=path, says=says)
+        repair()
     pair.assert_goes_on([0, 1, 2])
 
 
@@ -416,15 +400,13 @@ def test_a_partition_in_a_year_that_readers_cannot_show_is_refused(tmp_path: Pat
 SENSELESS = {"minValues": {"id": "a"}, "maxValues": [9], "nullCount": {"id": "no", "value": -1}}
 
 
-@pytest.mark.parametrize(
-    "stats",
-    ['{"numRecords": 6', "[]", *(json.dumps({"numRecords": n, **SENSELESS}) for n in (6, "six", -6, 1.5, 0, None))],
-)
-def test_statistics_without_sense_are_left_out(pair: Pair, stats: str) -> None:
+def test_statistics_without_sense_are_left_out(pair: Pair) -> None:
     """As by Delta. Rows are counted by the footer."""
-    append(pair.table)
-    edited(pair, 2, edit_add(stats=stats))
-    pair.assert_goes_on([0, 1, 2])
+    counts = (6, "six", -6, 1.5, 0, None)
+    for stats in ('{"numRecords": 6', "[]", *(json.dumps({"numRecords": n, **SENSELESS}) for n in counts)):
+        append(pair.table)
+        edited(pair, pair.table.version, edit_add(stats=stats))
+    pair.assert_goes_on(range(pair.table.version + 1))
 
 
 @pytest.mark.parametrize(
@@ -514,38 +496,24 @@ def test_a_data_file_that_is_no_parquet_is_refused(pair: Pair) -> None:
     pair.assert_goes_on([0, 1, 2])
 
 
-def cut_last_line(data: bytes) -> bytes:
-    return data[:-20]
-
-
 def cut_first_line(data: bytes) -> bytes:
     first, rest = data.split(b"\n", 1)
     return first[:-5] + b"\n" + rest
 
 
-def repeated(name: str) -> Callable[[bytes], bytes]:
-    def change(data: bytes) -> bytes:
-        (line,) = (line for line in data.splitlines() if line.startswith(f'{{"{name}"'.encode()))
-        return data + line + b"\n"
-
-    return change
+def repeated(name: str, data: bytes) -> bytes:
+    (line,) = (line for line in data.splitlines() if line.startswith(f'{{"{name}"'.encode()))
+    return data + line + b"\n"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(cut_last_line, id="cut"),
-        pytest.param(lambda data: b"", id="empty"),
-        pytest.param(lambda data: data[: data.index(b"part-") + 1] + b"\xc3", id="cut in a character"),
-    ],
-)
-def test_an_unfinished_commit_is_waited_for(pair: Pair, change: Callable[[bytes], bytes]) -> None:
+def test_an_unfinished_commit_is_waited_for(pair: Pair) -> None:
     """A fresh cut commit file is `CommitIncomplete`; its writer completes it, and the sync goes on."""
     append(pair.table)
     file = pair.table.commit_path(2)
     data = file.read_bytes()
-    file.write_bytes(change(data))
-    pair.assert_refused(CommitIncomplete, version=2, path=f"/{file.name}", says="the commit file")
+    for unfinished in (data[:-20], b"", data[: data.index(b"part-") + 1] + b"\xc3"):
+        file.write_bytes(unfinished)
+        pair.assert_refused(CommitIncomplete, version=2, path=f"/{file.name}", says="the commit file")
     file.write_bytes(data)
     pair.assert_goes_on([0, 1, 2])
 
@@ -574,48 +542,35 @@ def test_a_commit_that_grows_after_it_was_read_is_shown_whole(pair: Pair, monkey
     check(pair.bench, pair.table, [0, 1, 2, 2])
 
 
-@pytest.mark.parametrize("change", [pytest.param(cut_last_line, id="cut"), pytest.param(lambda data: b"", id="empty")])
-def test_a_commit_that_nobody_finishes_is_corrupt(pair: Pair, change: Callable[[bytes], bytes]) -> None:
-    """A cut commit file that was not touched for long is `CorruptInput`; once it is restored the sync goes on."""
-    append(pair.table)
-    file = pair.table.commit_path(2)
-    data = file.read_bytes()
-    file.write_bytes(change(data))
-    os.utime(file, (LONG_AGO_S, LONG_AGO_S))
-    pair.assert_refused(CorruptInput, version=2, path=f"/{file.name}", says="the commit file")
-    file.write_bytes(data)
-    pair.assert_goes_on([0, 1, 2])
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        pytest.param(cut_first_line, "line 1 is not JSON", id="cut line"),
-        pytest.param(lambda data: b"\xff\n" + data, "line 1 is not JSON", id="no UTF-8"),
-        pytest.param(lambda data: data.replace(b"WRITE", b"\xff\xfe"), "line 1 is not", id="no UTF-8 in a text"),
-        pytest.param(lambda data: b"[1]\n" + data, "line 1 is not a Delta action", id="no object"),
-        pytest.param(lambda data: data.replace(b'"size": ', b'"size": -'), "-", id="negative size"),
-        pytest.param(lambda data: data.replace(b'"size": ', b'"size": "x", "s": '), "not a Delta action", id="type"),
-        pytest.param(lambda data: data.replace(b'"path"', b'"paht"'), "not a Delta action.*path", id="no path"),
-        pytest.param(repeated("add"), "2 adds for the one path", id="two adds"),
-        pytest.param(lambda data: data.replace(b'{"add"', b'{"remove"', 1) * 2, "", id="two removes of no file"),
-    ],
-)
-def test_a_commit_without_sense_is_corrupt(pair: Pair, change: Callable[[bytes], bytes], says: str) -> None:
+def test_a_commit_without_sense_is_corrupt(pair: Pair) -> None:
     """A commit that is not Delta's is refused whole, with the line or the path."""
     path = append(pair.table)
     file = pair.table.commit_path(2)
     data = file.read_bytes()
-    file.write_bytes(change(data))
-    if not says:
-        # Tombstones of files that are not live mean nothing, however many.
-        del pair.table.live[path], pair.table.deleted[path]
-        pair.assert_goes_on([0, 1])
-        return
-    where = path if says == "-" else file.name
-    pair.assert_refused(CorruptInput, version=2, path=f"/{where}", says=says)
+    for changed, says in (
+        (cut_first_line(data), "line 1 is not JSON"),
+        (b"\xff\n" + data, "line 1 is not JSON"),
+        (data.replace(b"WRITE", b"\xff\xfe"), "line 1 is not"),
+        (b"[1]\n" + data, "line 1 is not a Delta action"),
+        (data.replace(b'"size": ', b'"size": "x", "s": '), "not a Delta action"),
+        (data.replace(b'"path"', b'"paht"'), "not a Delta action.*path"),
+        (repeated("add", data), "2 adds for the one path"),
+    ):
+        file.write_bytes(changed)
+        pair.assert_refused(CorruptInput, version=2, path=f"/{file.name}", says=says)
+    file.write_bytes(data.replace(b'"size": ', b'"size": -'))
+    pair.assert_refused(CorruptInput, version=2, path=f"/{path}", says="-")
     file.write_bytes(data)
     pair.assert_goes_on([0, 1, 2])
+
+
+def test_tombstones_of_files_that_are_not_live_mean_nothing(pair: Pair) -> None:
+    """However many of one path."""
+    path = append(pair.table)
+    file = pair.table.commit_path(2)
+    file.write_bytes(file.read_bytes().replace(b'{"add"', b'{"remove"', 1) * 2)
+    del pair.table.live[path], pair.table.deleted[path]
+    pair.assert_goes_on([0, 1])
 
 
 def padded(table: HandmadeTable, size_bytes: int) -> str:
@@ -692,22 +647,11 @@ def test_a_newer_reader_version_is_refused(pair: Pair, monkeypatch: pytest.Monke
     pair.assert_goes_on([0, 1])
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "says"),
-    [
-        pytest.param({"schemaString": '{"type": "struct"'}, CorruptInput, "schema", id="schema cut"),
-        pytest.param({"schemaString": "[]"}, CorruptInput, "schema", id="schema of another shape"),
-        pytest.param({"partitionColumns": ["nowhere"]}, CorruptInput, "nowhere", id="partition column"),
-        pytest.param({"configuration": {"delta.columnMapping.mode": "x"}}, Unsupported, "mode x", id="column mapping"),
-    ],
-)
-def test_metadata_without_sense_is_refused(
-    pair: Pair, change: dict[str, object], kind: type[SyncError], says: str
-) -> None:
-    """A schema that cannot be read and a mapping mode that nobody knows are refused with version and file."""
+def test_metadata_without_sense_is_refused(pair: Pair) -> None:
+    """Columns that are not there are refused with version and file; `tests/kit/broken_logs.py` has other faults."""
     pair.table.commit([{"metaData": pair.table.metadata()}])
-    repair = edited(pair, 2, lambda actions: actions[1]["metaData"].update(change))
-    pair.assert_refused(kind, version=2, path="2.json", says=says)
+    repair = edited(pair, 2, lambda actions: actions[1]["metaData"].update({"partitionColumns": ["nowhere"]}))
+    pair.assert_refused(CorruptInput, version=2, path="2.json", says="nowhere")
     repair()
     pair.assert_goes_on([0, 1])
 
@@ -715,17 +659,7 @@ def test_metadata_without_sense_is_refused(
 ROWS_TRACKED = {"configuration": {"delta.enableDeletionVectors": "true", "delta.enableRowTracking": "true"}}
 
 
-@pytest.mark.parametrize(
-    ("metadata", "features", "says"),
-    [
-        pytest.param(ROWS_TRACKED, None, "uses domainMetadata, rowTracking, and its protocol does not", id="metadata"),
-        pytest.param(None, [], "uses deletionVectors, and its protocol does not", id="protocol"),
-        pytest.param(ROWS_TRACKED, ["deletionVectors", "rowTracking"], "uses domainMetadata, and", id="both"),
-    ],
-)
-def test_a_feature_that_is_used_and_not_listed_is_refused(
-    pair: Pair, metadata: dict[str, Any] | None, features: list[str] | None, says: str
-) -> None:
+def test_a_feature_that_is_used_and_not_listed_is_refused(pair: Pair) -> None:
     """Also where one commit changes the protocol or the metadata alone: what the other one says is remembered."""
 
     def commit(metadata: dict[str, Any] | None, features: list[str] | None) -> None:
@@ -733,9 +667,15 @@ def test_a_feature_that_is_used_and_not_listed_is_refused(
         protocol = {**pair.table.protocol(), "writerFeatures": features}
         pair.table.commit(actions if features is None else [*actions, {"protocol": protocol}])
 
-    commit(metadata, features)
-    pair.assert_refused(CorruptInput, version=2, path="2.json", says=says)
-    pair.table.version -= 1
+    cases: tuple[tuple[dict[str, Any] | None, list[str] | None, str], ...] = (
+        (ROWS_TRACKED, None, "uses domainMetadata, rowTracking, and its protocol does not"),
+        (None, [], "uses deletionVectors, and its protocol does not"),
+        (ROWS_TRACKED, ["deletionVectors", "rowTracking"], "uses domainMetadata, and"),
+    )
+    for metadata, features, says in cases:
+        commit(metadata, features)
+        pair.assert_refused(CorruptInput, version=2, path="2.json", says=says)
+        pair.table.version -= 1
     commit(ROWS_TRACKED, ["deletionVectors", "domainMetadata", "rowTracking"])
     pair.assert_goes_on([0, 1])
     commit({}, None)
@@ -766,9 +706,8 @@ class IntParts(HandmadeTable):
         return [(row_id, int(part), value) for row_id, part, value in super().live_rows()]
 
 
-@pytest.mark.parametrize("value", ["seven", "7.5", str(1 << 31)])
 @pytest.mark.parametrize("deleted", [(), (1,)], ids=["plain", "with deletions"])
-def test_a_malformed_partition_value_is_refused(pair: Pair, tmp_path: Path, value: str, deleted: Sequence[int]) -> None:
+def test_a_malformed_partition_value_is_refused(pair: Pair, tmp_path: Path, deleted: Sequence[int]) -> None:
     """A value that is not of its column's type is `CorruptInput` with the data file and the column."""
     pair.bench.close()
     pair.table = IntParts(tmp_path / "numbered", partitioned=True)
@@ -778,9 +717,10 @@ def test_a_malformed_partition_value_is_refused(pair: Pair, tmp_path: Path, valu
     pair.path = append(pair.table, part="6")
     pair.bench.follower.sync()
     path = append(pair.table, part="7", deleted=deleted)
-    repair = edited(pair, 2, edit_add(partitionValues={"part": value}))
-    pair.assert_refused(CorruptInput, version=2, path=f"/numbered/{path}", says=f"'{value}' of column part")
-    repair()
+    for value in ("seven", "7.5", str(1 << 31)):
+        repair = edited(pair, 2, edit_add(partitionValues={"part": value}))
+        pair.assert_refused(CorruptInput, version=2, path=f"/numbered/{path}", says=f"'{value}' of column part")
+        repair()
     pair.assert_goes_on([0, 1, 2])
 
 

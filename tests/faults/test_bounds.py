@@ -162,6 +162,11 @@ def test_verify_sees_bounds_that_rows_exceed(bench: Bench, table: HandmadeTable)
     table.commit([table.remove(path), added(table, path, stats_of(DELETED), deleted=DELETED)])
     bench.sync()
     assert faults(bench) == {}
+    # As if rows came back under a dvsync that left the metrics as they were.
+    commit = table.commit_path(table.version)
+    stated, of_more_rows = (json.dumps(json.dumps(stats_of(deleted))) for deleted in (DELETED, (9,)))
+    commit.write_text(commit.read_text().replace(stated, of_more_rows))
+    assert faults(bench) == {Fault.BOUNDS: 1, Fault.NULL_COUNT: 1}
 
 
 def faults(bench: Bench) -> Mapping[Fault, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sqlite3
 from pathlib import Path
@@ -47,14 +48,15 @@ def test_a_restart_keeps_the_day_and_the_operations(table: HandmadeTable, tmp_pa
         assert running.end() == 0
     with sqlite3.connect(tmp_path / "state.db") as state:
         assert state.execute("SELECT count(*) FROM samples").fetchone() == (1,)
-    with daemon(tmp_path / "config.yaml") as running:
+    # The first sample of a process may be taken before it knows all numbers.
+    often = {**os.environ, "INTERVALS": '{"daemon.status.board.SAMPLE_INTERVAL_S": 0.5}'}
+    with daemon(tmp_path / "config.yaml", often) as running:
         after = until(lambda: len(day := day_of(running)) > 1 and day, "a sample of each process")
         assert after[: len(before)] == before
         detail = running.get(f"/api/tables/{NAME}")[1]
         assert [run["operation"] for run in detail["runs"]] == [operation]
         assert detail["status"]["catalog"] == "local"
         assert detail["read"]["DuckDB"] == f"SELECT * FROM iceberg_scan('{detail['status']['metadata_location']}')"
-        # The first sample of a process may be taken before it knows all numbers.
         path = f"/tables/{NAME}"
         page = until(lambda: (page := running.fetch(path)).count("<polyline") == 4 and page, "the four charts")
         assert operation in page

@@ -7,16 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kit.faults import fault_seed
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_table_is_right_after_load_and_faults(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seconds", [10, pytest.param(45, marks=pytest.mark.long)])
+def test_every_table_is_right_after_load_and_faults(tmp_path: Path, seconds: int) -> None:
     """Seeded by `FAULT_SEED`; `FAULT_SECONDS` makes it longer."""
-    seconds = os.environ.get("FAULT_SECONDS", "45")
+    wanted = os.environ.get("FAULT_SECONDS", str(seconds))
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.kit.load_run", str(tmp_path), str(fault_seed()), seconds],
+        [sys.executable, "-m", "tests.kit.load_run", str(tmp_path), str(fault_seed()), wanted],
         cwd=ROOT,
         capture_output=True,
         text=True,

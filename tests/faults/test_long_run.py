@@ -14,12 +14,13 @@ from tests.kit.faults import fault_seed
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.parametrize("cycles", [20, pytest.param(60, marks=pytest.mark.long)])
 @pytest.mark.parametrize("format_version", [2, 3])
-def test_a_long_life_ends_well(tmp_path: Path, format_version: int) -> None:
+def test_a_long_life_ends_well(tmp_path: Path, format_version: int, cycles: int) -> None:
     """Seeded by `FAULT_SEED`; `FAULT_CYCLES` makes it longer. Killed, failing and concurrent work of every kind."""
-    seed, cycles = f"{fault_seed()}-{format_version}", os.environ.get("FAULT_CYCLES", "60")
+    seed, cycles = f"{fault_seed()}-{format_version}", int(os.environ.get("FAULT_CYCLES", cycles))
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.kit.long_run", str(tmp_path), seed, cycles, str(format_version)],
+        [sys.executable, "-m", "tests.kit.long_run", str(tmp_path), seed, str(cycles), str(format_version)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -28,4 +29,4 @@ def test_a_long_life_ends_well(tmp_path: Path, format_version: int) -> None:
     assert ended.returncode == 0, f"{ended.stdout[-2000:]}\n{ended.stderr}"
     assert ended.stdout.endswith("end all well\n")
     killed = ended.stdout.count("'signal': 9")
-    assert killed > int(cycles) // 20, "the run kills, too"
+    assert killed >= cycles // 20, "the run kills, too"

@@ -32,6 +32,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from structlog.testing import capture_logs
 
 from daemon.clock import SystemClock
+from daemon.config.settings import LimitsSettings
 from daemon.delta.snapshot import ReplayedState
 from daemon.errors import AccountMismatch, CommitConflict, ObjectMissing, PipelineAway, TargetChanged, Unsupported
 from daemon.iceberg import target
@@ -552,6 +553,20 @@ def test_a_mere_tombstone_costs_no_comparison(
         table.commit([{"remove": tombstone}, table.add(table.write_file([(row, "y", "new")]))])
         assert bench.follower.sync().operation == "WRITE"
         assert len(read) == 1
+    check_whole(bench, table)
+
+
+def test_what_an_earlier_commit_of_a_fold_adds_is_known(
+    tmp_path: Path, table: HandmadeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path / "dvsync", table.location, limits=LimitsSettings(fold_after_versions=1))
+    bench.sync()
+    monkeypatch.setattr(advance, "live_entries", lambda *_: pytest.fail("the manifests were read"))
+    path = table.write_file([(60, "y", "new"), (61, "y", "new")])
+    table.commit([table.add(path)])
+    table.commit(table.delete({path: [0]}))
+    table.commit([table.remove(path)])
+    bench.sync()
     check_whole(bench, table)
 
 

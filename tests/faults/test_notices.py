@@ -166,7 +166,7 @@ def test_a_volume_that_vanishes_sends_a_dozen_notices(tmp_path: Path) -> None:
         write_config(
             tmp_path / "config.yaml",
             pipeline={"engine": "local"},
-            defaults={"poll_interval": "3s"},
+            defaults={"poll_interval": "1s"},
             tables=[{"source": "lake/*/", "target": "lake.{name}", "name": "{name}"}],
             notify=[{"url": f"{server.url}/told"}],
         )

@@ -32,10 +32,9 @@ KINDS = {
 }
 # With shared delete files, `removal` writes some anew.
 PLAYED = (
-    *(("file", case) for case in ("empty first sync", "dv growth", "schema only", "first sync")),
-    ("partition", "removal"),
-    *(("vectors", case) for case in ("dv growth", "shrunk dv")),
-    ("file", "upgrade"),
+    *(("file", case, "last") for case in ("empty first sync", "dv growth", "schema only", "first sync", "upgrade")),
+    ("partition", "removal", "a third"),
+    *(("vectors", case, "a third") for case in ("dv growth", "shrunk dv")),
 )
 
 
@@ -48,21 +47,24 @@ def fails_after_cut(server: KillServer, case: str, event: int, *, keeps_names: b
     return str(followed.get("error", ""))
 
 
-def moments(server: KillServer, case: str) -> Iterator[tuple[int, str, bool]]:
+def moments(server: KillServer, case: str, share: str) -> Iterator[tuple[int, str, bool]]:
     """Events with their numbers, and whether names outlive bytes: both once files are named, else in turn."""
     named_from = server.traces[case].index("after _write_metadata")
-    for number, event in picked_events(server.traces[case], case, "last"):
+    for number, event in picked_events(server.traces[case], case, share):
         for keeps_names in (False, True) if number >= named_from else (number % 2 == 0,):
             yield number, event, keeps_names
 
 
-@pytest.mark.parametrize(("flavour", "case"), PLAYED)
-def test_what_is_named_is_on_the_disk(servers: dict[str, KillServer], flavour: str, case: str) -> None:
+@pytest.mark.parametrize(
+    ("flavour", "case", "share"),
+    [*PLAYED, *(pytest.param(*played[:2], "all", marks=pytest.mark.long) for played in PLAYED)],
+)
+def test_what_is_named_is_on_the_disk(servers: dict[str, KillServer], flavour: str, case: str, share: str) -> None:
     """Power cut at any event, whether names outlive bytes or not: the next start ends as if nothing had happened."""
     server = servers[flavour]
     wrong = [
         f"{number}, {event}, names kept {keeps_names}:\n{error}"
-        for number, event, keeps_names in moments(server, case)
+        for number, event, keeps_names in moments(server, case, share)
         if (error := fails_after_cut(server, case, number, keeps_names=keeps_names))
     ]
     assert not wrong, f"{len(wrong)} of {case}: " + "\n".join(wrong)

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -16,7 +14,7 @@ import pytest
 
 from daemon.errors import CatalogAway
 from daemon.masking import hide, scrub
-from tests.kit.daemons import ROOT, daemon, until
+from tests.kit.daemons import command, daemon, until
 from tests.kit.handmade import HandmadeTable
 
 # Nobody listens there, and each library says so in its own words.
@@ -109,21 +107,14 @@ def test_a_daemon_that_fails_everywhere_tells_no_secret(folder: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "command", [("config", "check"), ("status",), ("status", "--json"), ("sync",), ("sync", "--full"), ("expire",)]
+    "words", [("config", "check"), ("status",), ("status", "--json"), ("sync",), ("sync", "--full"), ("expire",)]
 )
-def test_commands_tell_no_secret(folder: Path, command: tuple[str, ...]) -> None:
+def test_commands_tell_no_secret(folder: Path, words: tuple[str, ...]) -> None:
     """What they print, and what they print when they fail, with the log for people."""
     config = write_config(folder, "console")
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.kit.daemon_process", *command, "--config", str(config)],
-        cwd=ROOT,
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = command(config, *words, environment={**os.environ, **ENVIRONMENT})
     assert "lake.rest" in ended.stdout + ended.stderr
-    assert_clean(ended.stdout + ended.stderr, " ".join(command))
+    assert_clean(ended.stdout + ended.stderr, " ".join(words))
 
 
 def test_what_is_hidden_is_hidden_in_errors_and_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

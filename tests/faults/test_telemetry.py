@@ -390,7 +390,7 @@ def test_without_settings_nothing_of_it_is_imported(world: World) -> None:
     world.configure()
 
     environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
-    with daemon(world.config, environment) as running:
+    with daemon(world.config, environment, module="tests.kit.daemon_process") as running:
         running.synced_to("orders", 1)
         text = "".join(line["line"] for line in running.lines if line["event"] == "output")
     assert "pyiceberg" in text

@@ -22,7 +22,7 @@ CONFIG: dict[str, Any] = {
     "catalogs": {"local": {"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": "warehouse"}},
     "log": {"format": "json"},
     "maintenance": {"interval": "1d"},
-    "verify": {"period": "3s"},
+    "verify": {"period": "1s"},
 }
 NAMES = ("wrong", "right")
 FILES = 4
@@ -195,7 +195,7 @@ def test_files_that_delta_removed_before_the_next_poll_are_no_difference(world: 
 
 def test_a_large_table_is_covered_in_parts_over_restarts(world: World) -> None:
     """Each part is other files. A pass that a kill cut short goes on where it was."""
-    world.configure(files_at_once=1)
+    world.configure(files_at_once=1, period="3s")
     with daemon(world.config) as running:
         until(lambda: 0 < proof(running, "wrong").get("coverage", 0) < 1, "the first part")
         assert proof(running, "wrong")["complete_at"] is None

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from tests.kit.daemons import ROOT, command, daemon, sql_catalog, write_config
+from tests.kit.daemons import command, daemon, sql_catalog, write_config
+from tests.kit.forking import Forked
 from tests.kit.handmade import HandmadeTable
 
-PROCESS = "tests.kit.daemon_process"
 TOKEN = "0123456789-not-to-be-seen"
 
 
@@ -61,19 +60,16 @@ def test_beside_a_daemon_it_ends_when_the_version_is_shown_or_cannot_be(tmp_path
         done = wait(config, "a", "b")
         assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["a: shows version 1", "b: shows version 1"])
         # It begins before the version is there.
-        early = subprocess.Popen(
-            [sys.executable, "-m", PROCESS, "sync", "a", "--wait", "--min-version", "2", "--config", str(config)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        words = ["sync", "a", "--wait", "--min-version", "2", "--config", str(config)]
+        with (tmp_path / "early").open("w") as output:
+            early = Forked(words, stdout=output, stderr=output)
         append(tables[0])
         late = wait(config, "a", "b", "--min-version", "2", "--timeout", "1s")
         assert (late.returncode, late.stdout.splitlines()) == (
             3,
             ["a: shows version 2", "b: timed out: shows version 1, not 2"],
         )
-        assert (early.communicate()[0], early.returncode) == ("a: shows version 2\n", 0)
+        assert (early.wait(60), (tmp_path / "early").read_text()) == (0, "a: shows version 2\n")
         assert command(config, "pause", "b").returncode == 0
         tables[0].commit([{"protocol": {"minReaderVersion": 9, "minWriterVersion": 9}}])
         found.folder.rename(tmp_path / "c")

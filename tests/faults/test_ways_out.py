@@ -151,16 +151,15 @@ def a_rollback_to_the_last_snapshot_that_is_left_is_overwritten(world: World) ->
 
 def an_older_table_under_the_name_is_brought_up_to_date(world: World) -> Steps:
     """No hint is needed: the state database was of a table that is gone."""
-    _put_an_older_table_under_the_name(world)
-    world.delete()
+    with older_table_under_the_name(world):
+        world.delete()
     yield from ()
 
 
 def an_older_table_is_taken_for_a_rollback_without_the_newer_metadata(world: World) -> Steps:
     """The file that would show that there were two tables is gone."""
-    newer = _put_an_older_table_under_the_name(world)
-    Path(newer.metadata_location.removeprefix("file://")).unlink()
-    with world.stopped():
+    with older_table_under_the_name(world) as newer, world.stopped():
+        Path(newer.metadata_location.removeprefix("file://")).unlink()
         world.delete()
     yield "TargetChanged", "overwrite does so automatically."
     world.dvsync("resync", NAME)
@@ -168,16 +167,17 @@ def an_older_table_is_taken_for_a_rollback_without_the_newer_metadata(world: Wor
 
 def an_older_table_is_taken_over_without_the_newer_store(world: World) -> Steps:
     """As after a move to another catalog, when the store of the former warehouse is switched off."""
-    _put_an_older_table_under_the_name(world)
-    with world.stopped(), closing(sqlite3.connect(world.folder / "state.db")) as state, state:
-        state.execute("UPDATE tables SET metadata_location = 'gone://bucket/00001.metadata.json'")
+    with older_table_under_the_name(world), world.stopped():
+        with closing(sqlite3.connect(world.folder / "state.db")) as state, state:
+            state.execute("UPDATE tables SET metadata_location = 'gone://bucket/00001.metadata.json'")
         world.delete()
     yield "ObjectStoreAway", "If that store is gone for good, run `dvsync resync orders`."
     world.dvsync("resync", NAME)
 
 
-def _put_an_older_table_under_the_name(world: World) -> Table:
-    """Returns the newer one, which was dropped."""
+@contextmanager
+def older_table_under_the_name(world: World) -> Iterator[Table]:
+    """Gives the newer one, which was dropped. The table is left alone for the length of the block."""
     with world.paused():
         world.catalog.rename_table(TARGET, "lake.older")
         world.delete()
@@ -187,7 +187,7 @@ def _put_an_older_table_under_the_name(world: World) -> Table:
         newer = world.iceberg
         world.catalog.drop_table(TARGET)
         world.catalog.rename_table("lake.older", TARGET)
-    return newer
+        yield newer
 
 
 def a_foreign_property_is_undone(world: World) -> Steps:

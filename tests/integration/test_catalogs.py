@@ -40,7 +40,19 @@ class Served:
     state_url: str | None = None
 
 
-@pytest.fixture(scope="module", params=["servlet", "nessie", "postgresql"])
+# Each server is started for `make test`; what is the same for all of them is shown on PostgreSQL there.
+ON_ALL = pytest.mark.parametrize("served", ["servlet", "nessie", "postgresql"], indirect=True)
+ON_EACH = pytest.mark.parametrize(
+    "served",
+    [*(pytest.param(kind, marks=pytest.mark.long) for kind in ("servlet", "nessie")), "postgresql"],
+    indirect=True,
+)
+ON_REST = pytest.mark.parametrize(
+    "served", ["servlet", pytest.param("nessie", marks=pytest.mark.long), "postgresql"], indirect=True
+)
+
+
+@pytest.fixture(scope="module")
 def served(
     request: pytest.FixtureRequest, s3_spark: SparkSession, store: ObjectStore, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
@@ -127,6 +139,7 @@ def followed(
     made.bench.close()
 
 
+@ON_EACH
 @pytest.mark.parametrize("followed", [{"format_version": 3}], indirect=True)
 def test_format_version_3(followed):
     """Made by the first sync; deletions that grow and shrink; row ids go on, whoever writes the metadata."""
@@ -157,6 +170,7 @@ def test_format_version_3(followed):
     assert next_row_id(table.metadata) == ends[-1] >= 20
 
 
+@ON_ALL
 def test_life_of_a_table(followed):
     """First sync, deletes, compaction, expiry and cleanup; then the state database is lost."""
     assert followed.sync().operation == "first sync"
@@ -186,6 +200,7 @@ def test_life_of_a_table(followed):
     _check_lost_state(followed, table)
 
 
+@ON_EACH
 @pytest.mark.parametrize("followed", [{"tag_every": 2, "tag_retention": "1h", "version_hint": True}], indirect=True)
 def test_tags_for_chosen_versions(followed):
     """The commit of the snapshot sets the tag, expiry keeps and then removes it; on Nessie there are none."""
@@ -210,6 +225,7 @@ def test_tags_for_chosen_versions(followed):
     assert set(followed.check().metadata.refs) == {"main"}
 
 
+@ON_EACH
 def test_another_type_of_a_column(followed):
     """Snapshots that would show it as null leave with the commit that makes it so; where these are shown at all."""
     followed.sync()
@@ -263,6 +279,7 @@ def _check_lost_state(followed: Followed, table: Table) -> None:
     assert followed.sync().positions_added == 2
 
 
+@ON_EACH
 def test_a_foreign_commit_is_told(followed):
     """Somebody else's rows park the table; a full sync brings back Delta's."""
     followed.sync()
@@ -274,6 +291,7 @@ def test_a_foreign_commit_is_told(followed):
     followed.check()
 
 
+@ON_EACH
 @pytest.mark.parametrize("followed", [{"on_foreign_commit": "overwrite"}], indirect=True)
 def test_another_client_is_first(followed, monkeypatch):
     """A commit between our look at the table and our commit is met by the catalog's requirements, not by luck."""
@@ -293,6 +311,7 @@ def test_another_client_is_first(followed, monkeypatch):
     assert followed.sync().snapshots == 1
 
 
+@ON_EACH
 def test_a_server_that_denies_a_table_for_a_moment(followed):
     """As one of several servers that is behind: the table is not made a second time, and goes on."""
     followed.sync()
@@ -307,6 +326,7 @@ def test_a_server_that_denies_a_table_for_a_moment(followed):
     assert followed.sync().positions_added == 2
 
 
+@ON_REST
 def test_a_server_that_is_killed(followed, monkeypatch):
     """Before a cycle the catalog is away; in the middle of a commit its outcome is unknown; then all goes on."""
     followed.sync()

@@ -157,16 +157,19 @@ def spark_conf(folder: Path, python: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_nodes_without_java_are_named(world: World):
-    """Executors that cannot start are Spark's trouble, each time; once they can, the next try works (test below)."""
+    """Executors that cannot start are Spark's trouble, each time; once they can, the next try works."""
     for times in (1, 2):
         failed = world.daemon.told("sync.failed", consecutive_errors=times, wait_s=SYNC_MAX_S)
         assert failed["kind"] == "PipelineAway", failed
     world.give_java()
+    world.shown()
 
 
 def test_the_first_sync_runs_on_both_workers(world: World):
     """Reading the log, inspecting files and translating deletions: no task runs in the driver."""
+    world.give_java()
     world.check_rows(world.shown())
     executors = Counter(end["Task Info"]["Executor ID"] for end in world.task_ends())
     assert set(executors) == {"0", "1"}, executors
@@ -177,6 +180,7 @@ def test_the_first_sync_runs_on_both_workers(world: World):
     assert b"No module named 'daemon'" in tried.stderr
 
 
+@pytest.mark.long
 def test_a_large_commit_runs_on_the_workers(world: World):
     """Its added files are inspected and its deletion vectors are translated by several tasks."""
     before = len(world.task_ends())
@@ -190,6 +194,7 @@ def test_a_large_commit_runs_on_the_workers(world: World):
     assert {end["Task Info"]["Executor ID"] for end in ends} == {"0", "1"}
 
 
+@pytest.mark.long
 def test_a_killed_worker_costs_only_time(world: World):
     """Its tasks run again on the other worker. No delete file is missing, none of a killed attempt is registered."""
     before = world.delete_files()
@@ -208,6 +213,7 @@ def test_a_killed_worker_costs_only_time(world: World):
     assert all(DELETE_FILE_NAME.fullmatch(name) for name in there), there - shown
 
 
+@pytest.mark.long
 def test_doctor_reads_the_table_on_the_cluster(world: World):
     """In an application of its own."""
     world.daemon.kill()

@@ -114,6 +114,7 @@ def test_setup_says_which_jar_it_could_not_get_from_where(dvsync: Path, folder: 
     assert "Run `dvsync setup` once with network access" in hint
 
 
+@pytest.mark.long
 def test_sync_fails_the_table_that_needs_the_jar(dvsync: Path, folder: Path, no_network: dict[str, str]):
     """The other one gets its turn; exit code 1."""
     result = ask(dvsync, "sync", folder=folder, environment=no_network)
@@ -138,6 +139,7 @@ def running(
         process.communicate()
 
 
+@pytest.mark.long
 def test_run_goes_on_without_the_jar_and_says_so(dvsync: Path, folder: Path, no_network: dict[str, str]):
     """A warning at the start, the table's error when Spark is needed, and SIGTERM still ends it with exit code 0."""
     with running(dvsync, folder, no_network) as (process, lines):

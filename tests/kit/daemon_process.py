@@ -1,13 +1,16 @@
 """`dvsync` on handmade tables: `python -m tests.kit.daemon_process run --config PATH`.
 
 `FAULTS=SEED` makes one call in five fail of what dvsync stands on; `CLOCK_FILE` names a file with the seconds that the
-wall clock is ahead of the machine's, which may change while the daemon runs.
+wall clock is ahead of the machine's, which may change while the daemon runs. `INTERVALS` is JSON of seconds by the name
+of a constant: `{"daemon.status.board.SAMPLE_INTERVAL_S": 0.5}`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import datetime, timedelta, tzinfo
+from importlib import import_module
 from pathlib import Path
 from random import Random
 
@@ -43,14 +46,19 @@ def jump_with(clock_file: Path) -> None:
     patch.setattr(scheduler, "datetime", JumpingDatetime)
 
 
-if __name__ == "__main__":
-    # A test has no thirty seconds for a new folder to be seen or for an answer, no five for a chart's first point, and
-    # no minute for notices.
+def run_dvsync() -> None:
+    """The command in `sys.argv`."""
+    # A test has no thirty seconds for a new folder to be seen or for an answer, no five for a chart's first point, no
+    # two for what a person wishes, and no minute for notices.
     fleet.DISCOVERY_INTERVAL_S = 0.5
     run.BEAT_INTERVAL_S = 0.5
+    run.WISHES_INTERVAL_S = run.TABLES_INTERVAL_S = 0.2
     outbox.JOINED_EACH_S = 5.0
     rest_sessions.ANSWER_MAX_S = 3.0
     rest_sessions.SILENT_S = 3.0
+    for name, seconds in json.loads(os.environ.get("INTERVALS", "{}")).items():
+        module, _, constant = name.rpartition(".")
+        pytest.MonkeyPatch().setattr(import_module(module), constant, seconds)
     if seed := os.environ.get("FAULTS"):
         faults = Faults(pytest.MonkeyPatch(), Random(seed), probability=FAULT_SHARE, kinds=list(TARGETS))
         with faults.on():
@@ -58,3 +66,7 @@ if __name__ == "__main__":
     if clock_file := os.environ.get("CLOCK_FILE"):
         jump_with(Path(clock_file))
     main()
+
+
+if __name__ == "__main__":
+    run_dvsync()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+from tests.kit.forking import Forked, run_forked
 from tests.kit.handmade import sql_catalog
 
 ROOT = Path(__file__).parents[2]
@@ -54,35 +56,41 @@ def until(condition: Callable[[], Any], what: str = "the condition", *, wait_s: 
 class Daemon:
     """`dvsync run --config` as a process; `lines` are its log so far.
 
-    It runs `module` of this checkout or, if `installed` is given, that command, in the configuration's folder.
+    It is forked from a process that has imported dvsync. Where the start matters, it is `module` of this checkout in a
+    Python of its own or, if `installed` is given, that command, in the configuration's folder.
     """
 
     config: Path
     environment: Mapping[str, str] | None = None
-    module: str = "tests.kit.daemon_process"
+    module: str | None = None
     installed: Path | None = None
     lines: list[dict[str, Any]] = field(default_factory=list)
+    process: Forked | subprocess.Popen[bytes] = field(init=False)
 
     def launch(self) -> None:
-        program = [str(self.installed)] if self.installed else [sys.executable, "-m", self.module]
-        self.process = subprocess.Popen(
-            [*program, "run", "--config", str(self.config)],
-            cwd=self.config.parent if self.installed else ROOT,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = Thread(target=self._read, daemon=True)
+        reading, writing = os.pipe()
+        words = ["run", "--config", str(self.config)]
+        with open(writing, "w") as output:
+            if self.module is None and self.installed is None:
+                self.process = Forked(words, environment=self.environment, stdout=output, stderr=output)
+            else:
+                program = [str(self.installed)] if self.installed else [sys.executable, "-m", str(self.module)]
+                self.process = subprocess.Popen(
+                    [*program, *words],
+                    cwd=self.config.parent if self.installed else ROOT,
+                    env=self.environment,
+                    stdout=output,
+                    stderr=output,
+                )
+        self._reader = Thread(target=self._read, args=(reading,), daemon=True)
         self._reader.start()
 
     def started(self) -> None:
         """Wait until it answers."""
         self.url = self.told("daemon.started")["health"]
 
-    def _read(self) -> None:
-        assert self.process.stdout
-        with self.process.stdout as output:
+    def _read(self, descriptor: int) -> None:
+        with open(descriptor) as output:
             for line in output:
                 self.lines.append(json.loads(line) if line.startswith("{") else {"event": "output", "line": line})
 
@@ -139,21 +147,13 @@ def command(
     config: Path, *words: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """A command of `dvsync` as a process of its own, on handmade tables."""
-    return subprocess.run(
-        [sys.executable, "-m", "tests.kit.daemon_process", *words, "--config", str(config)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_forked([*words, "--config", str(config)], environment=environment)
 
 
 @contextmanager
-def daemon(config: Path, environment: Mapping[str, str] | None = None) -> Iterator[Daemon]:
+def daemon(config: Path, environment: Mapping[str, str] | None = None, module: str | None = None) -> Iterator[Daemon]:
     """A daemon that has told that it started, killed at the end."""
-    running = Daemon(config, environment)
+    running = Daemon(config, environment, module)
     try:
         running.launch()
         running.started()

@@ -38,6 +38,7 @@ from daemon.sync.first_sync import show_state
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
 from state.sql.store import SqlStateStore
+from tests.kit.states import lay_database
 
 B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -263,6 +264,8 @@ class Bench:
         return self.folder / self.state_name
 
     def open(self) -> None:
+        if self.state_url is None and not self.state_file.exists():
+            lay_database(self.state_file)
         self.store = SqlStateStore.open(self.state_url or f"sqlite:///{self.state_file}")
         local = sql_catalog(self.folder)
         if self.catalog_uri:

@@ -283,7 +283,8 @@ class History:
             # The same positions inline again would be the same logical file again.
             if positions != self.table.deleted[path] or (positions and storage != "i"):
                 actions, live = self._with_dvs({path: positions}, storage), self.table.live
-                if respell and path in live:
+                # A URI has no escapes before its path.
+                if respell and path in live and ":" not in live[path]["path"]:
                     live[path]["path"] = respelled(live[path]["path"])
                 self._commit(actions)
 

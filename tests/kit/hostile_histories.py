@@ -476,11 +476,11 @@ class HostileHistory(History):
         self._commit([*([_remove_of(without)] if remove else []), add])
 
     def _replace_older(self) -> None:
-        """Replace the newest older commit of which all files are live in all versions since."""
+        """Replace the newest older commit of new files that are live in all versions since."""
         for version in range(self.table.version - 1, 0, -1):
             adds = [action.get("add") for action in self.commits[version]]
-            since = self.states[version:]
-            paths = [path for path, add in since[0].actions.items() if add in adds]
+            since, before = self.states[version:], self.states[version - 1].actions
+            paths = [path for path, add in since[0].actions.items() if add in adds and path not in before]
             if len(paths) == len(adds) and all(state.actions.get(path) in adds for state in since for path in paths):
                 self._replace(version, paths)
                 return

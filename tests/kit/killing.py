@@ -48,13 +48,13 @@ class KillServer:
 
 
 def picked_events(trace: list[str], case: str, share: str) -> list[tuple[int, str]]:
-    """The events of a case to be killed at, with their numbers."""
+    """The events of a case to be killed at, with their numbers: all, the last of each name, or a third of these."""
     events = [(number, event) for number, event in enumerate(trace) if event]
     if only := os.environ.get("FAULT_KILL"):
-        return [(number, event) for number, event in events if only in ("all", f"{case}:{number}")]
+        return [(number, event) for number, event in events if only == f"{case}:{number}"]
+    if share == "all":
+        return events
     picked = sorted({event: number for number, event in events}.values())
-    if share == "first and last":
-        picked += {event: number for number, event in reversed(events)}.values()
-    elif share == "a third":
+    if share == "a third":
         picked = picked[::-3]
     return [(number, event) for number, event in events if number in picked]

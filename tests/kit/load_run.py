@@ -132,7 +132,7 @@ class World:
         self.load.start()
         try:
             while time.monotonic() < end_s:
-                time.sleep(self.random.uniform(1, 6))
+                time.sleep(self.random.uniform(0.5, 3))
                 fault = first.pop() if first else self.random.choice(faults)
                 print(f"{end_s - time.monotonic():.0f} s left: {fault.__name__}", flush=True)
                 fault()

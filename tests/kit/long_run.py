@@ -170,7 +170,7 @@ def live(folder: Path, cycle: int) -> str:
     world.change(random, cycle)
     bench = world.bench(cycle)
     name, work = works(bench, random)
-    kill_at = random.randrange(40) if random.random() < 0.4 else None
+    kill_at = random.randrange(40) if random.random() < 0.5 else None
     probability = random.choice((0, 0, 0.02, 0.05))
     faults = Faults(pytest.MonkeyPatch(), random, probability=probability, kinds=list(TARGETS))
     try:

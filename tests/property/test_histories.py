@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from daemon.config.settings import LimitsSettings
 from daemon.delta import position_set
+from tests.kit.examples import examples
 from tests.kit.handmade import Bench
 from tests.kit.histories import (
     TOUR,
@@ -31,7 +32,7 @@ from tests.kit.histories import (
 from tests.kit.invariants import Watch
 from tests.kit.readers import Reader, assert_same_rows, read_duckdb, read_polars_pyiceberg, read_pyiceberg
 
-HISTORIES = int(os.environ.get("HISTORIES", "3"))
+HISTORIES = int(os.environ.get("HISTORIES", examples(12)))
 CHECK_READERS_EVERY = 5
 # The same with few syncs, each of which folds what came before it.
 FOLDED = [step for number, step in enumerate(TOUR) if number in (1, 15) or not isinstance(step, Sync)]

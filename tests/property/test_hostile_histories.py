@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from daemon.config.settings import LimitsSettings
 from daemon.errors import CorruptInput, SyncError, Unsupported
+from tests.kit.examples import examples
 from tests.kit.handmade import Bench
 from tests.kit.histories import PARTS, Sync, steps
 from tests.kit.hostile_histories import VERBS, AnyStep, HostileHistory, tour
 from tests.kit.readers import assert_same_rows
 from tests.kit.spec_reader import SpecTable
 
-HISTORIES = int(os.environ.get("HISTORIES", "3"))
+HISTORIES = int(os.environ.get("HISTORIES", examples(12)))
 PLAYED = [verb for verb in VERBS if verb in os.environ.get("VERBS", ",".join(VERBS)).split(",")]
 
 

@@ -18,10 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kit.examples import examples
 from tests.kit.handmade import PORTABLE_MAGIC, dv_payload, z85
 from tests.kit.victim import Lake, Outcome, Watch, commit_of
 
-INPUTS = int(os.environ.get("INPUTS", "40"))
+INPUTS = int(os.environ.get("INPUTS", examples(80)))
 # What a refusal may be called: the table waits for its writer, or for a person.
 REFUSALS = {"CorruptInput", "Unsupported", "CommitIncomplete", "ObjectMissing"}
 RANDOM = settings(

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -35,11 +35,12 @@ from typer.testing import CliRunner, Result
 from daemon.cli.commands import app
 from daemon.clock import SystemClock
 from daemon.service.lease import LeaseKeeper, hold_lease
-from daemon.service.signals import SAME_REQUEST_S, STOP_GRACE_S
+from daemon.service.signals import SAME_REQUEST_S
 from daemon.sync.context import Writer
 from state import TableError
 from state.sql.store import SqlStateStore
 from tests.kit.daemons import write_config
+from tests.kit.forking import Forked, run_forked
 from tests.kit.handmade import Bench, HandmadeTable
 
 CATALOGS = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
@@ -63,17 +64,10 @@ def dvsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run a command in `tmp_path`, as from a shell, after `config` was written."""
     monkeypatch.delenv("DVSYNC_CONFIG", raising=False)
 
-    def run(*arguments: str, config: str | None = None, program: Sequence[str] = ("-m", "daemon")) -> Ended:
+    def run(*arguments: str, config: str | None = None) -> Ended:
         if config is not None:
             (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
-        ended = subprocess.run(
-            [sys.executable, *program, *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        ended = run_forked([*arguments], folder=tmp_path)
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 
     return run
@@ -189,7 +183,8 @@ def test_a_table_that_goes_to_another_catalog_and_comes_back(dvsync, followed: B
     there = FOLLOWED.replace("catalog.db", "there.db") + "pipeline: {engine: local}\n"
     assert "create an empty file in its place" in dvsync("sync", config=there).output
     (tmp_path / "there.db").touch()
-    assert "advanced, version 6" in dvsync("sync", config=there).stdout
+    assert "`dvsync resync t` does so at once" in dvsync("sync", config=there).output
+    assert "version 6" in dvsync("resync", "t", config=there).stdout
     # Nothing was ever synced into a catalog of this name, so a missing file is a new one.
     new = FOLLOWED.replace("catalog.db", "new.db").replace("{local:", "{new:") + "pipeline: {engine: local}\n"
     assert "advanced, version 6" in dvsync("sync", config=new).stdout
@@ -694,7 +689,8 @@ def test_a_sync_says_an_error_once(dvsync, tmp_path: Path):
         "Follower.sync = lambda *_, **__: 1 / 0\n"
         "main()\n"
     )
-    logged = json.loads(dvsync("sync", program=("-c", bug)).stderr.splitlines()[-1])
+    told = subprocess.run([sys.executable, "-c", bug, "sync"], cwd=tmp_path, stderr=subprocess.PIPE, check=False).stderr
+    logged = json.loads(told.splitlines()[-1])
     assert "ZeroDivisionError: division by zero" in logged["exception"]
 
 
@@ -800,9 +796,9 @@ def on_terminal(folder: Path, columns: int, *arguments: str, until: bytes | None
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     plain = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
-    command = [sys.executable, "-m", "daemon", *arguments]
-    process = subprocess.Popen(command, cwd=folder, env={**plain, "TERM": "xterm-256color"}, stdout=end)
-    os.close(end)
+    with open(end, "w") as output_end, open(os.devnull, "w") as unseen:
+        environment = {**plain, "TERM": "xterm-256color"}
+        process = Forked([*arguments], environment=environment, stdout=output_end, stderr=unseen, folder=folder)
     output = b""
     # When the last writer has gone, reading a terminal fails.
     with open(terminal, "rb", buffering=0) as reader, suppress(OSError):
@@ -1180,13 +1176,14 @@ def test_sync_is_cut_off_when_it_hangs(tmp_path):
         (log / f"{0:020}.json").touch()
         config = f"catalogs: {{away: {catalog}}}\ntables: [{{source: data/a, target: db.a}}]\n"
         (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
-        process = subprocess.Popen([sys.executable, "-m", "daemon", "sync"], cwd=tmp_path, stderr=subprocess.PIPE)
+        soon = {**os.environ, "INTERVALS": '{"daemon.cli.operations.STOP_GRACE_S": 0.5}'}
+        with (tmp_path / "told").open("w") as told:
+            process = Forked(["sync"], environment=soon, stdout=told, stderr=told, folder=tmp_path)
         try:
             connection, _ = silent.accept()
             with connection:
                 process.send_signal(signal.SIGTERM)
-                _, told = process.communicate(timeout=STOP_GRACE_S + 5)
-            assert (process.returncode, told[:7]) == (1, b"cut off")
+                assert process.wait(timeout=10) == 1
+            assert (tmp_path / "told").read_text().startswith("cut off")
         finally:
             process.kill()
-            process.communicate()

@@ -31,6 +31,7 @@ from daemon.delta.position_set import (
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.storage import FileIOStorage, Span
 from state import DeletionVectorDescriptor
+from tests.kit.examples import examples
 
 PORTABLE = (1681511377).to_bytes(4, "little")
 NATIVE = (1681511376).to_bytes(4, "little")
@@ -127,7 +128,7 @@ def positions(draw: st.DrawFn, upper_max: int = 2**31 - 1) -> set[int]:
 @example(set(range(2**16 + 1)), True)
 @example(set(range(0, 2 * 4096, 2)), False)
 @example(set(range(0, 2 * 4097, 2)), False)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_portable_round_trip(model: set[int], runs: bool) -> None:
     """What pyroaring serializes comes back as the same positions, ascending, decoded at once or in chunks."""
     for small_bytes_max in (0, 1 << 16):
@@ -140,7 +141,7 @@ def test_portable_round_trip(model: set[int], runs: bool) -> None:
 
 @given(positions(upper_max=2), st.booleans())
 @example({2**33}, False)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_native_round_trip(model: set[int], runs: bool) -> None:
     """The other magic means Delta's own array of 32-bit bitmaps, with empty ones for the gaps."""
     assert listed(decoded(native_bytes(model, runs=runs), len(model))) == sorted(model)
@@ -150,7 +151,7 @@ def test_native_round_trip(model: set[int], runs: bool) -> None:
 @example({0, 2**16, 2**32}, {2**16}, False, False, False)
 @example({1, 2}, {1, 2, 2**32}, False, False, False)
 @example({1, 2}, {2**32}, False, False, False)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_difference_is_that_of_sets(
     after: set[int], other: set[int], runs: bool, other_runs: bool, grown: bool
 ) -> None:
@@ -184,7 +185,7 @@ def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(positions(upper_max=1), st.booleans(), st.booleans(), st.data())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_garbage_is_refused(model: set[int], runs: bool, native: bool, data: st.DataObject) -> None:
     """Flipped and cut bytes give CorruptInput, or a set that is sound and has the announced cardinality."""
     broken = bytearray((native_bytes if native else portable_bytes)(model, runs=runs))
@@ -201,7 +202,7 @@ def test_garbage_is_refused(model: set[int], runs: bool, native: bool, data: st.
 
 
 @given(st.sampled_from([PORTABLE, NATIVE]), st.binary(max_size=64))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_random_bytes_are_refused(magic: bytes, tail: bytes) -> None:
     """Bytes that only begin like a DV give CorruptInput, whatever sizes they claim."""
     with pytest.raises(CorruptInput):
@@ -217,7 +218,7 @@ def test_random_bytes_are_refused(magic: bytes, tail: bytes) -> None:
 )
 @example({5, 2**32 - 1}, False, False, None, 0)
 @example({5, 2**32 - 1}, False, False, None, 1)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_a_check_agrees_with_decoding(
     model: set[int], runs: bool, native: bool, fault: tuple[int, int] | None, missing: int
 ) -> None:
@@ -415,7 +416,7 @@ def test_inline_example_of_the_protocol_is_refused() -> None:
 
 
 @given(positions(upper_max=1).filter(lambda model: len(model) < 200), st.booleans())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_inline_round_trip(model: set[int], native: bool) -> None:
     """Inline DVs of any length decode, though Delta pads their bytes to a multiple of 4."""
     data = (native_bytes if native else portable_bytes)(model)
@@ -525,7 +526,7 @@ def test_one_read_a_dv(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.sets(st.integers(0, 300_000), max_size=5), min_size=1, max_size=12), st.data())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_many_dvs_in_one_file(
     tmp_path_factory: pytest.TempPathFactory, models: list[set[int]], data: st.DataObject
 ) -> None:
@@ -595,7 +596,7 @@ def test_each_field_of_the_frame_is_checked(tmp_path: Path, content: bytes, mess
     offset=st.integers(0, 20),
     size=st.sampled_from([0, 1, 9, 46]),
 )
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_a_file_that_is_no_dv_keeps_its_secrets(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, offset: int, size: int
 ) -> None:

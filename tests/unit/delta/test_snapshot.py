@@ -22,6 +22,7 @@ from daemon.delta.snapshot import ReplayedState, replay
 from daemon.delta.table_state import ADDS
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
 from daemon.storage import FileIOStorage, FileMeta, Source
+from tests.kit.examples import examples
 from tests.kit.logs import (
     ADD_TYPE,
     CHECKPOINT,
@@ -616,7 +617,7 @@ DVS: tuple[Action | None, ...] = (None, vector("one"), vector("two"), vector("tw
 NUMBERS = st.integers(0, 5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_replay_is_a_fold(data: st.DataObject) -> None:
     """Random histories with checkpoints and compacted files at random versions are what a naive fold makes of them."""

@@ -18,6 +18,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg import position_deletes
 from daemon.iceberg.position_deletes import PositionDeleteFile, PositionDeleteWriter
+from tests.kit.examples import examples
 
 Rows = list[tuple[str, int]]
 
@@ -67,7 +68,7 @@ def test_other_engines_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     ),
     st.data(),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_equals_its_model(
     tmp_path_factory: pytest.TempPathFactory, model: dict[str, set[int]], data: st.DataObject
 ) -> None:

@@ -19,6 +19,7 @@ from daemon.delta.deletion_vector import frame_bytes
 from daemon.errors import CorruptInput, ObjectStoreAway
 from daemon.iceberg.puffin import FOOTER_READ_BYTES, Blob, PuffinFile, PuffinWriter, read_blobs
 from daemon.storage import FileIOStorage
+from tests.kit.examples import examples
 
 MAGIC = bytes.fromhex("d1d33964")
 
@@ -41,7 +42,7 @@ def write(folder: Path, vectors: dict[str, set[int]]) -> PuffinFile:
         max_size=5,
     )
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_others_read_what_was_written(tmp_path_factory: pytest.TempPathFactory, vectors: dict[str, set[int]]) -> None:
     folder = tmp_path_factory.mktemp("puffin")
     written = write(folder, vectors)

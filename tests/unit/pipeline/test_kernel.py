@@ -24,6 +24,7 @@ from daemon.pipeline import kernel
 from daemon.pipeline.kernel import translate
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
 from state import DeletionVectorDescriptor
+from tests.kit.examples import examples
 
 
 @dataclass
@@ -92,7 +93,7 @@ changes = st.dictionaries(
 @given(changes, st.integers(1, 3))
 @example({("x", "a"): ({1, 2}, {2}, False)}, 1)
 @example({("x", "a"): (None, set(range(2**16 + 1)), False), ("x", "b"): ({1}, {1}, False)}, 1)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_equals_its_model(
     tmp_path_factory: pytest.TempPathFactory,
     model: dict[tuple[str, str], tuple[set[int] | None, set[int], bool]],

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from daemon.clock import SystemClock
 from daemon.scheduling import poll_threads
 from daemon.scheduling.poll_threads import PollThreads
+from tests.kit.examples import examples
 from tests.kit.servers import wait_until
 
 THREADS_MAX = 4
@@ -152,7 +153,7 @@ def test_nothing_begins_after_the_shutdown(threads: PollThreads) -> None:
     assert not late.done()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     tasks=st.lists(st.tuples(st.sampled_from([0.0, 0.001, 0.01]), st.booleans()), max_size=40),
     idle_max_s=st.sampled_from([0.0005, 0.002, 60.0]),

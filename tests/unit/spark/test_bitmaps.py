@@ -17,6 +17,7 @@ from daemon.delta.deletion_vector import FIRST_DV_OFFSET, FRAME_BYTES, DvFile, f
 from daemon.delta.position_set import as_bitmap, encode_positions
 from daemon.spark.bitmaps import BITMAPS, DataFileRows, NewVector, _WriteTask, decode_bitmap, join_words
 from daemon.storage import FileIOStorage
+from tests.kit.examples import examples
 
 WORDS = pa.schema([("file", pa.string()), ("word", pa.int64()), ("bits", pa.int64())])
 # Near each other, around the bounds of words and of 32 bits, and anywhere.
@@ -37,7 +38,7 @@ def cut(rows: Sequence[dict[str, Any]], schema: pa.Schema, cuts: Sequence[float]
     return [pa.RecordBatch.from_pylist(list(rows[start:end]), schema) for start, end in bounds]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.dictionaries(st.sampled_from(["a", "b", "b%20", "é"]), SETS), CUTS)
 def test_words_become_bitmaps(expected: dict[str, set[int]], cuts: list[float]) -> None:
     """A row for each file, in order; the words of a file may come in any number of batches."""
@@ -79,7 +80,7 @@ def deletions(draw: st.DrawFn) -> Deletion:
     return Deletion(max(older | newer) + 1 + rows_left, older, newer)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.lists(deletions(), max_size=12), st.integers(1, 4), st.integers(-10, 10), CUTS)
 def test_vectors_share_files_up_to_a_size(made: list[Deletion], fitting: int, spare: int, cuts: list[float]) -> None:
     """Each descriptor leads to all deleted rows of its file, and no `.bin` file could have taken another vector."""

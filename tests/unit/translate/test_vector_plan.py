@@ -31,6 +31,7 @@ from daemon.translate.vector_plan import (
     puffin_tasks,
 )
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason
+from tests.kit.examples import examples
 from tests.unit.translate.test_plan import ROWS, add, change, dv, live_file, metrics_of, table_schema
 
 TABLE = table_schema()
@@ -202,7 +203,7 @@ step = st.dictionaries(
 
 
 @given(st.lists(step, max_size=12))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_no_reader_deletes_too_much_or_too_little(steps: list[dict[str, set[int] | None]]) -> None:
     """Each step gives data files new deletions, or (None) removes or adds them.
 

@@ -1,0 +1,506 @@
+"""What only a database has to show: SQLite and PostgreSQL with threads, crashes, migrations and leases."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from msgspec.structs import replace
+from sqlalchemy import create_engine
+
+from state.migration import MIGRATIONS
+from state.records import (
+    FileKind,
+    FileStatus,
+    Intent,
+    Lease,
+    OrphanReason,
+    SyncRun,
+    TableError,
+    WrittenFile,
+)
+from state.sql.database import REVISION
+from state.sql.models import METADATA
+from state.sql.store import WRITE_BATCH_MAX, SqlStateStore
+from state.store import LeaseLost, StateStore, StateUnavailable
+from tests.kit.servers import Server
+from tests.kit.states import (
+    PAUSE,
+    admin,
+    delete_file,
+    deletion_vector,
+    fill,
+    live_file,
+    observe,
+    open_intent,
+    orphan_paths,
+    outcome,
+    write_verbs,
+)
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+# --- many threads ---
+
+
+def test_threads_do_not_lose_each_others_work(store: StateStore, table_id: int) -> None:
+    """Verbs of many threads, on one table and on many, all take effect, and readers see whole verbs only."""
+    threads, rounds = 6, 8
+
+    def work(number: int) -> list[int]:
+        own = store.open_table(f"t{number % 2}", "s3://delta/t", "t").id
+        seen = []
+        for turn in range(rounds):
+            pair = (live_file(f"{number}-{turn}-x"), live_file(f"{number}-{turn}-y"))
+            store.record_synced(None, outcome(table_id, 1, added_files=pair), at_ms=1)
+            open_intent(store, own, 1 + number * rounds + turn)
+            seen.append(store.count(table_id).live_data_files)
+        return seen
+
+    with ThreadPoolExecutor(threads) as pool:
+        counts = [count for seen in pool.map(work, range(threads)) for count in seen]
+
+    assert store.count(table_id).live_data_files == 2 * threads * rounds
+    assert [count % 2 for count in counts] == [0] * len(counts)
+    tables = {table.name: table.id for table in store.list_tables()}
+    assert sorted(tables) == ["orders", "t0", "t1"]
+    opened = [store.find_open_intents(tables[name]) for name in ("t0", "t1")]
+    assert [len(intents) for intents in opened] == [threads // 2 * rounds] * 2
+
+
+def test_long_write_is_waited_for(database_path: Path) -> None:
+    """While one verb writes, other writers queue however short the busy timeout is, and readers go on."""
+    with closing(SqlStateStore.open(f"sqlite:///{database_path}?timeout=0.01")) as store, ThreadPoolExecutor(1) as pool:
+        table_id = fill(store)
+        with store._database.write() as connection:
+            connection.exec_driver_sql("DELETE FROM data_files")
+            queued = pool.submit(store.record_run, SyncRun(table_id, 1, 1, "advanced"))
+            assert wait([queued], timeout=0.1).done == set()
+            assert list(store.find_live_files(table_id, ["a"])) == ["a"]
+        queued.result(timeout=5)
+        assert list(store.find_live_files(table_id, ["a"])) == []
+        assert len(store.list_runs(table_id, runs_max=9)) == 1
+
+
+# --- the database file ---
+
+
+def test_reopened_database_remembers(database_path: Path) -> None:
+    """What was recorded is there when the file is opened again, and the folder of the file is made."""
+    paths = ["a", "b", "d1", "d2"]
+    with closing(SqlStateStore.open(f"sqlite:///{database_path}")) as store:
+        table_id = store.open_table("orders", "s3://delta/orders", "sales.orders").id
+        files = (live_file("a", dv=deletion_vector("x")), live_file("b"))
+        store.record_synced(
+            None, outcome(table_id, 1, added_files=files, added_delete_files=(delete_file("d1", "a"),)), at_ms=1
+        )
+        open_intent(store, table_id, 2**62)
+        store.record_pending(2**62, {FileKind.DELETE_FILE: ["d2"]})
+        store.record_prepared(2**62, outcome(table_id, 2, removed_files=("b",)))
+        store.record_failure(table_id, TableError("Retryable", "away", "Wait.", 1, 2, 3, False))
+        store.record_run(SyncRun(table_id, 1, 2, "advanced"))
+        before = observe(store, table_id, paths)
+    with closing(SqlStateStore.open(f"sqlite:///{database_path}")) as store:
+        assert observe(store, table_id, paths) == before
+
+
+def test_sqlite_is_durable_and_checks_references(sql_store: SqlStateStore) -> None:
+    """Every connection has the write-ahead log, full synchronisation, foreign keys and a bounded wait."""
+    with sql_store._database.read() as connection:
+        pragmas = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        }
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5_000}
+
+
+def test_models_and_migrations_agree(sql_store: SqlStateStore) -> None:
+    """The migrated schema is the schema of the models."""
+    with sql_store._database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+
+
+def test_the_newest_migration_is_the_one_that_is_looked_for(sql_store: SqlStateStore) -> None:
+    """Alembic leaves a database at the revision that opening one takes for the newest."""
+    with sql_store._database.read() as connection:
+        assert MigrationContext.configure(connection).get_current_heads() == (REVISION,)
+
+
+FIRST_SCHEMA_ROWS = """
+INSERT INTO tables (id, name, source, target, paused, must_compare, snapshot_id, synced_version) VALUES
+    (1, 'orders', 'source', 'target', true, false, 11, 1), (2, 'stock', 'source2', 'target2', false, false, NULL, NULL);
+INSERT INTO intents (id, table_id, to_version, created_at_ms, status) VALUES (11, 1, 1, 50, 'open');
+INSERT INTO metadata_files (id, table_id, path, kind, status, reason, orphaned_at_ms, intent_id) VALUES
+    (1, 1, 'm-live', 'manifest', 'live', NULL, NULL, NULL),
+    (2, 1, 'm-orphaned', 'manifest', 'orphaned', 'commit-failed', 70, 11),
+    (3, 1, 'snap-pending', 'manifest-list', 'pending', NULL, NULL, 11);
+INSERT INTO data_files (id, table_id, path, record_count, size_bytes, spec_id, manifest_id) VALUES
+    (1, 1, 'a', 100, 5000, 0, 1),
+    (2, 1, 'b', 100, 5000, 0, 1);
+INSERT INTO delete_files
+    (id, table_id, path, status, reason, orphaned_at_ms, intent_id, size_bytes, positions, spec_id, manifest_id) VALUES
+    (1, 1, 'd-live', 'live', NULL, NULL, 11, 900, 4, 0, 1),
+    (2, 1, 'd-orphaned', 'orphaned', 'dv-shrunk', 60, NULL, 800, 4, 0, NULL);
+INSERT INTO dv_mappings (delete_file_id, data_file_id, dv_unique_id, positions) VALUES
+    (1, 1, 'u-of-a', 2),
+    (1, 2, 'u-of-b', 2);
+INSERT INTO sync_runs (table_id, started_at_ms, duration_ms, outcome, data_files_added, data_files_removed,
+    delete_files_added, positions_added) VALUES (1, 40, 5, 'advanced', 2, 0, 1, 4);
+"""
+
+
+def test_first_schema_is_upgraded(tmp_path: Path) -> None:
+    """Opening a database of the first schema loses no row, and files have their status since what was known of it."""
+    url = f"sqlite:///{tmp_path / 'dvsync.db'}"
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+    engine.dispose()
+    with closing(sqlite3.connect(tmp_path / "dvsync.db")) as raw, raw:
+        raw.executescript(FIRST_SCHEMA_ROWS)
+
+    opened_at_ms = time.time_ns() // 1_000_000
+    with closing(SqlStateStore.open(url)) as store:
+        orders, stock = store.list_tables()
+        assert (orders.must_compare, stock.must_compare) == (True, False), "the URIs of live files are unknown"
+        assert stock.pause is None
+        assert orders.pause is not None
+        assert (orders.pause.since_ms >= opened_at_ms, orders.pause.until_ms) == (True, None)
+        table_id = orders.id
+        written = store.list_written(table_id, FileStatus)
+        (live_manifest,) = (file for file in written if file.path == "m-live")
+        assert written == [
+            WrittenFile("d-live", FileKind.DELETE_FILE, FileStatus.LIVE, 50, None, 900),
+            WrittenFile("snap-pending", FileKind.MANIFEST_LIST, FileStatus.PENDING, 50),
+            WrittenFile("d-orphaned", FileKind.DELETE_FILE, FileStatus.ORPHANED, 60, OrphanReason.DV_SHRUNK, 800),
+            WrittenFile("m-orphaned", FileKind.MANIFEST, FileStatus.ORPHANED, 70, OrphanReason.COMMIT_FAILED),
+            WrittenFile("m-live", FileKind.MANIFEST, FileStatus.LIVE, live_manifest.since_ms),
+        ]
+        assert live_manifest.since_ms >= opened_at_ms
+        assert store.claim_share(2) == 1, "the daemon that was alone becomes the first share"
+        assert store.list_tables()[0].snapshot_id is None, "what is remembered is read anew"
+        assert list(store.read_live_files(table_id)) == [
+            replace(live_file(path, manifest="m-live"), partition=()) for path in "ab"
+        ]
+        assert store.find_delete_files(table_id, ["a"]) == [delete_file("d-live", "a", "b", manifest="m-live")]
+        assert [intent.id for intent, _ in store.find_open_intents(table_id)] == [11]
+        assert len(store.list_runs(table_id, runs_max=9)) == 1
+        store.record_abandoned(11, OrphanReason.COMMIT_FAILED, at_ms=80)
+        assert orphan_paths(store, table_id) == ["d-orphaned", "m-orphaned", "snap-pending"]
+        with store._database.read() as connection:
+            assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
+
+
+def test_newer_database_is_refused(database_path: Path) -> None:
+    """A database that a newer dvsync has migrated is refused, and left as it is."""
+    SqlStateStore.open(f"sqlite:///{database_path}").close()
+    with closing(sqlite3.connect(database_path)) as raw, raw:
+        raw.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StateUnavailable, match=r"dvsync\.db was written by a newer dvsync.*9999"):
+        SqlStateStore.open(f"sqlite:///{database_path}")
+    with closing(sqlite3.connect(database_path)) as raw:
+        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [("9999",)]
+
+
+def test_file_that_is_no_database(tmp_path: Path) -> None:
+    """A file that is not a database, and a folder that cannot be made, are told as such."""
+    (tmp_path / "notes.db").write_text("these are notes, and more of them than a header takes\n" * 40)
+    with pytest.raises(StateUnavailable, match=r"notes\.db is not usable: file is not a database"):
+        SqlStateStore.open(f"sqlite:///{tmp_path / 'notes.db'}")
+    with pytest.raises(StateUnavailable, match="cannot be opened"):
+        SqlStateStore.open(f"sqlite:///{tmp_path / 'notes.db' / 'dvsync.db'}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hunter2",
+        "postgresql://me:hunter2@host:hunter2/db",
+        "nosuchdb://me:hunter2@host/db",
+        "sqlite://me:hunter2@/db",
+        "sqlite:////proc/hunter2/x.db?password=hunter2",
+    ],
+)
+def test_no_password_in_messages(url: str) -> None:
+    """A URL that cannot be used is StateUnavailable, and no password in it is shown."""
+    with pytest.raises(StateUnavailable) as raised:
+        SqlStateStore.open(url)
+    assert "hunter2@" not in str(raised.value) and "password" not in str(raised.value)
+
+
+# --- PostgreSQL ---
+
+
+def test_postgresql_has_the_schema_of_the_models(postgresql_url: str) -> None:
+    """Migrated from nothing, it has what the models say: 64-bit numbers, bytes, and no type by accident."""
+    with closing(SqlStateStore.open(postgresql_url)) as store, store._database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+        types: dict[str, str] = dict(
+            connection.exec_driver_sql(
+                "SELECT column_name, data_type FROM information_schema.columns"
+                " WHERE table_schema = current_schema() AND table_name IN ('intents', 'data_files')"
+            ).all()
+        )
+    assert (types["id"], types["payload"], types["dv_offset"], types["path"]) == ("bigint", "bytea", "bigint", "text")
+
+
+def test_postgresql_is_upgraded_from_the_first_schema(empty_postgresql_url: str) -> None:
+    """The second migration finds rows there, as on SQLite."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with admin(empty_postgresql_url) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for statement in FIRST_SCHEMA_ROWS.split(";\n"):
+            connection.exec_driver_sql(statement)
+    with closing(SqlStateStore.open(empty_postgresql_url)) as store:
+        assert [record.pause is None for record in store.list_tables()] == [False, True]
+        since = {file.path: file.since_ms for file in store.list_written(1, FileStatus) if file.path != "m-live"}
+        assert since == {"m-orphaned": 70, "snap-pending": 50, "d-live": 50, "d-orphaned": 60}
+        assert store.claim_share(2) == 1
+
+
+def test_readers_see_one_state_and_writers_queue(postgresql_url: str) -> None:
+    """As SQLite has it: a reader's transaction is of one moment, and two processes never write at the same time."""
+    with closing(SqlStateStore.open(postgresql_url)) as store, closing(SqlStateStore.open(postgresql_url)) as other:
+        table_id = fill(store)
+        count = "SELECT count(*) FROM sync_runs"
+        with store._database.read() as reading, ThreadPoolExecutor(1) as pool:
+            assert reading.exec_driver_sql(count).scalar_one() == 0
+            with store._database.write():
+                queued = pool.submit(other.record_run, SyncRun(table_id, 1, 1, "advanced"))
+                assert wait([queued], timeout=0.2).done == set()
+            queued.result(timeout=5)
+            assert reading.exec_driver_sql(count).scalar_one() == 0
+        assert len(store.list_runs(table_id, runs_max=9)) == 1
+
+
+def test_a_killed_server_is_told_and_found_again(server: Server, postgresql_url: str) -> None:
+    """While it is away each verb is StateUnavailable, without the password; then all goes on as it was."""
+    with closing(SqlStateStore.open(postgresql_url)) as store:
+        table_id = fill(store)
+        before = observe(store, table_id, ["a", "d"])
+        server.kill()
+        try:
+            for verb in (*write_verbs(store, table_id), lambda: observe(store, table_id, ["a", "d"])):
+                with pytest.raises(StateUnavailable, match=r"the state database postgresql.* is not usable") as raised:
+                    verb()
+                assert "hunter2" not in str(raised.value)
+            with pytest.raises(StateUnavailable):
+                SqlStateStore.open(postgresql_url)
+        finally:
+            server.start()
+        assert observe(store, table_id, ["a", "d"]) == before
+        for verb in write_verbs(store, table_id)[1:]:
+            verb()
+
+
+def test_locked_database(database_path: Path) -> None:
+    """While another process holds the write lock, every write is StateUnavailable and reads go on."""
+    with closing(SqlStateStore.open(f"sqlite:///{database_path}?timeout=0.01")) as store:
+        table_id = fill(store)
+        before = observe(store, table_id, ["a", "d"])
+        with closing(sqlite3.connect(database_path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for verb in write_verbs(store, table_id):
+                with pytest.raises(StateUnavailable, match=r"dvsync\.db is not usable: database is locked"):
+                    verb()
+            assert observe(store, table_id, ["a", "d"]) == before
+        assert observe(store, table_id, ["a", "d"]) == before
+        for verb in write_verbs(store, table_id)[1:]:
+            verb()
+
+
+def test_readonly_database(database_path: Path) -> None:
+    """A database that may only be read is read, and every write is StateUnavailable."""
+    with closing(SqlStateStore.open(f"sqlite:///{database_path}")) as store:
+        table_id = fill(store)
+        before = observe(store, table_id, ["a", "d"])
+    with closing(SqlStateStore.open(f"sqlite:///file:{database_path}?mode=ro&uri=true")) as store:
+        for verb in write_verbs(store, table_id):
+            with pytest.raises(StateUnavailable, match="readonly database"):
+                verb()
+        assert observe(store, table_id, ["a", "d"]) == before
+
+
+FAILING: list[tuple[str, Callable[[StateStore, int], None]]] = [
+    ("UPDATE ON tables", lambda store, id: store.record_synced(1, outcome(id, 2, removed_files=("a",)), at_ms=9)),
+    ("UPDATE ON tables", lambda store, id: store.record_rebuilt(outcome(id, 2), [live_file("b")], [], at_ms=9)),
+    ("UPDATE ON intents", lambda store, _: store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=9)),
+    (
+        "UPDATE ON metadata_files",
+        lambda store, id: store.record_unreferenced(id, ["lost", "orphaned"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=9),
+    ),
+    ("UPDATE ON metadata_files", lambda store, id: store.record_still_used(id, ["lost", "orphaned"], at_ms=9)),
+    ("UPDATE ON metadata_files", lambda store, id: store.record_sizes(id, {"d": 1, "orphaned": 1})),
+    ("UPDATE ON metadata_files", lambda store, id: store.record_deleted(id, ["lost", "orphaned"], at_ms=9)),
+    ("DELETE ON sync_runs", lambda store, id: store.forget_before(id, 9)),
+]
+
+
+@pytest.mark.parametrize(("statement", "verb"), FAILING)
+def test_damaged_table_fails_without_a_trace(
+    sql_store: SqlStateStore, statement: str, verb: Callable[[StateStore, int], None]
+) -> None:
+    """A verb whose last statement fails leaves nothing of the statements before it."""
+    table_id = fill(sql_store)
+    sql_store.record_pending(1, {FileKind.DELETE_FILE: ["pending"]})
+    sql_store.record_orphans(table_id, FileKind.DELETE_FILE, ["lost", "deleted"], OrphanReason.FOUND, at_ms=2)
+    sql_store.record_deleted(table_id, ["deleted"], at_ms=3)
+    sql_store.record_run(SyncRun(table_id, 3, 1, "advanced"))
+    with sql_store._database.write() as connection:
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER broken BEFORE {statement} BEGIN SELECT RAISE(ABORT, 'no space'); END"
+        )
+    before = observe(sql_store, table_id, ["a", "d"])
+    with pytest.raises(StateUnavailable, match="no space"):
+        verb(sql_store, table_id)
+    assert observe(sql_store, table_id, ["a", "d"]) == before
+
+
+def test_a_replacement_that_fails_half_way_is_repeated(sql_store: SqlStateStore) -> None:
+    table_id = fill(sql_store)
+    before = sql_store.list_tables()[0]
+    with sql_store._database.write() as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER broken BEFORE UPDATE ON metadata_files BEGIN SELECT RAISE(ABORT, 'no space'); END"
+        )
+    with pytest.raises(StateUnavailable, match="no space"):
+        sql_store.record_table_replaced(table_id, at_ms=9)
+    half = sql_store.list_tables()[0]
+    assert (half.snapshot_id, half.metadata_location) == (None, before.metadata_location)
+    with sql_store._database.write() as connection:
+        connection.exec_driver_sql("DROP TRIGGER broken")
+    sql_store.record_table_replaced(table_id, at_ms=9)
+    assert sql_store.list_tables()[0].metadata_location is None
+    assert not list(sql_store.read_live_files(table_id))
+    assert not sql_store.list_written(table_id, (FileStatus.PENDING, FileStatus.LIVE))
+
+
+CRASHING = """
+import os, sys
+from state.records import FileKind, Intent, LiveFile, Outcome
+from state.sql.store import WRITE_BATCH_MAX, SqlStateStore
+
+def outcome(version, **changes):
+    return Outcome(1, "delta-id", None, version, 1, 9, "v.json", **changes)
+
+def endless():
+    yield from (LiveFile(f"f{number}", 1, 1, 0, "m") for number in range(WRITE_BATCH_MAX + 1))
+    os._exit(9)
+
+store = SqlStateStore.open(sys.argv[1])
+steps = [
+    lambda: store.open_table("orders", "source", "target"),
+    lambda: store.record_intent(Intent(9, 1, None, 1, 1), {}),
+    lambda: store.record_pending(9, {FileKind.DELETE_FILE: ["d"]}),
+    lambda: store.record_prepared(9, outcome(1)),
+    lambda: store.record_synced(9, outcome(1, added_files=(LiveFile("a", 1, 1, 0, "m"),)), at_ms=1),
+    lambda: store.record_rebuilt(outcome(2), endless(), [], at_ms=2),
+]
+for step in steps[: int(sys.argv[2])]:
+    step()
+os._exit(9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "open_intents", "synced_version", "live_files"),
+    [(4, 1, None, 0), (5, 0, 1, 1), (6, 0, 2, WRITE_BATCH_MAX)],
+    ids=["outcome prepared", "synced", "half rebuilt"],
+)
+def test_killed_process_leaves_a_consistent_file(
+    database_path: Path, steps: int, open_intents: int, synced_version: int | None, live_files: int
+) -> None:
+    """A process that dies leaves the verbs that returned, whole, and nothing of the one it was in.
+
+    But for a rebuild: its table has no snapshot then, and is rebuilt again.
+    """
+    url = f"sqlite:///{database_path}"
+    killed = subprocess.run([sys.executable, "-c", CRASHING, url, str(steps)], cwd=REPOSITORY, check=False)
+    assert killed.returncode == 9
+    with closing(sqlite3.connect(database_path)) as raw:
+        assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
+    with closing(SqlStateStore.open(url)) as store:
+        assert len(store.find_open_intents(1)) == open_intents
+        assert store.list_tables()[0].synced_version == synced_version
+        assert store.list_tables()[0].snapshot_id == (9 if steps == 5 else None)
+        assert store.count(1).live_data_files == live_files
+        for intent, _ in store.find_open_intents(1):
+            store.record_abandoned(intent.id, OrphanReason.COMMIT_FAILED, at_ms=3)
+        assert orphan_paths(store, 1) == (["d"] if steps == 4 else [])
+
+
+# --- the lease, and the share ---
+
+
+def test_the_first_share_that_opens_a_database_keeps_it(store: StateStore) -> None:
+    assert store.claim_share(2) == 2
+    assert store.claim_share(1) == 2
+
+
+def test_a_lease_is_taken_as_it_was_seen_renewed_and_given_back(store: StateStore) -> None:
+    """Each holder has a token of its own, each sign of life another number; what has changed since cannot be taken."""
+    free = store.read_lease()
+    assert free == Lease(token=0, holder=None)
+    assert store.take_lease(free, "one", has_lock=True)
+    assert store.read_lease() == Lease(token=1, holder="one", has_lock=True)
+    assert not store.take_lease(free, "two", has_lock=False)
+    store.renew_lease(has_lock=False)
+    store.check_lease()
+    assert store.read_lease() == Lease(token=1, holder="one", renewals=1)
+    assert not store.take_lease(Lease(token=1, holder="one", has_lock=True), "two", has_lock=False), "it was renewed"
+    store.give_back_lease()
+    assert store.read_lease() == Lease(token=1, holder=None, renewals=2)
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_who_has_lost_the_lease_writes_nothing_any_more(
+    request: pytest.FixtureRequest, database_path: Path, database: str
+) -> None:
+    """Every verb that writes is refused; reading goes on, and a store that never had the lease writes as a person."""
+    url = request.getfixturevalue("postgresql_url") if database == "postgresql" else f"sqlite:///{database_path}"
+    with closing(SqlStateStore.open(url)) as sql_store:
+        lose_the_lease(sql_store, url)
+
+
+def lose_the_lease(sql_store: SqlStateStore, url: str) -> None:
+    record = sql_store.open_table("t", "file:///d/t", "lake.t")
+    assert sql_store.take_lease(sql_store.read_lease(), "one", has_lock=False)
+    intent = Intent(id=7, table_id=record.id, from_version=None, to_version=0, created_at_ms=1)
+    sql_store.record_intent(intent, {})
+    with closing(SqlStateStore.open(url)) as other:
+        assert other.take_lease(other.read_lease(), "two", has_lock=False)
+        writes: list[Callable[[], object]] = [
+            lambda: sql_store.record_pending(7, {FileKind.DELETE_FILE: ["s3://x/d"]}),
+            lambda: sql_store.record_abandoned(7, OrphanReason.COMMIT_FAILED, at_ms=1),
+            lambda: sql_store.record_pause(record.id, PAUSE),
+            lambda: sql_store.open_table("t", "file:///d/other", "lake.t"),
+            sql_store.check_lease,
+            sql_store.give_back_lease,
+            lambda: sql_store.renew_lease(has_lock=False),
+        ]
+        for write in writes:
+            with pytest.raises(LeaseLost, match="taken over by two"):
+                write()
+        assert sql_store.find_open_intents(record.id) == [(intent, None)]
+        other.give_back_lease()
+        with closing(SqlStateStore.open(url)) as person:
+            person.record_pause(record.id, PAUSE)
+        assert sql_store.list_tables()[0].pause
