@@ -55,6 +55,8 @@ DELTA_FEATURES = "dvsync.delta.features-used"
 DELTA_ROW_IDS = "dvsync.delta.row-id-column"
 # The physical names of `TableSchema.filled`, as JSON.
 DELTA_FILLED = "dvsync.delta.filled-columns"
+# `TableSchema.collated`, as JSON.
+COLLATED_IDS = "dvsync.delta.collated-field-ids"
 # `TableSchema.hidden_ids`, as JSON. They are kept, as the columns' names in the name mapping: snapshots show the files.
 HIDDEN_IDS = "dvsync.delta.hidden-field-ids"
 # `TableSchema.needs_ids`, if it ever was true.
@@ -129,6 +131,7 @@ def shape_of(table: Table, settings: TableSettings) -> Shape:
         filled=frozenset(msgspec.json.decode(table.properties.get(DELTA_FILLED, "[]"), type=list[str])),
         hidden_ids=_hidden_ids(table),
         needs_ids=table.properties.get(NEEDS_IDS) == "true",
+        collated=frozenset(msgspec.json.decode(table.properties.get(COLLATED_IDS, "[]"), type=list[int])),
     )
     return _shape(schema, settings, table.properties, table.properties.get(RETENTION_MS), row_id_column_of(table))
 
@@ -338,6 +341,7 @@ def _shape(
         has_row_ids=has_row_ids,
     )
     filled = msgspec.json.encode(sorted(schema.filled)).decode()
+    collated = msgspec.json.encode(sorted(schema.collated)).decode()
     granularity = settings.delete_granularity or properties.get(DELETE_GRANULARITY, "")
     granularity = granularity if granularity in ("file", "partition") else "file"
     defaults = {} if properties else METADATA_PROPERTIES
@@ -355,6 +359,7 @@ def _shape(
             **({RETENTION_MS: retention_ms} if retention_ms else {}),
             **({DELTA_ROW_IDS: row_ids} if row_ids or DELTA_ROW_IDS in properties else {}),
             **({DELTA_FILLED: filled} if schema.filled or DELTA_FILLED in properties else {}),
+            **({COLLATED_IDS: collated} if schema.collated or COLLATED_IDS in properties else {}),
             **({NEEDS_IDS: str(schema.needs_ids).lower()} if schema.needs_ids or NEEDS_IDS in properties else {}),
         },
     )

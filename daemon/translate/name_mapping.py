@@ -1,4 +1,7 @@
-"""The name mapping, which gives Iceberg's field ids to columns of files without ids. It survives schema changes."""
+"""The name mapping, which gives Iceberg's field ids to columns of files without ids. It survives schema changes.
+
+A field has no name if Iceberg's Java library gave the name to a new column. `with_former` drops such fields.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def find_renumbered(old: Iterable[MappedField], new: Iterable[MappedField], pare
     When column mapping is switched on, Delta assigns new ids to the columns of existing files. The metrics and
     partition values of live files would then belong to other columns.
     """
-    before = {field.names[0]: field for field in old if (field.field_id or 0) < HIDDEN_ID_START}
+    before = {field.names[0]: field for field in old if field.names and (field.field_id or 0) < HIDDEN_ID_START}
     for field in new:
         known = before.get(field.names[0])
         if known is None:
@@ -100,8 +103,9 @@ def with_former(fields: Iterable[MappedField], former: Sequence[MappedField], id
     called: set[str] = set()
     for field in former:
         is_free = called.isdisjoint(field.names) and all(name.lower() in by_name for name in field.names)
-        if is_free and not any(field_id in ids for field_id in mapped_ids([field])):
-            mapped.append(field)
+        if field.names and is_free and not any(field_id in ids for field_id in mapped_ids([field])):
+            inner = with_former((), field.fields, ids)
+            mapped.append(MappedField(field_id=field.field_id, names=field.names, fields=inner))
             called.update(field.names)
     return mapped
 
@@ -117,7 +121,7 @@ def mapped_ids(fields: Iterable[MappedField]) -> Iterator[int]:
 def first_names(fields: Iterable[MappedField]) -> Iterator[tuple[int, str]]:
     """Yield the field ids at all levels, each with its first name: the physical one of a column."""
     for field in fields:
-        if field.field_id is not None:
+        if field.field_id is not None and field.names:
             yield field.field_id, field.names[0]
         yield from first_names(field.fields)
 

@@ -147,7 +147,7 @@ class TableSchema:
     @cached_property
     def physical_names(self) -> Mapping[int, str]:
         """Field id -> physical name of the top-level columns."""
-        return {mapped.field_id: mapped.names[0] for mapped in self.name_mapping if mapped.field_id is not None}
+        return {each.field_id: each.names[0] for each in self.name_mapping if each.names and each.field_id is not None}
 
     @cached_property
     def field_ids(self) -> Mapping[str, int]:
@@ -419,6 +419,16 @@ class _Translation:
     def struct_fields(
         self, struct: dict[str, Any], previous: StructType | None, path: tuple[str, ...]
     ) -> tuple[NestedField, ...]:
+        first: dict[str, str] = {}
+        for name in (field["name"] for field in struct["fields"]):
+            if (other := first.get(name.lower())) is not None:
+                columns = " and ".join(".".join((*path, each)) for each in (other, name))
+                raise CorruptInput(
+                    f"columns {columns} have one name, because Delta ignores case: Delta on Spark refuses the table",
+                    hint="Rename or drop one of them with the program that wrote the metaData action; dvsync then goes "
+                    "on by itself.",
+                )
+            first[name.lower()] = name
         before = _Before.of(previous)
         return tuple(self._field(field, before, path) for field in struct["fields"])
 

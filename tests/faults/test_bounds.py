@@ -129,6 +129,30 @@ def test_wide_bounds_of_all_rows_are_kept(bench: Bench, table: HandmadeTable) ->
     assert bounds(bench) == {(0, 9)}
 
 
+def test_collated_columns_never_have_bounds(
+    bench: Bench, table: HandmadeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a commit without a metaData. Where an older dvsync took some, verify tells, and a resync mends it."""
+    columns = [("id", "long"), ("part", "string"), ("value", "string collate UTF8_LCASE")]
+    table.commit([{"metaData": table.metadata(columns)}])
+    bench.sync()
+    ends = {"minValues": {"value": "a"}, "maxValues": {"value": "c"}}
+
+    def append() -> None:
+        path = table.write_file([(1, "", "a"), (2, "", "B"), (3, "", "c")])
+        table.commit([added(table, path, {"numRecords": 3, **ends})])
+        bench.sync()
+
+    append()
+    assert find_ids(bench, "value = 'B'") == [2]
+    with monkeypatch.context() as patched:
+        patched.setattr("daemon.translate.definition.COLLATED_IDS", "nowhere")
+        append()
+    assert faults(bench) == {Fault.BOUNDS: 1}
+    bench.sync(full=True)
+    assert (faults(bench), find_ids(bench, "value = 'B'")) == ({}, [2, 2])
+
+
 def test_verify_sees_bounds_that_rows_exceed(bench: Bench, table: HandmadeTable) -> None:
     """Of deleted rows nothing is asked: when they come back, the file has other metrics."""
     path = table.write_file(ROWS)

@@ -27,7 +27,7 @@ import pytest
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.types import StringType
 
-from daemon.errors import TargetChanged, Unsupported
+from daemon.errors import CorruptInput, TargetChanged, Unsupported
 from daemon.iceberg.catalogs import Catalogs
 from daemon.pipeline import inspection
 from daemon.translate import calendar, file_schema
@@ -459,6 +459,28 @@ def test_a_resync_keeps_the_names_of_older_snapshots(tmp_path: Path) -> None:
     bench.close()
 
 
+@pytest.mark.parametrize("mode", ["none", "name"])
+def test_a_resync_after_somebody_took_names(tmp_path: Path, mode: str) -> None:
+    """Spark's DROP COLUMN and ADD COLUMN leave fields without names in the name mapping: none of them is kept."""
+    source = Source(tmp_path / "delta", Case({"x": TEXTS}, [column("y", "string")], mode=mode))
+    source.commit_schema(is_new=False)
+    source.commit_file()
+    bench = Bench(tmp_path / "dvsync", source.table.location)
+    bench.sync()
+    with bench.iceberg().transaction() as transaction:
+        ids = json.loads(bench.iceberg().properties[NAME_MAPPING])
+        taken = [{**each, "names": []} for each in ids]
+        new = [{**each, "field-id": number} for number, each in enumerate(ids, 11)]
+        transaction.set_properties({NAME_MAPPING: json.dumps([*taken, *new])})
+    bench.sync(full=True)
+    assert read(bench) == ROWS
+    assert all(each.names for each in bench.iceberg().name_mapping())
+    source.commit_schema(is_new=True)
+    bench.sync()
+    assert read(bench) == [(*row, None) for row in ROWS]
+    bench.close()
+
+
 def test_a_dropped_column_comes_back(tmp_path: Path) -> None:
     """Without column mapping, older files still have it: shown where the type fits, refused where it does not."""
     source = Source(tmp_path / "delta", Case({"x": NUMBERS}))
@@ -509,6 +531,23 @@ def test_a_partition_column_of_another_case(tmp_path: Path) -> None:
     bench.sync(full=True)
     assert read(bench) == [(number, None, value) for number, _, value in ROWS]
     bench.close()
+
+
+def test_columns_of_one_name(source: Source, bench: Bench, tmp_path: Path) -> None:
+    """Iceberg keeps every schema, so none has two columns for one of Delta; a table without them is followed again."""
+    add_column(source, "VALUE")
+    first = Bench(tmp_path / "first", source.table.location)
+    for each in (bench, first):
+        with pytest.raises(CorruptInput, match="columns value and VALUE have one name") as refused:
+            each.sync()
+        assert refused.value.hint.endswith("dvsync then goes on by itself.")
+    source.table.commit([{"metaData": source.table.metadata()}])
+    # As the daemon does at a newer version.
+    bench.follower.compare("there is a newer version")
+    for each in (bench, first):
+        each.sync()
+        assert (read(each), len(each.iceberg().schemas())) == (ROWS, 1)
+    first.close()
 
 
 def test_the_command_refuses_and_goes_on(tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_a_reference_is_neither_emptied_nor_dropped(
     REFERENCES[kind](bench, held)
     table.overwrite(LONGS, {"id": 7, "part": "q", "value": 70})
     files = sorted(bench.folder.rglob("*"))
-    with pytest.raises(Unsupported, match=rf"column value .* kept by {kind} audit \(snapshot {held}\)") as caught:
+    with pytest.raises(Unsupported, match=rf"column value .* held by {kind} audit \(snapshot {held}\)") as caught:
         bench.follower.sync(full=full)
     assert "dvsync resume t" in caught.value.hint
     assert shown(bench) == before

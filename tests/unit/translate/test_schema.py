@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,7 +34,8 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.name_mapping import HIDDEN_ID_START, find_lost
+from daemon.translate.file_schema import may_reach_files
+from daemon.translate.name_mapping import HIDDEN_ID_START, find_lost, first_names
 from daemon.translate.schema import NESTED_IDS, NESTING_MAX, TableSchema, translate_schema
 
 Field = dict[str, Any]
@@ -392,6 +395,20 @@ def test_a_name_that_is_free_again_is_another_name_of_the_column() -> None:
     assert set(find_lost(former, table.name_mapping)) == {HIDDEN_ID_START + 1, HIDDEN_ID_START + 2}
 
 
+def test_fields_without_names_are_passed_over() -> None:
+    """Iceberg's Java library leaves them where a new column takes a name; dvsync may have kept some."""
+    first = translate_schema(metadata(column("a", "long")))
+    unnamed = MappedField(field_id=HIDDEN_ID_START + 2, names=[], fields=[])
+    inside = MappedField(field_id=HIDDEN_ID_START + 1, names=["s"], fields=[unnamed])
+    before = replace(first, name_mapping=NameMapping([unnamed, *first.name_mapping, inside]))
+    names = {1: "a", HIDDEN_ID_START + 1: "s"}
+    assert before.physical_names == dict(first_names(before.name_mapping)) == names
+    after = evolve(before, metadata(mapped("a", "long", 1, "a"), mapped("b", "long", 2), mode="name", highest=2))
+    assert after.replaced == ()
+    assert mapped_names(after.name_mapping) == {1: ("a", {}), 2: ("col-2", {}), HIDDEN_ID_START + 1: ("s", {})}
+    assert not may_reach_files(before, after)
+
+
 def name_mapping(names: Field) -> NameMapping:
     return NameMapping(mapped_fields(names))
 
@@ -613,6 +630,35 @@ def test_two_columns_of_one_full_name_are_refused() -> None:
     """Iceberg tells columns by their full names: `a.b` and the field `b` of `a` are one."""
     with pytest.raises(Unsupported, match=r"two columns have one full name in Iceberg: .*a\.b"):
         translate_schema(metadata(column("a.b", "long"), column("a", struct(column("b", "long")))))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "place"),
+    [
+        (lambda kind: kind, "s"),
+        (lambda kind: struct(column("t", kind)), "s.t"),
+        (array, "s.element"),
+        (lambda kind: mapping(kind, "long"), "s.key"),
+        (lambda kind: mapping("long", array(kind)), "s.value.element"),
+    ],
+)
+@pytest.mark.parametrize("name", ["x", "X"])
+def test_two_columns_of_one_name_are_refused(wrap: Any, place: str, name: str) -> None:
+    """Delta ignores case, at every level: the second one is not the former column, and no new one either."""
+    known = column("x", "long")
+    first = translate_schema(metadata(known, column("s", wrap(struct(known)))))
+    after = metadata(known, column("s", wrap(struct(known, column(name, "long")))))
+    for translate in (translate_schema, partial(evolve, first)):
+        with pytest.raises(CorruptInput, match=f"columns {place}.x and {place}.{name} have one name, because Delta"):
+            translate(after)
+
+
+@pytest.mark.parametrize("names", ["aA", "Ää"])
+def test_logical_names_are_those_that_count(names: str) -> None:
+    """Under column mapping the names in the files differ."""
+    fields = [mapped(name, "long", number) for number, name in enumerate(names, 1)]
+    with pytest.raises(CorruptInput, match=f"columns {names[0]} and {names[1]} have one name"):
+        translate_schema(metadata(*fields, mode="name", highest=9))
 
 
 def test_elements_with_ids_of_iceberg_compat_are_taken() -> None:
