@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,8 +52,9 @@ ARROW = pa.schema([("id", pa.int64()), ("part", pa.string()), ("value", pa.strin
 ARROW_TYPES = {"string": pa.string(), "integer": pa.int32(), "long": pa.int64()}
 
 
-# A recorded test seeds it, so that its names are those that Spark met.
+# A recorded test seeds it, so that its names are those that Spark met. No two processes give the same.
 RANDOM = Random()
+os.register_at_fork(after_in_child=RANDOM.seed)
 
 
 def new_uuid() -> UUID:
