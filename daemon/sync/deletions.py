@@ -134,8 +134,10 @@ def _begin(context: TableContext, transaction: Transaction, plan: SyncPlan) -> t
     transaction.begin({FileKind.DELETE_FILE: [task.output_path for task in plan.tasks]})
     with context.step("translate"):
         plan, results = _write(context, transaction, plan)
+    restored = [plan.change.dv_changed[path] for path in sorted(restored_files(plan, results))]
+    if not restored:
+        return plan, results
     with context.step("inspect"):
-        restored = [plan.change.dv_changed[path] for path in sorted(restored_files(plan, results))]
         inspection = context.runner.inspect_data_files(restored, plan.table, context.storage, context.properties)
     return replace(plan, metrics={**plan.metrics, **inspection.metrics}), results
 
