@@ -32,7 +32,7 @@ from daemon.verify.verifier import Verifier
 from tests.kit.handmade import Bench
 from tests.kit.readers import assert_readers_agree, read_delta
 from tests.kit.servers import ObjectStore, wait_until
-from tests.kit.spark_session import CONF
+from tests.kit.spark_session import conf
 
 DAY_S = 86_400.0
 DV_TABLE = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
@@ -247,7 +247,7 @@ def test_credentials_from_a_file_and_from_the_environment(s3_spark, store, tmp_p
         "log": {"level": "debug", "format": "json"},
         "health": {"port": 0},
         "pipeline": {"engine": "spark"},
-        "spark": {"master": "local[1]", "conf": {**CONF, "spark.driver.memory": "1g"}},
+        "spark": {"master": "local[1]", "conf": {**conf(), "spark.driver.memory": "1g"}},
         "tables": [
             {"source": "s3://lake/daemon", "target": "sales.own", "catalog": "own"},
             {"source": "s3a://chain/t", "target": "sales.chain", "catalog": "chain"},

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 from pyiceberg.table import Table
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from daemon import errors
 from daemon.cli.commands import app
@@ -128,9 +128,14 @@ class Service:
         def is_taken_up() -> bool:
             return self._reloads() > reloads and self._followed() == self.tables.keys()
 
+        def is_forgotten() -> bool:
+            return self._run("forget", *self._left).exit_code == 0
+
         self.wait(is_taken_up, "the reload")
-        while self._left:
-            self.command("forget", self._left.pop())
+        if self._left:
+            # The daemon says a moment later which tables it has.
+            self.wait(is_forgotten, "tables to be forgotten")
+            self._left.clear()
 
     def _followed(self) -> set[str]:
         return {name for name, status in self.daemon.tables().items() if status["state"] != "gone"}
@@ -157,9 +162,12 @@ class Service:
 
     def command(self, *arguments: str) -> str:
         """What a command of dvsync prints, beside the daemon. AssertionError when it fails."""
-        result = CliRunner().invoke(app, [*arguments, "--config", str(self._config)])
+        result = self._run(*arguments)
         assert result.exit_code == 0, result.output
         return result.output
+
+    def _run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(app, [*arguments, "--config", str(self._config)])
 
     def lines_of(self, table: str, since: int) -> list[dict[str, Any]]:
         """What the log says of a table's syncs, from its line number `since` on."""

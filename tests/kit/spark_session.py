@@ -36,7 +36,6 @@ FOR_SMALL_TABLES = {
 SQLITE_JAR = "org.xerial:sqlite-jdbc:3.54.1.0"
 CONF = {
     **FOR_SMALL_TABLES,
-    "spark.jars.packages": ",".join((ICEBERG_JAR, SQLITE_JAR, *s3_jars())),
     "spark.jars.excludes": ",".join(S3_EXCLUDES),
     # For branches and tags in SQL.
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -48,6 +47,11 @@ CONF = {
 }
 
 
+def conf() -> dict[str, str]:
+    """CONF with the packages, of which Spark's tasks, which may import this module, know nothing."""
+    return {**CONF, "spark.jars.packages": ",".join((ICEBERG_JAR, SQLITE_JAR, *s3_jars()))}
+
+
 @contextmanager
 def spark_session(warehouse: Path, run_folder: Path) -> Iterator[SparkSession]:
     """Spark with Delta and the Iceberg runtime; ended with its JVM."""
@@ -56,7 +60,7 @@ def spark_session(warehouse: Path, run_folder: Path) -> Iterator[SparkSession]:
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    settings = SparkSettings(master="local[2]", conf={**CONF, "spark.sql.warehouse.dir": str(warehouse)})
+    settings = SparkSettings(master="local[2]", conf={**conf(), "spark.sql.warehouse.dir": str(warehouse)})
     builder = SparkSession.builder.master(settings.master)
     for key, value in session_conf(settings).items():
         builder = builder.config(key, value)
