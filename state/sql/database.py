@@ -119,6 +119,8 @@ class Database:
         except DBAPIError as error:
             code = getattr(error.orig, "sqlite_errorcode", 0) & PRIMARY_CODE
             if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR):
+                # A copy in the place of the contents looks like that, too.
+                self._check_file()
                 # SQLite opens a file that cannot be written read-only, and the connection stays so.
                 self.close()
             # Only the driver's message: SQLAlchemy's would add the statement and its values.
