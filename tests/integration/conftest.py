@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             # One worker has a session of its own.
             item.add_marker(pytest.mark.xdist_group("spark"))
     if not any("::" in argument for argument in config.args):
-        modules = {item.path.stem for item in items}
+        modules = {item.path.stem for item in items if item.path.parent == Path(__file__).parent}
         unused = [path for name in modules for path in (archive.FOLDER / name).glob("*") if path not in archives]
         if unused:
             raise pytest.UsageError(f"no test uses these archives, remove them: {', '.join(map(str, unused))}")
