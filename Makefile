@@ -41,12 +41,12 @@ lint: $(STAMPS)/dvsync ## format, lint and types
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
 TESTS ?= tests/integration
 
-check: $(STAMPS)/dvsync ## the fast gate, in a minute and a half: lint beside unit and contract tests; no JVM
+check: $(STAMPS)/dvsync ## the fast gate: lint beside unit and contract tests; no JVM
 	.ci/beside lint -- $(PYTEST) --quiet tests/unit tests/contract -m "not spark and not long"
 
-test: setup ## lint and packages beside the tests, with Spark and all readers: twelve minutes on two cores
+test: setup ## lint and packages beside the tests, with Spark and all readers: half an hour on two cores
 	@echo "make test: format, lint, types and packages, and beside them all tests but the long ones, with Spark, DuckDB,"
-	@echo "Polars and PyIceberg as readers; about 12 minutes on two cores. What failed is told again at the end."
+	@echo "Polars and PyIceberg as readers; about half an hour on two cores. What failed is told again at the end."
 	.ci/beside lint build -- $(PYTEST) --durations 40 --durations-min 5 -m "not long"
 
 test-long: setup ## more variants of tests, more random inputs, and Spark writes the recorded histories again
