@@ -358,7 +358,7 @@ def test_char_values_are_shown_as_stored(service: Service, tmp_path: Path) -> No
         table.step("DELETE FROM {t} WHERE id = 1")
 
 
-def test_other_names_of_strings(service: Service, tmp_path: Path) -> None:
+def test_other_names_of_strings(service: Service, spark: SparkSession, tmp_path: Path) -> None:
     """As Delta reads them. No filter is misled by statistics in the order of a collation."""
     table = HandmadeTable(tmp_path / "lake" / "t")
     table.create()
@@ -368,13 +368,13 @@ def test_other_names_of_strings(service: Service, tmp_path: Path) -> None:
     add["add"]["stats"] = json.dumps(stats)
     columns = [("id", "long"), ("part", "varchar(2)"), ("value", "string")]
     table.commit([{"metaData": table.metadata(columns)}, add])
-    assert sorted(map(tuple, read_delta_scan(service.spark, table.location).collect())) == table.live_rows()
+    assert sorted(map(tuple, read_delta_scan(spark, table.location).collect())) == table.live_rows()
     table.commit([{"metaData": table.metadata([*columns[:2], ("value", "string collate UTF8_LCASE")])}])
     with pytest.raises(Unsupported, match="column value has a collation"):
-        read_delta_scan(service.spark, table.location)
+        read_delta_scan(spark, table.location)
     bench = service.serve(tmp_path / "bench", table.location)
     bench.sync()
     iceberg = bench.iceberg()
-    assert sorted(read_delta(service.spark, table.location, iceberg)) == table.live_rows()
-    assert_readers_agree(iceberg, service.spark, table.live_rows())
+    assert sorted(read_delta(spark, table.location, iceberg)) == table.live_rows()
+    assert_readers_agree(iceberg, spark, table.live_rows())
     assert iceberg.scan("value = 'B'").to_arrow().num_rows == 1
