@@ -190,7 +190,7 @@ class MetadataCheck:
         """Compare with the footer; if rows are deleted, which metrics may leave out, with Delta's statistics."""
         leaves = self.schema.leaves
         ranges, where = column_ranges(footer, leaves), "in the file"
-        if has_deleted_rows := add.deletion_vector is not None and add.deletion_vector.cardinality > 0:
+        if has_deleted_rows := bool(add.deletion_vector and add.deletion_vector.cardinality):
             metrics = parse_stats(add.stats, leaves, footer.num_rows, has_dv=True)
             ranges, where = ((column, _range_in(metrics, column)) for column in leaves.values()), "in Delta"
         for column, found in ranges:
