@@ -225,6 +225,10 @@ class TableCycle:
         if self._has_wish:
             self._take_up_wish()
         self._end_pause()
+        # Also if the store, where who found it has recorded it, was read since: it is not logged and sent yet.
+        if self._outer_error and not self.pause:
+            outer_error, self._outer_error = self._outer_error, None
+            return self._failed(outer_error, self._clock.now_ms())
         if self.has_newer_version():
             return None
         until_retry_s = self._until_retry_s()
@@ -233,9 +237,6 @@ class TableCycle:
                 self._record_failure(self._record.error)
             self.observer.show_lag(self._record)
             return CycleResult(delay_s=until_retry_s if 0 < until_retry_s < self.table.poll_interval_s else None)
-        outer_error, self._outer_error = self._outer_error, None
-        if outer_error:
-            return self._failed(outer_error, self._clock.now_ms())
         try:
             has_news = self._follower.has_news()
         except Exception as error:

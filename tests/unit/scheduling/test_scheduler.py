@@ -36,7 +36,7 @@ from daemon.maintenance.expiry import Expiry
 from daemon.maintenance.maintainer import Round
 from daemon.scheduling import poll_threads
 from daemon.scheduling.cycle import TableCycle
-from daemon.scheduling.failures import BACKOFF_MAX_S
+from daemon.scheduling.failures import BACKOFF_MAX_S, described
 from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.observer import Observer
 from daemon.scheduling.scheduler import Scheduler
@@ -478,6 +478,23 @@ def test_accounts_and_mismatches_are_counted(bench):
     bench.follower.fails = AccountMismatch("3 is not 4", hint="Compare whole states.")
     bench.poll(after_s=10)
     assert bench.board.accounts()[bench.cycle.name] == AccountCounts(2, 1)
+
+
+def test_a_difference_found_during_a_sync_is_logged_though_the_sync_reads_it_from_the_store(bench):
+    """The verification records what it found; the sync that runs beside it ends with that row, and is held up."""
+    bench.poll()
+    error = ProofFailed("the Iceberg table differs from the Delta table", version=0, hint="")
+
+    def verify() -> None:
+        bench.store.record_failure(1, described(error, now_ms=bench.clock.now_ms()))
+        bench.cycle.fail(error)
+
+    bench.follower.in_doubt, bench.follower.meanwhile = True, verify
+    bench.poll(after_s=10)
+    with capture_logs() as logs:
+        bench.poll(after_s=10)
+    assert [line["event"] for line in logs] == ["table.parked"]
+    assert (bench.status.state, bench.runs[0].outcome) == ("parked", "ProofFailed")
 
 
 def test_a_restart_tries_a_parked_table_once_more(bench):
