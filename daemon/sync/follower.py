@@ -41,8 +41,8 @@ from daemon.errors import (
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.schema_changes import Layout, describe_changes, layout_of
-from daemon.lineage.runs import Run, Written, catalog_place
-from daemon.outbox import make_notice
+from daemon.notices.notice import make_notice
+from daemon.notices.runs import Run, Written, catalog_place
 from daemon.sync.advance import advance
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
@@ -289,7 +289,7 @@ class Follower:
         return shown, result
 
     def _publish(self, shown: Shown, result: SyncResult, started_ms: int) -> None:
-        """Tell the lineage of what is shown now."""
+        """Publish the lineage of the committed version."""
         context, record, snapshot, written = self._context, shown.record, shown.table.current_snapshot(), None
         if result.snapshots and snapshot and snapshot.summary:
             rows, size_bytes, files = (
