@@ -1177,7 +1177,7 @@ def test_sync_is_cut_off_when_it_hangs(tmp_path):
         (log / f"{0:020}.json").touch()
         config = f"catalogs: {{away: {catalog}}}\ntables: [{{source: data/a, target: db.a}}]\n"
         (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
-        soon = {**os.environ, "INTERVALS": '{"daemon.cli.operations.STOP_GRACE_S": 0.5}'}
+        soon = {**os.environ, "CONSTANTS": '{"daemon.cli.operations.STOP_GRACE_S": 0.5}'}
         with (tmp_path / "told").open("w") as told:
             process = Forked(["sync"], environment=soon, stdout=told, stderr=told, folder=tmp_path)
         try:
