@@ -25,19 +25,10 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
 
 from daemon.config.redaction import find_secrets, mask_section
 from daemon.config.share import ALL, Share
 from daemon.config.value_types import (
-    ENV_PREFIX,
     URL,
     USERINFO,
     Duration,
@@ -590,52 +581,11 @@ class LogSettings(_Frozen):
     )
 
 
-class _Variables(EnvSettingsSource):
-    """Reads `DVSYNC_…` variables. Names of properties follow PyIceberg's own: `__` for a dot, `_` for a dash.
-
-    `DVSYNC_STORAGE__S3__ACCESS_KEY_ID` sets `s3.access-key-id`. With `__FILE` at the end, the value is the path of a
-    file that holds the property.
-    """
-
-    def __init__(self, settings_cls: type[BaseSettings]) -> None:
-        super().__init__(settings_cls)
-        sections = tuple(f"{ENV_PREFIX}{section}__".lower() for section in ("storage", "catalogs"))
-        # Take the properties away from the base class, which parses each value as JSON: `1.50` would become `1.5`.
-        self._properties = {key: value or "" for key, value in self.env_vars.items() if key.startswith(sections)}
-        self.env_vars = {key: value for key, value in self.env_vars.items() if key not in self._properties}
-
-    def leave_out(self, section: str) -> str:
-        """Leave out the variables of a section. Returns their names."""
-        key = f"{ENV_PREFIX}{section}".lower()
-        names = [name for name in self.env_vars if name == key or name.startswith(f"{key}__")]
-        self.env_vars = {name: value for name, value in self.env_vars.items() if name not in names}
-        return " or ".join(name.upper() for name in names)
-
-    def __call__(self) -> dict[str, Any]:
-        found = super().__call__()
-        for key, value in self._properties.items():
-            section, *parts = key.removeprefix(ENV_PREFIX.lower()).split("__")
-            properties = found.setdefault(section, {})
-            if section == "catalogs":
-                properties = properties.setdefault(parts.pop(0), {})
-            in_file = parts[-1:] == ["file"]
-            name = ".".join(parts[:-1] if in_file else parts)
-            # Only these two properties of PyIceberg, both of its SQL catalog, are spelled with underscores.
-            name = name if name in ("init_catalog_tables", "pool_pre_ping") else name.replace("_", "-")
-            properties[name] = {"file": value} if in_file else value
-        return found
-
-
-class Settings(BaseSettings):
-    """The whole configuration. After `load_settings`, each table has the defaults and every path is absolute.
-
-    It takes what it is given, and no variables: `load_settings` reads them.
-    """
-
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
+class Settings(_Frozen):
+    """The whole configuration. After `load_settings`, each table has the defaults and every path is absolute."""
 
     state: StateSettings = StateSettings()
-    share: Annotated[Share, PlainValidator(Share.parse), PlainSerializer(str), NoDecode] = Field(
+    share: Annotated[Share, PlainValidator(Share.parse), PlainSerializer(str)] = Field(
         ALL,
         description=(
             "The [share of the tables](scaling.md#more-than-one-daemon) that this daemon follows: `1/2` is the first"
@@ -680,17 +630,6 @@ class Settings(BaseSettings):
     telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
-
     def file_properties(self, catalog: str | None = None) -> dict[str, str]:
         """Return the FileIO properties for the files of a catalog's tables: the catalog's own, overridden by `storage`.
 
@@ -713,17 +652,3 @@ class Settings(BaseSettings):
         masked = mask_section("", self.model_dump(by_alias=True))
         assert isinstance(masked, dict)
         return masked
-
-
-def read_variables() -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Return the settings of the `DVSYNC_…` variables.
-
-    Sections with a value that is not JSON are left out; the second list has them, and the names of their variables.
-    """
-    variables, invalid = _Variables(Settings), list[tuple[str, str]]()
-    while True:
-        try:
-            return variables(), invalid
-        except SettingsError as error:
-            section = next(each for each in Settings.model_fields if f'"{each}"' in str(error))
-            invalid.append((section, variables.leave_out(section)))

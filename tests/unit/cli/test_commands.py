@@ -484,7 +484,7 @@ def test_config_check_tells_every_fault_on_its_own_line(dvsync):
     result = dvsync("config", "check", config=CATALOGS + "health: {port: -1}\nlog: {level: loud}\nbogus: 1\n")
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert [line.partition(":")[0] for line in result.stderr.splitlines()][:3] == ["bogus", "health.port", "log.level"]
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()][:3] == ["health.port", "log.level", "bogus"]
 
 
 def test_a_source_that_nobody_can_read_hides_no_other_table(tmp_path):
@@ -993,7 +993,6 @@ def imported_by(folder: Path, *arguments: str) -> set[str]:
     [
         ("--help",),
         ("sync", "--help"),
-        ("config", "check"),
         ("status",),
         ("pause", "t"),
         ("resume", "t"),
@@ -1006,6 +1005,12 @@ def test_what_a_light_command_leaves_alone(followed: Bench, tmp_path: Path, argu
     """It asks the state and the sources' logs, with no library for tables, pipelines, schemas or the daemon."""
     (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
     assert imported_by(tmp_path, *arguments) & HEAVY == set()
+
+
+def test_what_config_check_leaves_alone(followed: Bench, tmp_path: Path):
+    """It asks PyIceberg for the types of catalogs and the names of properties."""
+    (tmp_path / "config.yaml").write_text(FOLLOWED, encoding="utf-8")
+    assert imported_by(tmp_path, "config", "check") & HEAVY == {"pyiceberg"}
 
 
 def test_what_a_sync_leaves_alone(followed: Bench, tmp_path: Path):
@@ -1061,22 +1066,27 @@ def test_run_answers_probes_and_stops_on_sigterm(dvsync, tmp_path):
     assert (ended.exit_code, ended.stdout) == (1, "no daemon is known: health.port is 0, which takes any free port\n")
 
 
-def test_a_file_that_cannot_be_read_hides_no_daemon(dvsync, tmp_path: Path, monkeypatch):
-    """The daemon keeps its former configuration, so its container stays healthy, and `status` shows its tables."""
+def test_a_faulty_configuration_hides_no_daemon(dvsync, tmp_path: Path, monkeypatch):
+    """The daemon keeps its former one: its container stays healthy, and `status` shows its tables. If YAML ends at the
+    fault, nobody knows where the daemon is.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = EMPTY.replace("port: 0", f"port: {port}") + "tables: [{source: data/a, target: db.a}]\n"
     (tmp_path / "config.yaml").write_text(config)
     with running_daemon(tmp_path) as (process, _):
-        for broken in ("foo: [\n", "limits:\n\ttables_at_once: 1\n", "pipeline: 'x\n"):
-            assert dvsync("healthcheck", config=config + broken).exit_code == 0, broken
+        for faulty in ("limits: {tables_at_once: x}\n", "foo: 1\n"):
+            assert dvsync("healthcheck", config=config + faulty).exit_code == 0, faulty
             shown = dvsync("status")
             assert (shown.exit_code, shown.stdout.split()[:2]) == (0, ["db.a", "waiting"]), shown.output
             assert shown.stderr.startswith(f"daemon: process {process.pid} ")
             assert "has faults, which `dvsync config check` lists" in shown.stderr
-        for unsure in ("health: [{", '"health": {', "health : {"):
-            asked = dvsync("healthcheck", config=config.replace("health: {", unsure) + "foo: [\n")
-            assert asked.exit_code == 2, unsure
+        for words in (("healthcheck",), ("status",), ("history", "db.a")):
+            asked = dvsync(*words, config=config + "limits:\n\ttables_at_once: 1\n")
+            assert (asked.exit_code, asked.stdout) == (2, "")
+            assert asked.stderr.startswith("line 6, column 1: a tab where YAML wants spaces"), asked.stderr
+            assert "[file config.yaml]" in asked.stderr
+            assert "A running daemon keeps its former configuration." in asked.stderr
         # `storage` is spelled like `state`, and is another section.
         assert dvsync("status", config=config + "storage: {s3.endpont: x}\n").exit_code == 0
         (tmp_path / "config.yaml").write_text(config)
