@@ -63,7 +63,7 @@ def try_connections(settings: Settings) -> Iterator[Attempt]:
             for number, sink in enumerate(getattr(settings, section)):
                 if sink.command:
                     yield _attempt(f"{section}[{number}].command", partial(_try_program, sink.command[0]))
-        if settings.pipeline.engine != "local":
+        if any(each.engine != "local" for each in (settings.defaults, *settings.tables)):
             yield _attempt("Spark", partial(_try_spark, parts))
 
 

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from pydantic_core import ErrorDetails
 
+from daemon.config.gone_keys import find_replacement
 from daemon.config.settings import Settings
 
 # How pydantic shows a member of an enumeration.
@@ -63,6 +64,8 @@ def fault_line(fault: ErrorDetails) -> str:
 
 
 def unknown_key(place: str, key: str, known: Iterable[str]) -> str:
+    if replacement := find_replacement(place):
+        return f"{place}: is no longer a key: {replacement}"
     near = get_close_matches(key.lower(), [*known], n=1)
     return f"{place}: unknown key" + (f", did you mean {near[0]}?" if near else "")
 

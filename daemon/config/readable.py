@@ -85,7 +85,6 @@ def _resolved_table(table: TableSettings, settings: Settings, folder: Path) -> T
     resolved = table.model_copy(
         update={
             **inherited,
-            "pipeline": _overridden(settings.pipeline, table.pipeline),
             "maintenance": _overridden(settings.maintenance, table.maintenance),
             "verify": _overridden(settings.verify, table.verify),
         }

@@ -54,13 +54,6 @@ class StateSettings(_Frozen):
         "sqlite:///var/dvsync.db",
         description="SQLAlchemy URL of the state database.",
     )
-    lease_s: Annotated[float, Duration] = Field(
-        30.0,
-        alias="lease",
-        ge=1,
-        le=3600,
-        description="A standby takes over when the lease has not been renewed for this long.",
-    )
 
     @property
     def place(self) -> str:
@@ -85,53 +78,6 @@ class SparkSettings(_Frozen):
         ),
     )
     conf: Properties = Field(default_factory=dict, description="Any Spark settings; dvsync passes them on unchanged.")
-    idle_timeout_s: Annotated[float, Duration] = Field(
-        600.0,
-        alias="idle_timeout",
-        ge=1,
-        le=DAY_S,
-        description="The Spark session stops after this long without work.",
-    )
-
-
-class PipelineSettings(_Frozen):
-    engine: Literal["auto", "spark", "local"] = Field(
-        "auto",
-        description=(
-            "Where dvsync reads tables and footers and translates deletion vectors: in its own process (local), on"
-            " Spark (spark), or on Spark if they are large (auto)."
-        ),
-    )
-    local_log_bytes_max: ByteSize = Field(
-        ByteSize(16 << 20),
-        ge=0,
-        le=GIB,
-        description=(
-            "With auto, Spark reads the whole state of a table whose checkpoint and later commits have more bytes"
-            " than this."
-        ),
-    )
-    local_bytes_max: ByteSize = Field(
-        ByteSize(64 << 20),
-        ge=0,
-        le=GIB,
-        description="With auto, Spark translates a change whose deletion vectors have more bytes than this.",
-    )
-    local_deletion_vectors_max: int = Field(
-        2_000,
-        ge=0,
-        le=1_000_000,
-        description="With auto, Spark translates a change with more deletion vectors than this.",
-    )
-    local_data_files_max: int = Field(
-        5_000,
-        ge=0,
-        le=1_000_000,
-        description=(
-            "With auto, Spark reads the footers of more added data files than this, and the whole state of a table"
-            " with more data files."
-        ),
-    )
 
 
 class MaintenanceSettings(_Frozen):
@@ -147,32 +93,6 @@ class MaintenanceSettings(_Frozen):
     compact: bool = Field(True, description="Compact delete files.")
     expire: bool = Field(True, description="Expire snapshots.")
     cleanup: bool = Field(True, description="Remove dvsync's files that are no longer referenced.")
-    delete_files_max: int = Field(
-        10, ge=1, le=100_000, description="Compact a data file once more than this many delete files apply to it."
-    )
-    deleted_share: float = Field(
-        0.3,
-        ge=0,
-        le=1,
-        description="Compact a data file with two or more delete files once this share of its rows is deleted.",
-    )
-    partition_delete_files_max: int = Field(
-        100,
-        ge=1,
-        le=1_000_000,
-        description="Compact a partition with more small delete files than this (delete_granularity partition).",
-    )
-    small_delete_file_max: ByteSize = Field(
-        ByteSize(1 << 20), ge=0, le=GIB, description="A delete file of at most this size counts as small."
-    )
-    dead_share: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description=(
-            "Compact a Puffin file once more than this share of its positions is no longer in use (format_version 3)."
-        ),
-    )
     snapshot_age_max_s: Annotated[float, Duration] | None = Field(
         None,
         alias="snapshot_age_max",
@@ -186,27 +106,12 @@ class MaintenanceSettings(_Frozen):
     snapshots_max: int = Field(
         100, ge=1, le=1_000_000, description="The main branch keeps at most this many snapshots."
     )
-    snapshots_min: int | None = Field(
-        None,
-        ge=1,
-        le=1_000_000,
-        description=(
-            "The main branch keeps at least this many snapshots. Unset: history.expire.min-snapshots-to-keep, or 1."
-        ),
-    )
     orphan_grace_s: Annotated[float, Duration] = Field(
         float(DAY_S),
         alias="orphan_grace",
         ge=60,
         le=3650 * DAY_S,
         description="Cleanup waits this long before it removes an unreferenced file, which a reader may have open.",
-    )
-    history_s: Annotated[float, Duration] = Field(
-        7.0 * DAY_S,
-        alias="history",
-        ge=0,
-        le=3650 * DAY_S,
-        description="How long the state database remembers removed files and past syncs.",
     )
 
 
@@ -225,15 +130,6 @@ class VerifySettings(_Frozen):
         le=365 * DAY_S,
         description="The daemon compares every data file once in this time.",
     )
-    files_at_once: int = Field(
-        20_000,
-        ge=1,
-        le=1_000_000,
-        description=(
-            "A table with more data files than this is compared in parts, spread over the period. For the deeper"
-            " levels, Spark reads the whole table in each part."
-        ),
-    )
     on_difference: Literal["report", "park"] = Field(
         "report",
         description="What the daemon does about a difference: report it, or also park the table.",
@@ -245,20 +141,11 @@ class VerifySettings(_Frozen):
 
 
 class LimitsSettings(_Frozen):
-    commits_max: int = Field(
-        100, ge=1, le=10_000, description="The most Delta commits that one sync cycle of a table reads."
-    )
-    fold_after_versions: int = Field(
-        200,
-        ge=1,
-        le=1_000_000,
-        description="A table that is more versions behind than this catches up with several versions per snapshot.",
-    )
-    fold_when_busy: bool = Field(
-        True,
+    one_snapshot_per_version: bool = Field(
+        False,
         description=(
-            "Several versions of a table share a snapshot while other tables wait to sync. With false, tables may"
-            " fall behind."
+            "With true, no two versions share a snapshot, and tables may fall behind. With false, versions share one"
+            " while other tables wait to sync, or if a table is far behind."
         ),
     )
     commit_bytes_max: ByteSize = Field(
@@ -284,6 +171,13 @@ class _TableOptions(_Frozen):
         le=DAY_S,
         description="Time between two polls for the next Delta commit file.",
     )
+    engine: Literal["auto", "local", "spark"] = Field(
+        "auto",
+        description=(
+            "Where dvsync reads whole tables and footers and translates deletion vectors: in its own process (local),"
+            " on Spark (spark), or on Spark if they are large (auto)."
+        ),
+    )
     format_version: int = Field(
         2,
         ge=2,
@@ -292,10 +186,6 @@ class _TableOptions(_Frozen):
             "[Iceberg's format version](formats.md#format-version-2-or-3). A table is upgraded in place, and cannot"
             " go back."
         ),
-    )
-    delete_granularity: Literal["file", "partition"] | None = Field(
-        None,
-        description="One delete file for each data file, or for each partition. Unset: write.delete.granularity.",
     )
     int96_overflow: Literal["refuse", "follow"] = Field(
         "refuse",
@@ -389,9 +279,6 @@ class TableSettings(_TableOptions):
     location: Location | None = Field(None, description="Location of the Iceberg table. Unset: the catalog chooses it.")
     delete_files_location: Location | None = Field(
         None, description="Folder for delete files. Unset: a folder below the Iceberg table's location."
-    )
-    pipeline: PipelineSettings = Field(
-        default_factory=PipelineSettings, description="Overrides of `pipeline` for this table."
     )
     maintenance: MaintenanceSettings = Field(
         default_factory=MaintenanceSettings, description="Overrides of `maintenance` for this table."
@@ -606,7 +493,6 @@ class Settings(_Frozen):
             " them as well."
         ),
     )
-    pipeline: PipelineSettings = PipelineSettings()
     maintenance: MaintenanceSettings = MaintenanceSettings()
     verify: VerifySettings = VerifySettings()
     limits: LimitsSettings = LimitsSettings()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from daemon.config.gone_keys import GONE_KEYS, find_replacement
 from daemon.config.settings import Settings
 from daemon.config.value_types import ENV_PREFIX
 
@@ -21,7 +22,7 @@ def find_variables() -> Iterator[tuple[str, list[str]]]:
     for name in sorted(os.environ):
         section, *keys = name.upper().removeprefix(ENV_PREFIX).lower().split("__")
         # Another name without `__` may come from Kubernetes, for a service called dvsync: DVSYNC_PORT_8080_TCP.
-        if name.upper().startswith(ENV_PREFIX) and (keys or section in Settings.model_fields):
+        if name.upper().startswith(ENV_PREFIX) and (keys or section in Settings.model_fields or section in GONE_KEYS):
             yield name, [section, *keys]
 
 
@@ -34,7 +35,9 @@ def read_variables(faults: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, keys in find_variables():
         if keys[0] not in Settings.model_fields:
-            faults.append(f"{name} (environment): no such setting")
+            replacement = find_replacement(keys[0])
+            reason = f"is no longer a setting: {replacement}" if replacement else "no such setting"
+            faults.append(f"{name} (environment): {reason}")
             continue
         value: Any = os.environ[name]
         outer = AROUND_PROPERTIES.get(keys[0], len(keys))

@@ -24,6 +24,10 @@ NEWEST_COMMIT_INTERVAL_S = 60.0
 # On a local file system its writer may not have finished it: a file that is copied there may end at a line's end. So
 # each poll checks a commit file that is younger than this.
 UNFINISHED_COMMIT_MAX_S = 60.0
+# The most Delta commits that one sync reads.
+COMMITS_MAX = 100
+# A table that is more versions behind than this catches up with several versions per snapshot.
+FOLD_AFTER_VERSIONS = 200
 
 
 class News:
@@ -125,13 +129,14 @@ class News:
         limits, log = self._context.limits, self._context.log
         version = shown.record.synced_version
         assert version is not None, "what is shown has a version"
-        last = version + limits.commits_max
+        last = version + COMMITS_MAX
+        may_share = not limits.one_snapshot_per_version
         far_behind: bool | None = None
         has_next = True
         while has_next and version < last and not stop.is_set():
             group: list[Commit] = []
             size_bytes = 0
-            busy = limits.fold_when_busy and others_wait()
+            busy = may_share and others_wait()
             # A group's actions stay in memory until they are shown, so its size is limited.
             while has_next and version < last and size_bytes <= limits.commit_bytes_max and not stop.is_set():
                 try:
@@ -152,7 +157,7 @@ class News:
                 size_bytes += commit.size_bytes
                 has_next = self._has_next(version, ends_group=not (far_behind or busy))
                 if far_behind is None:
-                    far_behind = has_next and log.has_version(version + limits.fold_after_versions)
+                    far_behind = may_share and has_next and log.has_version(version + FOLD_AFTER_VERSIONS)
                 if not (far_behind or busy) or self._context.settings.is_tagged(version):
                     break
             yield group, has_next

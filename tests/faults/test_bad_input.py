@@ -591,9 +591,10 @@ def test_a_large_commit_is_refused_and_passed_by_comparing_states(pair: Pair) ->
     pair.assert_goes_on([0, 1, 2])
 
 
-def test_large_commits_do_not_share_a_snapshot(pair: Pair) -> None:
+def test_large_commits_do_not_share_a_snapshot(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their actions would be in memory together: the rest of them has the next snapshot."""
-    pair.bench.limits = LimitsSettings(commit_bytes_max=1 << 20, fold_after_versions=1)
+    pair.bench.limits = LimitsSettings(commit_bytes_max=1 << 20)
+    monkeypatch.setattr("daemon.sync.news.FOLD_AFTER_VERSIONS", 1)
     pair.bench.reopen()
     for _ in range(5):
         padded(pair.table, 600 << 10)
@@ -960,10 +961,9 @@ def test_a_name_that_is_used_again_is_seen_by_a_comparison(pair: Pair) -> None:
     pair.assert_goes_on([0, 1, 3])
 
 
-def test_a_comparison_that_follows_what_was_shown_already(pair: Pair) -> None:
+def test_a_comparison_that_follows_what_was_shown_already(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of versions that are refused together the first is shown alone; the second is lost: the newest state is shown."""
-    pair.bench.limits = LimitsSettings(commits_max=3)
-    pair.bench.reopen()
+    monkeypatch.setattr("daemon.sync.news.COMMITS_MAX", 3)
     table = pair.table
     table.commit(table.delete({pair.path: [2]}))
     lost = append(table)

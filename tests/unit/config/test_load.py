@@ -9,7 +9,6 @@ from daemon.config.settings import (
     DefaultsSettings,
     HealthSettings,
     LimitsSettings,
-    PipelineSettings,
     Settings,
     TableSettings,
 )
@@ -40,7 +39,6 @@ def test_the_shipped_file_is_valid_and_says_the_defaults():
     """config.yaml as it comes is read without a fault, and what it writes out is what holds without it."""
     settings = load_settings(SHIPPED, ask_pyiceberg=True)
     assert [table.name for table in settings.tables] == ["sales.orders"]
-    assert settings.pipeline == PipelineSettings()
     assert settings.limits == LimitsSettings()
     assert settings.health == HealthSettings()
     assert settings.defaults == DefaultsSettings(catalog="local")
@@ -75,18 +73,18 @@ def test_remote_places_stay_as_they_are(load):
 
 
 def test_a_table_overrides_defaults_key_by_key(load):
-    """What a table writes holds for it, the rest comes from `defaults` and `pipeline`; the name is the target."""
+    """What a table writes holds for it, the rest comes from the shared sections; the name is the target."""
     settings = load(
-        ONE_CATALOG + "pipeline: {local_bytes_max: 1MiB}\n"
-        "defaults: {poll_interval: 2s, delete_granularity: partition}\n"
+        ONE_CATALOG + "maintenance: {snapshots_max: 7}\n"
+        "defaults: {poll_interval: 2s, engine: local}\n"
         "tables:\n"
-        "- {source: x, target: a.b, name: orders, poll_interval: 1m30s, pipeline: {engine: spark}}\n"
+        "- {source: x, target: a.b, name: orders, poll_interval: 1m30s, engine: spark, maintenance: {expire: false}}\n"
         "- {source: y, target: a.c}\n"
     )
     first, second = settings.tables
-    assert (first.name, first.poll_interval_s, first.delete_granularity) == ("orders", 90.0, "partition")
-    assert (first.pipeline.engine, first.pipeline.local_bytes_max) == ("spark", 1 << 20)
-    assert (second.name, second.poll_interval_s, second.pipeline.engine) == ("a.c", 2.0, "auto")
+    assert (first.name, first.poll_interval_s, first.engine) == ("orders", 90.0, "spark")
+    assert (first.maintenance.expire, first.maintenance.snapshots_max) == (False, 7)
+    assert (second.name, second.poll_interval_s, second.engine) == ("a.c", 2.0, "local")
     assert first.catalog == second.catalog == "local"
 
 
@@ -141,8 +139,8 @@ defaults: {catalog: nowhere}
 tables:
 - {source: data/orders, target: sales.orders, catalog: local, delete_files_location: data/orders/x}
 - {source: data/orders, target: sales.orders, catalog: local, location: data/orders/_x/y}
-- {source: s3://b/x/, target: sales, poll_interval: soon, delete_granularity: row, format_version: 4}
-- {target: a.b, pipeline: {local_bytes_max: -1}}
+- {source: s3://b/x/, target: sales, poll_interval: soon, engine: jvm, format_version: 4}
+- {target: a.b, maintenance: {snapshots_max: -1}}
 - {source: x, target: a.b2, name: sales.orders, catalog: elsewhere}
 """
     faults = faults_of(load, text)
@@ -150,11 +148,11 @@ tables:
     assert places == [
         "health",
         "tables[2].poll_interval",
+        "tables[2].engine",
         "tables[2].format_version",
-        "tables[2].delete_granularity",
         "tables[2].target",
         "tables[3].source",
-        "tables[3].pipeline.local_bytes_max",
+        "tables[3].maintenance.snapshots_max",
         "health.port",
         "health.bogus",
         "_env_file",
@@ -429,6 +427,24 @@ catalogs:
     assert faults_of(load, "state: {url: nonsense}") == [
         "state.url: is not an SQLAlchemy URL, such as sqlite:///var/dvsync.db"
     ]
+
+
+def test_a_key_that_is_gone_is_told_with_what_replaces_it(load, monkeypatch):
+    """In sections, `defaults`, tables and variables. Whatever replaces it is a key."""
+    text = ONE_CATALOG + (
+        "pipeline: {engine: spark}\nspark: {idle_timeout: 5m}\nlimits: {fold_when_busy: false}\n"
+        "defaults: {delete_granularity: file}\n"
+        "tables: [{source: x, target: a.b, maintenance: {history: 7d}, pipeline: {engine: local}}]\n"
+    )
+    monkeypatch.setenv("DVSYNC_PIPELINE__ENGINE", "spark")
+    faults = dict(fault.split(": ", 1) for fault in faults_of(load, text))
+    engine = "is no longer a key: write `engine` under `defaults` or in the table; "
+    assert faults["pipeline"].startswith(engine) and faults["tables[0].pipeline"].startswith(engine)
+    assert faults["spark.idle_timeout"] == "is no longer a key: leave it out, dvsync chooses the value"
+    assert faults["tables[0].maintenance.history"] == "is no longer a key: leave it out, dvsync chooses the value"
+    assert "write.delete.granularity" in faults["defaults.delete_granularity"]
+    assert "`one_snapshot_per_version: true`" in faults["limits.fold_when_busy"]
+    assert "write `engine` under `defaults`" in faults["DVSYNC_PIPELINE__ENGINE (environment)"]
 
 
 def test_a_missing_file_is_told_with_the_way_out(tmp_path):
