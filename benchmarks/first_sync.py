@@ -30,7 +30,7 @@ from benchmarks.large_table import LargeTable, make_large_table, shown_rows
 from benchmarks.memory import Memory
 from benchmarks.report import conditions, parser, print_report
 from benchmarks.stopwatch import REST, Steps, Stopwatch
-from daemon.config.settings import PipelineSettings, SparkSettings
+from daemon.config.settings import SparkSettings
 from daemon.iceberg.target import Target
 from daemon.pipeline import runner
 from daemon.pipeline.runner import Runner
@@ -136,7 +136,7 @@ def measure_alone(folder: Path, expected: Expected, kind: str) -> Result:
 def measure_sync(folder: Path, expected: Expected, kind: str) -> Result:
     """One sync in the session that is up already."""
     stopwatch, memory = Stopwatch(), Memory()
-    bench = Bench(folder, expected.location, pipeline=PipelineSettings())
+    bench = Bench(folder, expected.location, engine="auto")
     before = psutil.Process().memory_info().rss
     with memory.watched(), stopwatch.wrapped(STEPS):
         stopwatch.restart()

@@ -1,13 +1,8 @@
 """Two daemons that share a fleet, against one: commits a second, and how long after a Delta commit Iceberg shows it.
 
 `--busy` tables get a commit each second for `--seconds`: more than one process can show. Each version gets a snapshot
-of its own (`fold_when_busy: false`). The same load comes to one daemon and to two by turns, `--rounds` times in one
-run; each time with tables, catalog and state databases of its own. The load itself takes part of the cores.
-
-Shown commits a second are those of which the log says, within the seconds of the load, that their snapshot is recorded.
-How many the daemons manage depends on what other programs leave of the cores, which is reported, too; the commits for
-each second of the daemons' CPU depend on it less. Freshness is the time from the commit file to the log's line, for all
-commits, also those shown after the load has ended. In the end DuckDB reads every table, and its rows must be Delta's.
+of its own (`one_snapshot_per_version: true`). The same load comes to one daemon and to two by turns, `--rounds` times
+in one run; each time with tables, catalog and state databases of its own. The load itself takes part of the cores.
 """
 
 from __future__ import annotations
@@ -36,11 +31,10 @@ FIRST_SYNCS_MAX_S = 300.0
 CAUGHT_UP_MAX_S = 600.0
 CONFIG = """
 catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
-pipeline: {engine: local}
-limits: {fold_when_busy: false, fold_after_versions: 1000000}
+limits: {one_snapshot_per_version: true}
 health: {port: 0}
 log: {format: json}
-defaults: {poll_interval: 1s}
+defaults: {poll_interval: 1s, engine: local}
 tables: [{source: lake/*/, target: "lake.{name}", name: "{name}"}]
 """
 

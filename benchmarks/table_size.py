@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.large_table import LargeTable, make_large_table, shown_rows
 from benchmarks.report import conditions, parser, percentile, print_report
-from daemon.config.settings import PipelineSettings, SparkSettings
+from daemon.config.settings import SparkSettings
 from daemon.spark.session import SparkPipeline
 from tests.kit.handmade import Bench
 
@@ -74,7 +74,7 @@ class Followed:
 
 def follow(folder: Path, files: int, spark: SparkPipeline) -> Followed:
     table = make_large_table(folder / "lake", files=files)
-    bench = Bench(folder / "iceberg", table.delta.location, pipeline=PipelineSettings())
+    bench = Bench(folder / "iceberg", table.delta.location, engine="auto")
     # The session ends with `spark`, which both tables share for their first sync.
     with spark.session():
         bench.follower.sync()

@@ -174,7 +174,7 @@ rows=$(spark_sql "CREATE TABLE {t} (order_id BIGINT, status STRING) USING delta 
 say "a Delta table of 3 versions, $rows rows"
 cat >"$WORK/run/config.yaml" <<YAML
 catalogs: {local: {type: sql, uri: "sqlite:////var/lib/dvsync/catalog.db", warehouse: $WORK/run/warehouse}}
-pipeline: {engine: spark}
+defaults: {engine: spark}
 tables: [{source: $WORK/run/lake/orders, target: sales.orders, poll_interval: 1s}]
 YAML
 chown -R 10001:10001 "$WORK"/run/{warehouse,state}

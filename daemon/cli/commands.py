@@ -106,7 +106,7 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
     from daemon.service.run import run_daemon  # noqa: PLC0415 - each command imports what it uses, and nothing else
 
     with reported_errors():
-        ending = run_daemon(lambda: load(context, config), version("dvsync"))
+        ending = run_daemon(lambda: load(context, config, ask_pyiceberg=True), version("dvsync"))
     sys.stdout.flush()
     # The interpreter's own exit would wait for a thread that still waits for a store.
     os._exit(1 if ending.lost_lease else 0)
@@ -408,7 +408,7 @@ def check(
     from daemon.cli.tables import refused_tables, tables_in_two_places, targets_that_may_be_one  # noqa: PLC0415
 
     with reported_errors():
-        settings = load(context, config, quiet=True)
+        settings = load(context, config, quiet=True, ask_pyiceberg=True)
         if refused := list(refused_tables(settings)):
             raise ConfigInvalid("\n".join(refused), hint="dvsync parks these tables, and follows the others.")
     typer.echo(f"{config_path(context, config)}: the configuration is valid")

@@ -56,7 +56,7 @@ def try_connections(settings: Settings) -> Iterator[Attempt]:
         for number, hook in enumerate(settings.hooks):
             if hook.command:
                 yield _attempt(f"hooks[{number}].command", partial(_try_program, hook.command[0]))
-        if settings.pipeline.engine != "local":
+        if any(each.engine != "local" for each in (settings.defaults, *settings.tables)):
             yield _attempt("Spark", partial(_try_spark, parts))
 
 

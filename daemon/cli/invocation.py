@@ -47,7 +47,14 @@ def config_path(context: typer.Context, config: Path | None) -> Path:
     return config or context.find_root().obj or (Path(from_environment) if from_environment else DEFAULT_CONFIG)
 
 
-def load(context: typer.Context, config: Path | None, *, optional: bool = False, quiet: bool = False) -> Settings:
+def load(
+    context: typer.Context,
+    config: Path | None,
+    *,
+    optional: bool = False,
+    quiet: bool = False,
+    ask_pyiceberg: bool = False,
+) -> Settings:
     """The settings; those of the environment alone if `optional` and no file is named or there.
 
     `quiet` is for a command that prints its result: its log goes to standard error, warnings and above.
@@ -56,7 +63,7 @@ def load(context: typer.Context, config: Path | None, *, optional: bool = False,
 
     path = config_path(context, config)
     is_wanted = not optional or config or context.find_root().obj or path.exists()
-    settings = _without_secrets_shown(load_settings(path, None if is_wanted else "{}"))
+    settings = _without_secrets_shown(load_settings(path, None if is_wanted else "{}", ask_pyiceberg=ask_pyiceberg))
     if quiet:
         log_to_stderr(settings.log)
     return settings

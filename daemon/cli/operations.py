@@ -116,7 +116,7 @@ def tables_to_examine(
         except SyncError as error:
             troubles[place] = error
             continue
-        options = {**dict(settings.defaults), "pipeline": settings.pipeline}
+        options = dict(settings.defaults)
         placed = [TableSettings(source=item.source, target=item.target).model_copy(update=options) for item in items]
         # Tables of different places may have the same name: nothing is written for them.
         found = discover(settings.model_copy(update={"tables": tuple(placed)}), SystemClock(), {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,38 +59,15 @@ def _problem_of(error: yaml.MarkedYAMLError) -> tuple[str, str]:
     return problem, "Check the indentation and the colons up to there. "
 
 
-def read_sections(path: Path, *sections: str) -> dict[str, Any] | None:
-    """Return these sections of a document that cannot be parsed as a whole; None if one of them cannot be either.
-
-    A section goes from its key at the start of a line to the next line that is not indented, no comment and no item.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError):
-        return None
-    found = {match["key"]: match[0] for match in _SECTION.finditer(text)}
-    parsed: dict[str, Any] = {}
-    for section in sections:
-        if section in found:
-            try:
-                parsed |= yaml.safe_load(found[section])
-            except (yaml.YAMLError, *_UNREADABLE):
-                return None
-        elif "<<" in text or re.search(rf"\b{section}\b['\"]?\s*:", text, re.IGNORECASE):
-            return None  # It is written in another style, or comes from an anchor.
-    return parsed
-
-
 # What PyYAML raises for tags whose values make no sense, besides its own errors.
 _UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, RecursionError)
-# The last of two sections of one name counts, as in PyYAML; the whole document then has another fault, too.
-_SECTION = re.compile(r"^(?P<key>[a-z_]+):.*(?:\n(?:[ \t#-].*)?(?=\n|\Z))*", re.MULTILINE)
 
 
 def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[str]]:
     """Return the file's mapping and its duplicate keys. Raises ConfigInvalid if it cannot be parsed."""
-    hint = "The config.yaml that comes with dvsync explains every key."
-    name_it = f"Name the configuration file with --config PATH. {hint}"
+    example = "The config.yaml that comes with dvsync explains every key."
+    name_it = f"Name the configuration file with --config PATH. {example}"
+    hint = f"{example} A running daemon keeps its former configuration."
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8") if text is None else text)
     except OSError as error:

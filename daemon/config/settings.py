@@ -25,19 +25,10 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
 
 from daemon.config.redaction import find_secrets, mask_section
 from daemon.config.share import ALL, Share
 from daemon.config.value_types import (
-    ENV_PREFIX,
     URL,
     USERINFO,
     Duration,
@@ -63,13 +54,6 @@ class StateSettings(_Frozen):
         "sqlite:///var/dvsync.db",
         description="SQLAlchemy URL of the state database.",
     )
-    lease_s: Annotated[float, Duration] = Field(
-        30.0,
-        alias="lease",
-        ge=1,
-        le=3600,
-        description="A standby takes over when the lease has not been renewed for this long.",
-    )
 
     @property
     def place(self) -> str:
@@ -94,53 +78,6 @@ class SparkSettings(_Frozen):
         ),
     )
     conf: Properties = Field(default_factory=dict, description="Any Spark settings; dvsync passes them on unchanged.")
-    idle_timeout_s: Annotated[float, Duration] = Field(
-        600.0,
-        alias="idle_timeout",
-        ge=1,
-        le=DAY_S,
-        description="The Spark session stops after this long without work.",
-    )
-
-
-class PipelineSettings(_Frozen):
-    engine: Literal["auto", "spark", "local"] = Field(
-        "auto",
-        description=(
-            "Where dvsync reads tables and footers and translates deletion vectors: in its own process (local), on"
-            " Spark (spark), or on Spark if they are large (auto)."
-        ),
-    )
-    local_log_bytes_max: ByteSize = Field(
-        ByteSize(16 << 20),
-        ge=0,
-        le=GIB,
-        description=(
-            "With auto, Spark reads the whole state of a table whose checkpoint and later commits have more bytes"
-            " than this."
-        ),
-    )
-    local_bytes_max: ByteSize = Field(
-        ByteSize(64 << 20),
-        ge=0,
-        le=GIB,
-        description="With auto, Spark translates a change whose deletion vectors have more bytes than this.",
-    )
-    local_deletion_vectors_max: int = Field(
-        2_000,
-        ge=0,
-        le=1_000_000,
-        description="With auto, Spark translates a change with more deletion vectors than this.",
-    )
-    local_data_files_max: int = Field(
-        5_000,
-        ge=0,
-        le=1_000_000,
-        description=(
-            "With auto, Spark reads the footers of more added data files than this, and the whole state of a table"
-            " with more data files."
-        ),
-    )
 
 
 class MaintenanceSettings(_Frozen):
@@ -156,32 +93,6 @@ class MaintenanceSettings(_Frozen):
     compact: bool = Field(True, description="Compact delete files.")
     expire: bool = Field(True, description="Expire snapshots.")
     cleanup: bool = Field(True, description="Remove dvsync's files that are no longer referenced.")
-    delete_files_max: int = Field(
-        10, ge=1, le=100_000, description="Compact a data file once more than this many delete files apply to it."
-    )
-    deleted_share: float = Field(
-        0.3,
-        ge=0,
-        le=1,
-        description="Compact a data file with two or more delete files once this share of its rows is deleted.",
-    )
-    partition_delete_files_max: int = Field(
-        100,
-        ge=1,
-        le=1_000_000,
-        description="Compact a partition with more small delete files than this (delete_granularity partition).",
-    )
-    small_delete_file_max: ByteSize = Field(
-        ByteSize(1 << 20), ge=0, le=GIB, description="A delete file of at most this size counts as small."
-    )
-    dead_share: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description=(
-            "Compact a Puffin file once more than this share of its positions is no longer in use (format_version 3)."
-        ),
-    )
     snapshot_age_max_s: Annotated[float, Duration] | None = Field(
         None,
         alias="snapshot_age_max",
@@ -195,27 +106,12 @@ class MaintenanceSettings(_Frozen):
     snapshots_max: int = Field(
         100, ge=1, le=1_000_000, description="The main branch keeps at most this many snapshots."
     )
-    snapshots_min: int | None = Field(
-        None,
-        ge=1,
-        le=1_000_000,
-        description=(
-            "The main branch keeps at least this many snapshots. Unset: history.expire.min-snapshots-to-keep, or 1."
-        ),
-    )
     orphan_grace_s: Annotated[float, Duration] = Field(
         float(DAY_S),
         alias="orphan_grace",
         ge=60,
         le=3650 * DAY_S,
         description="Cleanup waits this long before it removes an unreferenced file, which a reader may have open.",
-    )
-    history_s: Annotated[float, Duration] = Field(
-        7.0 * DAY_S,
-        alias="history",
-        ge=0,
-        le=3650 * DAY_S,
-        description="How long the state database remembers removed files and past syncs.",
     )
 
 
@@ -234,15 +130,6 @@ class VerifySettings(_Frozen):
         le=365 * DAY_S,
         description="The daemon compares every data file once in this time.",
     )
-    files_at_once: int = Field(
-        20_000,
-        ge=1,
-        le=1_000_000,
-        description=(
-            "A table with more data files than this is compared in parts, spread over the period. For the deeper"
-            " levels, Spark reads the whole table in each part."
-        ),
-    )
     on_difference: Literal["report", "park"] = Field(
         "report",
         description="What the daemon does about a difference: report it, or also park the table.",
@@ -254,20 +141,11 @@ class VerifySettings(_Frozen):
 
 
 class LimitsSettings(_Frozen):
-    commits_max: int = Field(
-        100, ge=1, le=10_000, description="The most Delta commits that one sync cycle of a table reads."
-    )
-    fold_after_versions: int = Field(
-        200,
-        ge=1,
-        le=1_000_000,
-        description="A table that is more versions behind than this catches up with several versions per snapshot.",
-    )
-    fold_when_busy: bool = Field(
-        True,
+    one_snapshot_per_version: bool = Field(
+        False,
         description=(
-            "Several versions of a table share a snapshot while other tables wait to sync. With false, tables may"
-            " fall behind."
+            "With true, no two versions share a snapshot, and tables may fall behind. With false, versions share one"
+            " while other tables wait to sync, or if a table is far behind."
         ),
     )
     commit_bytes_max: ByteSize = Field(
@@ -293,6 +171,13 @@ class _TableOptions(_Frozen):
         le=DAY_S,
         description="Time between two polls for the next Delta commit file.",
     )
+    engine: Literal["auto", "local", "spark"] = Field(
+        "auto",
+        description=(
+            "Where dvsync reads whole tables and footers and translates deletion vectors: in its own process (local),"
+            " on Spark (spark), or on Spark if they are large (auto)."
+        ),
+    )
     format_version: int = Field(
         2,
         ge=2,
@@ -301,10 +186,6 @@ class _TableOptions(_Frozen):
             "[Iceberg's format version](formats.md#format-version-2-or-3). A table is upgraded in place, and cannot"
             " go back."
         ),
-    )
-    delete_granularity: Literal["file", "partition"] | None = Field(
-        None,
-        description="One delete file for each data file, or for each partition. Unset: write.delete.granularity.",
     )
     int96_overflow: Literal["refuse", "follow"] = Field(
         "refuse",
@@ -398,9 +279,6 @@ class TableSettings(_TableOptions):
     location: Location | None = Field(None, description="Location of the Iceberg table. Unset: the catalog chooses it.")
     delete_files_location: Location | None = Field(
         None, description="Folder for delete files. Unset: a folder below the Iceberg table's location."
-    )
-    pipeline: PipelineSettings = Field(
-        default_factory=PipelineSettings, description="Overrides of `pipeline` for this table."
     )
     maintenance: MaintenanceSettings = Field(
         default_factory=MaintenanceSettings, description="Overrides of `maintenance` for this table."
@@ -517,52 +395,11 @@ class LogSettings(_Frozen):
     )
 
 
-class _Variables(EnvSettingsSource):
-    """Reads `DVSYNC_…` variables. Names of properties follow PyIceberg's own: `__` for a dot, `_` for a dash.
-
-    `DVSYNC_STORAGE__S3__ACCESS_KEY_ID` sets `s3.access-key-id`. With `__FILE` at the end, the value is the path of a
-    file that holds the property.
-    """
-
-    def __init__(self, settings_cls: type[BaseSettings]) -> None:
-        super().__init__(settings_cls)
-        sections = tuple(f"{ENV_PREFIX}{section}__".lower() for section in ("storage", "catalogs"))
-        # Take the properties away from the base class, which parses each value as JSON: `1.50` would become `1.5`.
-        self._properties = {key: value or "" for key, value in self.env_vars.items() if key.startswith(sections)}
-        self.env_vars = {key: value for key, value in self.env_vars.items() if key not in self._properties}
-
-    def leave_out(self, section: str) -> str:
-        """Leave out the variables of a section. Returns their names."""
-        key = f"{ENV_PREFIX}{section}".lower()
-        names = [name for name in self.env_vars if name == key or name.startswith(f"{key}__")]
-        self.env_vars = {name: value for name, value in self.env_vars.items() if name not in names}
-        return " or ".join(name.upper() for name in names)
-
-    def __call__(self) -> dict[str, Any]:
-        found = super().__call__()
-        for key, value in self._properties.items():
-            section, *parts = key.removeprefix(ENV_PREFIX.lower()).split("__")
-            properties = found.setdefault(section, {})
-            if section == "catalogs":
-                properties = properties.setdefault(parts.pop(0), {})
-            in_file = parts[-1:] == ["file"]
-            name = ".".join(parts[:-1] if in_file else parts)
-            # Only these two properties of PyIceberg, both of its SQL catalog, are spelled with underscores.
-            name = name if name in ("init_catalog_tables", "pool_pre_ping") else name.replace("_", "-")
-            properties[name] = {"file": value} if in_file else value
-        return found
-
-
-class Settings(BaseSettings):
-    """The whole configuration. After `load_settings`, each table has the defaults and every path is absolute.
-
-    It takes what it is given, and no variables: `load_settings` reads them.
-    """
-
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__")
+class Settings(_Frozen):
+    """The whole configuration. After `load_settings`, each table has the defaults and every path is absolute."""
 
     state: StateSettings = StateSettings()
-    share: Annotated[Share, PlainValidator(Share.parse), PlainSerializer(str), NoDecode] = Field(
+    share: Annotated[Share, PlainValidator(Share.parse), PlainSerializer(str)] = Field(
         ALL,
         description=(
             "The [share of the tables](scaling.md#more-than-one-daemon) that this daemon follows: `1/2` is the first"
@@ -583,7 +420,6 @@ class Settings(BaseSettings):
             " them as well."
         ),
     )
-    pipeline: PipelineSettings = PipelineSettings()
     maintenance: MaintenanceSettings = MaintenanceSettings()
     verify: VerifySettings = VerifySettings()
     limits: LimitsSettings = LimitsSettings()
@@ -594,17 +430,6 @@ class Settings(BaseSettings):
         (), description="Webhooks and commands that are told what happens to the tables."
     )
     log: LogSettings = LogSettings()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
 
     def file_properties(self, catalog: str | None = None) -> dict[str, str]:
         """Return the FileIO properties for the files of a catalog's tables: the catalog's own, overridden by `storage`.
@@ -628,17 +453,3 @@ class Settings(BaseSettings):
         masked = mask_section("", self.model_dump(by_alias=True))
         assert isinstance(masked, dict)
         return masked
-
-
-def read_variables() -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Return the settings of the `DVSYNC_…` variables.
-
-    Sections with a value that is not JSON are left out; the second list has them, and the names of their variables.
-    """
-    variables, invalid = _Variables(Settings), list[tuple[str, str]]()
-    while True:
-        try:
-            return variables(), invalid
-        except SettingsError as error:
-            section = next(each for each in Settings.model_fields if f'"{each}"' in str(error))
-            invalid.append((section, variables.leave_out(section)))

@@ -315,7 +315,7 @@ def _text_bytes(values: pa.Array) -> int:
 def too_large(what: str) -> Unsupported:
     return Unsupported(
         f"the checkpoint is too large to read: {what}",
-        hint="Let Delta write another checkpoint, or read it with Spark (pipeline.engine: auto).",
+        hint="Let Delta write another checkpoint, or read it with Spark (engine: auto).",
     )
 
 

@@ -516,7 +516,7 @@ def log_gone(location: str) -> LogMissing:
 
 def _too_large(what: str, version: int, path: str) -> Unsupported:
     hint = (
-        "Run `dvsync resync`, which shows the table's newest state. Delta on Spark reads it then, so `pipeline.engine` "
+        "Run `dvsync resync`, which shows the table's newest state. Delta on Spark reads it then, so `engine` "
         "must not be local."
     )
     return Unsupported(what, version=version, path=path, hint=hint)

@@ -92,7 +92,7 @@ def diagnose(
     A fault of the table is a finding. Temporary faults are raised (`Retryable`), and `LogMissing`.
     """
     try:
-        with Runner(pipeline, settings.pipeline).open_state(log, FileIOStorage(properties)) as state:
+        with Runner(pipeline, settings.engine).open_state(log, FileIOStorage(properties)) as state:
             return _diagnose(settings, state, properties)
     except LogMissing as error:
         hint = "Check the path: a Delta table is a folder with a folder `_delta_log`."
@@ -226,8 +226,6 @@ def _readers(
     mode = state.metadata.column_mapping_mode
     if mode == "none":
         yield ReaderTrouble(("Daft",), "cannot read files without field ids, and these files have none")
-    if settings.delete_granularity == "partition" and settings.format_version == 2:
-        yield ReaderTrouble(("Polars (native)",), "refuses delete files that apply to several data files")
     if files.int96_columns and settings.format_version > 2:
         text = f"in format version 3, INT96 timestamps need the environment variable {DOWNCAST}=true"
         yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text, tuple(sorted(files.int96_columns)))

@@ -37,6 +37,8 @@ from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 # More threads than cores: removals wait for the store and hardly use the processor.
 REMOVALS_AT_ONCE = 16
 BATCH = 500
+# How long the state store remembers removed files and past syncs.
+HISTORY_MS = 7 * 86_400_000
 # The statuses of files that may still be in the store.
 THERE = (FileStatus.PENDING, FileStatus.LIVE, FileStatus.ORPHANED)
 IN_GRACE = "its grace period is not over"
@@ -79,7 +81,7 @@ def clean_up(
     With `remove_found`, those become orphans, and files of ours that are in use are recorded as well. `stop` ends the
     work between two batches. Raises SyncError.
     """
-    store, settings = context.store, context.settings.maintenance
+    store = context.store
     done = Cleanup()
     record = context.find_record()
     table = _find_own_table(context, record) if record else None
@@ -124,8 +126,13 @@ def clean_up(
         if stop.is_set():
             return done
         _remove(context, own.storage, record.id, due[start : start + BATCH], done)
-    store.forget_before(record.id, survey.at_ms - round(settings.history_s * 1000))
+    forget_history(context, record, at_ms=survey.at_ms)
     return done
+
+
+def forget_history(context: TableContext, record: TableRecord, *, at_ms: int, orphans: bool = False) -> None:
+    """Remove old rows from the state store; with `orphans` also those of files that cleanup has not removed."""
+    context.store.forget_before(record.id, at_ms - HISTORY_MS, orphans=orphans)
 
 
 def drop_table(context: TableContext) -> Cleanup | None:

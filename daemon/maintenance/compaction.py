@@ -42,6 +42,14 @@ from daemon.translate.plan import DATA_FILES_PER_DELETE_FILE_MAX, by_manifest
 from daemon.translate.vector_plan import chunks, copies, entries_of
 from state import DeleteFileRecord, FileKind, LiveFile, OrphanReason, TableRecord
 
+# Compact a data file to which more delete files apply, or two and more once this share of its rows is deleted.
+DELETE_FILES_MAX = 10
+DELETED_SHARE = 0.3
+# Compact a partition with more small delete files than this; a small one has at most so many bytes.
+PARTITION_DELETE_FILES_MAX = 100
+SMALL_DELETE_FILE_BYTES = 1 << 20
+# Compact a Puffin file once more than this share of its positions is no longer used.
+DEAD_SHARE = 0.5
 # The data files that one snapshot compacts; a few more if they share delete files.
 DATA_FILES_AT_ONCE = 1000
 # The data files whose deletion vectors share a new Puffin file. If a sync changes one of them meanwhile, the next round
@@ -168,15 +176,13 @@ def _sum(crowds: Iterable[Crowd], *, snapshots: int = 0) -> Compaction:
 
 def _find_crowded(context: TableContext, record: TableRecord, partitions: dict[str, tuple[str, int]]) -> list[str]:
     """Find the data files whose delete files should be rewritten."""
-    settings, store = context.settings.maintenance, context.store
-    crowded = store.find_crowded(
-        record.id, delete_files_max=settings.delete_files_max, deleted_share=settings.deleted_share
-    )
+    store = context.store
+    crowded = store.find_crowded(record.id, delete_files_max=DELETE_FILES_MAX, deleted_share=DELETED_SHARE)
     small: dict[str, list[str]] = defaultdict(list)
     for path, (partition, size_bytes) in partitions.items():
-        if size_bytes <= settings.small_delete_file_max:
+        if size_bytes <= SMALL_DELETE_FILE_BYTES:
             small[partition].append(path)
-    many = [path for paths in small.values() if len(paths) > settings.partition_delete_files_max for path in paths]
+    many = [path for paths in small.values() if len(paths) > PARTITION_DELETE_FILES_MAX for path in paths]
     served = store.find_served(record.id, many)
     return sorted({*crowded, *(data_file for data_files in served.values() for data_file in data_files)})
 
@@ -184,7 +190,7 @@ def _find_crowded(context: TableContext, record: TableRecord, partitions: dict[s
 def _find_outdated(context: TableContext, record: TableRecord, table: Table) -> list[str]:
     """Find the data files whose Puffin files are mostly dead, or that still have position-delete files."""
     store = context.store
-    dead = store.find_mostly_dead(record.id, dead_share=context.settings.maintenance.dead_share)
+    dead = store.find_mostly_dead(record.id, dead_share=DEAD_SHARE)
     older = [path for path in live_delete_files(table) if not is_puffin(path)]
     served = store.find_served(record.id, [*dead, *older])
     return sorted({data_file for data_files in served.values() for data_file in data_files})

@@ -189,7 +189,7 @@ def _retention(table: Table, settings: MaintenanceSettings) -> Retention:
     return Retention(
         age_max_ms=age_max_ms if settings.snapshot_age_max_s is None else round(settings.snapshot_age_max_s * 1000),
         age_cap_ms=int_property(properties, RETENTION_MS, round(min(RETENTIONS_S.values()) * 1000)),
-        count_min=settings.snapshots_min or count_min,
+        count_min=count_min,
         count_max=settings.snapshots_max,
     )
 

@@ -9,7 +9,7 @@ from threading import Event
 
 from daemon import tracing
 from daemon.errors import SyncError
-from daemon.maintenance.cleanup import Cleanup, clean_up, has_due_orphans
+from daemon.maintenance.cleanup import Cleanup, clean_up, forget_history, has_due_orphans
 from daemon.maintenance.compaction import Compaction, Compactor
 from daemon.maintenance.expiry import Expirer, Expiry
 from daemon.sync.context import TableContext, as_sync_errors
@@ -90,8 +90,7 @@ class Maintainer:
         with self._as_sync_errors():
             record = context.find_record()
             if record is not None:
-                before_ms = context.clock.now_ms() - round(self._settings.history_s * 1000)
-                context.store.forget_before(record.id, before_ms, orphans=True)
+                forget_history(context, record, at_ms=context.clock.now_ms(), orphans=True)
 
     def _as_sync_errors(self) -> AbstractContextManager[None]:
         return as_sync_errors(self._context.settings.name)

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from daemon.config.settings import PipelineSettings
 from daemon.delta.actions import AddFile
 from daemon.delta.checksum import NO_DIFFERENCE
 from daemon.delta.log import DeltaLog
@@ -24,6 +23,14 @@ from daemon.storage import FileIOStorage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask
 from daemon.translate.schema import TableSchema
 
+# With the engine `auto`, Spark reads the whole state of a table whose checkpoint and later commits have more bytes, or
+# that has more data files; it translates a change with more deletion vectors, or more bytes of them, and reads the
+# footers of more added data files.
+LOCAL_LOG_BYTES_MAX = 16 << 20
+LOCAL_DELETION_VECTORS_MAX = 2_000
+LOCAL_DELETION_VECTOR_BYTES_MAX = 64 << 20
+LOCAL_DATA_FILES_MAX = 5_000
+
 # A Spark task takes at most this many deletion vectors, or one larger delete file: it runs for seconds, not minutes.
 DVS_PER_TASK = 500
 
@@ -39,7 +46,7 @@ class Runner:
     """
 
     spark: SparkPipeline
-    settings: PipelineSettings
+    engine: str
 
     @contextmanager
     def open_state(self, log: DeltaLog, storage: FileIOStorage, version: int | None = None) -> Iterator[TableState]:
@@ -57,7 +64,7 @@ class Runner:
         except FileLiveTwice:
             raise  # Delta on Spark reads such a log, but Iceberg cannot show what it reads.
         except (CorruptInput, Unsupported) as error:
-            if self.settings.engine == "local":
+            if self.engine == "local":
                 raise
             refused = error
         if replayed:
@@ -74,15 +81,14 @@ class Runner:
 
     def _replay(self, log: DeltaLog, storage: FileIOStorage, version: int | None) -> TableState | None:
         """Replay the state here. None if Spark must read it: too large, or against the checksum file."""
-        limits = self.settings
-        if limits.engine == "spark":
+        if self.engine == "spark":
             return None
         segment = load_log_segment(storage, log, version)
-        if limits.engine == "local":
+        if self.engine == "local":
             return replay(storage, log, segment)
-        if segment.size_bytes > limits.local_log_bytes_max:
+        if segment.size_bytes > LOCAL_LOG_BYTES_MAX:
             return None
-        state = replay(storage, log, segment, files_max=limits.local_data_files_max)
+        state = replay(storage, log, segment, files_max=LOCAL_DATA_FILES_MAX)
         checksum = log.read_checksum(state.version) if state else None
         return state if state and (checksum is None or checksum.more_than(state.totals()) == NO_DIFFERENCE) else None
 
@@ -112,7 +118,7 @@ class Runner:
         self, adds: Sequence[AddFile], table: TableSchema, storage: FileIOStorage, properties: Mapping[str, str]
     ) -> Inspection:
         """Inspect each data file of `adds`; raises as `Inspector.inspect` does."""
-        if not adds or self._runs_here(fits=len(adds) <= self.settings.local_data_files_max):
+        if not adds or self._runs_here(fits=len(adds) <= LOCAL_DATA_FILES_MAX):
             return Inspector(storage, table).inspect(adds)
         with self.spark.session() as spark:
             task = InspectionTask(properties, table)
@@ -120,13 +126,13 @@ class Runner:
             return joined(map_on_spark(spark, chunks, task))
 
     def _runs_here(self, *, fits: bool) -> bool:
-        return fits if self.settings.engine == "auto" else self.settings.engine == "local"
+        return fits if self.engine == "auto" else self.engine == "local"
 
     def _fits_here(self, tasks: Sequence[DeleteFileTask]) -> bool:
         changes = [change for task in tasks for change in task.changes]
         dvs = [dv for change in changes for dv in (change.before, change.after) if dv]
         size_bytes = sum(dv.size_in_bytes for dv in dvs)
-        return len(changes) <= self.settings.local_deletion_vectors_max and size_bytes <= self.settings.local_bytes_max
+        return len(changes) <= LOCAL_DELETION_VECTORS_MAX and size_bytes <= LOCAL_DELETION_VECTOR_BYTES_MAX
 
 
 def _chunks(tasks: Sequence[DeleteFileTask]) -> Iterator[list[DeleteFileTask]]:

@@ -38,6 +38,9 @@ from state import StateStore
 if TYPE_CHECKING:
     from daemon.telemetry.telemetry import Telemetry
 
+# A standby takes over when the holder has not renewed its lease for this long.
+LEASE_S = 30.0
+
 # At its end, a process waits this long for notices that no hook has tried yet, and for telemetry.
 NOTICES_END_MAX_S = 1.0
 
@@ -65,7 +68,7 @@ class Parts:
             spark=self.spark,
             clock=self.clock,
             limits=self.settings.limits,
-            writer=Writer(self.settings.state.place, self.settings.state.lease_s, self.settings.share),
+            writer=Writer(self.settings.state.place, LEASE_S, self.settings.share),
             progress=progress,
         )
         if board is None:
@@ -115,9 +118,7 @@ class Parts:
     def lease_keeper(self, address: str | None = None) -> LeaseKeeper:
         """`address` is where this process answers."""
         state = self.settings.state
-        return LeaseKeeper(
-            self.store, self.clock, sqlite_file=state.sqlite_file, lease_s=state.lease_s, address=address
-        )
+        return LeaseKeeper(self.store, self.clock, sqlite_file=state.sqlite_file, lease_s=LEASE_S, address=address)
 
 
 def make_context(
@@ -148,7 +149,7 @@ def make_context(
             version_hint=table.version_hint,
         ),
         store=store,
-        runner=Runner(spark, table.pipeline),
+        runner=Runner(spark, table.engine),
         storage=storage,
         properties=properties,
         clock=clock,

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from msgspec.structs import replace
 
 from daemon.clock import Clock
-from daemon.config.load import Claims, faults_of_found
+from daemon.config.checks import Claims, faults_of_found
 from daemon.config.settings import Settings, TableSettings
 from daemon.config.share import Share
 from daemon.delta.log import DeltaLog, log_gone

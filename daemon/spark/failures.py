@@ -165,7 +165,7 @@ HINT_OF = {
     "DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED": FEATURES["catalogManaged"].note,
     # What dvsync does not know either, it names before.
     "DELTA_UNSUPPORTED_FEATURES_FOR_READ": "dvsync knows the feature, and can follow the table without Spark: set "
-    "`pipeline.engine: local`.",
+    "`engine: local`.",
 }
 # `[CLASS.SUBCLASS] text. SQLSTATE: 42K03`
 FRAME = re.compile(r"^\[[A-Z0-9_.]+\]\s+|\s*SQLSTATE: \w+(?: \(line.*\))?$")

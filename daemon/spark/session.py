@@ -52,6 +52,8 @@ AT_LAUNCH = (
     *("spark.jars", "spark.files", "spark.archives", "spark.kerberos.", "spark.yarn.", "spark.kubernetes."),
 )
 LAST_LINES = 5
+# The session stops after this long without work.
+IDLE_TIMEOUT_S = 600.0
 STACK_FRAME = re.compile(r"at [\w.$]+|\.\.\. \d+ more")
 SETUP_HINT = (
     "Run `dvsync setup` once with network access, as the same user. For a proxy, set JAVA_TOOL_OPTIONS="
@@ -192,10 +194,10 @@ class SparkPipeline:
         return self._session
 
     def stop_if_idle(self) -> bool:
-        """End the session if nobody has used it for the configured time. Returns whether it was ended."""
+        """End the session if nobody has used it for IDLE_TIMEOUT_S. Returns whether it was ended."""
         with self._lock:
             idle_s = self._clock.monotonic_s() - self._last_used_s
-            if self._session is None or not self._owned or self._users or idle_s < self._settings.idle_timeout_s:
+            if self._session is None or not self._owned or self._users or idle_s < IDLE_TIMEOUT_S:
                 return False
             self._end()
             return True

@@ -43,6 +43,8 @@ SPEC_ID = "dvsync.partition-spec-id"
 NAME_MAPPING_HASH = "dvsync.name-mapping-sha256"
 # Set only if a timestamp with a zone partitions the table.
 TIME_ZONE = "dvsync.partition-time-zone"
+# A new table gets what all readers read. Somebody may set the property afterwards.
+DELETE_GRANULARITY_DEFAULT = "file"
 DELETE_GRANULARITY = "write.delete.granularity"
 # Spark's vectorized reader takes milliseconds for microseconds where the values have a dictionary (Iceberg 1.12).
 VECTORIZED_READS = "read.parquet.vectorization.enabled"
@@ -342,8 +344,8 @@ def _shape(
     )
     filled = msgspec.json.encode(sorted(schema.filled)).decode()
     collated = msgspec.json.encode(sorted(schema.collated)).decode()
-    granularity = settings.delete_granularity or properties.get(DELETE_GRANULARITY, "")
-    granularity = granularity if granularity in ("file", "partition") else "file"
+    granularity = properties.get(DELETE_GRANULARITY)
+    granularity = granularity if granularity in ("file", "partition") else DELETE_GRANULARITY_DEFAULT
     defaults = {} if properties else METADATA_PROPERTIES
     definition = Definition(
         schema=schema.schema,

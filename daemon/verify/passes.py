@@ -8,6 +8,9 @@ from daemon.config.settings import VerifySettings
 from daemon.verify.findings import Level, Proof, Sample
 from state import SHARES, Differences, ProofRecord
 
+# A table with more data files is compared in parts. For the deeper levels, Spark reads the whole table in each part.
+FILES_AT_ONCE = 20_000
+
 DEPTH = {level: depth for depth, level in enumerate(Level)}
 
 
@@ -18,7 +21,7 @@ def next_part(last: ProofRecord | None, settings: VerifySettings, files: int, *,
     """
     first = last.covered % SHARES if last and _is_enough(last, settings) else 0
     since_ms = now_ms - last.at_ms if last and first else 0
-    due = max(SHARES / _parts(settings, files), SHARES * since_ms / (settings.period_s * 1000))
+    due = max(SHARES / _parts(files), SHARES * since_ms / (settings.period_s * 1000))
     return Sample(first, min(SHARES, first + math.ceil(due)))
 
 
@@ -39,7 +42,7 @@ def due_ms(last: ProofRecord | None, settings: VerifySettings, files: int, *, no
     # A time in the future means that the clock was ahead.
     if last is None or not _is_enough(last, settings) or last.at_ms > now_ms:
         return 0
-    return last.at_ms + settings.period_s * 1000 / _parts(settings, files)
+    return last.at_ms + settings.period_s * 1000 / _parts(files)
 
 
 def add_part(last: ProofRecord | None, proof: Proof, part: Sample, *, at_ms: int) -> ProofRecord:
@@ -63,5 +66,5 @@ def add_part(last: ProofRecord | None, proof: Proof, part: Sample, *, at_ms: int
     )
 
 
-def _parts(settings: VerifySettings, files: int) -> int:
-    return max(1, math.ceil(files / settings.files_at_once))
+def _parts(files: int) -> int:
+    return max(1, math.ceil(files / FILES_AT_ONCE))

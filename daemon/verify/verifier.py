@@ -58,7 +58,7 @@ class Verifier:
         runner = context.runner
         if scope.level is not Level.METADATA:
             # Deeper levels need Spark anyway, and Delta's own reading of its log does not share a fault of ours.
-            runner = replace(runner, settings=runner.settings.model_copy(update={"engine": "spark"}))
+            runner = replace(runner, engine="spark")
         try:
             with replace(context, runner=runner).open_state(marker.version) as state:
                 if state.metadata.id != marker.delta_table_id:

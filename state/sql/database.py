@@ -18,7 +18,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from state.store import DatabaseReplaced, StateUnavailable
 
 # The newest schema, as Alembic numbers it: state/migrations.
-REVISION = "0016"
+REVISION = "0001"
 SQLITE_BUSY_TIMEOUT_S = 5
 # SQLite's extended codes have the primary one in the lowest byte.
 PRIMARY_CODE = 0xFF

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -38,30 +38,18 @@ def migrated(server: Server) -> str:
 
 
 @pytest.fixture
-def empty_postgresql_url(server: Server) -> Iterator[str]:
-    with made_database(server, "template1") as url:
-        yield url
-
-
-@pytest.fixture
 def postgresql_url(server: Server, migrated: str) -> Iterator[str]:
     """A database of its own, at the newest schema."""
-    with made_database(server, migrated) as url:
-        yield url
+    name = f"d{uuid4().hex}"
+    with admin(url_of(server, "postgres"), isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {migrated}")
+    yield url_of(server, name)
+    with admin(url_of(server, "postgres"), isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"DROP DATABASE {name}")
 
 
 def url_of(server: Server, database: str) -> str:
     return f"postgresql+psycopg://dvsync:hunter2@127.0.0.1:{server.port}/{database}"
-
-
-@contextmanager
-def made_database(server: Server, template: str) -> Iterator[str]:
-    name = f"d{uuid4().hex}"
-    with admin(url_of(server, "postgres"), isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield url_of(server, name)
-    with admin(url_of(server, "postgres"), isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql(f"DROP DATABASE {name}")
 
 
 @pytest.fixture(params=["sql", "postgresql", "memory"])

@@ -5,21 +5,15 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from msgspec.structs import replace
-from sqlalchemy import create_engine
 
-from state.migration import MIGRATIONS
 from state.records import (
     FileKind,
     FileStatus,
@@ -28,16 +22,15 @@ from state.records import (
     OrphanReason,
     SyncRun,
     TableError,
-    WrittenFile,
 )
 from state.sql.database import REVISION
 from state.sql.models import METADATA
-from state.sql.store import WRITE_BATCH_MAX, SqlStateStore
+from state.sql.rows import WRITE_BATCH_MAX
+from state.sql.store import SqlStateStore
 from state.store import LeaseLost, StateStore, StateUnavailable
 from tests.kit.servers import Server
 from tests.kit.states import (
     PAUSE,
-    admin,
     delete_file,
     deletion_vector,
     fill,
@@ -138,74 +131,6 @@ def test_the_newest_migration_is_the_one_that_is_looked_for(sql_store: SqlStateS
         assert MigrationContext.configure(connection).get_current_heads() == (REVISION,)
 
 
-FIRST_SCHEMA_ROWS = """
-INSERT INTO tables (id, name, source, target, paused, must_compare, snapshot_id, synced_version) VALUES
-    (1, 'orders', 'source', 'target', true, false, 11, 1), (2, 'stock', 'source2', 'target2', false, false, NULL, NULL);
-INSERT INTO intents (id, table_id, to_version, created_at_ms, status) VALUES (11, 1, 1, 50, 'open');
-INSERT INTO metadata_files (id, table_id, path, kind, status, reason, orphaned_at_ms, intent_id) VALUES
-    (1, 1, 'm-live', 'manifest', 'live', NULL, NULL, NULL),
-    (2, 1, 'm-orphaned', 'manifest', 'orphaned', 'commit-failed', 70, 11),
-    (3, 1, 'snap-pending', 'manifest-list', 'pending', NULL, NULL, 11);
-INSERT INTO data_files (id, table_id, path, record_count, size_bytes, spec_id, manifest_id) VALUES
-    (1, 1, 'a', 100, 5000, 0, 1),
-    (2, 1, 'b', 100, 5000, 0, 1);
-INSERT INTO delete_files
-    (id, table_id, path, status, reason, orphaned_at_ms, intent_id, size_bytes, positions, spec_id, manifest_id) VALUES
-    (1, 1, 'd-live', 'live', NULL, NULL, 11, 900, 4, 0, 1),
-    (2, 1, 'd-orphaned', 'orphaned', 'dv-shrunk', 60, NULL, 800, 4, 0, NULL);
-INSERT INTO dv_mappings (delete_file_id, data_file_id, dv_unique_id, positions) VALUES
-    (1, 1, 'u-of-a', 2),
-    (1, 2, 'u-of-b', 2);
-INSERT INTO sync_runs (table_id, started_at_ms, duration_ms, outcome, data_files_added, data_files_removed,
-    delete_files_added, positions_added) VALUES (1, 40, 5, 'advanced', 2, 0, 1, 4);
-"""
-
-
-def test_first_schema_is_upgraded(tmp_path: Path) -> None:
-    """Opening a database of the first schema loses no row, and files have their status since what was known of it."""
-    url = f"sqlite:///{tmp_path / 'dvsync.db'}"
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-    engine.dispose()
-    with closing(sqlite3.connect(tmp_path / "dvsync.db")) as raw, raw:
-        raw.executescript(FIRST_SCHEMA_ROWS)
-
-    opened_at_ms = time.time_ns() // 1_000_000
-    with closing(SqlStateStore.open(url)) as store:
-        orders, stock = store.list_tables()
-        assert (orders.must_compare, stock.must_compare) == (True, False), "the URIs of live files are unknown"
-        assert stock.pause is None
-        assert orders.pause is not None
-        assert (orders.pause.since_ms >= opened_at_ms, orders.pause.until_ms) == (True, None)
-        table_id = orders.id
-        written = store.list_written(table_id, FileStatus)
-        (live_manifest,) = (file for file in written if file.path == "m-live")
-        assert written == [
-            WrittenFile("d-live", FileKind.DELETE_FILE, FileStatus.LIVE, 50, None, 900),
-            WrittenFile("snap-pending", FileKind.MANIFEST_LIST, FileStatus.PENDING, 50),
-            WrittenFile("d-orphaned", FileKind.DELETE_FILE, FileStatus.ORPHANED, 60, OrphanReason.DV_SHRUNK, 800),
-            WrittenFile("m-orphaned", FileKind.MANIFEST, FileStatus.ORPHANED, 70, OrphanReason.COMMIT_FAILED),
-            WrittenFile("m-live", FileKind.MANIFEST, FileStatus.LIVE, live_manifest.since_ms),
-        ]
-        assert live_manifest.since_ms >= opened_at_ms
-        assert store.claim_share(2) == 1, "the daemon that was alone becomes the first share"
-        assert store.list_tables()[0].snapshot_id is None, "what is remembered is read anew"
-        assert list(store.read_live_files(table_id)) == [
-            replace(live_file(path, manifest="m-live"), partition=()) for path in "ab"
-        ]
-        assert store.find_delete_files(table_id, ["a"]) == [delete_file("d-live", "a", "b", manifest="m-live")]
-        assert [intent.id for intent, _ in store.find_open_intents(table_id)] == [11]
-        assert len(store.list_runs(table_id, runs_max=9)) == 1
-        store.record_abandoned(11, OrphanReason.COMMIT_FAILED, at_ms=80)
-        assert orphan_paths(store, table_id) == ["d-orphaned", "m-orphaned", "snap-pending"]
-        with store._database.read() as connection:
-            assert connection.exec_driver_sql("PRAGMA foreign_key_check").all() == []
-
-
 def test_newer_database_is_refused(database_path: Path) -> None:
     """A database that a newer dvsync has migrated is refused, and left as it is."""
     SqlStateStore.open(f"sqlite:///{database_path}").close()
@@ -257,22 +182,6 @@ def test_postgresql_has_the_schema_of_the_models(postgresql_url: str) -> None:
             ).all()
         )
     assert (types["id"], types["payload"], types["dv_offset"], types["path"]) == ("bigint", "bytea", "bigint", "text")
-
-
-def test_postgresql_is_upgraded_from_the_first_schema(empty_postgresql_url: str) -> None:
-    """The second migration finds rows there, as on SQLite."""
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    with admin(empty_postgresql_url) as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-        for statement in FIRST_SCHEMA_ROWS.split(";\n"):
-            connection.exec_driver_sql(statement)
-    with closing(SqlStateStore.open(empty_postgresql_url)) as store:
-        assert [record.pause is None for record in store.list_tables()] == [False, True]
-        since = {file.path: file.since_ms for file in store.list_written(1, FileStatus) if file.path != "m-live"}
-        assert since == {"m-orphaned": 70, "snap-pending": 50, "d-live": 50, "d-orphaned": 60}
-        assert store.claim_share(2) == 1
 
 
 def test_readers_see_one_state_and_writers_queue(postgresql_url: str) -> None:
@@ -395,7 +304,8 @@ def test_a_replacement_that_fails_half_way_is_repeated(sql_store: SqlStateStore)
 CRASHING = """
 import os, sys
 from state.records import FileKind, Intent, LiveFile, Outcome
-from state.sql.store import WRITE_BATCH_MAX, SqlStateStore
+from state.sql.rows import WRITE_BATCH_MAX
+from state.sql.store import SqlStateStore
 
 def outcome(version, **changes):
     return Outcome(1, "delta-id", None, version, 1, 9, "v.json", **changes)

@@ -47,8 +47,7 @@ class World:
             log={"format": "json", "level": "debug"},
             maintenance={},
             verify={},
-            pipeline={"engine": "local"},
-            defaults={"poll_interval": POLL_INTERVAL},
+            defaults={"poll_interval": POLL_INTERVAL, "engine": "local"},
             tables=[{"source": self.table.location, "target": NAME}],
         )
 

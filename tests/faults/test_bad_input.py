@@ -41,7 +41,7 @@ from daemon.errors import (
 )
 from daemon.pipeline import runner
 from daemon.storage import FileIOStorage, FileMeta
-from daemon.sync import follower
+from daemon.sync import news
 from daemon.translate.definition import DELTA_FEATURES, DELTA_PROTOCOL
 from state.sql import database
 from tests.kit.checks import check, rows_of
@@ -591,9 +591,10 @@ def test_a_large_commit_is_refused_and_passed_by_comparing_states(pair: Pair) ->
     pair.assert_goes_on([0, 1, 2])
 
 
-def test_large_commits_do_not_share_a_snapshot(pair: Pair) -> None:
+def test_large_commits_do_not_share_a_snapshot(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their actions would be in memory together: the rest of them has the next snapshot."""
-    pair.bench.limits = LimitsSettings(commit_bytes_max=1 << 20, fold_after_versions=1)
+    pair.bench.limits = LimitsSettings(commit_bytes_max=1 << 20)
+    monkeypatch.setattr("daemon.sync.news.FOLD_AFTER_VERSIONS", 1)
     pair.bench.reopen()
     for _ in range(5):
         padded(pair.table, 600 << 10)
@@ -852,7 +853,7 @@ def test_a_missing_manifest_is_waited_for(pair: Pair) -> None:
 def test_a_delta_log_that_is_gone_is_an_error(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that was followed and whose log is not there any more is not called synced for more than a minute."""
     log = pair.table.folder / "_delta_log"
-    monkeypatch.setattr(follower, "UNFINISHED_COMMIT_MAX_S", 0)
+    monkeypatch.setattr(news, "UNFINISHED_COMMIT_MAX_S", 0)
     pair.bench.follower.sync()
     shutil.move(log, log.with_name("away"))
     assert not pair.bench.follower.has_news()
@@ -871,7 +872,7 @@ def test_a_delta_log_that_is_gone_is_an_error(pair: Pair, monkeypatch: pytest.Mo
 
 def test_a_commit_that_changes_is_noticed_within_a_minute(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing newer is there, but the newest commit is another one than was synced: that is news."""
-    monkeypatch.setattr(follower, "UNFINISHED_COMMIT_MAX_S", 0)
+    monkeypatch.setattr(news, "UNFINISHED_COMMIT_MAX_S", 0)
     pair.bench.follower.sync()
     file = pair.table.commit_path(1)
     file.write_text(file.read_text() + '{"commitInfo": {}}\n')
@@ -960,10 +961,9 @@ def test_a_name_that_is_used_again_is_seen_by_a_comparison(pair: Pair) -> None:
     pair.assert_goes_on([0, 1, 3])
 
 
-def test_a_comparison_that_follows_what_was_shown_already(pair: Pair) -> None:
+def test_a_comparison_that_follows_what_was_shown_already(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of versions that are refused together the first is shown alone; the second is lost: the newest state is shown."""
-    pair.bench.limits = LimitsSettings(commits_max=3)
-    pair.bench.reopen()
+    monkeypatch.setattr("daemon.sync.news.COMMITS_MAX", 3)
     table = pair.table
     table.commit(table.delete({pair.path: [2]}))
     lost = append(table)

@@ -37,7 +37,7 @@ def test_a_catalog_that_never_answers_holds_up_only_its_own_tables(tmp_path: Pat
             Thread(target=answer_in_part, args=(silent, connections), daemon=True).start()
         write_config(
             tmp_path / "config.yaml",
-            pipeline={"engine": "local"},
+            defaults={"poll_interval": "100ms", "engine": "local"},
             catalogs={
                 "silent": {"type": "rest", "uri": f"http://127.0.0.1:{silent.getsockname()[1]}/"},
                 "local": sql_catalog(tmp_path),

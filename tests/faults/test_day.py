@@ -49,7 +49,7 @@ def test_a_restart_keeps_the_day_and_the_operations(table: HandmadeTable, tmp_pa
     with sqlite3.connect(tmp_path / "state.db") as state:
         assert state.execute("SELECT count(*) FROM samples").fetchone() == (1,)
     # The first sample of a process may be taken before it knows all numbers.
-    often = {**os.environ, "INTERVALS": '{"daemon.status.board.SAMPLE_INTERVAL_S": 0.5}'}
+    often = {**os.environ, "CONSTANTS": '{"daemon.status.board.SAMPLE_INTERVAL_S": 0.5}'}
     with daemon(tmp_path / "config.yaml", often) as running:
         after = until(lambda: len(day := day_of(running)) > 1 and day, "a sample of each process")
         assert after[: len(before)] == before

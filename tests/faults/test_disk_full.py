@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.kit.checks import duckdb_rows, shown_versions
-from tests.kit.daemons import daemon, until
+from tests.kit.daemons import daemon, set_constants, until
 from tests.kit.handmade import Bench, HandmadeTable
 
 SIZE = "2m"
 CONFIG = """
-state: {url: "sqlite:///small/state.db", lease: 5s}
+state: {url: "sqlite:///small/state.db"}
 catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
 health: {port: 0}
 log: {format: json}
@@ -50,13 +50,16 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-def test_a_full_disk_stops_syncing_and_nothing_else(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_stops_syncing_and_nothing_else(
+    tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The table is retrying with what to look at, nothing is committed that cannot be remembered, and it goes on."""
     table = HandmadeTable(tmp_path / "delta")
     table.create()
     path = table.write_file([(number, "x", "v") for number in range(50)])
     table.commit([table.add(path)])
     (tmp_path / "config.yaml").write_text(CONFIG)
+    set_constants(monkeypatch, {"daemon.service.assembly.LEASE_S": 5.0})
     with daemon(tmp_path / "config.yaml") as running:
         running.synced_to("t", table.version)
         ballast = fill(small_disk)

@@ -26,21 +26,25 @@ from daemon.sync.recovery import end_intents
 from state import LeaseLost, StateUnavailable
 from state.sql.store import SqlStateStore
 from tests.kit.checks import duckdb_rows
-from tests.kit.daemons import command, daemon, until
+from tests.kit.daemons import command, daemon, set_constants, until
 from tests.kit.handmade import Bench, HandmadeTable, sql_catalog
 
 CONFIG = """
-state: {url: "sqlite:///state.db", lease: 2s}
+state: {url: "sqlite:///state.db"}
 catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
 health: {port: 0}
 log: {format: json}
-pipeline: {engine: local}
-defaults: {poll_interval: 200ms}
+defaults: {poll_interval: 200ms, engine: local}
 tables: [{source: delta, target: lake.t, name: t}]
 """
 
 
 START_MS = SystemClock().now_ms()
+
+
+@pytest.fixture(autouse=True)
+def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_constants(monkeypatch, {"daemon.service.assembly.LEASE_S": 2.0})
 
 
 class Clock(SystemClock):
@@ -276,10 +280,10 @@ def test_a_lock_without_a_lease_is_an_older_dvsync_at_work(tmp_path):
         keeper.give_back()
 
 
-def test_a_killed_holder_is_replaced_without_waiting_for_its_lease(tmp_path, table):
+def test_a_killed_holder_is_replaced_without_waiting_for_its_lease(tmp_path, table, monkeypatch):
     """The lock of the operating system tells; the first start after a crash need not wait either."""
     config = write_config(tmp_path)
-    config.write_text(config.read_text().replace("lease: 2s", "lease: 1h"))
+    set_constants(monkeypatch, {"daemon.service.assembly.LEASE_S": 3600.0})
     with daemon(config) as first:
         first.synced_to("t", table.version)
         first.signal(signal.SIGKILL)

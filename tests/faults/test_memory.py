@@ -32,7 +32,6 @@ from pyiceberg.types import LongType, NestedField, StringType
 from structlog.testing import capture_logs
 
 from daemon.clock import SystemClock
-from daemon.config.settings import LimitsSettings
 from daemon.delta.snapshot import ReplayedState
 from daemon.errors import AccountMismatch, CommitConflict, ObjectMissing, PipelineAway, TargetChanged, Unsupported
 from daemon.iceberg import target
@@ -490,11 +489,11 @@ def test_a_remove_that_is_written_twice(table: HandmadeTable, bench: Bench) -> N
     check_whole(bench, table)
 
 
-def test_compaction_of_delete_files_that_are_not_remembered(table: HandmadeTable, bench: Bench) -> None:
+def test_compaction_of_delete_files_that_are_not_remembered(
+    table: HandmadeTable, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The account stops it, and what is remembered is read anew: the next round goes through."""
-    bench.close()
-    bench.table_options = {"maintenance": {"delete_files_max": 1}}
-    bench.open()
+    monkeypatch.setattr("daemon.maintenance.compaction.DELETE_FILES_MAX", 1)
     (first, *_) = table.live
     for row in (0, 3, 4):
         table.commit(table.delete({first: [row]}))
@@ -559,7 +558,8 @@ def test_a_mere_tombstone_costs_no_comparison(
 def test_what_an_earlier_commit_of_a_fold_adds_is_known(
     tmp_path: Path, table: HandmadeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path / "dvsync", table.location, limits=LimitsSettings(fold_after_versions=1))
+    monkeypatch.setattr("daemon.sync.news.FOLD_AFTER_VERSIONS", 1)
+    bench = Bench(tmp_path / "dvsync", table.location)
     bench.sync()
     monkeypatch.setattr(advance, "live_entries", lambda *_: pytest.fail("the manifests were read"))
     path = table.write_file([(60, "y", "new"), (61, "y", "new")])

@@ -170,8 +170,7 @@ def test_a_volume_that_vanishes_sends_a_dozen_notices(tmp_path: Path) -> None:
     with receiver() as server:
         write_config(
             tmp_path / "config.yaml",
-            pipeline={"engine": "local"},
-            defaults={"poll_interval": "1s"},
+            defaults={"poll_interval": "1s", "engine": "local"},
             tables=[{"source": "lake/*/", "target": "lake.{name}", "name": "{name}"}],
             hooks=[{"url": f"{server.url}/told"}],
         )

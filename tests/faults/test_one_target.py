@@ -23,7 +23,7 @@ from tests.kit.checks import rows_of
 from tests.kit.daemons import daemon, until, write_config
 from tests.kit.handmade import Bench, HandmadeTable, sql_catalog
 
-LOCAL = {"engine": "local"}
+LOCAL = {"poll_interval": "100ms", "engine": "local"}
 # How the second table's catalog and target are spelled, if the first one has `local` and `lake.orders`.
 SPELLINGS = {"another catalog": ("LOCAL", "lake.orders"), "another case": ("local", "lake.Orders")}
 
@@ -79,7 +79,7 @@ def test_one_of_two_tables_keeps_the_target_and_the_other_is_parked(tmp_path, sp
             for name, table in tables.items()
         ]
         catalogs = {"local": properties, "LOCAL": properties}
-        write_config(tmp_path / "config.yaml", pipeline=LOCAL, catalogs=catalogs, tables=entries)
+        write_config(tmp_path / "config.yaml", defaults=LOCAL, catalogs=catalogs, tables=entries)
         return tmp_path / "config.yaml"
 
     config = configure()
@@ -175,7 +175,7 @@ def test_forgetting_the_former_spelling_does_not_drop_the_table(tmp_path):
     properties, table = ignore_case(tmp_path), made(tmp_path / "a", 0)
     for target in ("lake.T", "lake.t"):
         entry = {"source": table.location, "target": target}
-        write_config(tmp_path / "config.yaml", pipeline=LOCAL, catalogs={"local": properties}, tables=[entry])
+        write_config(tmp_path / "config.yaml", defaults=LOCAL, catalogs={"local": properties}, tables=[entry])
         assert command(tmp_path / "config.yaml", "sync").exit_code == 0
     forgotten = command(tmp_path / "config.yaml", "forget", "lake.T", "--drop")
     assert "its Iceberg table lake.T is the target of lake.t" in forgotten.output

@@ -83,7 +83,8 @@ def test_what_maintenance_named_is_on_the_disk(tmp_path: Path, monkeypatch, keep
     """A power cut after a compaction and an expiry loses neither: the table is read as before, with one delete file."""
     table = HandmadeTable(tmp_path / "delta")
     table.create()
-    maintenance = MaintenanceSettings(delete_files_max=2, snapshots_max=1)
+    maintenance = MaintenanceSettings(snapshots_max=1)
+    monkeypatch.setattr("daemon.maintenance.compaction.DELETE_FILES_MAX", 2)
     bench = Bench(tmp_path / "dvsync", table.location, table_options={"maintenance": maintenance})
     bench.first_sync_empty(table)
     path = table.write_file([(number, "x", "v") for number in range(9)])

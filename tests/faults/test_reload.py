@@ -25,8 +25,7 @@ state: {url: "sqlite:///state.db"}
 catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
 health: {port: 0}
 log: {format: json}
-pipeline: {engine: local}
-defaults: {poll_interval: 200ms}
+defaults: {poll_interval: 200ms, engine: local}
 tables:
 """
 
@@ -329,7 +328,7 @@ def test_delete_files_in_a_folder_of_their_own_are_dropped_too(tmp_path):
     table.commit([table.add(path)])
 
     def dvsync(*words: str, entries: Sequence[object] = ()) -> str:
-        write_config(config, pipeline={"engine": "local"}, tables=entries)
+        write_config(config, defaults={"engine": "local"}, tables=entries)
         done = CliRunner().invoke(app, [*words, "--config", str(config)])
         assert done.exit_code == 0, done.output
         return done.output

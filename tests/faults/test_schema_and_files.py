@@ -286,7 +286,7 @@ def sync(folder: Path, tables: Sequence[Mapping[str, Any]]) -> str:
     config = {
         "state": {"url": f"sqlite:///{folder}/state.db"},
         "catalogs": {"local": sql_catalog(folder)},
-        "pipeline": {"engine": "local"},
+        "defaults": {"engine": "local"},
         "tables": tables,
     }
     (folder / "config.yaml").write_text(json.dumps(config))

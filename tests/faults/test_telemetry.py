@@ -22,7 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from prometheus_client.parser import text_string_to_metric_families
 from pyiceberg.catalog.sql import SqlCatalog
 
-from tests.kit.daemons import Daemon, command, daemon, until, write_config
+from tests.kit.daemons import Daemon, command, daemon, set_constants, until, write_config
 from tests.kit.handmade import COLUMNS, HandmadeTable, sql_catalog
 from tests.kit.receiver import Receiver, receiver
 
@@ -215,10 +215,12 @@ def checked(event: dict[str, Any]) -> RunEvent:
     return made
 
 
-def test_a_collector_gets_the_work_by_step(world: World, server: Receiver) -> None:
+def test_a_collector_gets_the_work_by_step(world: World, server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of polls that find nothing. No secret is told anywhere."""
+    constants = {"DELETE_FILES_MAX": 1, "DELETED_SHARE": 1}
+    set_constants(monkeypatch, {f"daemon.maintenance.compaction.{name}": value for name, value in constants.items()})
     world.configure(
-        maintenance={"interval": "1s", "delete_files_max": 1, "deleted_share": 1},
+        maintenance={"interval": "1s"},
         verify={"period": "2s"},
     )
     environment = otel(

@@ -14,7 +14,7 @@ import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from daemon.iceberg.position_deletes import PositionDeleteWriter
-from tests.kit.daemons import Daemon, command, daemon, until
+from tests.kit.daemons import Daemon, command, daemon, set_constants, until
 from tests.kit.handmade import HandmadeTable
 from tests.kit.servers import free_port
 
@@ -193,9 +193,10 @@ def test_files_that_delta_removed_before_the_next_poll_are_no_difference(world: 
         assert running.tables()["wrong"]["state"] == "synced"
 
 
-def test_a_large_table_is_covered_in_parts_over_restarts(world: World) -> None:
+def test_a_large_table_is_covered_in_parts_over_restarts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part is other files. A pass that a kill cut short goes on where it was."""
-    world.configure(files_at_once=1, period="3s")
+    set_constants(monkeypatch, {"daemon.verify.passes.FILES_AT_ONCE": 1})
+    world.configure(period="3s")
     with daemon(world.config) as running:
         until(lambda: 0 < proof(running, "wrong").get("coverage", 0) < 1, "the first part")
         assert proof(running, "wrong")["complete_at"] is None

@@ -42,8 +42,9 @@ def table(tmp_path: Path) -> HandmadeTable:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, table: HandmadeTable) -> Iterator[Bench]:
-    settings = MaintenanceSettings(**{"delete_files_max": 1, "snapshots_max": 1})
+def bench(tmp_path: Path, table: HandmadeTable, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    settings = MaintenanceSettings(snapshots_max=1)
+    monkeypatch.setattr("daemon.maintenance.compaction.DELETE_FILES_MAX", 1)
     options = {"version_hint": True, "maintenance": settings}
     bench = Bench(tmp_path / "dvsync", table.location, table_options=options)
     bench.sync()

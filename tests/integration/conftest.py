@@ -34,6 +34,12 @@ TOLERATED = r"ignore:unclosed <socket\.socket:ResourceWarning"
 SPARK_FIXTURES = {"spark", "s3_spark"}
 WRITERS = {"replay": Replayed, "record": Recorder, "check": Checker}
 
+# For the few tables with maintenance: few delete files, and few that are dead, are too many.
+COMPACT_SOON = {
+    f"daemon.maintenance.compaction.{name}": value
+    for name, value in {"DELETE_FILES_MAX": 1, "DELETED_SHARE": 0.2, "DEAD_SHARE": 0.2}.items()
+}
+
 
 def is_live(item: pytest.Item) -> bool:
     """Whether Spark writes while the test runs. Long tests have no archives: they would be the larger half."""
@@ -112,7 +118,7 @@ def writer(request: pytest.FixtureRequest, spark_process: SparkProcess, tmp_path
 @pytest.fixture(scope="session")
 def daemon_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """One `dvsync run` for every test of this process, with a Spark session and a JVM of its own."""
-    made = Service(tmp_path_factory.mktemp("service"))
+    made = Service(tmp_path_factory.mktemp("service"), constants=COMPACT_SOON)
     yield made
     made.stop()
 

@@ -121,7 +121,7 @@ class World:
 def write_config(folder: Path, tables: dict[str, HandmadeTable]) -> Path:
     listed = [
         f"- {{source: {json.dumps(str(table.folder))}, target: {name.replace('-', '_')}, name: {name},"
-        f" pipeline: {{engine: {'local' if name.startswith('local.') else 'auto'}}}}}\n"
+        f" engine: {'local' if name.startswith('local.') else 'auto'}}}\n"
         for name, table in tables.items()
     ]
     config = folder / "config.yaml"
@@ -344,7 +344,7 @@ def test_the_features_are_those_of_delta(spark: SparkSession, tmp_path: Path) ->
     table.commit([{"protocol": table.protocol(["deletionVectors", "timestampWithoutTimezone"])}])
     refused = state_error(spark, table)
     assert isinstance(refused, Unsupported)
-    assert "pipeline.engine: local" in refused.hint
+    assert "`engine: local`" in refused.hint
 
 
 LONG = {"name": "x", "type": "long", "nullable": True, "metadata": {}}

@@ -102,7 +102,9 @@ def configured(folder: Path, gate: Gate, kind: str, secret: str = "hunter2") -> 
         own = {"client_id": "me", "client_secret": reference, "token_url": f"{gate.url}/token", "scope": "a b"}
     catalogs = {"c": {"type": "rest", "uri": gate.url, "auth": {"type": kind, kind: own}}}
     tables = [{"name": "t", "source": "lake/t", "target": f"a.{folder.name}"}]
-    write_config(folder / "config.yaml", pipeline={"engine": "local"}, catalogs=catalogs, tables=tables)
+    write_config(
+        folder / "config.yaml", defaults={"poll_interval": "100ms", "engine": "local"}, catalogs=catalogs, tables=tables
+    )
     return folder / "config.yaml"
 
 

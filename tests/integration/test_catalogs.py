@@ -171,14 +171,15 @@ def test_format_version_3(followed):
 
 
 @ON_ALL
-def test_life_of_a_table(followed):
+def test_life_of_a_table(followed, monkeypatch):
     """First sync, deletes, compaction, expiry and cleanup; then the state database is lost."""
     assert followed.sync().operation == "first sync"
     for position in range(4):
         followed.delete(position)
         assert followed.sync().positions_added == 2
+    monkeypatch.setattr("daemon.maintenance.compaction.DELETE_FILES_MAX", 1)
     settings = followed.bench.context.settings.model_copy(
-        update={"maintenance": MaintenanceSettings(delete_files_max=1, snapshots_max=1, orphan_grace="1h")}
+        update={"maintenance": MaintenanceSettings(snapshots_max=1, orphan_grace="1h")}
     )
     object.__setattr__(followed.bench.context, "settings", settings)
     maintainer = Maintainer(followed.bench.context)

@@ -116,12 +116,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         made = World(folder, running, daemon, table, {})
         made.configure(
             spark={"master": running.master, "conf": spark_conf(folder, python)},
-            pipeline={"engine": "spark"},
             maintenance=NO_MAINTENANCE,
             health={"port": 0},
             log={"format": "json"},
             state={"url": "sqlite:///state.db"},
-            defaults={"poll_interval": "100ms"},
+            defaults={"poll_interval": "100ms", "engine": "spark"},
             catalogs={
                 "local": {
                     "type": "sql",

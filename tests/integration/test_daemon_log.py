@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from daemon.log import REMARKS
-from tests.kit.daemons import Daemon
+from tests.kit.daemons import Daemon, set_constants
 from tests.kit.follow import Followed
 from tests.kit.servers import ObjectStore
 from tests.kit.service import InProcess
@@ -22,7 +22,7 @@ catalogs:
 health: {{port: 0}}
 log: {{format: json, level: debug}}
 defaults: {{poll_interval: 500ms}}
-maintenance: {{interval: 1s, snapshots_max: 2, delete_files_max: 1}}
+maintenance: {{interval: 1s, snapshots_max: 2}}
 tables:
   - {{source: "{source}", target: lake.t, name: t, catalog: local}}
   - {{source: "{source}", target: lake.s, name: s, catalog: store}}
@@ -41,7 +41,9 @@ FIRST_SYNC_MAX_S = 300.0
 
 
 @pytest.mark.live
-def test_libraries_say_nothing_that_no_operator_needs(writer: Writer, tmp_path: Path, store: ObjectStore) -> None:
+def test_libraries_say_nothing_that_no_operator_needs(
+    writer: Writer, tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """First syncs with Spark, following, maintenance and the end, of files with INT96 timestamps, to disk and to S3."""
     table = Followed(InProcess(writer), tmp_path)
     with writer.confs({"spark.sql.parquet.outputTimestampType": "INT96"}):
@@ -54,7 +56,8 @@ def test_libraries_say_nothing_that_no_operator_needs(writer: Writer, tmp_path: 
         config = tmp_path / "config.yaml"
         properties = ", ".join(f'"{key}": "{value}"' for key, value in store.properties.items())
         config.write_text(CONFIG.format(source=table.source, properties=properties))
-        daemon = Daemon(config, module="daemon")
+        set_constants(monkeypatch, {"daemon.maintenance.compaction.DELETE_FILES_MAX": 1})
+        daemon = Daemon(config, module="tests.kit.daemon_process")
         try:
             daemon.launch()
             daemon.started()

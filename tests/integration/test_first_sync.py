@@ -18,7 +18,6 @@ import pytest
 from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, LessThanOrEqual
 from pyspark.sql import DataFrame, SparkSession
 
-from daemon.config.settings import PipelineSettings
 from daemon.errors import Unsupported
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
 from daemon.pipeline.runner import DVS_PER_TASK
@@ -112,7 +111,7 @@ def test_all_types_engines_and_filters(service: Service, tmp_path: Path) -> None
     assert (result.operation, result.positions_added) == ("first sync", sum(map(len, table.image.positions.values())))
     check_filters(table)
 
-    on_spark = table.new_bench("on_spark", pipeline={"engine": "spark"})
+    on_spark = table.new_bench("on_spark", engine="spark")
     on_spark.sync()
     assert contents(image_of(on_spark.iceberg())) == contents(table.image)
     table.step("DELETE FROM {t} WHERE id % 7 = 2", operation="delete")
@@ -250,7 +249,7 @@ def test_many_files_and_deletion_vectors(service: Service, tmp_path: Path) -> No
     """Thousands of files come in several manifests, their deletes by Spark, and one more delete rewrites nothing."""
     files = MANIFEST_ENTRIES_MAX * 2 + 300
     deleted = DVS_PER_TASK + 100
-    table = Followed(service, tmp_path, options={"pipeline": {"local_deletion_vectors_max": deleted - 1}})
+    table = Followed(service, tmp_path, options={"engine": "spark"})
     handmade = HandmadeTable(table.source)
     handmade.create()
     seed = handmade.write_file([(number, "a", f"value {number}") for number in range(3)])
@@ -303,7 +302,7 @@ def test_spark_tasks_force_what_they_write_to_the_disk(
             f"daemon.spark.{module}.run_on_spark",
             lambda frame, function: run_on_spark(frame, partial(logging_fsync, function, log)),
         )
-    table = Followed(InProcess(writer, pipeline=PipelineSettings(engine="spark")), tmp_path)
+    table = Followed(InProcess(writer, engine="spark"), tmp_path)
     table.sql(
         "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true') AS SELECT id FROM range(9)"
     )

@@ -33,10 +33,11 @@ from daemon.locations import normalize_location
 from daemon.maintenance.compaction import Compaction, Compactor
 from daemon.pipeline.runner import Runner
 from daemon.storage import FileIOStorage, Span
+from daemon.translate.definition import DELETE_GRANULARITY
 from daemon.translate.schema import PRIMITIVES
 from daemon.verify.findings import Fault, Level, Scope
 from daemon.verify.verifier import Verifier
-from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
+from tests.kit.handmade import COLUMNS, GRANULARITY, Bench, HandmadeTable
 from tests.kit.images import vectors_of
 from tests.kit.readers import READERS
 from tests.kit.spark_process import SparkProcess
@@ -177,7 +178,8 @@ def test_an_unreadable_vector_keeps_no_other_from_compaction(pair: Pair) -> None
 
 def test_a_compaction_goes_back_to_no_older_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process with new settings upgrades the table between writing and committing: nothing is committed."""
-    pair = Pair(tmp_path, maintenance={"delete_files_max": 1})
+    monkeypatch.setattr("daemon.maintenance.compaction.DELETE_FILES_MAX", 1)
+    pair = Pair(tmp_path)
     pair.bench.sync()
     for position in range(3):
         pair.delete({0: [position]})
@@ -237,17 +239,18 @@ def delete_entries(bench: Bench) -> list[ManifestEntry]:
 
 
 @pytest.mark.parametrize("granularity", ["file", "partition"])
-def test_a_table_is_upgraded_in_place(tmp_path: Path, granularity: str) -> None:
+def test_a_table_is_upgraded_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granularity: str) -> None:
     """The metadata at once, each data file with its first vector, the rest by maintenance; older snapshots stay."""
     unfit = "Polars native" if granularity == "partition" else ""
-    pair = Pair(tmp_path, delete_granularity=granularity)
+    monkeypatch.setattr(GRANULARITY, granularity)
+    pair = Pair(tmp_path)
     pair.bench.sync()
     pair.delete({0: [1], 1: [2], 2: [3], 3: [4]})
     pair.delete({0: [5], 2: [5]})
     before = pair.bench.iceberg().current_snapshot()
     assert before is not None
     rows = pair.table.live_rows()
-    pair.reopen(format_version=3, delete_granularity=granularity)
+    pair.reopen(format_version=3)
     pair.bench.sync()
     upgraded = pair.bench.iceberg()
     assert (upgraded.metadata.format_version, upgraded.current_snapshot()) == (3, before)
@@ -441,7 +444,7 @@ def test_verify_finds_wrong_row_ids(pair: Pair) -> None:
     assert (found.path, found.detail) == (f"{pair.table.location}/{pair.paths[1]}", "1100 in Iceberg, 9100 in Delta")
 
 
-def test_someone_else_upgrades_a_table_of_a_tracked_one(tmp_path: Path) -> None:
+def test_someone_else_upgrades_a_table_of_a_tracked_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hint is followed: the table gets Delta's row ids, as if dvsync had upgraded it."""
     pair = Pair(tmp_path)
     pair.bench.sync()
@@ -454,7 +457,8 @@ def test_someone_else_upgrades_a_table_of_a_tracked_one(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="cannot go back to 2") as raised:
         pair.bench.sync()
     assert "Set format_version: 3" in raised.value.hint
-    pair.reopen(format_version=3, maintenance={"delete_files_max": 1})
+    monkeypatch.setattr("daemon.maintenance.compaction.DELETE_FILES_MAX", 1)
+    pair.reopen(format_version=3)
     assert Compactor(pair.bench.context).compact(Event()) == Compaction(), "a compaction would hide what is missing"
     pair.bench.sync()
     assert has_base_ids(pair, 1000)
@@ -467,16 +471,21 @@ def test_someone_else_upgrades_a_table_of_a_tracked_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("granularity", ["file", "partition"])
 @pytest.mark.parametrize("removes", [False, True], ids=["deletes", "removes"])
-def test_an_upgraded_table_with_delete_files_that_overlap(tmp_path: Path, granularity: str, removes: bool) -> None:
+def test_an_upgraded_table_with_delete_files_that_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granularity: str, removes: bool
+) -> None:
     """f0 and f2 share a delete file, f2 and f4 another one: a change of f0 takes over the deletions of all three."""
-    pair = Pair(tmp_path, delete_granularity="partition")
+    monkeypatch.setattr(GRANULARITY, "partition")
+    pair = Pair(tmp_path)
     pair.paths.append(pair.table.write_file([(40 + row, "a", f"v{row}") for row in range(8)], name="f4"))
     pair.table.commit([pair.table.add(pair.paths[4])])
     pair.bench.sync()
     pair.delete({0: [1], 2: [3]})
     pair.delete({2: [5], 4: [5]})
     pair.delete({1: [5]})
-    pair.reopen(format_version=3, delete_granularity=granularity)
+    with pair.bench.iceberg().transaction() as transaction:
+        transaction.set_properties({DELETE_GRANULARITY: granularity})
+    pair.reopen(format_version=3)
     if removes:
         pair.remove(0)
     else:

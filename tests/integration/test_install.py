@@ -80,7 +80,7 @@ CONFIG = """
 catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}
 spark: {conf: {spark.jars.ivy: ivy}}
 health: {port: 0}
-pipeline: {engine: spark}
+defaults: {engine: spark}
 log: {format: json}
 tables:
 - {source: data/new, target: db.new, poll_interval: 1s}

@@ -35,9 +35,6 @@ MAINTENANCE = {
     "expire": True,
     "cleanup": True,
     "interval": "1s",
-    "delete_files_max": 1,
-    "deleted_share": 0.2,
-    "dead_share": 0.2,
     "snapshots_max": 4,
     "orphan_grace": "1m",
 }

@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 from pyspark.sql import Row as SparkRow
 from pyspark.sql import SparkSession
 
-from daemon.config.settings import LimitsSettings, MaintenanceSettings, PipelineSettings
+from daemon.config.settings import MaintenanceSettings
 from daemon.errors import TargetChanged
 from daemon.maintenance.expiry import Expiry
 from daemon.maintenance.maintainer import Maintainer
@@ -93,7 +93,7 @@ def follow(table: Followed, *statements: str) -> None:
     """A snapshot for each of the statements, unchecked."""
     for statement in statements:
         table.sql(statement)
-    table.bench.sync()
+    table.sync()
 
 
 def files_of(folder: Path) -> set[str]:
@@ -158,6 +158,7 @@ def test_compaction(
     request: pytest.FixtureRequest,
     writer: Writer,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     *,
     partitioned: bool,
     granularity: str,
@@ -168,9 +169,10 @@ def test_compaction(
     """Many delete files become few in one `replace` snapshot; no row changes, history stays, following goes on."""
     if engine == "spark":
         request.getfixturevalue("spark")
-    settings = MaintenanceSettings(delete_files_max=4, partition_delete_files_max=4, deleted_share=1)
-    here = InProcess(writer, pipeline=PipelineSettings(engine=engine))
-    table = Followed(here, tmp_path, granularity, options={"maintenance": settings})
+    for constant, value in (("DELETE_FILES_MAX", 4), ("PARTITION_DELETE_FILES_MAX", 4), ("DELETED_SHARE", 1)):
+        monkeypatch.setattr(f"daemon.maintenance.compaction.{constant}", value)
+    here = InProcess(writer, engine=engine)
+    table = Followed(here, tmp_path, granularity)
     follow(table, create(by="PARTITIONED BY (part)" if partitioned else ""))
     follow(table, *(f"DELETE FROM {{t}} WHERE id div 2 % 10 = {number}" for number in range(5)))
     table.sync_and_check("many deletes")
@@ -207,10 +209,10 @@ def test_compaction(
 
 
 @pytest.mark.long
-def test_compaction_after_a_restore(writer: Writer, tmp_path: Path) -> None:
+def test_compaction_after_a_restore(writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A vector that shrank below what was compacted is shown as it is, and crowds again, and is compacted again."""
-    settings = MaintenanceSettings(delete_files_max=1)
-    table = Followed(InProcess(writer), tmp_path, "partition", options={"maintenance": settings})
+    monkeypatch.setattr("daemon.maintenance.compaction.DELETE_FILES_MAX", 1)
+    table = Followed(InProcess(writer), tmp_path, "partition")
     follow(table, create())
     for digits in ((1, 2, 3), (4, 5, 6)):
         follow(table, *(f"DELETE FROM {{t}} WHERE id % 10 = {digit}" for digit in digits))
@@ -246,9 +248,10 @@ def test_a_delete_file_that_dangles_is_noticed(writer: Writer, tmp_path: Path, m
 
 def test_branches_and_tags_keep_snapshots(writer: Writer, tmp_path: Path) -> None:
     """Expiry takes what Iceberg's own expiry would take, with branches and tags of other people."""
-    table = followed(writer, tmp_path, snapshot_age_max="0s", snapshots_min=2)
+    table = followed(writer, tmp_path, snapshot_age_max="0s")
     theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
     follow(table, create())
+    theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('history.expire.min-snapshots-to-keep' = '2')")
     follow(table, *(f"DELETE FROM {{t}} WHERE id % 7 = {number}" for number in range(6)))
     first, *_ = ids = snapshot_ids(table)
     assert len(ids) == 7
@@ -554,10 +557,11 @@ def test_foreign_commits_are_overwritten_when_configured(writer: Writer, tmp_pat
 
 
 @pytest.mark.long
-def test_merged_manifests_of_a_long_history(writer: Writer, tmp_path: Path) -> None:
+def test_merged_manifests_of_a_long_history(writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After 120 commits with a low `commit.manifest.min-count-to-merge` there are few manifests, and all rows."""
     merging_from = 6
-    table = Followed(InProcess(writer, limits=LimitsSettings(commits_max=20)), tmp_path)
+    monkeypatch.setattr("daemon.sync.news.COMMITS_MAX", 20)
+    table = Followed(InProcess(writer), tmp_path)
     handmade = HandmadeTable(table.source, partitioned=True)
     handmade.create()
     table.bench.first_sync_empty(handmade)

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from daemon.clock import SystemClock
-from daemon.config.settings import MaintenanceSettings, PipelineSettings
+from daemon.config.settings import MaintenanceSettings
 from daemon.errors import ObjectStoreAway, SyncError
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.iceberg.references import referenced_files
@@ -65,7 +65,7 @@ class OnS3:
             self.folder,
             self.source,
             clock=self.clock,
-            pipeline=PipelineSettings(engine=self.engine),  # type: ignore[arg-type]
+            engine=self.engine,
             catalog={"warehouse": f"s3://warehouse/{self.engine} %41"},
             properties=self.store.properties,
             table_options=self.options,
@@ -115,7 +115,7 @@ def _check_cleanup(lake: OnS3, store: ObjectStore) -> None:
     deltas = store.keys("lake", lake.key)
     before = store.keys("warehouse", prefix)
     settings = lake.bench.context.settings.model_copy(
-        update={"maintenance": MaintenanceSettings(delete_files_max=1, snapshots_max=1, orphan_grace="1h")}
+        update={"maintenance": MaintenanceSettings(snapshots_max=1, orphan_grace="1h")}
     )
     object.__setattr__(lake.bench.context, "settings", settings)
     maintainer = Maintainer(lake.bench.context)
@@ -246,7 +246,7 @@ def test_credentials_from_a_file_and_from_the_environment(s3_spark, store, tmp_p
         "storage": {"s3.endpoint": store.url},
         "log": {"level": "debug", "format": "json"},
         "health": {"port": 0},
-        "pipeline": {"engine": "spark"},
+        "defaults": {"engine": "spark"},
         "spark": {"master": "local[1]", "conf": {**conf(), "spark.driver.memory": "1g"}},
         "tables": [
             {"source": "s3://lake/daemon", "target": "sales.own", "catalog": "own"},

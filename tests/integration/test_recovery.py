@@ -19,8 +19,8 @@ from daemon.errors import CommitIncomplete, ObjectMissing, SyncError, TargetChan
 from tests.kit.follow import Followed
 from tests.kit.handmade import FEATURES, Bench, HandmadeTable
 from tests.kit.readers import assert_readers_agree
-from tests.kit.service import Served, Service
-from tests.kit.writer import forget_logs
+from tests.kit.service import InProcess, Served, Service
+from tests.kit.writer import Writer, forget_logs
 
 CREATE = (
     "CREATE TABLE {t} USING delta TBLPROPERTIES"
@@ -46,7 +46,7 @@ def test_lost_state_database(service: Service, tmp_path: Path, granularity: str)
     """A daemon that starts without its state database remembers everything again, without a snapshot, and goes on."""
     table = Followed(service, tmp_path, granularity)
     table.sql(create())
-    table.bench.sync()
+    table.sync()
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
     table.sql("UPDATE {t} SET name = 'new' WHERE id % 10 = 3")
     table.sql("ALTER TABLE {t} ADD COLUMN extra INT")  # a version without a snapshot
@@ -147,17 +147,16 @@ def remake(table: Followed) -> None:
     table.forget()
 
 
-def test_folded_versions(service: Service, tmp_path: Path) -> None:
+def test_folded_versions(writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table far behind is brought up in one snapshot, whose marker tells the versions that it shows."""
-    service.limits = {"fold_after_versions": 3}
-    table = Followed(service, tmp_path)
+    monkeypatch.setattr("daemon.sync.news.FOLD_AFTER_VERSIONS", 3)
+    table = Followed(InProcess(writer), tmp_path)
     table.sql(create())
     table.bench.sync()
-    with table.held():
-        table.sql("DELETE FROM {t} WHERE id % 7 = 0")
-        table.sql("DELETE FROM {t} WHERE id % 7 = 1")
-        table.sql("OPTIMIZE {t}")
-        table.sql("DELETE FROM {t} WHERE id % 7 = 2")
+    table.sql("DELETE FROM {t} WHERE id % 7 = 0")
+    table.sql("DELETE FROM {t} WHERE id % 7 = 1")
+    table.sql("OPTIMIZE {t}")
+    table.sql("DELETE FROM {t} WHERE id % 7 = 2")
     result = table.sync_and_check("the folded versions")
     assert (result.snapshots, result.from_version, result.to_version) == (1, 1, 4)
     marker = {key: table.image.summary[f"dvsync.delta.{key}"] for key in ("from-version", "version")}
@@ -199,7 +198,9 @@ def markers(bench: Bench) -> list[tuple[str | None, str | None]]:
     ]
 
 
-def test_versions_share_a_snapshot_while_others_wait(tmp_path: Path, handmade: HandmadeTable, bench: Bench) -> None:
+def test_versions_share_a_snapshot_while_others_wait(
+    handmade: HandmadeTable, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All that is there when others wait becomes one snapshot; before and after it each version has its own."""
     delete_one_each(handmade, 3, 4, 5, 6, 7)
     others_wait = chain([False], repeat(True))
@@ -213,10 +214,11 @@ def test_versions_share_a_snapshot_while_others_wait(tmp_path: Path, handmade: H
     assert_readers_agree(bench.iceberg(), None, handmade.live_rows())
 
     bench.close()
-    bench.limits = LimitsSettings(fold_when_busy=False)
+    bench.limits = LimitsSettings(one_snapshot_per_version=True)
     bench.open()
-    delete_one_each(handmade, 0, 0)  # in the other file each
-    for _ in range(2):
+    monkeypatch.setattr("daemon.sync.news.FOLD_AFTER_VERSIONS", 1)  # far behind, too
+    delete_one_each(handmade, 0, 0, 1)  # in the other file each
+    for _ in range(3):
         assert bench.follower.sync(others_wait=lambda: True).snapshots == 1
 
 

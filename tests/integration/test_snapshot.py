@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from daemon.clock import SystemClock
-from daemon.config.settings import PipelineSettings, SparkSettings
+from daemon.config.settings import SparkSettings
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment, load_log_segment
 from daemon.delta.snapshot import replay
@@ -231,7 +231,7 @@ def test_a_log_that_only_delta_can_read(spark: SparkSession, tmp_path: Path) -> 
     # With a checksum file, Delta reads the checkpoint too late to go back to the older one.
     without_checksums(table.source)
     pipeline = SparkPipeline(SparkSettings())
-    alone, helped = Runner(pipeline, PipelineSettings(engine="local")), Runner(pipeline, PipelineSettings())
+    alone, helped = Runner(pipeline, "local"), Runner(pipeline, "auto")
     with pytest.raises(CorruptInput, match="the checkpoint cannot be read"):
         alone.open_state(table.log, FileIOStorage()).__enter__()
     with helped.open_state(table.log, FileIOStorage()) as state:

@@ -25,7 +25,6 @@ from tests.kit.writer import Writer
 # Its tables are copied: no archive has their folders.
 pytestmark = pytest.mark.live
 TABLES = 12
-ON_SPARK = {"engine": "spark"}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +48,7 @@ def test_many_first_syncs_at_once(service: Service, tmp_path: Path, checkpointed
     """A dozen tables with a checkpoint and without checksum files are synced at the first try, several at a time."""
     sources = [copied(checkpointed, tmp_path, number) for number in range(TABLES)]
     tables = [
-        service.serve(tmp_path / f"bench{number}", f"file://{source}", pipeline=ON_SPARK if number % 2 else None)
+        service.serve(tmp_path / f"bench{number}", f"file://{source}", engine="spark" if number % 2 else None)
         for number, source in enumerate(sources)
     ]
     service.take_up(*tables)
@@ -65,7 +64,7 @@ def test_many_first_syncs_at_once(service: Service, tmp_path: Path, checkpointed
 
 def test_every_use_of_spark(service: Service, tmp_path: Path) -> None:
     """First sync, footers, deletion vectors, a comparison and a gap in the log: all on Spark, all without checksums."""
-    table = Followed(service, tmp_path, options={"pipeline": ON_SPARK})
+    table = Followed(service, tmp_path, options={"engine": "spark"})
     table.sql(create(EVERY_3))
     table.sql("DELETE FROM {t} WHERE id % 7 = 0")
     without_checksums(table.source)
@@ -88,7 +87,7 @@ def test_every_use_of_spark(service: Service, tmp_path: Path) -> None:
 @pytest.fixture
 def own_service(writer: Writer, tmp_path: Path) -> Iterator[Service]:
     """A daemon of its own, whose Spark session ends soon."""
-    made = Service(tmp_path, idle_timeout="1s")
+    made = Service(tmp_path, constants={"daemon.spark.session.IDLE_TIMEOUT_S": 1.0})
     made.writer = writer
     yield made
     made.stop()
@@ -170,4 +169,4 @@ def assert_shown(service: Service, checkpointed: Path, table: Served) -> None:
 
 def serve(service: Service, folder: Path, checkpointed: Path, number: int) -> Served:
     source = f"file://{copied(checkpointed, folder, number)}"
-    return service.serve(folder / f"bench{number}", source, pipeline=ON_SPARK)
+    return service.serve(folder / f"bench{number}", source, engine="spark")

@@ -14,7 +14,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from daemon.clock import SystemClock
-from daemon.config.settings import PipelineSettings
 from daemon.delta.actions import AddFile, Commit, LogicalFile, RemoveFile
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment, load_log_segment
@@ -204,7 +203,7 @@ def test_what_spark_reads_is_refused_as_well(
     path = table.write_file([(1, "a", "x")], name="x-y")
     add = table.add(path)["add"]
     table.commit([{"add": add}, {"add": {**add, "path": f"{table.location}/{path}"}}])
-    bench = Bench(tmp_path / "dvsync", table.location, pipeline=PipelineSettings(engine="spark"))
+    bench = Bench(tmp_path / "dvsync", table.location, engine="spark")
     with pytest.raises(
         FileLiveTwice, match=f"2 live adds for the one path .*{path}: in its usual spelling, .*; spelled file:"
     ):

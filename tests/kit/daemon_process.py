@@ -1,7 +1,7 @@
 """`dvsync` on handmade tables: `python -m tests.kit.daemon_process run --config PATH`.
 
 `FAULTS=SEED` makes one call in five fail of what dvsync stands on; `CLOCK_FILE` names a file with the seconds that the
-wall clock is ahead of the machine's, which may change while the daemon runs. `INTERVALS` is JSON of seconds by the name
+wall clock is ahead of the machine's, which may change while the daemon runs. `CONSTANTS` is JSON of values by the name
 of a constant: `{"daemon.status.board.SAMPLE_INTERVAL_S": 0.5}`.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from datetime import datetime, timedelta, tzinfo
-from importlib import import_module
 from pathlib import Path
 from random import Random
 
@@ -56,9 +55,8 @@ def run_dvsync() -> None:
     hook.JOINED_EACH_S = 2.0
     rest_sessions.ANSWER_MAX_S = 3.0
     rest_sessions.SILENT_S = 3.0
-    for name, seconds in json.loads(os.environ.get("INTERVALS", "{}")).items():
-        module, _, constant = name.rpartition(".")
-        pytest.MonkeyPatch().setattr(import_module(module), constant, seconds)
+    for name, value in json.loads(os.environ.get("CONSTANTS", "{}")).items():
+        pytest.MonkeyPatch().setattr(name, value)
     if seed := os.environ.get("FAULTS"):
         faults = Faults(pytest.MonkeyPatch(), Random(seed), probability=FAULT_SHARE, kinds=list(TARGETS))
         with faults.on():

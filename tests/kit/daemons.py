@@ -17,6 +17,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import pytest
+
 from tests.kit.forking import Forked, run_forked
 from tests.kit.handmade import sql_catalog
 
@@ -141,6 +143,11 @@ class Daemon:
     def end(self) -> int:
         """The exit code."""
         return self.process.wait(WAIT_S)
+
+
+def set_constants(patch: pytest.MonkeyPatch, constants: Mapping[str, object]) -> None:
+    """Daemons and commands that start from now on have these values: see `daemon_process.py`."""
+    patch.setenv("CONSTANTS", json.dumps(constants))
 
 
 def command(

@@ -17,6 +17,7 @@ from pyiceberg.table.snapshots import Operation
 
 from daemon.delta.log import COMMIT_FILE
 from daemon.sync.outcomes import SyncResult
+from daemon.translate.definition import DELETE_GRANULARITY
 from state import FileStatus
 from tests.kit.handmade import Bench
 from tests.kit.images import ADDED, DATA, DELETED, NOTHING, POSITION_DELETES, Entry, Image, image_of, vectors_of
@@ -90,8 +91,16 @@ class Followed:
 
     def new_bench(self, name: str, **options: Any) -> Served | Bench:
         """The same Delta table followed into another Iceberg table, in a catalog of its own."""
-        merged = {"delete_granularity": self.granularity, **self.options, **options}
-        return self.service.serve(self.folder / name, f"file://{self.source}", **merged)
+        return self.service.serve(self.folder / name, f"file://{self.source}", **{**self.options, **options})
+
+    def sync(self, *, full: bool = False) -> SyncResult:
+        """Follow the log. A new Iceberg table then gets the granularity, as somebody would set it."""
+        result = self.bench.sync(full=full)
+        iceberg = self.bench.iceberg()
+        if self.granularity not in (None, iceberg.properties[DELETE_GRANULARITY]):
+            with iceberg.transaction() as transaction:
+                transaction.set_properties({DELETE_GRANULARITY: self.granularity})
+        return result
 
     def held(self) -> AbstractContextManager[None]:
         """Several versions come while nobody follows: `Served.held`."""
@@ -189,7 +198,7 @@ class Followed:
             assert self.version == before + versions, f"{statement} made versions up to {self.version}, from {before}"
         where = f"version {self.version} ({' '.join((statement or 'by hand').split())[:70]})"
         files_before = self._files()
-        result = self.bench.sync()
+        result = self.sync()
         assert self._files() == files_before, f"the Delta table's folder changed at {where}"
         assert result.snapshots == snapshots, f"{result.snapshots} snapshots for {where}, expected {snapshots}"
         assert result.to_version == self.version
@@ -227,7 +236,7 @@ class Followed:
 
     def sync_and_check(self, where: str) -> SyncResult:
         """Sync whatever there is, and check all that must hold at any time."""
-        result = self.bench.sync()
+        result = self.sync()
         table = self.bench.iceberg()
         self.image = self.check(table, self.truth(table), where)
         return result

@@ -28,7 +28,7 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from daemon.clock import Clock, SystemClock
-from daemon.config.settings import LimitsSettings, PipelineSettings, SparkSettings, TableSettings
+from daemon.config.settings import LimitsSettings, SparkSettings, TableSettings
 from daemon.delta.actions import Metadata, Protocol
 from daemon.delta.snapshot import ReplayedState
 from daemon.delta.table_state import ADDS
@@ -242,6 +242,10 @@ class HandmadeTable:
         return [(*row[:columns], *[None] * (columns - len(row))) for row in self.live_rows()]
 
 
+# The granularity of delete files that a new Iceberg table gets, for `monkeypatch.setattr`.
+GRANULARITY = "daemon.translate.definition.DELETE_GRANULARITY_DEFAULT"
+
+
 @dataclass
 class Bench:
     """The dvsync parts around one source, in `folder`: state database, SQL catalog, follower.
@@ -263,7 +267,7 @@ class Bench:
     clock: Clock = field(default_factory=SystemClock)
     table_options: dict[str, Any] = field(default_factory=dict)
     limits: LimitsSettings = field(default_factory=LimitsSettings)
-    pipeline: PipelineSettings = field(default_factory=lambda: PipelineSettings(engine="local"))
+    engine: str = "local"
     writer: Writer | None = None
 
     def __post_init__(self) -> None:
@@ -288,8 +292,7 @@ class Bench:
             target=self.target,
             name=self.name,
             catalog="local",
-            pipeline=self.pipeline,
-            **self.table_options,
+            **{"engine": self.engine, **self.table_options},
         )
         self.spark = SparkPipeline(self.spark_settings)
         self.context = make_context(

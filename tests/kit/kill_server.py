@@ -26,7 +26,6 @@ from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.catalog import MetastoreCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 
-from daemon.config.settings import LimitsSettings
 from daemon.iceberg import row_delta, target
 from daemon.iceberg.position_deletes import PositionDeleteWriter
 from daemon.iceberg.puffin import PuffinWriter
@@ -34,7 +33,8 @@ from daemon.iceberg.target import Target
 from daemon.pipeline import data_manifests
 from daemon.pipeline.runner import Runner
 from daemon.storage import FileIOStorage
-from daemon.sync import recovery
+from daemon.sync import news, recovery
+from daemon.translate import definition
 from state.sql.database import Database
 from state.sql.store import SqlStateStore
 from tests.kit.checks import check, duckdb_rows
@@ -70,11 +70,7 @@ STEPS: tuple[tuple[Any, str], ...] = (
 
 
 # How the deletions are shown: a delete file for each data file or partition, or deletion vectors.
-FLAVOURS: dict[str, dict[str, Any]] = {
-    "file": {"delete_granularity": "file"},
-    "partition": {"delete_granularity": "partition"},
-    "vectors": {"format_version": 3},
-}
+FLAVOURS = ("file", "partition", "vectors")
 
 
 @dataclass
@@ -87,12 +83,10 @@ class Case:
     fold_after_versions: int = 200
 
     def bench(self) -> Bench:
-        return Bench(
-            self.table.folder.parent / "dvsync",
-            self.table.location,
-            table_options=FLAVOURS[self.flavour],
-            limits=LimitsSettings(fold_after_versions=self.fold_after_versions),
-        )
+        definition.DELETE_GRANULARITY_DEFAULT = "partition" if self.flavour == "partition" else "file"
+        news.FOLD_AFTER_VERSIONS = self.fold_after_versions
+        options = {"format_version": 3 if self.flavour == "vectors" else 2}
+        return Bench(self.table.folder.parent / "dvsync", self.table.location, table_options=options)
 
 
 @dataclass

@@ -6,6 +6,7 @@ every table has to be right, by its readers and by the files on disk.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -22,18 +23,19 @@ from tests.kit.handmade import Bench
 from tests.kit.load import Load
 
 CONFIG = """
-state: {url: "sqlite:///state.db", lease: 2s}
+state: {url: "sqlite:///state.db"}
 catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
 health: {port: 0}
 log: {format: json}
 limits: {tables_at_once: 4}
 defaults: {poll_interval: 300ms}
-maintenance: {interval: 3s, snapshots_max: 20, delete_files_max: 3, orphan_grace: 1m}
+maintenance: {interval: 3s, snapshots_max: 20, orphan_grace: 1m}
 tables:
 """
 # Every second table has format version 3.
 TABLE = """- {{source: lake/*{digit}/, target: "lake.{{name}}", name: "{{name}}", format_version: {version}}}
 """
+CONSTANTS = json.dumps({"daemon.service.assembly.LEASE_S": 2.0, "daemon.maintenance.compaction.DELETE_FILES_MAX": 3})
 TABLES, BUSY = 12, 6
 SETTLE_S = 600.0
 # A run of this length has a minute for the catalog alone.
@@ -56,7 +58,7 @@ class World:
 
     def start(self, *, faulty: bool = False) -> Daemon:
         environment = {"FAULTS": str(self.random.random())} if faulty else {"CLOCK_FILE": str(self.clock_file)}
-        daemon = Daemon(self.config, environment={**os.environ, **environment})
+        daemon = Daemon(self.config, environment={**os.environ, **environment, "CONSTANTS": CONSTANTS})
         daemon.launch()
         return daemon
 

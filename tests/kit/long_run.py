@@ -22,7 +22,9 @@ import pytest
 
 from daemon.config.settings import MaintenanceSettings
 from daemon.errors import CommitOutcomeUnknown, Retryable
+from daemon.maintenance import cleanup, compaction
 from daemon.maintenance.maintainer import Maintainer
+from daemon.translate import definition
 from state import FileStatus
 from tests.kit.checks import check_memory, duckdb_rows, metadata_files, read_entries, rows_of, table_id
 from tests.kit.faults import TARGETS, Faults
@@ -88,21 +90,16 @@ class World:
         return self.history.table
 
     def bench(self, cycle: int) -> Bench:
-        maintenance = MaintenanceSettings(
-            delete_files_max=2,
-            deleted_share=0.5,
-            partition_delete_files_max=3,
-            dead_share=0.2,
-            snapshots_max=6,
-            orphan_grace=f"{GRACE_S} s",
-            history=f"{3 * GRACE_S} s",
-        )
+        compaction.DELETE_FILES_MAX, compaction.DELETED_SHARE = 2, 0.5
+        compaction.PARTITION_DELETE_FILES_MAX, compaction.DEAD_SHARE = 3, 0.2
+        cleanup.HISTORY_MS = 3 * GRACE_S * 1000
+        definition.DELETE_GRANULARITY_DEFAULT = self.granularity
+        maintenance = MaintenanceSettings(snapshots_max=6, orphan_grace=f"{GRACE_S} s")
         return Bench(
             self.folder / "dvsync",
             self.table.location,
             clock=LaterClock(cycle),
             table_options={
-                "delete_granularity": self.granularity,
                 "format_version": self.format_version,
                 "maintenance": maintenance,
             },

@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 
 from daemon import errors
 from daemon.cli.commands import app
-from daemon.config.settings import LimitsSettings, PipelineSettings
+from daemon.config.settings import LimitsSettings
 from daemon.delta.log import COMMIT_FILE
 from daemon.errors import SyncError
 from daemon.iceberg.catalogs import Catalogs
@@ -60,14 +60,14 @@ COUNTED = (
 class Service:
     """`dvsync run` in `folder`, with a Spark session of its own. `tables` are those of its configuration.
 
+    `constants` are as in `daemon_process.py`.
     `writer` is the running test's: Spark writes the Delta tables in another process, or did so when it was recorded.
     """
 
     folder: Path
     writer: Writer = field(init=False)
     storage: Mapping[str, str] = field(default_factory=dict)
-    idle_timeout: str = "10m"
-    limits: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
     tables: dict[str, Served] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,7 +75,9 @@ class Service:
         self._left: list[str] = []
         self._config = self.folder / "config.yaml"
         self._write_config()
-        self.daemon = Daemon(self._config, module="daemon")
+        module = "tests.kit.daemon_process" if self.constants else "daemon"
+        environment = {**os.environ, "CONSTANTS": json.dumps(self.constants)}
+        self.daemon = Daemon(self._config, environment, module)
         self.start()
 
     def start(self) -> None:
@@ -105,12 +107,11 @@ class Service:
         return self.folder / "state.db"
 
     def forget(self) -> None:
-        """The next reload takes all tables and limits away."""
+        """The next reload takes all tables away."""
         for table in self.tables.values():
             table.close()
         self._left += self.tables
         self.tables.clear()
-        self.limits = {}
 
     def serve(self, folder: Path, source: str, **options: Any) -> Served:
         """A table of the configuration from its first `sync` on, with a catalog of its own in `folder`."""
@@ -148,10 +149,9 @@ class Service:
             "state": {"url": "sqlite:///state.db"},
             "health": {"port": 0},
             "log": {"format": "json", "level": "debug"},
-            "spark": {"master": "local[2]", "conf": FOR_SMALL_TABLES, "idle_timeout": self.idle_timeout},
+            "spark": {"master": "local[2]", "conf": FOR_SMALL_TABLES},
             "storage": dict(self.storage),
             "maintenance": NO_MAINTENANCE,
-            "limits": dict(self.limits),
             "defaults": {"poll_interval": POLL_INTERVAL},
             "catalogs": {table.name: table.catalog_properties for table in self.tables.values()},
             "tables": [table.configuration for table in self.tables.values()],
@@ -194,10 +194,10 @@ class InProcess:
 
     writer: Writer
     limits: LimitsSettings = field(default_factory=LimitsSettings)
-    pipeline: PipelineSettings = field(default_factory=lambda: PipelineSettings(engine="local"))
+    engine: str = "local"
 
     def serve(self, folder: Path, source: str, **options: Any) -> Bench:
-        return Bench(folder, source, limits=self.limits, pipeline=self.pipeline, table_options=options)
+        return Bench(folder, source, limits=self.limits, engine=self.engine, table_options=options)
 
 
 @dataclass

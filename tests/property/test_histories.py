@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from daemon.config.settings import LimitsSettings
 from daemon.delta import position_set
+from daemon.sync import news
 from tests.kit.examples import examples
-from tests.kit.handmade import Bench
+from tests.kit.handmade import GRANULARITY, Bench
 from tests.kit.histories import (
     TOUR,
     Append,
@@ -46,17 +46,14 @@ def small_chunks() -> Iterator[None]:
         yield
 
 
-def play(steps: list[Step], *, partitioned: bool, granularity: str, limits: LimitsSettings, big: bool = False) -> None:
+def play(steps: list[Step], *, partitioned: bool, granularity: str, fold_after: int = 200, big: bool = False) -> None:
     """Play a history with dvsync behind it, checking after each of its cycles."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GRANULARITY, granularity)
+        patch.setattr(news, "FOLD_AFTER_VERSIONS", fold_after)
         folder = Path(name)
         history = History(folder / "delta", partitioned=partitioned, big=big)
-        bench = Bench(
-            folder / "iceberg",
-            history.table.location,
-            limits=limits,
-            table_options={"delete_granularity": granularity},
-        )
+        bench = Bench(folder / "iceberg", history.table.location)
         try:
             bench.first_sync_empty(history.table)
             watch = Watch(bench, history, granularity)
@@ -70,7 +67,7 @@ def play(steps: list[Step], *, partitioned: bool, granularity: str, limits: Limi
                 more = True
                 while more:
                     more = bench.follower.sync().more
-                    watch.check(folded=limits.fold_after_versions < 100)
+                    watch.check(folded=fold_after < 100)
                 checks += 1
                 if checks % CHECK_READERS_EVERY == 0:
                     watch.check_readers()
@@ -99,8 +96,9 @@ def test_iceberg_follows_any_history(
     *, partitioned: bool, granularity: str, steps: list[Step], fold_after: int, commits_max: int, big: bool
 ) -> None:
     """Whatever happens to the Delta table, a snapshot shows its version's rows, and each position is deleted once."""
-    limits = LimitsSettings(fold_after_versions=fold_after, commits_max=commits_max)
-    play(steps, partitioned=partitioned, granularity=granularity, limits=limits, big=big)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(news, "COMMITS_MAX", commits_max)
+        play(steps, partitioned=partitioned, granularity=granularity, fold_after=fold_after, big=big)
 
 
 def test_positions_of_several_chunks() -> None:
@@ -111,25 +109,23 @@ def test_positions_of_several_chunks() -> None:
         [Append(((1, 0),)), Sync(), *steps, Restore(1)],
         partitioned=False,
         granularity="file",
-        limits=LimitsSettings(),
         big=True,
     )
 
 
 @pytest.mark.parametrize("remove_first", [False, True], ids=["shrunk", "removed"])
 @pytest.mark.parametrize("read", [read_pyiceberg, read_duckdb, read_polars_pyiceberg])
-def test_shared_delete_files_after_a_restore(tmp_path: Path, read: Reader, *, remove_first: bool) -> None:
+def test_shared_delete_files_after_a_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Reader, *, remove_first: bool
+) -> None:
     """Rows that RESTORE brings back are there in every reader, also when other files share their delete file.
 
     These readers apply a delete file that they read for one data file to all that it names, whatever their numbers.
     """
     history = History(tmp_path / "delta", partitioned=False)
-    bench = Bench(
-        tmp_path / "iceberg",
-        history.table.location,
-        limits=LimitsSettings(fold_after_versions=1),
-        table_options={"delete_granularity": "partition"},
-    )
+    monkeypatch.setattr(GRANULARITY, "partition")
+    monkeypatch.setattr(news, "FOLD_AFTER_VERSIONS", 1)
+    bench = Bench(tmp_path / "iceberg", history.table.location)
     try:
         bench.first_sync_empty(history.table)
         # Both deletions are folded into one delete file; the second one is undone.

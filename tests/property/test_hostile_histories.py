@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from daemon.config.settings import LimitsSettings
 from daemon.errors import CorruptInput, SyncError, Unsupported
+from daemon.sync import news
 from tests.kit.examples import examples
 from tests.kit.handmade import Bench
 from tests.kit.histories import PARTS, Sync, steps
@@ -28,15 +28,11 @@ PLAYED = [verb for verb in VERBS if verb in os.environ.get("VERBS", ",".join(VER
 
 def play(steps: list[AnyStep], *, partitioned: bool, version: int, fold_after: int = 200) -> None:
     """Play a history with dvsync behind it, checking after each of its syncs."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(news, "FOLD_AFTER_VERSIONS", fold_after)
         folder = Path(name)
         history = HostileHistory(folder / "delta", partitioned=partitioned)
-        bench = Bench(
-            folder / "iceberg",
-            history.table.location,
-            limits=LimitsSettings(fold_after_versions=fold_after),
-            table_options={"format_version": version},
-        )
+        bench = Bench(folder / "iceberg", history.table.location, table_options={"format_version": version})
         try:
             bench.first_sync_empty(history.table)
             for step in [*steps, Sync()]:

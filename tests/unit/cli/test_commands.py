@@ -39,7 +39,7 @@ from daemon.service.signals import SAME_REQUEST_S
 from daemon.sync.context import Writer
 from state import TableError
 from state.sql.store import SqlStateStore
-from tests.kit.daemons import write_config
+from tests.kit.daemons import set_constants, write_config
 from tests.kit.forking import Forked, run_forked
 from tests.kit.handmade import Bench, HandmadeTable
 
@@ -63,6 +63,7 @@ class Ended:
 def dvsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run a command in `tmp_path`, as from a shell, after `config` was written."""
     monkeypatch.delenv("DVSYNC_CONFIG", raising=False)
+    set_constants(monkeypatch, {"daemon.maintenance.compaction.DELETE_FILES_MAX": 3})
 
     def run(*arguments: str, config: str | None = None) -> Ended:
         if config is not None:
@@ -141,7 +142,7 @@ def followed(tmp_path: Path) -> Iterator[Bench]:
 FOLLOWED = """
 state: {url: "sqlite:///state.db"}
 catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}}
-maintenance: {delete_files_max: 3, snapshots_max: 2, orphan_grace: 1min}
+maintenance: {snapshots_max: 2, orphan_grace: 1min}
 tables:
 - {source: data/t, target: lake.t, name: t}
 """
@@ -180,14 +181,14 @@ def test_maintenance_by_hand(dvsync, followed: Bench):
 
 def test_a_table_that_goes_to_another_catalog_and_comes_back(dvsync, followed: Bench, tmp_path: Path):
     """Both tables keep their files, whatever is cleaned up. The one that comes back is brought up to date."""
-    there = FOLLOWED.replace("catalog.db", "there.db") + "pipeline: {engine: local}\n"
+    there = FOLLOWED.replace("catalog.db", "there.db") + "defaults: {engine: local}\n"
     assert "create an empty file in its place" in dvsync("sync", config=there).output
     (tmp_path / "there.db").touch()
     assert "`dvsync resync t` does so at once" in dvsync("sync", config=there).output
     assert dvsync("resync", "t", config=there).exit_code == 0
     assert "version 6" in dvsync("sync", config=there).stdout
     # Nothing was ever synced into a catalog of this name, so a missing file is a new one.
-    new = FOLLOWED.replace("catalog.db", "new.db").replace("{local:", "{new:") + "pipeline: {engine: local}\n"
+    new = FOLLOWED.replace("catalog.db", "new.db").replace("{local:", "{new:") + "defaults: {engine: local}\n"
     assert "advanced, version 6" in dvsync("sync", config=new).stdout
     uris = {"catalog": "local", "there": "local", "new": "new"}
     catalogs = [load_catalog(name, type="sql", uri=f"sqlite:///{tmp_path}/{file}.db") for file, name in uris.items()]
@@ -205,7 +206,7 @@ def test_a_table_that_goes_to_another_catalog_and_comes_back(dvsync, followed: B
 
 def test_a_catalog_that_is_not_there_is_not_made_anew(dvsync, followed: Bench, tmp_path: Path):
     """Whichever name the tables have it by, and whichever dvsync synced them. Once it is back, the syncs know it."""
-    config = FOLLOWED + "pipeline: {engine: local}\n"
+    config = FOLLOWED + "defaults: {engine: local}\n"
     two_names = config.replace(
         "{local:", '{other: {type: sql, uri: "sqlite:///./catalog.db", warehouse: w}, local:'
     ).replace("name: t}", "name: t, catalog: local}\n- {source: data/t, target: lake.u, name: u, catalog: other}")
@@ -398,7 +399,7 @@ def test_a_first_sync_that_fails_leaves_no_files(dvsync, tmp_path: Path):
     table.commit([table.add(table.write_file([(row, "x", "v") for row in range(9)]), deleted=[1])])
     (vectors,) = table.folder.glob("deletion_vector_*.bin")
     saved = vectors.rename(tmp_path / "saved")
-    config = EMPTY + "pipeline: {engine: local}\ntables: [{source: data/a, target: db.a}]\n"
+    config = EMPTY + "defaults: {engine: local}\ntables: [{source: data/a, target: db.a}]\n"
     for _ in range(3):
         assert "ObjectMissing" in dvsync("sync", config=config).stdout
     assert "orphans=0" in dvsync("status").stdout
@@ -484,7 +485,7 @@ def test_config_check_tells_every_fault_on_its_own_line(dvsync):
     result = dvsync("config", "check", config=CATALOGS + "health: {port: -1}\nlog: {level: loud}\nbogus: 1\n")
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert [line.partition(":")[0] for line in result.stderr.splitlines()][:3] == ["bogus", "health.port", "log.level"]
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()][:3] == ["health.port", "log.level", "bogus"]
 
 
 def test_a_source_that_nobody_can_read_hides_no_other_table(tmp_path):
@@ -496,7 +497,7 @@ def test_a_source_that_nobody_can_read_hides_no_other_table(tmp_path):
         entries = {"good": table.location, "empty": "s3://b//t", **sources}
         write_config(
             tmp_path / "config.yaml",
-            pipeline={"engine": "local"},
+            defaults={"engine": "local"},
             tables=[{"name": name, "source": source, "target": f"l.{name}"} for name, source in entries.items()],
         )
         return CliRunner().invoke(app, [*words, "--config", str(tmp_path / "config.yaml")])
@@ -515,7 +516,7 @@ def test_a_source_that_nobody_can_read_hides_no_other_table(tmp_path):
 
 def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: Path):
     """Each place has its line, and a fault its hint; what is well does not hide what is not."""
-    config = FOLLOWED + "pipeline: {engine: local}\n"
+    config = FOLLOWED + "defaults: {engine: local}\n"
     well = dvsync("config", "check", "--connect", config=config)
     assert well.exit_code == 0
     for line in ("state database: can be written", "catalog local: answers; 1 namespace\n", "table t: file://"):
@@ -539,7 +540,7 @@ def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: 
         f"- {{source: '{folder}/*/', target: '{folder}.{{name}}', catalog: local}}\n" for folder in ("lake", "lakee")
     )
     faulty = config.replace("catalogs: {", rest).replace("target: lake.t,", "target: lake.t, catalog: local,")
-    tried = dvsync("config", "check", "--connect", config=faulty.replace("pipeline:", f"{patterns}pipeline:"))
+    tried = dvsync("config", "check", "--connect", config=faulty.replace("defaults:", f"{patterns}defaults:"))
     assert tried.exit_code == 1
     for line in (
         "catalog away: the catalog away does not answer: ",
@@ -566,7 +567,7 @@ def here(tmp_path: Path):
     """Run a command in this process, after `config` was written, and return what it said. It ends with `code`."""
 
     def run(config: str, *words: str, code: int = 0) -> str:
-        (tmp_path / "config.yaml").write_text(config + "pipeline: {engine: local}\n")
+        (tmp_path / "config.yaml").write_text(config + "defaults: {engine: local}\n")
         done = CliRunner().invoke(app, [*words, "--config", str(tmp_path / "config.yaml")])
         assert done.exit_code == code, done.output
         return done.output
@@ -663,7 +664,7 @@ def test_config_check_counts_patterns_apart(dvsync):
 def test_a_sync_logs_as_the_configuration_says(dvsync, tmp_path: Path):
     """Warnings and above are JSON lines on standard error if it asks for JSON, and lines for people otherwise."""
     HandmadeTable(tmp_path / "data" / "a").create()
-    config = EMPTY + "pipeline: {engine: local}\ntables: [{source: data/a, target: db.a}]\n"
+    config = EMPTY + "defaults: {engine: local}\ntables: [{source: data/a, target: db.a}]\n"
     assert dvsync("sync", config=config).stderr == ""
     assert json.loads(dvsync("sync", "--full").stderr.splitlines()[-1])["event"] == "target.overwritten"
     plain = dvsync("sync", "--full", config=config.replace("format: json", "format: auto")).stderr.splitlines()[-1]
@@ -676,7 +677,7 @@ def test_a_sync_says_an_error_once(dvsync, tmp_path: Path):
     (commit,) = (tmp_path / "data" / "a" / "_delta_log").glob("*.json")
     written = commit.read_text()
     commit.write_text(written.replace('"minReaderVersion": 3', '"minReaderVersion": 9'))
-    config = EMPTY + "pipeline: {engine: local}\ntables: [{source: data/a, target: db.a}]\n"
+    config = EMPTY + "defaults: {engine: local}\ntables: [{source: data/a, target: db.a}]\n"
     parked = dvsync("sync", config=config)
     assert (parked.exit_code, parked.stderr, "db.a: Unsupported: " in parked.stdout) == (1, "", True), parked.output
 
@@ -993,7 +994,6 @@ def imported_by(folder: Path, *arguments: str) -> set[str]:
     [
         ("--help",),
         ("sync", "--help"),
-        ("config", "check"),
         ("status",),
         ("pause", "t"),
         ("resume", "t"),
@@ -1006,6 +1006,12 @@ def test_what_a_light_command_leaves_alone(followed: Bench, tmp_path: Path, argu
     """It asks the state and the sources' logs, with no library for tables, pipelines, schemas or the daemon."""
     (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
     assert imported_by(tmp_path, *arguments) & HEAVY == set()
+
+
+def test_what_config_check_leaves_alone(followed: Bench, tmp_path: Path):
+    """It asks PyIceberg for the types of catalogs and the names of properties."""
+    (tmp_path / "config.yaml").write_text(FOLLOWED, encoding="utf-8")
+    assert imported_by(tmp_path, "config", "check") & HEAVY == {"pyiceberg"}
 
 
 def test_what_a_sync_leaves_alone(followed: Bench, tmp_path: Path):
@@ -1061,22 +1067,27 @@ def test_run_answers_probes_and_stops_on_sigterm(dvsync, tmp_path):
     assert (ended.exit_code, ended.stdout) == (1, "no daemon is known: health.port is 0, which takes any free port\n")
 
 
-def test_a_file_that_cannot_be_read_hides_no_daemon(dvsync, tmp_path: Path, monkeypatch):
-    """The daemon keeps its former configuration, so its container stays healthy, and `status` shows its tables."""
+def test_a_faulty_configuration_hides_no_daemon(dvsync, tmp_path: Path, monkeypatch):
+    """The daemon keeps its former one: its container stays healthy, and `status` shows its tables. If YAML ends at the
+    fault, nobody knows where the daemon is.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = EMPTY.replace("port: 0", f"port: {port}") + "tables: [{source: data/a, target: db.a}]\n"
     (tmp_path / "config.yaml").write_text(config)
     with running_daemon(tmp_path) as (process, _):
-        for broken in ("foo: [\n", "limits:\n\ttables_at_once: 1\n", "pipeline: 'x\n"):
-            assert dvsync("healthcheck", config=config + broken).exit_code == 0, broken
+        for faulty in ("limits: {tables_at_once: x}\n", "foo: 1\n"):
+            assert dvsync("healthcheck", config=config + faulty).exit_code == 0, faulty
             shown = dvsync("status")
             assert (shown.exit_code, shown.stdout.split()[:2]) == (0, ["db.a", "waiting"]), shown.output
             assert shown.stderr.startswith(f"daemon: process {process.pid} ")
             assert "has faults, which `dvsync config check` lists" in shown.stderr
-        for unsure in ("health: [{", '"health": {', "health : {"):
-            asked = dvsync("healthcheck", config=config.replace("health: {", unsure) + "foo: [\n")
-            assert asked.exit_code == 2, unsure
+        for words in (("healthcheck",), ("status",), ("history", "db.a")):
+            asked = dvsync(*words, config=config + "limits:\n\ttables_at_once: 1\n")
+            assert (asked.exit_code, asked.stdout) == (2, "")
+            assert asked.stderr.startswith("line 6, column 1: a tab where YAML wants spaces"), asked.stderr
+            assert "[file config.yaml]" in asked.stderr
+            assert "A running daemon keeps its former configuration." in asked.stderr
         # `storage` is spelled like `state`, and is another section.
         assert dvsync("status", config=config + "storage: {s3.endpont: x}\n").exit_code == 0
         (tmp_path / "config.yaml").write_text(config)
@@ -1177,7 +1188,7 @@ def test_sync_is_cut_off_when_it_hangs(tmp_path):
         (log / f"{0:020}.json").touch()
         config = f"catalogs: {{away: {catalog}}}\ntables: [{{source: data/a, target: db.a}}]\n"
         (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
-        soon = {**os.environ, "INTERVALS": '{"daemon.cli.operations.STOP_GRACE_S": 0.5}'}
+        soon = {**os.environ, "CONSTANTS": '{"daemon.cli.operations.STOP_GRACE_S": 0.5}'}
         with (tmp_path / "told").open("w") as told:
             process = Forked(["sync"], environment=soon, stdout=told, stderr=told, folder=tmp_path)
         try:

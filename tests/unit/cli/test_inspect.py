@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from daemon.cli.commands import app
 from daemon.status.deletions import find_worst_files
 from state import FileKind, OrphanReason
-from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.handmade import GRANULARITY, Bench, HandmadeTable
 
 CONFIG = """
 state: {url: "sqlite:///state.db"}
@@ -42,7 +42,7 @@ class World:
         a, b, c, _ = self.paths.values()
         table.commit(table.delete({a: [90], b: [0, 1, 2, 3]}))
         table.commit([*table.delete({a: range(5)}, storage="p"), *table.delete({c: [1]}, storage="i")])
-        self.bench = Bench(folder, table.location, table_options={"delete_granularity": "partition"})
+        self.bench = Bench(folder, table.location)
         self.bench.follower.sync()
         table.commit(table.delete({a: [91]}))
         self.bench.follower.sync()
@@ -51,6 +51,7 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(GRANULARITY, "partition")
     (tmp_path / "config.yaml").write_text(CONFIG)
     made = World(tmp_path)
     yield made
@@ -184,6 +185,7 @@ def test_a_picture_without_matplotlib(world: World, monkeypatch: pytest.MonkeyPa
 def test_a_table_that_was_never_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 1, and what to do."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(GRANULARITY, "partition")
     (tmp_path / "config.yaml").write_text(CONFIG)
     for command in ("inspect", "snapshots"):
         done = CliRunner().invoke(app, [command, "t"])

@@ -1,24 +1,20 @@
 from __future__ import annotations
 
-from inspect import signature
 from pathlib import Path
 
-import pyiceberg.io
 import pytest
-from pyiceberg.catalog import CatalogType
-from pyiceberg.catalog.rest.auth import AuthManagerFactory, BasicAuthManager, OAuth2AuthManager
 
-from daemon.config.load import AUTH_NEEDS, CATALOG_TYPES, FILE_PROPERTIES, load_settings
+from daemon.config.keys import render_keys
+from daemon.config.load import load_settings
 from daemon.config.settings import (
     DefaultsSettings,
     HealthSettings,
     LimitsSettings,
-    PipelineSettings,
     Settings,
     TableSettings,
 )
 from daemon.errors import ConfigInvalid
-from daemon.iceberg.catalogs import with_auth
+from daemon.iceberg.catalogs import Catalogs, with_auth
 
 ONE_CATALOG = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
 SHIPPED = Path(__file__).parents[3] / "config.yaml"
@@ -29,7 +25,7 @@ def load(tmp_path: Path):
     def load_text(text: str) -> Settings:
         path = tmp_path / "config.yaml"
         path.write_text(text, encoding="utf-8")
-        return load_settings(path)
+        return load_settings(path, ask_pyiceberg=True)
 
     return load_text
 
@@ -42,9 +38,8 @@ def faults_of(load, text: str) -> list[str]:
 
 def test_the_shipped_file_is_valid_and_says_the_defaults():
     """config.yaml as it comes is read without a fault, and what it writes out is what holds without it."""
-    settings = load_settings(SHIPPED)
+    settings = load_settings(SHIPPED, ask_pyiceberg=True)
     assert [table.name for table in settings.tables] == ["sales.orders"]
-    assert settings.pipeline == PipelineSettings()
     assert settings.limits == LimitsSettings()
     assert settings.health == HealthSettings()
     assert settings.defaults == DefaultsSettings(catalog="local")
@@ -79,18 +74,18 @@ def test_remote_places_stay_as_they_are(load):
 
 
 def test_a_table_overrides_defaults_key_by_key(load):
-    """What a table writes holds for it, the rest comes from `defaults` and `pipeline`; the name is the target."""
+    """What a table writes holds for it, the rest comes from the shared sections; the name is the target."""
     settings = load(
-        ONE_CATALOG + "pipeline: {local_bytes_max: 1MiB}\n"
-        "defaults: {poll_interval: 2s, delete_granularity: partition}\n"
+        ONE_CATALOG + "maintenance: {snapshots_max: 7}\n"
+        "defaults: {poll_interval: 2s, engine: local}\n"
         "tables:\n"
-        "- {source: x, target: a.b, name: orders, poll_interval: 1m30s, pipeline: {engine: spark}}\n"
+        "- {source: x, target: a.b, name: orders, poll_interval: 1m30s, engine: spark, maintenance: {expire: false}}\n"
         "- {source: y, target: a.c}\n"
     )
     first, second = settings.tables
-    assert (first.name, first.poll_interval_s, first.delete_granularity) == ("orders", 90.0, "partition")
-    assert (first.pipeline.engine, first.pipeline.local_bytes_max) == ("spark", 1 << 20)
-    assert (second.name, second.poll_interval_s, second.pipeline.engine) == ("a.c", 2.0, "auto")
+    assert (first.name, first.poll_interval_s, first.engine) == ("orders", 90.0, "spark")
+    assert (first.maintenance.expire, first.maintenance.snapshots_max) == (False, 7)
+    assert (second.name, second.poll_interval_s, second.engine) == ("a.c", 2.0, "local")
     assert first.catalog == second.catalog == "local"
 
 
@@ -145,23 +140,23 @@ defaults: {catalog: nowhere}
 tables:
 - {source: data/orders, target: sales.orders, catalog: local, delete_files_location: data/orders/x}
 - {source: data/orders, target: sales.orders, catalog: local, location: data/orders/_x/y}
-- {source: s3://b/x/, target: sales, poll_interval: soon, delete_granularity: row, format_version: 4}
-- {target: a.b, pipeline: {local_bytes_max: -1}}
+- {source: s3://b/x/, target: sales, poll_interval: soon, engine: jvm, format_version: 4}
+- {target: a.b, maintenance: {snapshots_max: -1}}
 - {source: x, target: a.b2, name: sales.orders, catalog: elsewhere}
 """
     faults = faults_of(load, text)
     places = [fault.partition(": ")[0] for fault in faults]
     assert places == [
         "health",
-        "_env_file",
         "tables[2].poll_interval",
+        "tables[2].engine",
         "tables[2].format_version",
-        "tables[2].delete_granularity",
         "tables[2].target",
         "tables[3].source",
-        "tables[3].pipeline.local_bytes_max",
+        "tables[3].maintenance.snapshots_max",
         "health.port",
         "health.bogus",
+        "_env_file",
         "catalogs.local.warehouse",
         "defaults.catalog",
         "tables[4].catalog",
@@ -254,7 +249,7 @@ def test_what_http_cannot_send_is_told_without_showing_it(load, text, place):
 
 def test_a_missing_extra_is_named(load, monkeypatch):
     """Only if it is switched on, and without an import of it."""
-    monkeypatch.setattr("daemon.config.load.distributions", lambda name: [])
+    monkeypatch.setattr("daemon.config.checks.distributions", lambda name: [])
     assert faults_of(load, ONE_CATALOG + "hooks: [{url: 'http://h/'}, {url: 'http://h/', format: openlineage}]\n") == [
         "hooks[1].format: needs openlineage-python: install the extra `lineage` of dvsync's wheel",
     ]
@@ -361,36 +356,29 @@ def test_the_section_auth_of_a_catalog(load, monkeypatch, tmp_path):
 
 
 def test_an_auth_that_cannot_be_is_told(load):
-    text = "catalogs: {c: {type: rest, uri: 'http://h', auth: %s}}"
+    """PyIceberg knows which kinds there are and what each needs. It says so when the catalog is opened."""
+    text = "catalogs: {c: {type: rest, uri: 'http://127.0.0.1:1', auth: %s}}"
     for auth, fault in {
-        "basic": "auth.type: is missing; write one of noop, basic, oauth2, google, entra, custom",
+        "basic": "auth: is not a section of keys, such as {type: basic, basic: {username: …}}",
         "": "auth: a property must be a text, a number, true or false",
         "{}": "auth: must be a text, {file: PATH} or {env: NAME}",
-        "{basic: {username: a}}": "auth.type: is missing; write one of noop, basic, oauth2, google, entra, custom",
-        "{type: basc}": "auth.type: PyIceberg has no such kind; write one of "
-        "noop, basic, oauth2, google, entra, custom",
-        "{type: {env: NOWHERE}}": "auth.type: is missing; write one of noop, basic, oauth2, google, entra, custom",
         "{type: google, google: {scopes: [{file: x}]}}": "auth.google.scopes: a property must be a text, a number, "
         "true or false",
-        "{type: google, oauth: {client_id: a}}": "auth.oauth.client_id: does not belong to type google",
-        "{type: google, impl: a.B}": "auth.impl: does not belong to type google",
-        "{type: oauth2, oauth2: {client_id: a, client_secret: b, token_url: c, expires_in: soon}}": "auth.oauth2."
-        "expires_in: is not a whole number",
         "{type: basic, basic: {username: a, password: {file: x, env: X}}}": "auth.basic.password: must be a text, "
         "{file: PATH} or {env: NAME}",
-        "{type: basic, basic: {username: a}}": "auth.basic.password: is missing",
         "{type: basic, basic: {username: a, password: {env: NOWHERE}}}": "auth.basic.password: NOWHERE (environment): "
         "is not set",
     }.items():
         assert faults_of(load, text % auth) == [f"catalogs.c.{fault}"]
-    assert faults_of(load, text.replace("rest, uri: 'http://h'", "glue") % "{type: google}") == [
-        "catalogs.c.auth: only a REST catalog has it"
-    ]
-    assert set(AUTH_NEEDS) == {*AuthManagerFactory._registry, "custom"} - {"legacyoauth2"}
-    for kind, manager in {"basic": BasicAuthManager, "oauth2": OAuth2AuthManager}.items():
-        parameters = signature(manager).parameters.values()
-        needed = {f"{kind}.{each.name}" for each in parameters if each.default is each.empty}
-        assert set(AUTH_NEEDS[kind]) == needed
+    for auth, fault in {
+        "{basic: {username: a}}": "auth.type must be defined",
+        "{type: basc}": "Could not load AuthManager class for 'basc'",
+        "{type: basic, basic: {username: a}}": "missing 1 required positional argument: 'password'",
+        "{type: oauth2, oauth2: {expires_in: soon}}": "'soon'",
+    }.items():
+        with pytest.raises(ConfigInvalid, match=r"catalogs\.c: PyIceberg cannot open it: ") as raised:
+            Catalogs(load(text % auth).catalogs).open("c")
+        assert fault in str(raised.value)
 
 
 def test_a_catalog_that_cannot_be_is_told(load):
@@ -407,33 +395,54 @@ def test_a_catalog_that_cannot_be_is_told(load):
     ]
     placed = "catalogs: {local: {type: SQL, uri: 'sqlite:///c.db'}}\ntables: [{source: x, target: a.b, location: y}]"
     assert load(placed).tables[0].catalog == "local"
-    assert set(CATALOG_TYPES) == {kind.value for kind in CatalogType}
-    stores = {name.partition(".")[0] for name in FILE_PROPERTIES}
-    names = {value for key, value in vars(pyiceberg.io).items() if key.isupper() and isinstance(value, str)}
-    assert set(FILE_PROPERTIES) == {name for name in names if name.partition(".")[0] in stores}
 
 
-def test_misspelt_databases_and_properties_are_told(load):
-    """At run time, they would be outages, or be ignored."""
+def test_misspelt_properties_are_told(load):
+    """PyIceberg would ignore them."""
     text = """
-state: {url: "sqlit:///state.db"}
+state: {url: "sqlite:///state.db"}
 storage: {s3.acces-key-id: x, s3.endpoint: http://127.0.0.1}
 catalogs:
-  a: {type: sql, uri: "sqlit:///c.db", warehouse: wh, urii: x}
+  a: {type: sql, uri: "sqlite:///c.db", warehouse: wh, urii: x}
   b: {type: rest, uri: "htp://host"}
   d: {type: rest, uri: HTTPS://x, adls.sas-token.account: x}
   c: {type: glue, glue.access-key-id: x, glue.region: y, s3.path-style-access: "true"}
 """
     assert faults_of(load, text) == [
-        "state.url: SQLAlchemy knows no database sqlit, did you mean sqlite?",
+        "catalogs.b.uri: does not begin with http:// or https://",
         "storage.s3.acces-key-id: unknown property, did you mean s3.access-key-id?",
         "catalogs.a.urii: unknown property, did you mean uri?",
-        "catalogs.a.uri: SQLAlchemy knows no database sqlit, did you mean sqlite?",
-        "catalogs.b.uri: does not begin with http:// or https://",
     ]
     assert faults_of(load, "state: {url: nonsense}") == [
         "state.url: is not an SQLAlchemy URL, such as sqlite:///var/dvsync.db"
     ]
+
+
+def test_a_key_that_is_gone_is_told_with_what_replaces_it(load, monkeypatch):
+    """In sections, `defaults`, tables and variables. Whatever replaces it is a key."""
+    text = ONE_CATALOG + (
+        "pipeline: {engine: spark}\nspark: {idle_timeout: 5m}\nlimits: {fold_when_busy: false}\nnotify: []\n"
+        "defaults: {delete_granularity: file}\n"
+        "tables: [{source: x, target: a.b, maintenance: {history: 7d}, pipeline: {engine: local}}]\n"
+    )
+    monkeypatch.setenv("DVSYNC_PIPELINE__ENGINE", "spark")
+    monkeypatch.setenv("DVSYNC_TELEMETRY__ENDPOINT", "http://127.0.0.1:4318")
+    faults = dict(fault.split(": ", 1) for fault in faults_of(load, text))
+    engine = "is no longer a key: write `engine` under `defaults` or in the table; "
+    assert faults["pipeline"].startswith(engine) and faults["tables[0].pipeline"].startswith(engine)
+    assert faults["spark.idle_timeout"] == "is no longer a key: leave it out, dvsync chooses the value"
+    assert faults["tables[0].maintenance.history"] == "is no longer a key: leave it out, dvsync chooses the value"
+    assert "write.delete.granularity" in faults["defaults.delete_granularity"]
+    assert "`one_snapshot_per_version: true`" in faults["limits.fold_when_busy"]
+    assert "write `engine` under `defaults`" in faults["DVSYNC_PIPELINE__ENGINE (environment)"]
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in faults["DVSYNC_TELEMETRY__ENDPOINT (environment)"]
+    assert "`hooks`" in faults["notify"]
+
+
+def test_there_are_at_most_fifty_keys():
+    """Each is a decision that somebody can make: one more has to be worth another one."""
+    sections = render_keys().split("### ")[1:]
+    assert sum(max(1, section.count("\n- `")) for section in sections) <= 50
 
 
 def test_a_missing_file_is_told_with_the_way_out(tmp_path):

@@ -16,12 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFile
-from pyiceberg.table import Table
+from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.refs import SnapshotRefType
 
 from daemon.config.settings import MaintenanceSettings
 from daemon.errors import CatalogAway, CorruptInput, ObjectStoreAway, TargetChanged
 from daemon.iceberg.marker import shown_by
+from daemon.maintenance import cleanup, compaction
 from daemon.maintenance.compaction import Compaction
 from daemon.maintenance.maintainer import Maintainer
 from daemon.pipeline.runner import Runner
@@ -29,7 +30,7 @@ from daemon.storage import FileIOStorage
 from daemon.sync.outcomes import unchanged_outcome
 from state import FileKind, FileStatus, Intent, OrphanReason
 from tests.kit.checks import check_files, check_memory, read_entries, rows_of, table_id
-from tests.kit.handmade import ARROW, Bench, HandmadeTable
+from tests.kit.handmade import ARROW, GRANULARITY, Bench, HandmadeTable
 from tests.kit.readers import duckdb_connection
 
 HOUR_S = 3600
@@ -51,20 +52,17 @@ class LaterClock:
 class World:
     """A handmade Delta table of two files in one partition, followed."""
 
-    def __init__(
-        self, folder: Path, granularity: str = "file", tag_every: int | None = None, **maintenance: Any
-    ) -> None:
+    def __init__(self, folder: Path, tag_every: int | None = None, **maintenance: Any) -> None:
         self.folder = folder
         self.clock = LaterClock()
         self.table = HandmadeTable(folder / "delta", partitioned=True)
         self.table.create()
-        settings = MaintenanceSettings(**{"orphan_grace": "1h", "delete_files_max": 2, **maintenance})
+        settings = MaintenanceSettings(**{"orphan_grace": "1h", **maintenance})
         self.bench = Bench(
             folder / "dvsync",
             self.table.location,
             clock=self.clock,
             table_options={
-                "delete_granularity": granularity,
                 "tag_every": tag_every,
                 "tag_retention": "10h",
                 "maintenance": settings,
@@ -83,6 +81,10 @@ class World:
         """A commit for each, with a deletion in both files."""
         for number in range(first, first + commits):
             self.commit(self.table.delete({path: [number] for path in self.paths}))
+
+    def keep_snapshots(self, count: int) -> None:
+        with self.bench.iceberg().transaction() as transaction:
+            transaction.set_properties({TableProperties.MIN_SNAPSHOTS_TO_KEEP: str(count)})
 
     def compact(self, *, dry_run: bool = False) -> Compaction:
         return self.maintainer.compact(Event(), dry_run=dry_run)
@@ -114,6 +116,7 @@ class World:
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
     worlds = []
+    monkeypatch.setattr(compaction, "DELETE_FILES_MAX", 2)
 
     def made(*arguments: Any, **options: Any) -> World:
         worlds.append(World(tmp_path, *arguments, **options))
@@ -129,10 +132,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 @pytest.mark.parametrize(("granularity", "before", "after"), [("file", 10, 2), ("partition", 5, 1)])
 def test_crowded_data_files_get_one_delete_file(
-    make: Callable[..., World], granularity: str, before: int, after: int
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch, granularity: str, before: int, after: int
 ) -> None:
     """One `replace` snapshot of the same Delta version and account; the old delete files are orphaned as compacted."""
-    world = make(granularity)
+    monkeypatch.setattr(GRANULARITY, granularity)
+    world = make()
     world.delete(5)
     parent = world.bench.iceberg().current_snapshot()
     assert world.compact(dry_run=True) == Compaction(2, before, after)
@@ -154,18 +158,27 @@ def test_crowded_data_files_get_one_delete_file(
     world.check()
 
 
-def test_the_deleted_share_calls_for_compaction_too(make: Callable[..., World]) -> None:
+def test_the_deleted_share_calls_for_compaction_too(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two delete files are few, but not where half of the rows are deleted."""
-    world = make(delete_files_max=100, deleted_share=0.5)
+    world = make()
+    monkeypatch.setattr(compaction, "DELETE_FILES_MAX", 100)
+    monkeypatch.setattr(compaction, "DELETED_SHARE", 0.5)
     world.commit(world.table.delete({world.paths[0]: range(20), world.paths[1]: [0]}))
     world.commit(world.table.delete({world.paths[0]: range(20, 30), world.paths[1]: [1]}))
     assert world.compact() == Compaction(1, 2, 1, snapshots=1)
     world.check()
 
 
-def test_many_small_delete_files_of_a_partition_become_one(make: Callable[..., World]) -> None:
+def test_many_small_delete_files_of_a_partition_become_one(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No data file has many of them, the partition has: each commit brought one for another data file."""
-    world = make("partition", delete_files_max=100, deleted_share=1, partition_delete_files_max=3)
+    monkeypatch.setattr(GRANULARITY, "partition")
+    world = make()
+    for constant, value in (("DELETE_FILES_MAX", 100), ("DELETED_SHARE", 1), ("PARTITION_DELETE_FILES_MAX", 3)):
+        monkeypatch.setattr(compaction, constant, value)
     paths = [world.table.write_file([(1000 * n + i, "x", "v") for i in range(9)]) for n in range(1, 5)]
     other = world.table.write_file([(9000 + i, "y", "v") for i in range(9)])
     world.commit([world.table.add(path) for path in (*paths, other)])
@@ -375,7 +388,8 @@ def test_age_is_capped_by_deltas_own_retention(make: Callable[..., World]) -> No
 
 def test_what_vacuum_made_unreadable_is_expired_and_named(make: Callable[..., World]) -> None:
     """Every snapshot that shows a file that is gone, and none that does not; a tag's one is named and kept."""
-    world = make(snapshots_min=100)
+    world = make()
+    world.keep_snapshots(100)
     world.delete(2)
     c = world.table.write_file([(900 + i, "x", "v") for i in range(9)])
     world.commit([world.table.add(c)])
@@ -422,7 +436,8 @@ def test_a_snapshot_whose_followers_are_gone_is_still_watched(make: Callable[...
 
 def test_a_delta_table_that_is_away_is_no_vacuum(make: Callable[..., World]) -> None:
     """A folder that is not mounted has no files: nothing is expired, and it is told."""
-    world = make(snapshots_min=100)
+    world = make()
+    world.keep_snapshots(100)
     world.delete(2)
     world.commit([world.table.remove(world.paths[0])])
     away = world.table.folder.with_name("away")
@@ -435,7 +450,8 @@ def test_a_delta_table_that_is_away_is_no_vacuum(make: Callable[..., World]) -> 
 
 def test_a_snapshot_whose_own_list_is_gone_is_expired(make: Callable[..., World]) -> None:
     """Unreadable, whatever its data files say; maintenance goes on without it."""
-    world = make(snapshots_min=100)
+    world = make()
+    world.keep_snapshots(100)
     world.delete(3)
     old = sorted(world.bench.iceberg().snapshots(), key=lambda each: each.sequence_number or 0)[1]
     Path(old.manifest_list.removeprefix("file://")).unlink()
@@ -446,7 +462,8 @@ def test_a_snapshot_whose_own_list_is_gone_is_expired(make: Callable[..., World]
 
 def test_a_branch_does_not_hide_what_vacuum_took(make: Callable[..., World]) -> None:
     """A snapshot is compared with the one that was made from it, not with somebody's on a branch in between."""
-    world = make(snapshots_min=100)
+    world = make()
+    world.keep_snapshots(100)
     world.delete(1)
     iceberg = world.bench.iceberg()
     head = iceberg.current_snapshot()
@@ -841,9 +858,10 @@ def test_a_catalog_that_is_away_is_told(make: Callable[..., World], monkeypatch:
         assert raised.value.table == "t"
 
 
-def test_history_ends_where_cleanup_is_turned_off(make: Callable[..., World]) -> None:
+def test_history_ends_where_cleanup_is_turned_off(make: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
     """Intents and the rows of files that someone else removes do not grow for ever; the files stay."""
-    world = make(snapshots_max=1, cleanup=False, history="1h")
+    monkeypatch.setattr(cleanup, "HISTORY_MS", HOUR_S * 1000)
+    world = make(snapshots_max=1, cleanup=False)
     world.delete(5)
     world.maintainer.run(Event())
     assert len(world.written(FileStatus.ORPHANED)) > 10

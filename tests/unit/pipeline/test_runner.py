@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config.settings import PipelineSettings, SparkSettings
+from daemon.config.settings import SparkSettings
 from daemon.errors import CorruptInput, FileLiveTwice, PipelineAway
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
@@ -29,20 +29,21 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkPipeline, "_start", away)
 
 
-def files(log: HandmadeLog, **settings: object) -> int:
-    runner = Runner(SparkPipeline(SparkSettings()), PipelineSettings.model_validate(settings))
+def files(log: HandmadeLog, engine: str = "auto") -> int:
+    runner = Runner(SparkPipeline(SparkSettings()), engine)
     with runner.open_state(log.log, FileIOStorage()) as state:
         return state.files
 
 
-@pytest.mark.parametrize(
-    "settings", [{"engine": "spark"}, {"local_log_bytes_max": 10}, {"local_data_files_max": 2}], ids=str
-)
-def test_what_needs_spark(log: HandmadeLog, settings: dict[str, object]) -> None:
+@pytest.mark.parametrize("limit", [{}, {"LOCAL_LOG_BYTES_MAX": 10}, {"LOCAL_DATA_FILES_MAX": 2}], ids=str)
+def test_what_needs_spark(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]) -> None:
     """A table that is too large by its log or its files, or by setting."""
-    assert files(log) == files(log, **{**settings, "engine": "local"}) == 3
+    assert files(log) == 3
+    for name, value in limit.items():
+        monkeypatch.setattr(f"daemon.pipeline.runner.{name}", value)
+    assert files(log, "local") == 3
     with pytest.raises(PipelineAway):
-        files(log, **settings)
+        files(log, "auto" if limit else "spark")
 
 
 def test_a_checksum_file_that_differs_needs_a_second_opinion(log: HandmadeLog) -> None:

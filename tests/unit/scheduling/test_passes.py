@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from daemon.config.settings import VerifySettings
 from daemon.verify.findings import Fault, Findings, Level, Proof, Sample
-from daemon.verify.passes import add_part, due_ms, next_part
+from daemon.verify.passes import FILES_AT_ONCE, add_part, due_ms, next_part
 from state import SHARES, Difference
 
 
@@ -20,19 +20,18 @@ def proof(wrong: int = 0, level: Level = Level.METADATA, path: str = "f") -> Pro
     return Proof(level, 1, 2, files=10, files_total=100, rows=5, findings=findings, seconds={})
 
 
-@given(files=st.integers(0, 10_000_000), files_at_once=st.integers(10_000, 1_000_000))
-def test_the_parts_of_a_pass_cover_every_share_once(files: int, files_at_once: int) -> None:
-    of_table = VerifySettings(files_at_once=files_at_once)
+@given(files=st.integers(0, 1000 * FILES_AT_ONCE))
+def test_the_parts_of_a_pass_cover_every_share_once(files: int) -> None:
     covered, parts, last = 0, 0, None
     while covered < SHARES:
-        part = next_part(last, of_table, files, now_ms=parts)
+        part = next_part(last, VerifySettings(), files, now_ms=parts)
         assert part.first == covered < part.end
         last = add_part(last, proof(), part, at_ms=parts)
         covered, parts = part.end, parts + 1
     assert last
     assert (last.complete_at_ms, last.files) == (parts - 1, 10 * parts)
-    assert parts <= max(1, math.ceil(files / files_at_once))
-    assert next_part(last, of_table, files, now_ms=parts).first == 0
+    assert parts <= max(1, math.ceil(files / FILES_AT_ONCE))
+    assert next_part(last, VerifySettings(), files, now_ms=parts).first == 0
 
 
 def test_a_difference_holds_until_a_pass_is_without_it() -> None:
@@ -68,11 +67,11 @@ def test_a_part_that_does_not_follow_the_last_one_begins_a_pass() -> None:
 
 
 def test_parts_are_spread_over_the_period() -> None:
-    of_table = VerifySettings(period="100s", files_at_once=10)
+    of_table = VerifySettings(period="100s")
     last = add_part(None, proof(), Sample(0, 10), at_ms=1_000)
-    assert due_ms(None, of_table, 1_000, now_ms=2_000) == 0
-    assert due_ms(last, of_table, 5, now_ms=2_000) == 1_000 + 100_000
-    assert due_ms(last, of_table, 40, now_ms=2_000) == 1_000 + 25_000
+    assert due_ms(None, of_table, 100 * FILES_AT_ONCE, now_ms=2_000) == 0
+    assert due_ms(last, of_table, FILES_AT_ONCE // 2, now_ms=2_000) == 1_000 + 100_000
+    assert due_ms(last, of_table, 4 * FILES_AT_ONCE, now_ms=2_000) == 1_000 + 25_000
 
 
 def test_a_clock_that_was_ahead_delays_nothing() -> None:
@@ -81,13 +80,12 @@ def test_a_clock_that_was_ahead_delays_nothing() -> None:
 
 
 @given(
-    files=st.integers(1, 10_000_000),
-    files_at_once=st.integers(10_000, 1_000_000),
+    files=st.integers(1, 1000 * FILES_AT_ONCE),
     late_ms=st.lists(st.integers(0, 5_000), min_size=1, max_size=5),
 )
-def test_a_pass_takes_a_period_however_late_its_parts_are(files: int, files_at_once: int, late_ms: list[int]) -> None:
+def test_a_pass_takes_a_period_however_late_its_parts_are(files: int, late_ms: list[int]) -> None:
     """Each part begins late by one of `late_ms`, as when the process looks only now and then."""
-    of_table = VerifySettings(period="100s", files_at_once=files_at_once)
+    of_table = VerifySettings(period="100s")
     last, now_ms, number = None, 1_000_000, 0
     while last is None or last.complete_at_ms is None:
         now_ms = max(now_ms, math.ceil(due_ms(last, of_table, files, now_ms=now_ms))) + late_ms[number % len(late_ms)]

@@ -1,0 +1,185 @@
+"""Finds faults between the parts of a configuration: what is missing, misspelt, or claimed twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
+from importlib.metadata import distributions
+
+from daemon.config.readable import Readable
+from daemon.config.references import SENT_TEXT
+from daemon.config.settings import HealthSettings, Settings, TableSettings
+from daemon.locations import canonical, vacuum_cleans
+
+# A shorter token could be guessed.
+TOKEN_MIN = 16
+
+
+def find_faults(readable: Readable) -> Iterator[str]:
+    """Find the faults that can be seen without PyIceberg: most commands do not import it."""
+    yield from _health_faults(readable.settings.health)
+    yield from _missing_extra(readable)
+    yield from _property_faults(readable)
+    yield from _catalog_faults(readable)
+    yield from _clashes(readable)
+    yield from _places_that_vacuum_cleans(readable)
+
+
+def find_unknown_properties(settings: Settings) -> Iterator[str]:
+    """Find types of catalogs that PyIceberg does not have, and properties that are like one of its own."""
+    import pyiceberg.catalog  # noqa: PLC0415 - see `find_faults`
+
+    types = [each.value for each in pyiceberg.catalog.CatalogType]
+    constants = {**vars(pyiceberg.catalog), **vars(pyiceberg.io)}
+    known = {value for name, value in constants.items() if name.isupper() and isinstance(value, str)}
+    for key in settings.storage:
+        yield from _misspelt(f"storage.{key}", key, known)
+    for name, properties in settings.catalogs.items():
+        kind = properties.get("type", "").lower()
+        if kind and kind not in types:
+            yield f"catalogs.{name}.type: PyIceberg has no such catalog type; it has {', '.join(types)}"
+        for key in properties:
+            yield from _misspelt(f"catalogs.{name}.{key}", key, known)
+
+
+def _misspelt(place: str, key: str, known: Collection[str]) -> Iterator[str]:
+    """Find a key that is like one of the `known` keys. PyIceberg ignores keys that it does not know."""
+    # A suffix may be the name of an account: `adls.sas-token.ACCOUNT`.
+    if key in known or any(key.startswith(f"{each}.") for each in known):
+        return
+    # `glue.access-key-id` is like `s3.access-key-id`, and is another property, as `credential` of a REST catalog is.
+    prefix = key[: key.find(".") + 1]
+    beside = [each for each in known if each[: each.find(".") + 1] == prefix]
+    if meant := get_close_matches(key, beside, n=1, cutoff=0.8):
+        yield f"{place}: unknown property, did you mean {meant[0]}?"
+
+
+def _property_faults(readable: Readable) -> Iterator[str]:
+    for name, properties in readable.settings.catalogs.items():
+        given = {*properties, *(key.removeprefix(f"catalogs.{name}.") for key in readable.left_out)}
+        kind = properties.get("type", "").lower()
+        if "auth" in properties:
+            yield f"catalogs.{name}.auth: is not a section of keys, such as {{type: basic, basic: {{username: …}}}}"
+        if kind == "rest" and not re.match(r"https?://", properties.get("uri", "https://"), re.IGNORECASE):
+            yield f"catalogs.{name}.uri: does not begin with http:// or https://"
+        if kind != "sql":
+            continue
+        if "uri" not in given:
+            yield f"catalogs.{name}.uri: is missing; give the SQLAlchemy URL of the catalog's database"
+        homeless = next((each for _, each in readable.tables() if each.catalog == name and not each.location), None)
+        if "warehouse" not in given and homeless is not None:
+            yield f"catalogs.{name}.warehouse: is missing, and {homeless.name} has no location of its own"
+
+
+def _health_faults(health: HealthSettings) -> Iterator[str]:
+    if health.token is not None and len(health.token) < TOKEN_MIN:
+        yield f"health.token: is shorter than {TOKEN_MIN} characters; `openssl rand -hex 32` makes a good one"
+    if health.token is not None and not SENT_TEXT.fullmatch(health.token):
+        yield "health.token: only printable ASCII characters can be sent; `openssl rand -hex 32` makes a good one"
+
+
+def _missing_extra(readable: Readable) -> Iterator[str]:
+    """Find hooks whose package is not installed. It is not imported, which would be slow."""
+    for place, hook in zip(readable.places["hooks"], readable.settings.hooks, strict=True):
+        if hook.format == "openlineage" and not any(distributions(name="openlineage-python")):
+            yield f"{place}.format: needs openlineage-python: install the extra `lineage` of dvsync's wheel"
+
+
+def _catalog_faults(readable: Readable) -> Iterator[str]:
+    # Whether a catalog was named by mistake is unknown while a catalog's own entry is left out.
+    if any(re.fullmatch(r"catalogs(\.[^.]*)?|defaults(\.catalog)?", key) for key in readable.left_out):
+        return
+    known = readable.settings.catalogs
+    named = ", ".join(sorted(known)) or "none"
+    default = readable.settings.defaults.catalog
+    if default and default not in known:
+        yield f"defaults.catalog: there is no catalog {default!r} under catalogs ({named})"
+    of_tables = [(place, table.catalog) for place, table in readable.tables()]
+    for place, catalog in (*of_tables, *readable.other_catalogs):
+        if not catalog:
+            yield f"{place}.catalog: is missing; name one of the catalogs ({named}), here or under defaults"
+        elif catalog not in known and catalog != default:
+            yield f"{place}.catalog: there is no catalog {catalog!r} under catalogs ({named})"
+
+
+def _clashes(readable: Readable) -> Iterator[str]:
+    claims = Claims()
+    patterns: dict[str, str] = {}
+    for place, table in readable.tables():
+        if table.is_pattern:
+            # The tables that it matches are checked when they are discovered. The first pattern that finds one has it.
+            if table.source in patterns:
+                yield f"{place}.source: {patterns[table.source]} has the same pattern, and leaves no table to this one"
+            elif not table.exclude:
+                patterns[table.source] = place
+            continue
+        yield from (f"{place}{key}: {clash}" for key, clash in claims.clashes(table))
+        claims.add(place, table)
+
+
+class Claims:
+    """The names, targets and folders that tables have: no two tables may have the same."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._targets: dict[tuple[str, str], str] = {}
+        self._places: dict[str, str] = {}
+        # The folders around these places, each with one of them.
+        self._around: dict[str, str] = {}
+
+    def add(self, who: str, table: TableSettings) -> None:
+        self._names.setdefault(table.name, who)
+        self._targets.setdefault((table.catalog, table.target), who)
+        for location in _written(table):
+            self._places.setdefault(location, who)
+            self._around.update(dict.fromkeys(_folders_around(location), location))
+
+    def clashes(self, table: TableSettings) -> Iterator[tuple[str, str]]:
+        """Yield who has the target, the name or a folder of `table` already, each after the key that says so."""
+        taken, named = self._targets.get((table.catalog, table.target)), self._names.get(table.name)
+        if taken:
+            yield ".target", f"{table.target} is already the target of {taken}"
+        # Two tables with the same target and the same name get one fault, not two.
+        if named and named != taken:
+            yield ".name", f"{table.name} is already the name of {named}; give one of them another name"
+        for own in _written(table):
+            within = (folder for folder in (own, *_folders_around(own)) if folder in self._places)
+            if location := next(within, self._around.get(own)):
+                who = self._places[location]
+                yield "", f"its files would overlap those of {who} at {location}; give each its own location"
+
+
+def _written(table: TableSettings) -> list[str]:
+    return [canonical(location) for location in (table.location, table.delete_files_location) if location]
+
+
+def _folders_around(location: str) -> Iterator[str]:
+    while "/" in location:
+        location = location.rpartition("/")[0]
+        yield location
+
+
+def faults_of_found(settings: Settings, table: TableSettings) -> list[str]:
+    """Find the faults of `table`, which a pattern of `settings` matched."""
+    alone = settings.model_copy(update={"tables": (table,)})
+    return list(_places_that_vacuum_cleans(Readable(alone, {"tables": (table.name,)}, frozenset())))
+
+
+def _places_that_vacuum_cleans(readable: Readable) -> Iterator[str]:
+    written = [
+        (f"catalogs.{name}.warehouse", properties["warehouse"])
+        for name, properties in readable.settings.catalogs.items()
+        if "warehouse" in properties
+    ]
+    for place, table in readable.tables():
+        written += [(f"{place}.location", table.location or "")]
+        written += [(f"{place}.delete_files_location", table.delete_files_location or "")]
+    sources = sorted({table.source for table in readable.settings.tables})
+    for place, location in written:
+        for source in sources:
+            if vacuum_cleans(location, source):
+                yield (
+                    f"{place}: {location} is inside the Delta table {source}, where VACUUM removes every file that"
+                    " Delta does not know: choose a folder outside of it, or one whose name begins with '_' or '.'"
+                )

@@ -1,0 +1,76 @@
+"""Says what is wrong with a value or a key, in words of the configuration instead of Pydantic's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic_core import ErrorDetails
+
+from daemon.config.gone_keys import find_replacement
+from daemon.config.settings import Settings
+
+# Faults in these sections do not quote the value.
+SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "hooks")
+
+# What a value is, by the type of Pydantic's error: its own words are those of Python.
+PLAIN_WORDS = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "not a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "not a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "neither true nor false"),
+    **dict.fromkeys(("list_type", "tuple_type", "frozen_set_type"), "not a list"),
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "not a section of keys"),
+    "string_type": "not a text",
+}
+
+
+WHOLE_WORDS = {
+    "missing": "is missing",
+    "invalid_key": "has a key that is not a text. YAML reads on, off, yes and no as true and false: write it in quotes",
+    "byte_size": "is not a size: write a number and its unit, such as 64MiB",
+}
+
+
+def fault_line(fault: ErrorDetails) -> str:
+    kind, parts = fault["type"], fault["loc"]
+    if parts[-1] == "[key]":
+        kind, parts = "invalid_key", parts[:-1]
+    if kind == "invalid_key":
+        # The place of the key itself would read like that of a list's element.
+        parts = parts[:-1]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+    match kind:
+        case "extra_forbidden":
+            return unknown_key(place, str(fault["loc"][-1]), _keys_beside(fault["loc"]))
+        case "value_error":
+            return f"{place}: {fault['ctx']['error']}"
+        case "string_pattern_mismatch" if fault["loc"][-1] == "url":
+            return f"{place}: is not an SQLAlchemy URL, such as sqlite:///var/dvsync.db"
+        case _ if kind in WHOLE_WORDS:
+            return f"{place}: {WHOLE_WORDS[kind]}"
+        case _:
+            # Values of these places may be secrets, so the message does not quote them.
+            is_secret = fault["loc"][0] in SECRET_SECTIONS or fault["loc"] == ("health", "token")
+            value = repr(fault["input"]) if not is_secret and isinstance(fault["input"], str | int | float) else ""
+            if words := PLAIN_WORDS.get(kind):
+                return f"{place}: is {words}" + (f": {value}" if value else "")
+            return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]}" + (f", not {value}" if value else "")
+
+
+def unknown_key(place: str, key: str, known: Iterable[str]) -> str:
+    if replacement := find_replacement(place):
+        return f"{place}: is no longer a key: {replacement}"
+    near = get_close_matches(key.lower(), [*known], n=1)
+    return f"{place}: unknown key" + (f", did you mean {near[0]}?" if near else "")
+
+
+def _keys_beside(place: tuple[int | str, ...]) -> list[str]:
+    """Return the keys that may stand where `place` does."""
+    model: Any = Settings
+    for part in place[:-1]:
+        if isinstance(part, str):
+            fields = {field.alias or name: field for name, field in model.model_fields.items()}
+            model = fields[part].annotation
+            model = next((each for each in get_args(model) if isinstance(each, type)), model)
+    return [field.alias or name for name, field in model.model_fields.items()]
