@@ -158,14 +158,10 @@ class _Readable:
         settings = self.settings
         catalogs = {name: _anchored_catalog(properties, folder) for name, properties in settings.catalogs.items()}
         state = settings.state.model_copy(update={"url": _anchored_sqlite(settings.state.url, folder)})
-        files = {key: path and folder / path.expanduser() for key, path in settings.health.tls_files.items()}
-        health = settings.health.model_copy(update=files)
         tables = tuple(_resolved_table(table, settings, folder) for table in settings.tables)
         return replace(
             self,
-            settings=settings.model_copy(
-                update={"state": state, "health": health, "catalogs": catalogs, "tables": tables}
-            ),
+            settings=settings.model_copy(update={"state": state, "catalogs": catalogs, "tables": tables}),
         )
 
 

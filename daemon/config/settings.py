@@ -455,13 +455,6 @@ class HealthSettings(_Frozen):
         le=30 * DAY_S,
         description="/readyz fails when a table is behind for longer than this.",
     )
-    ready_when: Literal["tables", "daemon"] = Field(
-        "tables",
-        description=(
-            "What /readyz judges: the daemon and every table, or the daemon alone, so that a parked table does not"
-            " hold up a rollout."
-        ),
-    )
     token: Annotated[str, WrapValidator(or_reference)] | None = Field(
         None,
         description=(
@@ -469,20 +462,6 @@ class HealthSettings(_Frozen):
             " is disabled."
         ),
     )
-    certificate: Path | None = Field(
-        None, description="PEM file with the certificate and its chain: the health server then speaks HTTPS only."
-    )
-    key: Path | None = Field(None, description="PEM file with the private key of `certificate`.")
-
-    @property
-    def tls_files(self) -> dict[str, Path | None]:
-        return {"certificate": self.certificate, "key": self.key}
-
-    @model_validator(mode="after")
-    def _has_both_or_none(self) -> Self:
-        if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key belong together: set both or none")
-        return self
 
 
 class NoticeKind(StrEnum):

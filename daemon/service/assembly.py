@@ -109,13 +109,7 @@ class Parts:
 
     def board(self) -> Board:
         """An empty one."""
-        health = self.settings.health
-        return Board(
-            self.clock,
-            lag_budget_s=health.lag_budget_s,
-            share=self.settings.share,
-            judges_tables=health.ready_when == "tables",
-        )
+        return Board(self.clock, lag_budget_s=self.settings.health.lag_budget_s, share=self.settings.share)
 
     def lease_keeper(self, address: str | None = None) -> LeaseKeeper:
         """`address` is where this process answers."""

@@ -380,21 +380,18 @@ def test_tables_of_a_volume_that_is_not_mounted_cannot_be_dropped(tmp_path, conf
     assert catalog.list_tables("lake") == [("lake", "a")]
 
 
-@pytest.mark.parametrize("ready_when", ["tables", "daemon"])
-def test_what_keeps_it_from_ready_is_a_setting(tmp_path, config, ready_when):
-    """A parked table, or only what is wrong with the daemon itself."""
+def test_a_parked_table_keeps_it_from_ready_and_not_from_living(tmp_path, config):
+    """So does what is wrong with the daemon itself. A rollout asks /livez."""
     table = make_table(tmp_path / "a")
     table.commit([{"protocol": table.protocol(["unheardOf"])}])
-    head = HEAD.replace("port: 0", f"port: 0, ready_when: {ready_when}")
-    config.write_text(f"{head}- {{source: a, target: lake.a}}\n")
+    config.write_text(f"{HEAD}- {{source: a, target: lake.a}}\n")
     with daemon(config) as running:
         until(lambda: running.tables().get("lake.a", {}).get("state") == "parked")
-        status, answer = running.get("/readyz")
-        assert (status, answer["ready"]) == ((200, True) if ready_when == "daemon" else (503, False))
+        assert [running.get(path)[0] for path in ("/readyz", "/livez")] == [503, 200]
         config.write_text("nonsense")
         running.signal(signal.SIGHUP)
         until(lambda: "the changed configuration is refused" in running.reasons())
-        assert running.get("/readyz")[0] == 503
+        assert [running.get(path)[0] for path in ("/readyz", "/livez")] == [503, 200]
 
 
 def test_a_pattern_that_cannot_be_listed_stops_no_other_table(tmp_path, config):
