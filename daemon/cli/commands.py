@@ -39,6 +39,7 @@ from daemon.errors import ConfigInvalid, StateInUse
 from daemon.heap import limit_heap
 from daemon.lean_imports import import_arrow
 from daemon.masking import scrub
+from daemon.telemetry import ENDPOINT, switched_on
 from daemon.texts import printable
 
 if TYPE_CHECKING:
@@ -414,6 +415,8 @@ def check(
     typer.echo(f"state: {settings.redacted()['state']['url']}")
     typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
     typer.echo(f"share: {settings.share}")
+    signals = [f"{signal} by {variable}" for signal, variable in switched_on().items()]
+    typer.echo(f"telemetry: {', '.join(signals) or f'off; {ENDPOINT} switches it on'}")
     patterns = sum(table.is_pattern for table in settings.tables)
     typer.echo(f"tables: {len(settings.tables) - patterns}" + (f", patterns: {patterns}" if patterns else ""))
     for table in settings.tables:

@@ -29,7 +29,6 @@ from daemon.config.settings import (
     Settings,
     StateSettings,
     TableSettings,
-    TelemetrySettings,
     read_variables,
 )
 from daemon.config.value_types import ENV_PREFIX, SQLITE_FILE, URL, Reference, Secret, is_rest, with_dotted_auth
@@ -141,7 +140,6 @@ class _Readable:
                 update={"token": settings.health.token and references.text("health.token", settings.health.token)}
             ),
         }
-        update["telemetry"] = references.telemetry(settings.telemetry)
         for section in SINKS:
             entries = zip(self.places[section], getattr(settings, section), strict=True)
             update[section] = tuple(references.sink(place, each) for place, each in entries)
@@ -329,11 +327,6 @@ class _References:
         # Many services put a secret into the path of a webhook.
         return sink.model_copy(update={"url": url and Secret(url), "headers": self.headers(place, sink.headers)})
 
-    def telemetry(self, settings: TelemetrySettings) -> TelemetrySettings:
-        endpoint = self.address("telemetry.endpoint", settings.endpoint)
-        headers = self.headers("telemetry", settings.headers)
-        return settings.model_copy(update={"endpoint": endpoint, "headers": headers})
-
     # Addresses and headers are checked here, because the error of the HTTP client would show the text in the log.
 
     def address(self, place: str, value: str | None) -> str | None:
@@ -446,7 +439,7 @@ AUTH_NUMBERS = ("auth.oauth2.refresh_margin", "auth.oauth2.expires_in")
 ENUM_MEMBER = re.compile(r"<\w+\.\w+: ('[^']*')>")
 
 # Faults in these sections do not quote the value.
-SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "notify", "after_sync", "lineage", "telemetry")
+SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "notify", "after_sync", "lineage")
 
 # Without a user and password, which Python's HTTP client takes for a part of the host.
 WEBHOOK = re.compile(r"https?://[!-.0-?A-~]+(/[!-~]*)?")
@@ -552,10 +545,7 @@ def _health_faults(health: HealthSettings) -> Iterator[str]:
 
 def _missing_extras(settings: Settings) -> Iterator[str]:
     """Find switched-on parts whose packages are not installed. Imports none of them, which would be slow."""
-    for key, is_on, package in (
-        ("telemetry", settings.telemetry.endpoint is not None, "opentelemetry-exporter-otlp-proto-http"),
-        ("lineage", bool(settings.lineage), "openlineage-python"),
-    ):
+    for key, is_on, package in (("lineage", bool(settings.lineage), "openlineage-python"),):
         if is_on and not any(distributions(name=package)):
             yield f"{key}: needs {package}, which is not installed: install the extra `{key}` of dvsync's wheel"
 

@@ -536,29 +536,6 @@ class LineageSettings(_SinkSettings):
         return tuple(RunState)
 
 
-class TelemetrySettings(_Frozen):
-    endpoint: Annotated[str, WrapValidator(or_reference)] | None = Field(
-        None,
-        description=(
-            "Base address of an OTLP receiver by HTTP. Unset: nothing is sent. See"
-            " [telemetry](monitoring.md#telemetry)."
-        ),
-    )
-    headers: Properties = Field(default_factory=dict, description="Headers of the requests, such as Authorization.")
-    traces: bool = Field(True, description="Whether the syncs, maintenance and verifications are sent as traces.")
-    metrics: bool = Field(True, description="Whether the daemon sends the metrics of /metrics.")
-    interval_s: Annotated[float, Duration] = Field(
-        60.0, alias="interval", ge=1, le=3600, description="Time between two reports of the metrics."
-    )
-    timeout_s: Annotated[float, Duration] = Field(
-        10.0,
-        alias="timeout",
-        ge=0.1,
-        le=600,
-        description="Time limit for one export, retries included; then it is dropped.",
-    )
-
-
 class LogSettings(_Frozen):
     format: Literal["auto", "json", "console"] = Field(
         "auto",
@@ -656,7 +633,6 @@ class Settings(BaseSettings):
             "Who gets [OpenLineage](monitoring.md#telemetry) events. Needs the extra `lineage` of dvsync's wheel."
         ),
     )
-    telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
 
     @classmethod

@@ -30,6 +30,7 @@ from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, Writer
 from daemon.sync.follower import Follower
 from daemon.sync.memory import open_store
+from daemon.telemetry import open_telemetry
 from daemon.tracing import Tracer
 from state import StateStore
 
@@ -95,8 +96,7 @@ class Parts:
         """Raises StateUnavailable."""
         table, clock = context.settings, self.clock
         observer = Observer(table.name, context.log, store=self.store, board=board, clock=clock)
-        is_traced = self.telemetry is not None and self.settings.telemetry.traces
-        tracer = Tracer(clock, self.telemetry.send if self.telemetry and is_traced else None)
+        tracer = Tracer(clock, self.telemetry.send if self.telemetry else None)
         return TableCycle(
             table, Follower(context), observer, store=self.store, clock=clock, random=Random(), tracer=tracer
         )
@@ -170,17 +170,9 @@ def open_parts(settings: Settings, *, with_telemetry: bool = False) -> Iterator[
         catalogs = Catalogs(_catalog_properties(settings), partial(_count_synced, store))
         opened.callback(catalogs.close)
         outbox = Outbox(settings, clock)
-        telemetry = _open_telemetry(settings, clock) if with_telemetry else None
+        telemetry = open_telemetry(clock, place=settings.state.place) if with_telemetry else None
         opened.callback(_close, outbox, telemetry, clock)
         yield Parts(settings, store, spark, catalogs, clock, outbox, telemetry)
-
-
-def _open_telemetry(settings: Settings, clock: Clock) -> Telemetry | None:
-    if settings.telemetry.endpoint is None:
-        return None
-    from daemon.telemetry.telemetry import Telemetry  # noqa: PLC0415 - an extra
-
-    return Telemetry(settings.telemetry, clock, place=settings.state.place)
 
 
 def _close(outbox: Outbox, telemetry: Telemetry | None, clock: Clock) -> None:

@@ -243,8 +243,6 @@ def test_a_token_that_could_be_guessed_is_a_fault(load):
             "notify[0].headers.authorization",
         ),
         ("lineage: [{url: 'https://user:secret@h/'}]", "lineage[0].url"),
-        ("telemetry: {endpoint: 'grpc://secret:4317'}", "telemetry.endpoint"),
-        ("telemetry: {endpoint: 'http://h', headers: {authorization: 'sécret'}}", "telemetry.headers.authorization"),
     ],
 )
 def test_what_http_cannot_send_is_told_without_showing_it(load, text, place):
@@ -256,23 +254,17 @@ def test_what_http_cannot_send_is_told_without_showing_it(load, text, place):
 def test_a_missing_extra_is_named(load, monkeypatch):
     """Only if it is switched on, and without an import of it."""
     monkeypatch.setattr("daemon.config.load.distributions", lambda name: [])
-    assert load(ONE_CATALOG).telemetry.endpoint is None
-    text = "telemetry: {endpoint: 'http://h:4318'}\nlineage: [{url: 'http://h/'}]\n"
+    assert load(ONE_CATALOG).lineage == ()
+    text = "lineage: [{url: 'http://h/'}]\n"
     assert faults_of(load, ONE_CATALOG + text) == [
-        "telemetry: needs opentelemetry-exporter-otlp-proto-http, which is not installed: "
-        "install the extra `telemetry` of dvsync's wheel",
         "lineage: needs openlineage-python, which is not installed: install the extra `lineage` of dvsync's wheel",
     ]
 
 
-def test_secrets_of_telemetry_and_lineage_are_masked(load):
-    settings = load(
-        ONE_CATALOG + "telemetry: {endpoint: 'http://h:4318', headers: {api-key: hidden-1}}\n"
-        "lineage: [{url: 'http://h/hidden-2', headers: {Authorization: hidden-3}}]\n"
-    )
+def test_secrets_of_lineage_are_masked(load):
+    settings = load(ONE_CATALOG + "lineage: [{url: 'http://h/hidden-2', headers: {Authorization: hidden-3}}]\n")
     assert "hidden" not in str(settings.redacted())
-    assert {"hidden-1", "http://h/hidden-2", "hidden-3"} <= settings.secrets()
-    assert settings.redacted()["telemetry"]["endpoint"] == "http://h:4318"
+    assert {"http://h/hidden-2", "hidden-3"} <= settings.secrets()
 
 
 @pytest.mark.parametrize("duration", ["10", "10.5", "soon", "''", "-5s", "0s", "2d", "null"])
@@ -307,11 +299,11 @@ def test_anchors_are_read_once(load):
 
 
 def test_variables_that_are_no_json_hide_no_other_fault(load, monkeypatch):
-    monkeypatch.setenv("DVSYNC_TELEMETRY__HEADERS", "{")
+    monkeypatch.setenv("DVSYNC_SPARK__CONF", "{")
     monkeypatch.setenv("DVSYNC_LIMITS", "{")
     assert sorted(faults_of(load, "log: {level: loud}"))[0::2] == [
         "limits: the value of DVSYNC_LIMITS (environment) is not JSON",
-        "telemetry: the value of DVSYNC_TELEMETRY__HEADERS (environment) is not JSON",
+        "spark: the value of DVSYNC_SPARK__CONF (environment) is not JSON",
     ]
 
 
