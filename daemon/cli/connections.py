@@ -53,10 +53,9 @@ def try_connections(settings: Settings) -> Iterator[Attempt]:
             if not table.is_pattern:
                 yield _attempt(f"table {table.name}", partial(_try_source, parts, table))
         yield from _try_patterns(settings)
-        for section in ("notify", "after_sync"):
-            for number, sink in enumerate(getattr(settings, section)):
-                if sink.command:
-                    yield _attempt(f"{section}[{number}].command", partial(_try_program, sink.command[0]))
+        for number, hook in enumerate(settings.hooks):
+            if hook.command:
+                yield _attempt(f"hooks[{number}].command", partial(_try_program, hook.command[0]))
         if settings.pipeline.engine != "local":
             yield _attempt("Spark", partial(_try_spark, parts))
 

@@ -16,8 +16,9 @@ from daemon.config.settings import LimitsSettings, NoticeKind, Settings, TableSe
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.catalogs import Catalogs
 from daemon.iceberg.target import Target
-from daemon.lineage.runs import Run, events_of
-from daemon.outbox import Notice, Outbox
+from daemon.notices.notice import Notice
+from daemon.notices.outbox import Outbox
+from daemon.notices.runs import Run, events_of
 from daemon.pipeline.runner import Runner
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.observer import Observer
@@ -37,7 +38,7 @@ from state import StateStore
 if TYPE_CHECKING:
     from daemon.telemetry.telemetry import Telemetry
 
-# At its end, a process waits this long for notices that no sink has tried yet, and for telemetry.
+# At its end, a process waits this long for notices that no hook has tried yet, and for telemetry.
 NOTICES_END_MAX_S = 1.0
 
 
@@ -77,7 +78,7 @@ class Parts:
         )
 
     def announcer(self, board: Board) -> Callable[[Notice], None]:
-        """What counts notices on the board and sends them to the sinks."""
+        """What counts notices on the board and sends them to the hooks."""
 
         def announce(notice: Notice) -> None:
             board.activity.count_event(notice.table, notice.event)
@@ -88,7 +89,7 @@ class Parts:
         return announce
 
     def publish(self, run: Run) -> None:
-        """Send the lineage of a run to the sinks that want it."""
+        """Send the OpenLineage events of a run to the hooks that want them."""
         for event in events_of(run):
             self.outbox.put(event)
 

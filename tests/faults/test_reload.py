@@ -422,7 +422,7 @@ def test_commands_without_a_daemon_name_what_is_gone(tmp_path, config):
     """Listed, found by a pattern, or taken out of the configuration: each says what it is, and what is left."""
     tables = {name: make_table(tmp_path / name) for name in ("listed", "lake/a", "lake/b", "lake/c")}
     entries = "- {source: lake/*/, target: 'lake.{name}'%s}\n- {source: listed, target: lake.listed}\n"
-    told = f"notify: [{{command: [sh, -c, 'cat >> {tmp_path}/told.jsonl; echo >> {tmp_path}/told.jsonl']}}]\n"
+    told = f"hooks: [{{command: [sh, -c, 'cat >> {tmp_path}/told.jsonl; echo >> {tmp_path}/told.jsonl']}}]\n"
     config.write_text(f"{told}{HEAD}{entries}" % "")
     for table in tables.values():
         append(table)
@@ -437,8 +437,9 @@ def test_commands_without_a_daemon_name_what_is_gone(tmp_path, config):
     for words in ([], ["lake.*"], ["lake.a"]):
         synced = command(config, "sync", *words)
         assert (synced.returncode, "lake.a: gone: its folder is gone" in synced.stdout) == (1, True), synced.stdout
-    gone = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines() if '"gone"' in line]
-    assert sorted(line["table"] for line in gone) == ["lake.a", "lake.listed"]
+    lines = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines() if '"gone"' in line]
+    gone = [notice for line in lines for notice in line.get("notices", [line])]
+    assert sorted(notice["table"] for notice in gone) == ["lake.a", "lake.listed"]
     # What still can be said of it, and how to have it back, is said by the commands on tables.
     refused = command(config, "show", "lake.a")
     assert (refused.returncode, "lake.a: the table is gone" in refused.stderr) == (2, True)

@@ -299,7 +299,7 @@ def test_receivers_that_do_not_work_hold_up_nobody(tmp_path: Path, server: Recei
         server.refusals = [500] * 1_000
         endpoints = {"refuses": "http://127.0.0.1:9", "hangs": hanging.url, "fails": server.url}
         for name, world in worlds.items():
-            world.configure(lineage=[{"url": f"{endpoints[name]}/lineage"}])
+            world.configure(hooks=[{"url": f"{endpoints[name]}/lineage", "format": "openlineage"}])
         running = {
             name: opened.enter_context(
                 # Whoever waited for the one that hangs would wait until the end of the test.
@@ -323,7 +323,7 @@ def test_receivers_that_do_not_work_hold_up_nobody(tmp_path: Path, server: Recei
         for name in ("refuses", "fails"):
             for about in ("metrics", "traces"):
                 assert "OTEL_EXPORTER_OTLP_" in running[name].told("telemetry.failed", signal=about)["hint"]
-            running[name].told("notice.failed", sink="lineage[0]")
+            running[name].told("notice.failed", hook="hooks[0]")
         assert "Internal Server Error" in running["fails"].told("telemetry.failed", signal="metrics")["reason"]
         until(lambda: len(server.sent) > 6, "further attempts")
         server.refusals = []
@@ -346,11 +346,12 @@ def test_receivers_that_do_not_work_hold_up_nobody(tmp_path: Path, server: Recei
 def test_metrics_and_the_lineage_of_each_commit(world: World, server: Receiver) -> None:
     """Also of a version without rows, and of a table that is parked. A refused event is sent again."""
     server.refusals_at["/lineage"] = [503]
-    lineage = {"url": f"{server.url}/lineage", "headers": {"Authorization": {"file": "token"}}, "namespace": "lake"}
-    world.configure(lineage=[lineage])
+    headers = {"Authorization": {"file": "token"}}
+    world.configure(hooks=[{"url": f"{server.url}/lineage", "headers": headers, "format": "openlineage"}])
     catalog = SqlCatalog("local", **sql_catalog(world.folder))
     snapshots = {}
     environment = otel(server.url, METRIC_EXPORT_INTERVAL=1000, TRACES_EXPORTER="none")
+    environment["OPENLINEAGE_NAMESPACE"] = "lake"
     with daemon(world.config, environment) as running:
         for number in (1, 2, 3):
             running.synced_to("orders", number)
@@ -363,7 +364,7 @@ def test_metrics_and_the_lineage_of_each_commit(world: World, server: Receiver) 
         world.table.commit([BROKEN])
         running.told("table.parked")
         until(lambda: len(events(server)) == 8, "all events")
-        running.told("notice.failed", sink="lineage[0]", notice="START")
+        running.told("notice.failed", hook="hooks[0]", notice="START")
     assert "/v1/traces" not in server.taken
     assert [each["eventType"] for each in events(server)] == ["START", "COMPLETE"] * 3 + ["START", "FAIL"]
     runs = [checked(each) for each in events(server)]
@@ -393,7 +394,7 @@ def test_metrics_and_the_lineage_of_each_commit(world: World, server: Receiver) 
 
 def test_a_single_sync_tells_as_well(world: World, server: Receiver) -> None:
     """It waits for what it has to send, and has no metrics. One that finds nothing tells nothing."""
-    world.configure(lineage=[{"url": f"{server.url}/lineage"}])
+    world.configure(hooks=[{"url": f"{server.url}/lineage", "format": "openlineage"}])
     for _ in range(2):
         assert command(world.config, "sync", environment=otel(server.url)).returncode == 0
     assert [each.root.name for each in traces(server)] == ["sync"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from daemon.clock import SystemClock
-from daemon.outbox import Notice
+from daemon.notices.notice import Notice
 from daemon.status.table_status import Observation, gone_status, table_status
 from daemon.status.watch import Watch
 from state import Difference, Differences, Pause, ProofRecord, TableError, TableRecord
@@ -23,9 +23,9 @@ def proof(found: Differences) -> ProofRecord:
 class Told:
     """A watch of one table; `look` returns the events that it announces."""
 
-    def __init__(self, *records: TableRecord, hooks: bool = False) -> None:
+    def __init__(self, *records: TableRecord, repeats_synced: bool = False) -> None:
         self._told: list[Notice] = []
-        self._watch = Watch(self._told.append, SystemClock(), records, hooks=hooks)
+        self._watch = Watch(self._told.append, SystemClock(), records, repeats_synced=repeats_synced)
 
     def look(self, record: TableRecord) -> list[str]:
         self._told.clear()
@@ -52,7 +52,7 @@ def test_what_an_earlier_process_told_is_not_told_again_but_what_became_of_it() 
     parked = replace(RECORD, error=ERROR)
     told = Told(parked)
     assert [told.look(each) for each in (parked, RECORD)] == [[], ["recovered"]]
-    assert Told(RECORD, hooks=True).look(RECORD) == ["synced"]
+    assert Told(RECORD, repeats_synced=True).look(RECORD) == ["synced"]
 
 
 def test_a_wrong_table_is_told_until_a_verification_finds_it_right() -> None:
