@@ -71,7 +71,9 @@ def _look(status: TableStatus, record: TableRecord, before: _Seen) -> _Seen:
     elif status.state is SyncState.SYNCED:
         trouble = None
     is_wrong = not status.proof.is_right if status.proof else before.is_wrong
-    return _Seen(trouble, is_wrong, record.metadata_location)
+    # Without a snapshot id, the state store has recorded a part of a first sync.
+    location = before.metadata_location if record.snapshot_id is None else record.metadata_location
+    return _Seen(trouble, is_wrong, location)
 
 
 def _changes(before: _Seen, after: _Seen, status: TableStatus) -> Iterable[tuple[NoticeKind, str, str | None]]:

@@ -11,7 +11,13 @@ from daemon.status.watch import Watch
 from state import Difference, Differences, Pause, ProofRecord, TableError, TableRecord
 
 RECORD = TableRecord(
-    id=1, name="a", source="file:///a", target="db.a", synced_version=4, metadata_location="file:///m4"
+    id=1,
+    name="a",
+    source="file:///a",
+    target="db.a",
+    synced_version=4,
+    snapshot_id=40,
+    metadata_location="file:///m4",
 )
 ERROR = TableError("CorruptInput", "bad CRC", "Restore it.", version=5, since_ms=1_000, consecutive=1, parked=True)
 
@@ -53,6 +59,13 @@ def test_what_an_earlier_process_told_is_not_told_again_but_what_became_of_it() 
     told = Told(parked)
     assert [told.look(each) for each in (parked, RECORD)] == [[], ["recovered"]]
     assert Told(RECORD, repeats_synced=True).look(RECORD) == ["synced"]
+
+
+def test_a_first_sync_that_is_half_recorded_is_told_when_it_is_whole() -> None:
+    """Its live files are recorded in several transactions, the last one with the snapshot."""
+    told = Told(replace(RECORD, synced_version=None, snapshot_id=None, metadata_location=None))
+    assert told.look(replace(RECORD, snapshot_id=None)) == []
+    assert told.look(RECORD) == ["synced"]
 
 
 def test_a_wrong_table_is_told_until_a_verification_finds_it_right() -> None:
