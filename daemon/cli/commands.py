@@ -37,6 +37,7 @@ from daemon.cli.maintenance import cleanup, compact, expire
 from daemon.cli.wishes import forget, pause, resume, resync
 from daemon.errors import ConfigInvalid, StateInUse
 from daemon.masking import scrub
+from daemon.telemetry import ENDPOINT, switched_on
 from daemon.texts import printable
 
 if TYPE_CHECKING:
@@ -407,6 +408,8 @@ def check(
     typer.echo(f"state: {settings.redacted()['state']['url']}")
     typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
     typer.echo(f"share: {settings.share}")
+    signals = [f"{signal} by {variable}" for signal, variable in switched_on().items()]
+    typer.echo(f"telemetry: {', '.join(signals) or f'off; {ENDPOINT} switches it on'}")
     patterns = sum(table.is_pattern for table in settings.tables)
     typer.echo(f"tables: {len(settings.tables) - patterns}" + (f", patterns: {patterns}" if patterns else ""))
     for table in settings.tables:

@@ -37,7 +37,7 @@ from state import DatabaseReplaced, StateUnavailable
 # For giving back the lease and closing Spark and the stores, after the work has ended or was given up.
 CLOSING_MAX_S = 1.5
 # Sections that a reload cannot change.
-FIXED_SECTIONS = ("state", "share", "spark", "health", "telemetry")
+FIXED_SECTIONS = ("state", "share", "spark", "health")
 BEAT_INTERVAL_S = 5.0
 # How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen.
 WISHES_INTERVAL_S = 2.0
@@ -164,7 +164,7 @@ def _serve(parts: Parts, board: Board, fleet: Fleet) -> WebServer:
             keeper.give_back()
             raise
         raise ConfigInvalid(f"{error.message}; the state database is held by {holder}", hint=error.hint) from error
-    if parts.telemetry and settings.telemetry.metrics:
+    if parts.telemetry:
         parts.telemetry.report(registry.collect)
     return web
 

@@ -7,8 +7,8 @@ import structlog
 from daemon import log as events
 from daemon.config.settings import NoticeKind
 from daemon.iceberg.schema_changes import Layout, describe_changes, layout_of
-from daemon.lineage.runs import Run, Written, catalog_place
-from daemon.outbox import make_notice
+from daemon.notices.notice import make_notice
+from daemon.notices.runs import Run, Written, catalog_place
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncResult
 from state import TableRecord
@@ -17,7 +17,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 def publish(context: TableContext, shown: Shown, result: SyncResult, started_ms: int) -> None:
-    """Tell the lineage of what is shown now."""
+    """Publish the lineage of the committed version."""
     record, snapshot, written = shown.record, shown.table.current_snapshot(), None
     if result.snapshots and snapshot and snapshot.summary:
         rows, size_bytes, files = (

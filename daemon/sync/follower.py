@@ -34,7 +34,7 @@ from daemon.errors import (
 from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.schema_changes import layout_of
-from daemon.outbox import make_notice
+from daemon.notices.notice import make_notice
 from daemon.sync.advance import advance
 from daemon.sync.announcements import announce_created_again, announce_replaced_source, announce_schema_change, publish
 from daemon.sync.context import TableContext, as_sync_errors
