@@ -23,7 +23,7 @@ from daemon.iceberg.references import live_entries
 from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import CheckTask
 from daemon.sync.context import TableContext
-from daemon.sync.deletions import Change, write_positions, write_vectors
+from daemon.sync.deletions import write_deletions
 from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
 from daemon.sync.recovery import int64s
 from daemon.sync.transaction import Transaction
@@ -38,7 +38,7 @@ from daemon.translate.definition import (
     shape_of,
 )
 from daemon.translate.file_schema import FileTraits, may_reach_files
-from daemon.translate.plan import account_change
+from daemon.translate.plan import SyncPlan, account_change
 from daemon.translate.schema import TableSchema
 from state import TableError
 
@@ -82,8 +82,8 @@ def advance(
         step=context.step,
     )
     with transaction:
-        write_deletions = write_vectors if shape.definition.format_version > 2 else write_positions
-        completed = write_deletions(context, transaction, record, shape, Change(change, live, inspection.metrics))
+        plan = SyncPlan(change, live, shape.table, inspection.metrics)
+        completed = write_deletions(context, transaction, record, shape.deletes, plan)
         recent_commits = tuple(each for commit in commits for each in commit.recent_commits)
         outcome = with_fields(outcome_of_change(record, change, completed), recent_commits=recent_commits)
         # If readers would misread the newest snapshot with the new name mapping, it needs a successor.

@@ -32,8 +32,7 @@ from daemon.translate.definition import (
     shape_for,
 )
 from daemon.translate.file_schema import FileTraits
-from daemon.translate.plan import CommitPlan, complete_plan, plan_sync
-from daemon.translate.vector_plan import complete_vectors, plan_vectors
+from daemon.translate.plan import CommitPlan, SyncPlan
 from state import DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
 
 # The operation in the summary of a snapshot that replaces the whole table.
@@ -170,19 +169,13 @@ def _write_deletions(
     found = state.read_adds(with_dv_only=True) if state.files else ()
     with_dv = {add.path: add for add in found}
     dvs = {path: add.deletion_vector for path, add in with_dv.items() if add.deletion_vector}
-    change, name = _change(state, with_dv), transaction.name_delete_file
     live = {file.path: file for file in _live_files(answers, {}) if file.path in dvs}
-    with_vectors = shape.definition.format_version > 2
-    plan = (
-        plan_vectors(change, live, shape.table, {}, name_delete_file=name)
-        if with_vectors
-        else plan_sync(change, live, shape.table, {}, granularity=shape.granularity, name_delete_file=name)
-    )
+    plan = SyncPlan(_change(state, with_dv), live, shape.table, {})
+    names = transaction.delete_file_names(shape.deletes.suffix)
+    plan = replace(plan, tasks=shape.deletes.tasks(plan.dv_changes(), names))
     transaction.announce([task.output_path for task in plan.tasks])
-    results = transaction.write_delete_files(plan.tasks)
-    if with_vectors:
-        return dvs, complete_vectors(plan, results, snapshot_id=transaction.id)
-    return dvs, complete_plan(plan, results, snapshot_id=transaction.id, serving=(), still_serving={})
+    plan = replace(plan, results=transaction.write_delete_files(plan.tasks))
+    return dvs, shape.deletes.complete(plan, snapshot_id=transaction.id)
 
 
 def _change(state: TableState, with_dv: Mapping[str, AddFile]) -> TableChange:

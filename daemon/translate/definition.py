@@ -27,6 +27,7 @@ from daemon.iceberg.tags import own_tags
 from daemon.iceberg.target import Definition, Misread
 from daemon.locations import vacuum_cleans
 from daemon.storage import check_path
+from daemon.translate.delete_planner import DeletePlanner, DeletionVectors, PositionDeletes
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.hidden_columns import with_row_ids, with_unmapped
 from daemon.translate.metrics import metrics_properties
@@ -70,11 +71,14 @@ METADATA_PROPERTIES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A Delta schema on the Iceberg side: `table` for translating files, `definition` for defining the table."""
+    """A Delta schema on the Iceberg side.
+
+    `table` is for translating files, `definition` for defining the table, `deletes` for planning its delete files.
+    """
 
     table: TableSchema
     definition: Definition
-    granularity: str
+    deletes: DeletePlanner
 
     def with_files(self, traits: FileTraits) -> Shape:
         """Return the shape for files that also have these traits. Without any, it does not change."""
@@ -332,7 +336,8 @@ def _shape(
     retention_ms: str | None,
     row_ids: str,
 ) -> Shape:
-    has_row_ids = bool(row_ids) and settings.format_version > 2
+    is_version_3 = settings.format_version > 2
+    has_row_ids = bool(row_ids) and is_version_3
     schema = replace(
         schema,
         name_mapping=with_row_ids(schema.name_mapping, row_ids) if has_row_ids else schema.name_mapping,
@@ -363,7 +368,7 @@ def _shape(
             **({NEEDS_IDS: str(schema.needs_ids).lower()} if schema.needs_ids or NEEDS_IDS in properties else {}),
         },
     )
-    return Shape(schema, definition, granularity)
+    return Shape(schema, definition, DeletionVectors() if is_version_3 else PositionDeletes(granularity))
 
 
 def check_format_version(settings: TableSettings, table: Table) -> None:
