@@ -34,7 +34,7 @@ STEPS: Steps = {
         (Target, ("find_table",)),
     ],
     "plan": [
-        (advance, ("fold_commits", "shape_of")),
+        (advance, ("fold_commits", "next_shape")),
         (DeletePlanner, ("tasks", "others", "complete")),
         (transaction, ("view_of",)),
         (

@@ -20,7 +20,8 @@ from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
-from daemon.translate.definition import VECTORIZED_READS, check_places, shape_for
+from daemon.translate.definition import VECTORIZED_READS, shape_for
+from daemon.translate.existing_table import check_places
 from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
 
 # What is another in format version 3.

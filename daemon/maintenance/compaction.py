@@ -25,7 +25,7 @@ from daemon.sync.deletions import find_sharing
 from daemon.sync.outcomes import remembered_account, unchanged_outcome
 from daemon.sync.recovery import rebuild
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import Shape, check_places, lacks_row_ids, shape_of
+from daemon.translate.definition import Shape, shape_of
 from daemon.translate.delete_files import (
     UNKNOWN_DV,
     DeleteFile,
@@ -36,6 +36,7 @@ from daemon.translate.delete_files import (
     delete_file_record,
 )
 from daemon.translate.delete_planner import DeletePlanner, copies, entries_of
+from daemon.translate.existing_table import check_places, lacks_row_ids
 from daemon.translate.plan import by_manifest
 from state import DeleteFileRecord, FileKind, LiveFile, OrphanReason, TableRecord
 

@@ -13,7 +13,6 @@ from pyiceberg.table import Table
 
 from daemon import tracing
 from daemon.delta.actions import AddFile
-from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange
 from daemon.delta.table_state import TableState, check_unique
 from daemon.errors import SyncError
@@ -23,14 +22,8 @@ from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_records
 from daemon.sync.recovery import int64s, leave_other_table
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import (
-    Shape,
-    check_places,
-    check_references,
-    check_unchanged,
-    remembering,
-    shape_for,
-)
+from daemon.translate.definition import Shape, next_shape
+from daemon.translate.existing_table import check_places
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.plan import CommitPlan, SyncPlan
 from state import DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
@@ -70,14 +63,9 @@ def show_state(
     is_wanted: bool = True,
 ) -> tuple[Shown, SyncResult]:
     """Create the Iceberg table with one snapshot that shows `state`, or replace all contents of `existing`."""
-    check_protocol(state.protocol)
-    shape = shape_for(state.metadata, existing, context.settings)
-    shape = remembering(shape, existing, state.protocol, state.metadata)
-    if existing and not is_wanted:
-        check_unchanged(shape, existing, context.settings, state.version)
+    shape = next_shape(existing, context.settings, _change(state, {}), is_wanted=is_wanted)
     table = existing or context.target.stage(shape.definition)
     check_places(table.metadata.location, table.properties, context.location)
-    check_references(shape, context.settings)
     if existing is not None:
         record = leave_other_table(context, record, existing, is_wanted=is_wanted)
     elif record.metadata_location is not None:
@@ -187,7 +175,7 @@ def _change(state: TableState, with_dv: Mapping[str, AddFile]) -> TableChange:
         added={},
         removed=frozenset(),
         dv_changed=with_dv,
-        metadata=state.metadata,
+        metadatas=(state.metadata,),
         protocol=state.protocol,
     )
 

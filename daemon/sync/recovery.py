@@ -45,8 +45,9 @@ from daemon.iceberg.references import live_entries, metadata_files
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, live_file, remembered_account, shown_in, unchanged_outcome
-from daemon.translate.definition import check_shape, row_id_column
+from daemon.translate.definition import row_id_column
 from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
+from daemon.translate.existing_table import check_shape
 from state import (
     DeleteFileRecord,
     DeletionVectorDescriptor,
