@@ -76,6 +76,11 @@ _CONTENT_OFFSET, _CONTENT_SIZE = _IN_DATA_FILE["content_offset"], _IN_DATA_FILE[
 _PARTITIONS, _MANIFEST_FIRST_ROW_ID = _IN_MANIFEST_FILE["partitions"], _IN_MANIFEST_FILE["first_row_id"]
 
 
+def has_row_lineage(format_version: int) -> bool:
+    """Iceberg spec, "Row Lineage": from format version 3 on, rows have ids."""
+    return format_version > 2
+
+
 def referenced_data_file(data_file: DataFile) -> str | None:
     """Return field 143 of a record that this module made or read."""
     value: str | None = data_file[_REFERENCED_DATA_FILE]
@@ -321,12 +326,13 @@ def write_manifest_list(
         "format-version": str(format_version),
         "avro.codec": AVRO_CODEC,
     }
-    if format_version > 2:
+    gives_row_ids = has_row_lineage(format_version)
+    if gives_row_ids:
         metadata["first-row-id"] = str(next_row_id)
     listed = []
     for manifest in manifests:
         numbered = _sequenced(manifest, sequence_number)
-        if format_version > 2 and manifest.content is ManifestContent.DATA and numbered[_MANIFEST_FIRST_ROW_ID] is None:
+        if gives_row_ids and manifest.content is ManifestContent.DATA and numbered[_MANIFEST_FIRST_ROW_ID] is None:
             numbered = _with_fields(numbered, first_row_id=next_row_id)
             next_row_id = add_longs(next_row_id, manifest.existing_rows_count or 0, manifest.added_rows_count or 0)
         listed.append(numbered)

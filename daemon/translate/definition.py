@@ -17,6 +17,7 @@ from daemon.delta.protocol import check_metadata, check_protocol
 from daemon.delta.replay import TableChange
 from daemon.delta.vacuum import retention_s
 from daemon.errors import ReplacementNeeded, SchemaChanged, Unsupported
+from daemon.iceberg.manifests import has_row_lineage
 from daemon.iceberg.marker import find_marker, shown_by
 from daemon.iceberg.retention import RETENTION_MS
 from daemon.iceberg.schema_changes import Layout, describe_changes
@@ -300,8 +301,7 @@ def _shape(
     retention_ms: str | None,
     row_ids: str,
 ) -> Shape:
-    is_version_3 = settings.format_version > 2
-    has_row_ids = bool(row_ids) and is_version_3
+    has_row_ids = bool(row_ids) and has_row_lineage(settings.format_version)
     schema = replace(
         schema,
         name_mapping=with_row_ids(schema.name_mapping, row_ids) if has_row_ids else schema.name_mapping,
@@ -332,4 +332,4 @@ def _shape(
             **({NEEDS_IDS: str(schema.needs_ids).lower()} if schema.needs_ids or NEEDS_IDS in properties else {}),
         },
     )
-    return Shape(schema, definition, DeletionVectors() if is_version_3 else PositionDeletes(granularity))
+    return Shape(schema, definition, DeletionVectors() if settings.format_version > 2 else PositionDeletes(granularity))

@@ -14,6 +14,7 @@ from pyiceberg.types import TimestamptzType
 
 from daemon.config.settings import TableSettings
 from daemon.errors import TargetChanged, Unsupported
+from daemon.iceberg.manifests import has_row_lineage
 from daemon.locations import vacuum_cleans
 from daemon.storage import check_path
 from daemon.translate.name_mapping import ROW_ID, Path, only_ids
@@ -102,7 +103,7 @@ def row_id_column_of(table: Table) -> str:
 def lacks_row_ids(table: Table, settings: TableSettings) -> bool:
     """Return whether the table must get Delta's row ids: it did not have format version 3 at dvsync's last commit."""
     column = row_id_column_of(table)
-    if settings.format_version < 3 or not column:
+    if not has_row_lineage(settings.format_version) or not column:
         return False
     mapping = parse_mapping_from_json(table.properties[NAME_MAPPING])
     return not any(field.field_id == ROW_ID and column in field.names for field in mapping.root)
