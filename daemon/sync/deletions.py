@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 
 from daemon.delta.deletion_vector import read_position_sets
@@ -36,7 +37,7 @@ def write_deletions(
     live = store.find_live_files(record.id, others) if others else {}
     repair = deletes.repair(plan, live, names)
     transaction.announce(repair.paths)
-    with context.step("translate"):
+    with context.step("translate") if repair.paths else nullcontext():
         rewritten = [(each, rewrite_delete_file(each, transaction.target_properties)) for each in repair.rewrites]
         force_to_disk([file.path for _, file in rewritten])
         copied = list(zip(repair.copies, transaction.write_delete_files(repair.copies), strict=True))
