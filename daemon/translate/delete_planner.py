@@ -90,7 +90,7 @@ class DeletePlanner(ABC):
 
     @abstractmethod
     def returning(self, change: TableChange) -> Collection[str]:
-        """Return the data files of which no dead blob may stay."""
+        """Return the data files whose dead blobs matter: they come back, or rows of them may."""
 
     @abstractmethod
     def outdated(self, plan: SyncPlan) -> Sequence[DeleteFileRecord]:
