@@ -26,7 +26,7 @@ import psutil
 import yaml
 
 from benchmarks.report import conditions, parser, print_report
-from daemon.sync.follower import UNFINISHED_COMMIT_MAX_S
+from daemon.sync.news import UNFINISHED_COMMIT_MAX_S
 from tests.kit.handmade import Bench, HandmadeTable, sql_catalog
 
 TARGET_CPU_PERCENT = 2

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlparse
 
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
-from daemon.lean_imports import import_arrow
 from daemon.locations import canonical
 from daemon.object_store import ObjectInfo, S3Input, S3Object, find_s3_object
 
@@ -142,7 +141,6 @@ class FileIOStorage:
 
     @cached_property
     def _io(self) -> PyArrowFileIO:
-        import_arrow()
         from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415 - see the class
 
         return PyArrowFileIO(self._properties)

@@ -36,9 +36,8 @@ from daemon.cli.invocation import (
 from daemon.cli.maintenance import cleanup, compact, expire
 from daemon.cli.wishes import forget, pause, resume, resync
 from daemon.errors import ConfigInvalid, StateInUse
-from daemon.heap import limit_heap
-from daemon.lean_imports import import_arrow
 from daemon.masking import scrub
+from daemon.telemetry import ENDPOINT, switched_on
 from daemon.texts import printable
 
 if TYPE_CHECKING:
@@ -100,8 +99,6 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # What imports leave behind would take memory as long as the daemon runs.
     gc.enable()
-    limit_heap()
-    import_arrow()
     from daemon.service.run import run_daemon  # noqa: PLC0415 - each command imports what it uses, and nothing else
 
     with reported_errors():
@@ -133,7 +130,6 @@ def sync(
         raise typer.BadParameter("cannot be combined with --full", param_hint="--wait")
     if min_version is not None and not wait:
         raise typer.BadParameter("it goes with --wait", param_hint="--min-version")
-    import_arrow()
     from rich.console import Console  # noqa: PLC0415
 
     from daemon.cli.console import SyncProgress, verdict_line  # noqa: PLC0415
@@ -299,7 +295,6 @@ def init(
 
     Says of each table whether it can be followed. An existing file is not changed: name another with --config.
     """
-    import_arrow()
     from daemon.cli.init import write_configuration  # noqa: PLC0415
 
     with reported_errors():
@@ -353,7 +348,6 @@ def demo(
     folder: Annotated[Path, typer.Option("--folder", help="Where to create the tables.")] = Path("demo"),
 ) -> None:
     """Watch an Iceberg table follow a real Delta table. Spark changes it, and three engines read the result."""
-    import_arrow()
     from daemon.cli.demo import run_demo  # noqa: PLC0415
 
     with reported_errors():
@@ -414,6 +408,8 @@ def check(
     typer.echo(f"state: {settings.redacted()['state']['url']}")
     typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
     typer.echo(f"share: {settings.share}")
+    signals = [f"{signal} by {variable}" for signal, variable in switched_on().items()]
+    typer.echo(f"telemetry: {', '.join(signals) or f'off; {ENDPOINT} switches it on'}")
     patterns = sum(table.is_pattern for table in settings.tables)
     typer.echo(f"tables: {len(settings.tables) - patterns}" + (f", patterns: {patterns}" if patterns else ""))
     for table in settings.tables:
@@ -425,7 +421,6 @@ def check(
         typer.echo(scrub(line))
     if not connect:
         return
-    import_arrow()
     from daemon.cli.connections import try_connections  # noqa: PLC0415
 
     failed = False

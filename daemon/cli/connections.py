@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.typedef import Identifier
 
 from daemon.cli.tables import with_found_tables
-from daemon.config.settings import HealthSettings, Settings, TableSettings
+from daemon.config.settings import Settings, TableSettings
 from daemon.config.value_types import sqlite_file
 from daemon.delta.log import log_gone
 from daemon.errors import ConfigInvalid, SyncError, TargetUnreadable
@@ -25,12 +24,9 @@ from daemon.spark.installed import check_jars, check_pipeline
 from daemon.sync.memory import as_sync_error
 from daemon.texts import counted
 from daemon.translate.existing_table import check_format_version
-from daemon.web.server import check_certificate
 
 # At most so many tables of a catalog are read to find out whether dvsync made them.
 STRANGERS_MAX = 100
-# Of OpenSSL: a certificate is not yet valid, or has expired.
-DATE_CODES = (9, 10)
 
 
 @dataclass(frozen=True)
@@ -57,12 +53,9 @@ def try_connections(settings: Settings) -> Iterator[Attempt]:
             if not table.is_pattern:
                 yield _attempt(f"table {table.name}", partial(_try_source, parts, table))
         yield from _try_patterns(settings)
-        if settings.health.certificate:
-            yield _attempt("certificate", partial(_try_certificate, settings.health))
-        for section in ("notify", "after_sync"):
-            for number, sink in enumerate(getattr(settings, section)):
-                if sink.command:
-                    yield _attempt(f"{section}[{number}].command", partial(_try_program, sink.command[0]))
+        for number, hook in enumerate(settings.hooks):
+            if hook.command:
+                yield _attempt(f"hooks[{number}].command", partial(_try_program, hook.command[0]))
         if settings.pipeline.engine != "local":
             yield _attempt("Spark", partial(_try_spark, parts))
 
@@ -146,36 +139,6 @@ def _try_patterns(settings: Settings) -> Iterator[Attempt]:
     yield Attempt("patterns", f"{len(found.tables) - len(listed)} tables found")
     for about, trouble in troubles.items():
         yield Attempt(about, error=trouble)
-
-
-def _try_certificate(health: HealthSettings) -> str:
-    check_certificate(health)
-    _check_dates(health)
-    return f"{health.certificate} goes with its key"
-
-
-def _check_dates(health: HealthSettings) -> None:
-    """Raise ConfigInvalid if the certificate is not valid today: a handshake with ourselves, in memory, shows it."""
-    assert health.certificate
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    server.load_cert_chain(health.certificate, health.key)
-    client.load_verify_locations(health.certificate)
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    client.check_hostname = False
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
-    for side in 2 * sides:
-        try:
-            side.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-        except ssl.SSLCertVerificationError as error:
-            if error.verify_code not in DATE_CODES:
-                return
-            raise ConfigInvalid(
-                f"health.certificate: {health.certificate}: {error.verify_message}",
-                hint="Renew the certificate. dvsync still uses it until then.",
-            ) from error
 
 
 def _try_program(name: str) -> str:

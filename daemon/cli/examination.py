@@ -22,7 +22,6 @@ from daemon.cli.invocation import (
 )
 from daemon.config.settings import TableSettings
 from daemon.errors import SyncError
-from daemon.lean_imports import import_arrow
 
 if TYPE_CHECKING:
     from daemon.status.deletions import FileDetail, TableDeletions
@@ -46,7 +45,6 @@ def doctor(
     Lists which features, columns and files are supported, which are not and why, and what readers must know. For
     several tables, it prints what is refused, then a summary: the reasons, what first syncs read, and the readers.
     """
-    import_arrow()
     from daemon.cli.operations import examine_tables, tables_to_examine  # noqa: PLC0415
     from daemon.cli.tables import with_found_tables  # noqa: PLC0415
     from daemon.doctor.diagnosis import Diagnosis, Verdict, as_lines  # noqa: PLC0415
@@ -104,7 +102,6 @@ def verify(
     Compares files, counts, bounds and delete files, and then, with Spark's Iceberg reader, which rows of each file are
     there. Changes nothing; the exit code is 1 if a table differs.
     """
-    import_arrow()
     from rich.console import Console  # noqa: PLC0415
 
     from daemon.cli.console import SyncProgress, proof_lines  # noqa: PLC0415
@@ -143,7 +140,6 @@ def show(
     Prints the metadata file, the snapshot, the Delta version that it shows, and a line for each of Spark, PyIceberg,
     DuckDB, Polars, Trino and ClickHouse.
     """
-    import_arrow()
     from daemon.cli.operations import opened_table  # noqa: PLC0415
     from daemon.cli.snapshots import table_lines  # noqa: PLC0415
     from daemon.cli.tables import find_table  # noqa: PLC0415
@@ -181,7 +177,6 @@ def snapshots(
     """
     if delta_version is not None and timestamp is not None:
         raise typer.BadParameter("give a version or a time, not both", param_hint="--timestamp")
-    import_arrow()
     from daemon.cli.operations import opened_table  # noqa: PLC0415
     from daemon.cli.snapshots import choice_lines, list_lines, parse_time_ms  # noqa: PLC0415
     from daemon.cli.tables import find_table  # noqa: PLC0415
@@ -223,7 +218,6 @@ def inspect(
     """
     if file is not None and png is not None:
         raise typer.BadParameter("it shows the whole table, not one file", param_hint="--png")
-    import_arrow()
     from daemon.cli.inspect import file_lines, table_lines  # noqa: PLC0415
     from daemon.cli.operations import opened_table  # noqa: PLC0415
     from daemon.cli.pictures import draw_table  # noqa: PLC0415

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from daemon.config.redaction import SECRET_KEY
+from daemon.config.redaction import SECRET_KEY, find_secrets
 from daemon.config.settings import LogSettings, Settings
 from daemon.config.value_types import ENV_PREFIX, duration_s
 from daemon.errors import ConfigInvalid, SyncError
@@ -101,6 +101,11 @@ def load_both(context: typer.Context, config: Path | None, wanted: Sequence[str]
 
 def hide_environment() -> None:
     hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
+    for name, value in os.environ.items():
+        if name.startswith("OTEL_"):
+            # The values of headers: `Authorization=Bearer%20…,tenant=…`.
+            headers = value.split(",") if name.endswith("_HEADERS") else ()
+            hide((*find_secrets(name, value), *(each.partition("=")[2].strip() or each for each in headers)))
 
 
 def log_to_stderr(log: LogSettings | None = None, *, has_verdicts: bool = False) -> None:

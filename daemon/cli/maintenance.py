@@ -12,7 +12,6 @@ import typer
 
 from daemon.cli.invocation import PATTERN_FAILED, ConfigPath, TableNames, load_with_found, reported_errors, say
 from daemon.errors import SyncError
-from daemon.lean_imports import import_arrow
 
 if TYPE_CHECKING:
     from daemon.maintenance.cleanup import Cleanup
@@ -87,7 +86,6 @@ def _maintain(
     alone: bool,
 ) -> None:
     """Do `work` for each of the named tables, and print its `lines`."""
-    import_arrow()
     from daemon.cli.operations import maintain_tables  # noqa: PLC0415
     from daemon.cli.tables import find_tables  # noqa: PLC0415
 

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-# How long `dvsync sync` waits at its end for each sink of notices.
+# How long `dvsync sync` waits at its end for each hook.
 NOTICES_MAX_S = 30.0
 
 
@@ -73,7 +73,7 @@ def sync_tables(
     ):
         board = parts.board()
         keep_rows(parts.store, tables, {table.name for table in settings.tables})
-        watch = Watch(parts.announcer(board), parts.clock, parts.store.list_tables(), hooks=False)
+        watch = Watch(parts.announcer(board), parts.clock, parts.store.list_tables(), repeats_synced=False)
         vanished = [each for each in gone if each.is_vanished]
         for each in vanished:
             remember_vanished(parts.store, each.record, parts.clock.now_ms())

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
+from urllib.request import ProxyHandler, Request, build_opener
 from urllib.response import addinfourl
 
 from daemon.config.settings import HealthSettings
 
 TIMEOUT_S = 4.0
-# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name.
-NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 # A server can listen on a wildcard address, but a client cannot connect to one.
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -38,14 +35,14 @@ def ask_to_sync(health: HealthSettings, table: str) -> Answer:
 
 
 def url_of(health: HealthSettings) -> str:
-    host, scheme = ANY.get(health.host, health.host), "https" if health.certificate else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{health.port}"
+    host = ANY.get(health.host, health.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{health.port}"
 
 
 def _exchange(health: HealthSettings, request: Request) -> Answer:
     try:
         # Ignore the proxies of the environment: a proxy cannot reach this machine's loopback address.
-        opener = build_opener(ProxyHandler({}), HTTPSHandler(context=_trust(health)))
+        opener = build_opener(ProxyHandler({}))
         with opener.open(request, timeout=TIMEOUT_S) as response:
             return _answer(request, response, is_well=True)
     except HTTPError as error:
@@ -59,16 +56,3 @@ def _answer(request: Request, response: addinfourl, *, is_well: bool) -> Answer:
     if response.headers.get_content_type() != "application/json":
         return Answer(False, f"what answers at {request.full_url} is not dvsync")
     return Answer(is_well, response.read().decode(errors="replace"))
-
-
-def _trust(health: HealthSettings) -> ssl.SSLContext | None:
-    """Trust the configured certificate and no other, for any host: the daemon is asked at its address.
-
-    Also after its last day: an expired certificate must not make a container's healthcheck stop a daemon that syncs.
-    """
-    if health.certificate is None:
-        return None
-    context = ssl.create_default_context(cafile=health.certificate)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
-    context.check_hostname = False
-    return context

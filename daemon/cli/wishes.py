@@ -23,7 +23,6 @@ from daemon.cli.invocation import (
     seconds,
 )
 from daemon.config.settings import TableSettings
-from daemon.lean_imports import import_arrow
 from daemon.texts import printable
 
 if TYPE_CHECKING:
@@ -138,7 +137,6 @@ def forget(
 ) -> None:
     """Remove tables that are gone from the state database. Delta's files stay in any case."""
     wanted = _chosen(tables, every)
-    import_arrow()
     from daemon.cli.operations import forget_tables  # noqa: PLC0415
 
     with reported_errors():

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from daemon.config.settings import NOTIFIED, DefaultsSettings, NotifySettings, Settings, TableSettings
+from daemon.config.settings import NOTIFIED, DefaultsSettings, Settings, TableSettings
 from daemon.config.value_types import Duration
 
 WORDS: dict[Any, str] = {
@@ -44,13 +44,7 @@ def _section(name: str, field: FieldInfo) -> str:
     model: Any = field.annotation
     if get_origin(model) is tuple:
         model, _ = get_args(model)
-        intro = f"### `{name}`\n\nA list. {field.description}"
-        if model is NotifySettings:
-            return f"{intro}\n\n" + _list(model, list(model.model_fields))
-        own = [key for key in model.model_fields if key not in NotifySettings.model_fields]
-        return f"{intro}\nThe keys are those of `notify`, without `events`." + (
-            f"\n\n{_list(model, own)}" if own else ""
-        )
+        return f"### `{name}`\n\nA list. {field.description}\n\n" + _list(model, list(model.model_fields))
     if isinstance(model, type) and issubclass(model, BaseModel):
         return f"### `{name}`\n\n" + _list(model, list(model.model_fields))
     return f"### `{name}`\n\n{field.description}"
@@ -117,7 +111,7 @@ def _default(field: FieldInfo) -> str | None:
     if field.default in (None, "", ()):
         return None
     if isinstance(field.default, tuple):
-        return "all" if field.default == NOTIFIED else ", ".join(f"`{value}`" for value in field.default)
+        return "all but `synced`" if field.default == NOTIFIED else ", ".join(f"`{value}`" for value in field.default)
     return f"`{_spelled(field, field.default)}`"
 
 

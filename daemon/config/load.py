@@ -21,27 +21,22 @@ from pydantic_core import ErrorDetails
 
 from daemon.config.document import read_document, read_sections
 from daemon.config.settings import (
-    AfterSyncSettings,
     DefaultsSettings,
     HealthSettings,
-    LineageSettings,
-    NotifySettings,
+    HookSettings,
     Settings,
     StateSettings,
     TableSettings,
-    TelemetrySettings,
     read_variables,
 )
 from daemon.config.value_types import ENV_PREFIX, SQLITE_FILE, URL, Reference, Secret, is_rest, with_dotted_auth
 from daemon.errors import ConfigInvalid
 from daemon.locations import canonical, normalize_location, vacuum_cleans
 
-SINKS = ("notify", "after_sync", "lineage")
 # The sections that are lists. Of these, a faulty entry is left out alone.
-LISTS = ("tables", *SINKS)
+LISTS = ("tables", "hooks")
 
 Section = TypeVar("Section", bound=BaseModel)
-Sink = TypeVar("Sink", NotifySettings, AfterSyncSettings, LineageSettings)
 
 
 def load_settings(path: Path, text: str | None = None) -> Settings:
@@ -105,7 +100,7 @@ def _read(path: Path, document: dict[str, Any], faults: list[str]) -> tuple[_Rea
     faults += [
         *_property_faults(readable),
         *_health_faults(readable.settings.health),
-        *_missing_extras(readable.settings),
+        *_missing_extra(readable),
         *_catalog_faults(readable),
         *_clashes(readable),
         *_places_that_vacuum_cleans(readable),
@@ -140,11 +135,8 @@ class _Readable:
             "health": settings.health.model_copy(
                 update={"token": settings.health.token and references.text("health.token", settings.health.token)}
             ),
+            "hooks": tuple(map(references.hook, self.places["hooks"], settings.hooks)),
         }
-        update["telemetry"] = references.telemetry(settings.telemetry)
-        for section in SINKS:
-            entries = zip(self.places[section], getattr(settings, section), strict=True)
-            update[section] = tuple(references.sink(place, each) for place, each in entries)
         url = references.text("state.url", settings.state.url)
         if url is not None and not URL.match(url):
             faults.append(f"state.url: the text {_where(settings.state.url)} is not an SQLAlchemy URL")
@@ -158,14 +150,10 @@ class _Readable:
         settings = self.settings
         catalogs = {name: _anchored_catalog(properties, folder) for name, properties in settings.catalogs.items()}
         state = settings.state.model_copy(update={"url": _anchored_sqlite(settings.state.url, folder)})
-        files = {key: path and folder / path.expanduser() for key, path in settings.health.tls_files.items()}
-        health = settings.health.model_copy(update=files)
         tables = tuple(_resolved_table(table, settings, folder) for table in settings.tables)
         return replace(
             self,
-            settings=settings.model_copy(
-                update={"state": state, "health": health, "catalogs": catalogs, "tables": tables}
-            ),
+            settings=settings.model_copy(update={"state": state, "catalogs": catalogs, "tables": tables}),
         )
 
 
@@ -287,8 +275,7 @@ def _fault_line(fault: ErrorDetails) -> str:
             value = repr(fault["input"]) if not is_secret and isinstance(fault["input"], str | int | float) else ""
             if words := PLAIN_WORDS.get(kind):
                 return f"{place}: is {words}" + (f": {value}" if value else "")
-            text = ENUM_MEMBER.sub(r"\1", fault["msg"])
-            return f"{place}: {text[0].lower()}{text[1:]}" + (f", not {value}" if value else "")
+            return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]}" + (f", not {value}" if value else "")
 
 
 def _unknown_key(place: str, key: str, known: Iterable[str]) -> str:
@@ -328,15 +315,10 @@ class _References:
         found = {key: self.text(f"{place}.{key}", value) for key, value in properties.items()}
         return {key: value for key, value in found.items() if value is not None}
 
-    def sink(self, place: str, sink: Sink) -> Sink:
-        url = self.address(f"{place}.url", sink.url)
+    def hook(self, place: str, hook: HookSettings) -> HookSettings:
+        url = self.address(f"{place}.url", hook.url)
         # Many services put a secret into the path of a webhook.
-        return sink.model_copy(update={"url": url and Secret(url), "headers": self.headers(place, sink.headers)})
-
-    def telemetry(self, settings: TelemetrySettings) -> TelemetrySettings:
-        endpoint = self.address("telemetry.endpoint", settings.endpoint)
-        headers = self.headers("telemetry", settings.headers)
-        return settings.model_copy(update={"endpoint": endpoint, "headers": headers})
+        return hook.model_copy(update={"url": url and Secret(url), "headers": self.headers(place, hook.headers)})
 
     # Addresses and headers are checked here, because the error of the HTTP client would show the text in the log.
 
@@ -446,11 +428,8 @@ AUTH_NEEDS = {
 }
 AUTH_NUMBERS = ("auth.oauth2.refresh_margin", "auth.oauth2.expires_in")
 
-# How pydantic shows a member of an enumeration.
-ENUM_MEMBER = re.compile(r"<\w+\.\w+: ('[^']*')>")
-
 # Faults in these sections do not quote the value.
-SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "notify", "after_sync", "lineage", "telemetry")
+SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "hooks")
 
 # Without a user and password, which Python's HTTP client takes for a part of the host.
 WEBHOOK = re.compile(r"https?://[!-.0-?A-~]+(/[!-~]*)?")
@@ -554,14 +533,11 @@ def _health_faults(health: HealthSettings) -> Iterator[str]:
         yield "health.token: only printable ASCII characters can be sent; `openssl rand -hex 32` makes a good one"
 
 
-def _missing_extras(settings: Settings) -> Iterator[str]:
-    """Find switched-on parts whose packages are not installed. Imports none of them, which would be slow."""
-    for key, is_on, package in (
-        ("telemetry", settings.telemetry.endpoint is not None, "opentelemetry-exporter-otlp-proto-http"),
-        ("lineage", bool(settings.lineage), "openlineage-python"),
-    ):
-        if is_on and not any(distributions(name=package)):
-            yield f"{key}: needs {package}, which is not installed: install the extra `{key}` of dvsync's wheel"
+def _missing_extra(readable: _Readable) -> Iterator[str]:
+    """Find hooks whose package is not installed. It is not imported, which would be slow."""
+    for place, hook in zip(readable.places["hooks"], readable.settings.hooks, strict=True):
+        if hook.format == "openlineage" and not any(distributions(name="openlineage-python")):
+            yield f"{place}.format: needs openlineage-python: install the extra `lineage` of dvsync's wheel"
 
 
 def _catalog_faults(readable: _Readable) -> Iterator[str]:

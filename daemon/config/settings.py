@@ -455,13 +455,6 @@ class HealthSettings(_Frozen):
         le=30 * DAY_S,
         description="/readyz fails when a table is behind for longer than this.",
     )
-    ready_when: Literal["tables", "daemon"] = Field(
-        "tables",
-        description=(
-            "What /readyz judges: the daemon and every table, or the daemon alone, so that a parked table does not"
-            " hold up a rollout."
-        ),
-    )
     token: Annotated[str, WrapValidator(or_reference)] | None = Field(
         None,
         description=(
@@ -469,24 +462,10 @@ class HealthSettings(_Frozen):
             " is disabled."
         ),
     )
-    certificate: Path | None = Field(
-        None, description="PEM file with the certificate and its chain: the health server then speaks HTTPS only."
-    )
-    key: Path | None = Field(None, description="PEM file with the private key of `certificate`.")
-
-    @property
-    def tls_files(self) -> dict[str, Path | None]:
-        return {"certificate": self.certificate, "key": self.key}
-
-    @model_validator(mode="after")
-    def _has_both_or_none(self) -> Self:
-        if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key belong together: set both or none")
-        return self
 
 
 class NoticeKind(StrEnum):
-    """An event of a table that a sink can be notified of."""
+    """An event of a table that a hook can be notified of."""
 
     PARKED = "parked"
     RECOVERED = "recovered"
@@ -501,7 +480,7 @@ class NoticeKind(StrEnum):
 NOTIFIED = tuple(kind for kind in NoticeKind if kind is not NoticeKind.SYNCED)
 
 
-class _SinkSettings(_Frozen):
+class HookSettings(_Frozen):
     url: Annotated[str, WrapValidator(or_reference)] | None = Field(
         None, description="Webhook: dvsync sends JSON by POST to this http or https address."
     )
@@ -509,75 +488,23 @@ class _SinkSettings(_Frozen):
     command: tuple[str, ...] = Field(
         (), description="Instead of `url`: a program and its arguments. It gets the JSON on standard input."
     )
-    timeout_s: Annotated[float, Duration] = Field(
-        10.0,
-        alias="timeout",
-        ge=0.1,
-        le=3600,
-        description="Time limit for one attempt. Failed ones are repeated for some 15 minutes.",
-    )
+    events: tuple[NoticeKind, ...] = Field(NOTIFIED, description=f"Only these events, of {', '.join(NoticeKind)}.")
     tables: tuple[str, ...] = Field(("*",), description="Only tables whose names match.")
-
-    @model_validator(mode="after")
-    def _has_one_receiver(self) -> Self:
-        if (self.url is None) == (not self.command):
-            raise ValueError("set either url or command")
-        return self
-
-
-class NotifySettings(_SinkSettings):
-    events: tuple[Literal[NOTIFIED], ...] = Field(  # type: ignore[valid-type]
-        NOTIFIED, description=f"Only these events, of {', '.join(NOTIFIED)}."
-    )
-
-
-class AfterSyncSettings(_SinkSettings):
-    @property
-    def events(self) -> tuple[NoticeKind, ...]:
-        return (NoticeKind.SYNCED,)
-
-
-class RunState(StrEnum):
-    """The events of OpenLineage that a sink gets."""
-
-    START = "START"
-    COMPLETE = "COMPLETE"
-    FAIL = "FAIL"
-
-
-class LineageSettings(_SinkSettings):
-    namespace: str = Field(
-        "dvsync",
-        min_length=1,
-        description="Namespace of the jobs, which have the names of the tables.",
-    )
-
-    @property
-    def events(self) -> tuple[RunState, ...]:
-        return tuple(RunState)
-
-
-class TelemetrySettings(_Frozen):
-    endpoint: Annotated[str, WrapValidator(or_reference)] | None = Field(
-        None,
+    format: Literal["json", "openlineage"] = Field(
+        "json",
         description=(
-            "Base address of an OTLP receiver by HTTP. Unset: nothing is sent. See"
-            " [telemetry](monitoring.md#telemetry)."
+            "[Notices](monitoring.md#notices), or instead [OpenLineage](monitoring.md#telemetry) run events, which need"
+            " the extra `lineage` of dvsync's wheel."
         ),
     )
-    headers: Properties = Field(default_factory=dict, description="Headers of the requests, such as Authorization.")
-    traces: bool = Field(True, description="Whether the syncs, maintenance and verifications are sent as traces.")
-    metrics: bool = Field(True, description="Whether the daemon sends the metrics of /metrics.")
-    interval_s: Annotated[float, Duration] = Field(
-        60.0, alias="interval", ge=1, le=3600, description="Time between two reports of the metrics."
-    )
-    timeout_s: Annotated[float, Duration] = Field(
-        10.0,
-        alias="timeout",
-        ge=0.1,
-        le=600,
-        description="Time limit for one export, retries included; then it is dropped.",
-    )
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> Self:
+        if (self.url is None) == (not self.command):
+            raise ValueError("set either url or command")
+        if self.format == "openlineage" and "events" in self.model_fields_set:
+            raise ValueError("events cannot be set with format: openlineage, whose events are its own")
+        return self
 
 
 class LogSettings(_Frozen):
@@ -663,21 +590,9 @@ class Settings(BaseSettings):
     defaults: DefaultsSettings = DefaultsSettings()
     tables: tuple[TableSettings, ...] = Field((), description="The tables to keep in step.")
     health: HealthSettings = HealthSettings()
-    notify: tuple[NotifySettings, ...] = Field(
-        (),
-        description="Webhooks and commands that are notified when a person should know something of a table.",
+    hooks: tuple[HookSettings, ...] = Field(
+        (), description="Webhooks and commands that are told what happens to the tables."
     )
-    after_sync: tuple[AfterSyncSettings, ...] = Field(
-        (),
-        description="Webhooks and commands that are called when an Iceberg table has new metadata.",
-    )
-    lineage: tuple[LineageSettings, ...] = Field(
-        (),
-        description=(
-            "Who gets [OpenLineage](monitoring.md#telemetry) events. Needs the extra `lineage` of dvsync's wheel."
-        ),
-    )
-    telemetry: TelemetrySettings = TelemetrySettings()
     log: LogSettings = LogSettings()
 
     @classmethod

@@ -16,8 +16,9 @@ from daemon.config.settings import LimitsSettings, NoticeKind, Settings, TableSe
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.catalogs import Catalogs
 from daemon.iceberg.target import Target
-from daemon.lineage.runs import Run, events_of
-from daemon.outbox import Notice, Outbox
+from daemon.notices.notice import Notice
+from daemon.notices.outbox import Outbox
+from daemon.notices.runs import Run, events_of
 from daemon.pipeline.runner import Runner
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.observer import Observer
@@ -30,13 +31,14 @@ from daemon.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, Writer
 from daemon.sync.follower import Follower
 from daemon.sync.memory import open_store
+from daemon.telemetry import open_telemetry
 from daemon.tracing import Tracer
 from state import StateStore
 
 if TYPE_CHECKING:
     from daemon.telemetry.telemetry import Telemetry
 
-# At its end, a process waits this long for notices that no sink has tried yet, and for telemetry.
+# At its end, a process waits this long for notices that no hook has tried yet, and for telemetry.
 NOTICES_END_MAX_S = 1.0
 
 
@@ -76,7 +78,7 @@ class Parts:
         )
 
     def announcer(self, board: Board) -> Callable[[Notice], None]:
-        """What counts notices on the board and sends them to the sinks."""
+        """What counts notices on the board and sends them to the hooks."""
 
         def announce(notice: Notice) -> None:
             board.activity.count_event(notice.table, notice.event)
@@ -87,7 +89,7 @@ class Parts:
         return announce
 
     def publish(self, run: Run) -> None:
-        """Send the lineage of a run to the sinks that want it."""
+        """Send the OpenLineage events of a run to the hooks that want them."""
         for event in events_of(run):
             self.outbox.put(event)
 
@@ -95,8 +97,7 @@ class Parts:
         """Raises StateUnavailable."""
         table, clock = context.settings, self.clock
         observer = Observer(table.name, context.log, store=self.store, board=board, clock=clock)
-        is_traced = self.telemetry is not None and self.settings.telemetry.traces
-        tracer = Tracer(clock, self.telemetry.send if self.telemetry and is_traced else None)
+        tracer = Tracer(clock, self.telemetry.send if self.telemetry else None)
         return TableCycle(
             table, Follower(context), observer, store=self.store, clock=clock, random=Random(), tracer=tracer
         )
@@ -109,13 +110,7 @@ class Parts:
 
     def board(self) -> Board:
         """An empty one."""
-        health = self.settings.health
-        return Board(
-            self.clock,
-            lag_budget_s=health.lag_budget_s,
-            share=self.settings.share,
-            judges_tables=health.ready_when == "tables",
-        )
+        return Board(self.clock, lag_budget_s=self.settings.health.lag_budget_s, share=self.settings.share)
 
     def lease_keeper(self, address: str | None = None) -> LeaseKeeper:
         """`address` is where this process answers."""
@@ -176,17 +171,9 @@ def open_parts(settings: Settings, *, with_telemetry: bool = False) -> Iterator[
         catalogs = Catalogs(_catalog_properties(settings), partial(_count_synced, store))
         opened.callback(catalogs.close)
         outbox = Outbox(settings, clock)
-        telemetry = _open_telemetry(settings, clock) if with_telemetry else None
+        telemetry = open_telemetry(clock, place=settings.state.place) if with_telemetry else None
         opened.callback(_close, outbox, telemetry, clock)
         yield Parts(settings, store, spark, catalogs, clock, outbox, telemetry)
-
-
-def _open_telemetry(settings: Settings, clock: Clock) -> Telemetry | None:
-    if settings.telemetry.endpoint is None:
-        return None
-    from daemon.telemetry.telemetry import Telemetry  # noqa: PLC0415 - an extra
-
-    return Telemetry(settings.telemetry, clock, place=settings.state.place)
 
 
 def _close(outbox: Outbox, telemetry: Telemetry | None, clock: Clock) -> None:

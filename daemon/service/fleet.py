@@ -95,7 +95,7 @@ class Fleet:
             if self._watch is None:
                 # Before the first table is followed: people are notified of what changes from now on.
                 records = self._parts.store.list_tables()
-                self._watch = Watch(self._parts.announcer(self._board), self._parts.clock, records, hooks=True)
+                self._watch = Watch(self._parts.announcer(self._board), self._parts.clock, records, repeats_synced=True)
             if self._is_reloaded or self._parts.clock.monotonic_s() >= self._discovery_due_s:
                 self._discover()
                 self._is_reloaded = False

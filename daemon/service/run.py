@@ -29,7 +29,7 @@ from daemon.spark.session import SparkPipeline
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.timeline import DAY_MS
 from daemon.sync.memory import as_sync_error
-from daemon.web.endpoints import make_app
+from daemon.web.endpoints import Api
 from daemon.web.metrics import make_registry
 from daemon.web.server import WebServer
 from state import DatabaseReplaced, StateUnavailable
@@ -37,7 +37,7 @@ from state import DatabaseReplaced, StateUnavailable
 # For giving back the lease and closing Spark and the stores, after the work has ended or was given up.
 CLOSING_MAX_S = 1.5
 # Sections that a reload cannot change.
-FIXED_SECTIONS = ("state", "share", "spark", "health", "telemetry")
+FIXED_SECTIONS = ("state", "share", "spark", "health")
 BEAT_INTERVAL_S = 5.0
 # How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen.
 WISHES_INTERVAL_S = 2.0
@@ -141,7 +141,7 @@ def _serve(parts: Parts, board: Board, fleet: Fleet) -> WebServer:
     """Show the board to whoever asks, and send its metrics. Raises ConfigInvalid if the address is not available."""
     settings = parts.settings
     registry = make_registry(board, lambda: parts.spark.is_running, parts.outbox.counts)
-    app = make_app(
+    api = Api(
         board,
         registry=registry,
         ask=fleet.ask,
@@ -150,7 +150,7 @@ def _serve(parts: Parts, board: Board, fleet: Fleet) -> WebServer:
         state=settings.state.place,
     )
     try:
-        web = WebServer.start(settings.health, app)
+        web = WebServer.start(settings.health, api.app)
     except ConfigInvalid as error:
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EADDRINUSE:
             raise
@@ -164,7 +164,7 @@ def _serve(parts: Parts, board: Board, fleet: Fleet) -> WebServer:
             keeper.give_back()
             raise
         raise ConfigInvalid(f"{error.message}; the state database is held by {holder}", hint=error.hint) from error
-    if parts.telemetry and settings.telemetry.metrics:
+    if parts.telemetry:
         parts.telemetry.report(registry.collect)
     return web
 

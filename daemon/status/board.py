@@ -63,8 +63,6 @@ class Topic(Enum):
 
 # So much of an error's message is in a reason of `/readyz`, which may have one for each table.
 MESSAGE_CHARACTERS_MAX = 300
-# The topics of the daemon itself.
-OWN_TOPICS = (Topic.LEASE, Topic.STATE, Topic.CONFIGURATION)
 
 
 class Unready(msgspec.Struct, frozen=True):
@@ -77,12 +75,10 @@ class Unready(msgspec.Struct, frozen=True):
 class Board:
     """The latest observation of each table, and the scheduler's heartbeat. Safe to use from any thread."""
 
-    def __init__(self, clock: Clock, *, lag_budget_s: float, share: Share = ALL, judges_tables: bool = True) -> None:
-        """Without `judges_tables`, only what concerns the daemon itself makes it unready."""
+    def __init__(self, clock: Clock, *, lag_budget_s: float, share: Share = ALL) -> None:
         self._tables: dict[str, TableSettings] = {}
         self._clock = clock
         self._lag_budget_s = lag_budget_s
-        self._judges_tables = judges_tables
         self._lock = Lock()
         self._seen: dict[str, Observation] = {}
         self.activity = Activity()
@@ -266,16 +262,13 @@ class Board:
     def find_unready(self) -> list[Unready]:
         """All reasons for not being ready. A paused table, and one whose source is not there yet, are no reasons."""
         with self._lock:
-            topics = Topic if self._judges_tables else OWN_TOPICS
-            troubles = [unready for topic in topics for unready in self._troubles.get(topic, ())]
+            troubles = [unready for topic in Topic for unready in self._troubles.get(topic, ())]
             knows_state = bool(self._troubles.get(Topic.STATE))
         if not knows_state:
             # A table meets it before the lease is renewed the next time.
             errors = (seen.record.error for _, seen in self._observed() if seen.record)
             away = next((error for error in errors if error and error.kind == StateStoreAway.__name__), None)
             troubles += [Unready(None, f"the state database cannot be used: {away.message}")] if away else []
-        if not self._judges_tables:
-            return troubles
         # A share may have no table when there are few.
         if not self._tables and not troubles and not self._others:
             return [Unready(None, "no tables are configured")]

@@ -1,4 +1,4 @@
-"""Finds what people and programs must be told of the tables, by comparing each table with the last look."""
+"""Compares each table's status with the previous one, and makes notices of what changed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from daemon.clock import Clock
 from daemon.config.settings import NoticeKind
 from daemon.errors import SchemaChanged, TargetChanged
-from daemon.outbox import Notice, make_notice
+from daemon.notices.notice import Notice, make_notice
 from daemon.status.table_status import Observation, SyncState, TableStatus, differing_text, table_status
 from state import TableRecord
 
-# What else a parked table is told as, by the error's kind.
+# The event that comes before `parked`, by the error's kind.
 ALSO = {TargetChanged.__name__: NoticeKind.TARGET_CHANGED, SchemaChanged.__name__: NoticeKind.SCHEMA_CHANGED}
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What was told of a table. `trouble` says why it is parked and since when, or that it is gone."""
+    """What was sent about a table. `trouble` says why it is parked and since when, or that it is gone."""
 
     trouble: str | None = None
     is_wrong: bool = False
@@ -33,11 +33,11 @@ class Watch:
     """Announces what changed between two looks. Used by one thread."""
 
     def __init__(
-        self, announce: Callable[[Notice], None], clock: Clock, records: Iterable[TableRecord], *, hooks: bool
+        self, announce: Callable[[Notice], None], clock: Clock, records: Iterable[TableRecord], *, repeats_synced: bool
     ) -> None:
-        """What `records` tell has been told by an earlier process; the current metadata only without `hooks`.
+        """Treat `records` as already notified, but with `repeats_synced` not their current metadata.
 
-        A process that was killed may have left out a hook, so the daemon calls each of them once.
+        A process that was killed may not have sent it, so the daemon sends `synced` once for each table.
         """
         self._announce = announce
         self._clock = clock
@@ -46,7 +46,7 @@ class Watch:
         for record in records:
             status = table_status(record, Observation(record), clock.now_ms())
             seen = _look(status, record, _Seen())
-            self._seen[record.id] = replace(seen, metadata_location=None) if hooks else seen
+            self._seen[record.id] = replace(seen, metadata_location=None) if repeats_synced else seen
 
     def look(self, statuses: Iterable[TableStatus], records: Iterable[TableRecord]) -> None:
         """Compare the tables as the board shows them, and their rows in the state store."""
@@ -71,7 +71,9 @@ def _look(status: TableStatus, record: TableRecord, before: _Seen) -> _Seen:
     elif status.state is SyncState.SYNCED:
         trouble = None
     is_wrong = not status.proof.is_right if status.proof else before.is_wrong
-    return _Seen(trouble, is_wrong, record.metadata_location)
+    # Without a snapshot id, the state store has recorded a part of a first sync.
+    location = before.metadata_location if record.snapshot_id is None else record.metadata_location
+    return _Seen(trouble, is_wrong, location)
 
 
 def _changes(before: _Seen, after: _Seen, status: TableStatus) -> Iterable[tuple[NoticeKind, str, str | None]]:

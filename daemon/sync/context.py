@@ -19,8 +19,8 @@ from daemon.delta.table_state import TableState
 from daemon.errors import ObjectMissing, ObjectStoreAway, SyncError
 from daemon.iceberg.marker import SHARE, WRITER
 from daemon.iceberg.target import Target
-from daemon.lineage.runs import Run
-from daemon.outbox import Notice
+from daemon.notices.notice import Notice
+from daemon.notices.runs import Run
 from daemon.pipeline.runner import Runner
 from daemon.storage import FileIOStorage
 from daemon.sync.memory import as_sync_error

@@ -2,50 +2,51 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from importlib.metadata import version
 from threading import Event, Thread
 
+import structlog
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.metrics.export import MetricExportResult
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.environment_variables import OTEL_METRIC_EXPORT_INTERVAL
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Status, StatusCode
 from prometheus_client.core import Metric
 
+from daemon import log as events
 from daemon.clock import Clock
-from daemon.config.settings import TelemetrySettings
 from daemon.masking import scrub
 from daemon.telemetry.metrics import as_otlp
-from daemon.telemetry.outages import Outages
+from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
 from daemon.tracing import Span
 
-# Spans that wait to be sent, a few kilobytes each. Of more, the oldest are dropped.
-SPANS_MAX = 4_096
-SPANS_A_REQUEST = 512
-SPANS_DELAY_S = 2.0
-
 SCOPE = "dvsync"
+# The SDK logs each attempt.
+OUTAGE_EACH_S = 3600.0
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+_sdk_log = logging.getLogger("opentelemetry")
 
 
 class Telemetry:
     """Sends spans as they come, and metrics at an interval. Safe to use from any thread; nothing waits or raises."""
 
-    def __init__(self, settings: TelemetrySettings, clock: Clock, *, place: str) -> None:
+    def __init__(self, signals: Container[str], clock: Clock, *, place: str) -> None:
         """`place` tells apart the daemons of one machine."""
-        assert settings.endpoint is not None, "without an endpoint nothing is sent"
-        self._settings = settings
         self._clock = clock
         self._started_ns = self._now_ns()
-        self._endpoint = settings.endpoint.rstrip("/")
-        self._outages = Outages(self._endpoint)
-        self._resource = Resource.create(
+        _sdk_log.handlers[:], _sdk_log.propagate = [Outages(clock)], False
+        own = Resource(
             {
                 "service.name": "dvsync",
                 "service.version": version("dvsync"),
@@ -53,46 +54,42 @@ class Telemetry:
                 "host.name": socket.gethostname(),
             }
         )
+        # The variables of the SDK come first.
+        self._resource = Resource.create(own.merge(OTELResourceDetector().detect()).attributes)
+        self._metrics = OTLPMetricExporter() if "metrics" in signals else None
         self._closing = Event()
         self._threads: list[Thread] = []
-        exporter = OTLPSpanExporter(f"{self._endpoint}/v1/traces", headers=settings.headers, timeout=settings.timeout_s)
         # Closed by `end`, with a limit: the provider's own end waits half a minute.
         self._provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(
-            BatchSpanProcessor(
-                _Spans(exporter, self._outages),
-                max_queue_size=SPANS_MAX,
-                schedule_delay_millis=SPANS_DELAY_S * 1000,
-                max_export_batch_size=SPANS_A_REQUEST,
-            )
-        )
+        if "traces" in signals:
+            self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer(SCOPE, version("dvsync"))
 
     def send(self, span: Span) -> None:
         """Send a piece of work with its steps soon."""
-
-        def begin() -> bool:
-            self._start(span, Context())
-            return True
-
-        self._outages.attempt("spans", begin)
+        self._start(span, Context())
 
     def report(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """From now on, send what `collect` returns at each interval, and at the end."""
-        exporter = OTLPMetricExporter(
-            f"{self._endpoint}/v1/metrics", headers=self._settings.headers, timeout=self._settings.timeout_s
-        )
+        exporter, interval_s = self._metrics, 60.0  # the SDK's default
+        if exporter is None:
+            return
+        with suppress(ValueError):
+            interval_s = float(os.environ.get(OTEL_METRIC_EXPORT_INTERVAL, "60000")) / 1000
+        scope = InstrumentationScope(SCOPE, version("dvsync"))
 
-        def export() -> bool:
-            families = collect()
-            scope = InstrumentationScope(SCOPE, version("dvsync"))
-            data = as_otlp(families, self._resource, scope, started_ns=self._started_ns, now_ns=self._now_ns())
-            return exporter.export(data) is MetricExportResult.SUCCESS
+        def export() -> None:
+            try:
+                families, now_ns = collect(), self._now_ns()
+                exporter.export(as_otlp(families, self._resource, scope, started_ns=self._started_ns, now_ns=now_ns))
+            except Exception as error:
+                # The thread goes on.
+                _sdk_log.getChild("metrics").warning("%s: %s", type(error).__name__, error)
 
         def work() -> None:
-            while not self._closing.wait(self._settings.interval_s):
-                self._outages.attempt("metrics", export)
-            self._outages.attempt("metrics", export)
+            while not self._closing.wait(interval_s):
+                export()
+            export()
 
         self._run("metrics", work)
 
@@ -133,19 +130,27 @@ class Telemetry:
         return self._clock.now_ms() * 1_000_000
 
 
-class _Spans(SpanExporter):
-    """Tells an outage from a lost batch, for the thread of the batch processor."""
+class Outages(logging.Handler):
+    """Logs the first of what the SDK says of a signal's receiver, and no more for an hour."""
 
-    def __init__(self, exporter: SpanExporter, outages: Outages) -> None:
-        self._exporter = exporter
-        self._outages = outages
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(logging.WARNING)
+        self._clock = clock
+        self._silent_until_s: dict[str, float] = {}
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        is_sent = self._outages.attempt("traces", lambda: self._exporter.export(spans) is SpanExportResult.SUCCESS)
-        return SpanExportResult.SUCCESS if is_sent else SpanExportResult.FAILURE
-
-    def shutdown(self) -> None:
-        self._exporter.shutdown()
+    def emit(self, record: logging.LogRecord) -> None:
+        signal = "metrics" if "metric" in record.name else "traces"
+        now_s = self._clock.monotonic_s()
+        if now_s < self._silent_until_s.get(signal, now_s):
+            return
+        self._silent_until_s[signal] = now_s + OUTAGE_EACH_S
+        _log.warning(
+            events.TELEMETRY_FAILED,
+            signal=signal,
+            reason=excerpt(scrub(record.getMessage()), TEXT_CHARACTERS_MAX),
+            hint="Check the OTEL_EXPORTER_OTLP_… variables and the receiver. Syncs are not affected; what is not sent "
+            "is lost.",
+        )
 
 
 def _shown(value: str | int | bool) -> str | int | bool:

@@ -50,51 +50,79 @@ PAGE_POLICY = (
 )
 
 
-def make_app(
-    board: Board,
-    *,
-    registry: CollectorRegistry | None = None,
-    ask: Callable[[str, Verb, Pause | None], str] = lambda _name, _verb, _pause: "",
-    token: str | None = None,
-    process: str = "",
-    state: str = "",
-    host: str | None = None,
-) -> Starlette:
+class Api:
     """`/livez`, `/readyz`, the API below `/api`, `/metrics`, and the page for people.
 
     `ask` does what a POST wants and returns what happens now; without a `token`, nobody may POST. `process` and `state`
     describe this process and its state database; `host` is this machine's name by default.
     """
-    host = host or socket.gethostname()
-    registry, document = registry or make_registry(board), make_document()
 
-    async def livez(_: Request) -> Response:
-        silent_s = board.silent_s()
+    def __init__(
+        self,
+        board: Board,
+        *,
+        registry: CollectorRegistry | None = None,
+        ask: Callable[[str, Verb, Pause | None], str] = lambda _name, _verb, _pause: "",
+        token: str | None = None,
+        process: str = "",
+        state: str = "",
+        host: str | None = None,
+    ) -> None:
+        self._board = board
+        self._registry = registry or make_registry(board)
+        self._ask = ask
+        self._token = token
+        self._process = process
+        self._state = state
+        self._host = host or socket.gethostname()
+        self._document = make_document()
+        self.app = Starlette(
+            routes=[
+                Route("/livez", self._livez),
+                Route("/readyz", self._readyz),
+                Route("/api/daemon", self._daemon),
+                Route("/api/tables", self._tables),
+                Route("/api/tables/{name}", self._table),
+                *(
+                    Route(f"/api/tables/{{name}}/{each}", partial(self._verb, wanted=each), methods=["POST"])
+                    for each in Verb
+                ),
+                Route("/api/openapi.json", self._openapi),
+                Route("/", self._page),
+                Route("/tables/{name}", self._table_page),
+                Route("/metrics", self._metrics),
+            ],
+            exception_handlers={HTTPException: self._refused},
+        )
+
+    async def _livez(self, _: Request) -> Response:
+        silent_s = self._board.silent_s()
         alive = silent_s <= SILENT_MAX_S
         return _json(Liveness(alive, round(silent_s, 1)), ok=alive)
 
-    async def readyz(_: Request) -> Response:
-        reasons = board.find_unready()
-        return _json(Readiness(not reasons, str(board.share), reasons), ok=not reasons)
+    async def _readyz(self, _: Request) -> Response:
+        reasons = self._board.find_unready()
+        return _json(Readiness(not reasons, str(self._board.share), reasons), ok=not reasons)
 
-    def describe() -> DaemonInfo:
+    def _describe(self) -> DaemonInfo:
         return DaemonInfo(
             version=version("dvsync"),
-            process=process,
-            host=host,
-            started_at=iso_time(board.started_at_ms),
-            state=state,
-            share=str(board.share),
-            stands_by=board.is_standing_by,
+            process=self._process,
+            host=self._host,
+            started_at=iso_time(self._board.started_at_ms),
+            state=self._state,
+            share=str(self._board.share),
+            stands_by=self._board.is_standing_by,
         )
 
-    async def daemon(_: Request) -> Response:
-        return _json(describe(), ok=True)
+    async def _daemon(self, _: Request) -> Response:
+        return _json(self._describe(), ok=True)
 
-    async def tables(_: Request) -> Response:
-        return _json(board.statuses(), ok=True)
+    async def _tables(self, _: Request) -> Response:
+        return _json(self._board.statuses(), ok=True)
 
-    async def table(request: Request) -> Response:
+    async def _table(self, request: Request) -> Response:
+        board = self._board
         name = request.path_params["name"]
         status = board.find_status(name)
         if status is None:
@@ -104,72 +132,58 @@ def make_app(
         detail = TableDetail(status, board.read_lines(name), runs, _points(timeline.samples()), timeline.worst_files())
         return _json(detail, ok=True)
 
-    async def verb(request: Request, wanted: Verb) -> Response:
+    async def _verb(self, request: Request, wanted: Verb) -> Response:
         name = request.path_params["name"]
-        refusal = _refuse(request, token) or _refuse_for(board, name)
+        refusal = _refuse(request, self._token) or _refuse_for(self._board, name)
         if refusal:
             return refusal
         pause = None
         if wanted is Verb.PAUSE:
             try:
-                pause = _read_pause(await request.body(), request.client, board.now_ms())
+                pause = _read_pause(await request.body(), request.client, self._board.now_ms())
             except (ValueError, ConfigInvalid) as error:
                 return _problem(400, str(error), PAUSE_HINT)
         try:
             # Not here: the state database may be slow, and this thread answers the probes.
-            text = await run_in_threadpool(ask, name, wanted, pause)
+            text = await run_in_threadpool(self._ask, name, wanted, pause)
         except SyncError as error:
             return _problem(409, error.message, error.hint)
         except StateUnavailable as error:
             return _problem(503, f"the state database cannot be written now: {error}", "Try again.")
         return _json(Accepted(name, wanted, text), ok=True, status_code=202)
 
-    async def openapi(_: Request) -> Response:
-        return _json(document, ok=True)
+    async def _openapi(self, _: Request) -> Response:
+        return _json(self._document, ok=True)
 
-    async def refused(_: Request, error: Exception) -> Response:
+    async def _refused(self, _: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return _problem(error.status_code, error.detail.lower(), headers=error.headers)
 
-    async def page(request: Request) -> Response:
+    async def _page(self, request: Request) -> Response:
         from daemon.web.page import render_tables  # noqa: PLC0415 - most daemons are watched by their metrics only
 
+        board = self._board
         statuses, unready = board.statuses(), board.find_unready()
         not_ready = {each.table for each in unready if each.table is not None}
         listing = list_tables(statuses, not_ready, Query.parse(request.query_params))
         days = {status.name: board.timeline(status.name).outline() for status in listing.rows}
-        return _html(render_tables(listing, statuses, unready, days, daemon=describe(), now_ms=board.now_ms()))
+        return _html(render_tables(listing, statuses, unready, days, daemon=self._describe(), now_ms=board.now_ms()))
 
-    async def table_page(request: Request) -> Response:
+    async def _table_page(self, request: Request) -> Response:
         from daemon.web.page import render_missing, render_table  # noqa: PLC0415
 
+        board = self._board
         name, query = request.path_params["name"], Query.parse({"refresh": request.query_params.get("refresh", "")})
         status = board.find_status(name)
         if status is None:
             reason = _why_missing(board, name)
-            missing = render_missing(name, reason, query=query, daemon=describe(), now_ms=board.now_ms())
+            missing = render_missing(name, reason, query=query, daemon=self._describe(), now_ms=board.now_ms())
             return _html(missing, status_code=404)
         timeline, read = board.timeline(name), board.read_lines(name)
-        return _html(render_table(status, timeline, read, query=query, daemon=describe(), now_ms=board.now_ms()))
+        return _html(render_table(status, timeline, read, query=query, daemon=self._describe(), now_ms=board.now_ms()))
 
-    async def metrics(_: Request) -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-    return Starlette(
-        routes=[
-            Route("/livez", livez),
-            Route("/readyz", readyz),
-            Route("/api/daemon", daemon),
-            Route("/api/tables", tables),
-            Route("/api/tables/{name}", table),
-            *(Route(f"/api/tables/{{name}}/{each}", partial(verb, wanted=each), methods=["POST"]) for each in Verb),
-            Route("/api/openapi.json", openapi),
-            Route("/", page),
-            Route("/tables/{name}", table_page),
-            Route("/metrics", metrics),
-        ],
-        exception_handlers={HTTPException: refused},
-    )
+    async def _metrics(self, _: Request) -> Response:
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _refuse(request: Request, token: str | None) -> Response | None:

@@ -21,7 +21,7 @@ EXCHANGE_MAX_S = 15.0
 class BoundedListener(socket.socket):
     """Ends the connections that send no whole request in time, and the oldest of them where a new one needs room.
 
-    uvicorn itself waits for a slow client for ever, and asyncio for a minute for a TLS handshake.
+    uvicorn itself waits for a slow client for ever, and answers 503 to all where `limit_concurrency` is reached.
     """
 
     def __init__(self, listener: socket.socket) -> None:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.outbox import SinkCounts
+from daemon.notices.hook import HookCounts
 from daemon.status.board import Board
 from daemon.status.table_status import SyncState, TableStatus, WrittenStatus
 
@@ -70,7 +70,7 @@ class BoardCollector(Collector):
     """Reads the board and the outbox when Prometheus asks. It does no I/O."""
 
     def __init__(
-        self, board: Board, is_spark_up: Callable[[], bool], count_notices: Callable[[], Sequence[SinkCounts]]
+        self, board: Board, is_spark_up: Callable[[], bool], count_notices: Callable[[], Sequence[HookCounts]]
     ) -> None:
         self._board = board
         self._is_spark_up = is_spark_up
@@ -131,12 +131,12 @@ class BoardCollector(Collector):
         yield from self._notices()
 
     def _notices(self) -> Iterator[Metric]:
-        notices = CounterMetricFamily("dvsync_notices", "Notices by what became of them.", labels=["sink", "outcome"])
-        waiting = GaugeMetricFamily("dvsync_notices_waiting", "Notices that wait to be sent.", labels=["sink"])
+        notices = CounterMetricFamily("dvsync_notices", "Notices by what became of them.", labels=["hook", "outcome"])
+        waiting = GaugeMetricFamily("dvsync_notices_waiting", "Notices that wait to be sent.", labels=["hook"])
         for each in self._count_notices():
-            notices.add_metric([each.sink, "sent"], each.sent)
-            notices.add_metric([each.sink, "dropped"], each.dropped)
-            waiting.add_metric([each.sink], each.waiting)
+            notices.add_metric([each.hook, "sent"], each.sent)
+            notices.add_metric([each.hook, "dropped"], each.dropped)
+            waiting.add_metric([each.hook], each.waiting)
         yield notices
         yield waiting
 
@@ -155,7 +155,7 @@ class BoardCollector(Collector):
 def make_registry(
     board: Board,
     is_spark_up: Callable[[], bool] = lambda: False,
-    count_notices: Callable[[], Sequence[SinkCounts]] = lambda: [],
+    count_notices: Callable[[], Sequence[HookCounts]] = lambda: [],
 ) -> CollectorRegistry:
     """What collects the current metrics, for `/metrics` and for telemetry."""
     # When a counter began is of no use here, and would double the number of series.

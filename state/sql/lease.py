@@ -1,4 +1,4 @@
-"""Reads, takes and changes the single row of the lease, and checks it before each write. The share is in it, too."""
+"""The verbs of `LeaseStore` on an SQL database. The lease is one row, with the share and where the database is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from msgspec.structs import asdict
 from sqlalchemy import Connection, select, update
 
 from state.records import Lease
+from state.sql.database import Database
 from state.sql.models import LEASE
+from state.sql.rows import Transactions
 from state.store import LeaseLost
 
 
@@ -21,46 +23,81 @@ class Home(NamedTuple):
 
 # Put together once, because every write runs it.
 _LEASE = select(*LEASE.c[Lease.__struct_fields__])
+_SHARE = select(LEASE.c.share)
+_RENEW = update(LEASE).values(renewals=LEASE.c.renewals + 1)
 
 
-def read_lease(connection: Connection) -> Lease:
+class SqlLeaseStore(Transactions):
+    """Who may work on the state."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._token: int | None = None
+        self._renewals = 0
+
+    def claim_share(self, number: int) -> int:
+        with self._database.read() as connection:
+            known: int | None = connection.scalar(_SHARE)
+        if known is None:
+            with self._database.write() as connection:
+                connection.execute(update(LEASE).where(LEASE.c.share.is_(None)).values(share=number))
+            with self._database.read() as connection:
+                known = connection.scalar(_SHARE)
+        assert known is not None, "it was just claimed, by this process or another one"
+        return known
+
+    def read_home(self) -> Home:
+        with self._database.read() as connection:
+            return Home(*connection.execute(select(LEASE.c.place, LEASE.c.identity)).one())
+
+    def record_home(self, home: Home) -> None:
+        with self._database.write() as connection:
+            connection.execute(update(LEASE).values(home._asdict()))
+
+    def check_writable(self) -> None:
+        with self._database.write() as connection:
+            # What is there: SQLite refuses a write to a read-only file, but not an empty transaction.
+            connection.execute(update(LEASE).values(share=LEASE.c.share))
+
+    def read_lease(self) -> Lease:
+        with self._database.read() as connection:
+            return _read_lease(connection)
+
+    def take_lease(self, seen: Lease, holder: str, *, has_lock: bool, address: str | None = None) -> bool:
+        new = Lease(seen.token + 1, holder, has_lock=has_lock, address=address)
+        as_seen = update(LEASE).where(LEASE.c.token == seen.token, LEASE.c.renewals == seen.renewals)
+        with self._database.write() as connection:
+            if connection.execute(as_seen.values(asdict(new))).rowcount != 1:
+                return False
+        self._token, self._renewals = new.token, new.renewals
+        self._database.check_before_write(lambda connection: _check_holder(connection, new.token))
+        return True
+
+    def renew_lease(self, *, has_lock: bool) -> None:
+        with self._database.write() as connection:
+            renewals = _read_lease(connection).renewals
+            if renewals < self._renewals:
+                raise LeaseLost("the contents of the state database were replaced by older ones")
+            connection.execute(_RENEW.values(has_lock=has_lock))
+        # Only now: a transaction that failed may have been committed all the same.
+        self._renewals = renewals + 1
+
+    def check_lease(self) -> None:
+        if self._token is not None:
+            with self._database.read() as connection:
+                _check_holder(connection, self._token)
+
+    def give_back_lease(self) -> None:
+        with self._database.write() as connection:
+            connection.execute(_RENEW.values(holder=None, address=None))
+
+
+def _read_lease(connection: Connection) -> Lease:
     return Lease(*connection.execute(_LEASE).one())
 
 
-def check_holder(connection: Connection, token: int) -> None:
+def _check_holder(connection: Connection, token: int) -> None:
     """Raise LeaseLost unless the lease still has this token."""
-    lease = read_lease(connection)
+    lease = _read_lease(connection)
     if lease.token != token:
         raise LeaseLost(f"the state database was taken over by {lease.holder or 'another process, which has ended'}")
-
-
-def replace_lease(connection: Connection, seen: Lease, new: Lease) -> bool:
-    """Write `new` if the lease is as it was `seen`; return whether it was."""
-    as_seen = update(LEASE).where(LEASE.c.token == seen.token, LEASE.c.renewals == seen.renewals)
-    return connection.execute(as_seen.values(asdict(new))).rowcount == 1
-
-
-def claim_share(connection: Connection, number: int) -> None:
-    connection.execute(update(LEASE).where(LEASE.c.share.is_(None)).values(share=number))
-
-
-def read_share(connection: Connection) -> int | None:
-    return connection.scalar(select(LEASE.c.share))
-
-
-def read_home(connection: Connection) -> Home:
-    return Home(*connection.execute(select(LEASE.c.place, LEASE.c.identity)).one())
-
-
-def write_home(connection: Connection, home: Home) -> None:
-    connection.execute(update(LEASE).values(home._asdict()))
-
-
-def touch(connection: Connection) -> None:
-    """Write what is there: SQLite refuses a write to a read-only file, but not an empty transaction."""
-    connection.execute(update(LEASE).values(share=LEASE.c.share))
-
-
-def update_lease(connection: Connection, **columns: object) -> None:
-    """Change the lease that is held; its renewals grow by one."""
-    connection.execute(update(LEASE).values(renewals=LEASE.c.renewals + 1, **columns))

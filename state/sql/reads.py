@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Float, Row, Select, bindparam, cast, func, select
+from sqlalchemy import Connection, Float, Row, Select, bindparam, cast, exists, func, select
 
 from state.records import (
     HOUR_MS,
@@ -165,3 +165,36 @@ def _read_orphaned(connection: Connection, table_id: int) -> tuple[OrphanedHour,
         for hour_ms, files in connection.execute(waiting.group_by(hour)):
             hours[int(hour_ms)] += files
     return tuple(OrphanedHour(*each) for each in sorted(hours.items())[-ORPHANED_HOURS_MAX:])
+
+
+def read_crowded(connection: Connection, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
+    """Read the data files with more than `delete_files_max` delete files, or two and this share of deleted rows."""
+    count = func.count()
+    crowded = (
+        select(DATA_FILES.c.path)
+        .join(DV_MAPPINGS, DV_MAPPINGS.c.data_file_id == DATA_FILES.c.id)
+        .where(DATA_FILES.c.table_id == table_id)
+        # In the order of the index by path, so that the database need not sort the whole table.
+        .group_by(DATA_FILES.c.path, DATA_FILES.c.id)
+        .having(
+            (count > delete_files_max)
+            | (
+                (count > 1)
+                & (func.coalesce(DATA_FILES.c.dv_cardinality, 0) >= deleted_share * DATA_FILES.c.record_count)
+            )
+        )
+    )
+    return sorted(connection.scalars(crowded))
+
+
+def read_mostly_dead(connection: Connection, table_id: int, *, dead_share: float) -> list[str]:
+    """Read the delete files with dead blobs, which are more than `dead_share` of their positions."""
+    live = func.sum(DV_MAPPINGS.c.positions)
+    mostly_dead = (
+        select(DELETE_FILES.c.path)
+        .join(DV_MAPPINGS, DV_MAPPINGS.c.delete_file_id == DELETE_FILES.c.id)
+        .where(DELETE_FILES.c.table_id == table_id, exists().where(DEAD_VECTORS.c.delete_file_id == DELETE_FILES.c.id))
+        .group_by(DELETE_FILES.c.id, DELETE_FILES.c.path, DELETE_FILES.c.positions)
+        .having(live < (1 - dead_share) * DELETE_FILES.c.positions)
+    )
+    return sorted(connection.scalars(mostly_dead))

@@ -25,7 +25,8 @@ from state.records import (
 )
 from state.sql.database import REVISION
 from state.sql.models import METADATA
-from state.sql.store import WRITE_BATCH_MAX, SqlStateStore
+from state.sql.rows import WRITE_BATCH_MAX
+from state.sql.store import SqlStateStore
 from state.store import LeaseLost, StateStore, StateUnavailable
 from tests.kit.servers import Server
 from tests.kit.states import (
@@ -303,7 +304,8 @@ def test_a_replacement_that_fails_half_way_is_repeated(sql_store: SqlStateStore)
 CRASHING = """
 import os, sys
 from state.records import FileKind, Intent, LiveFile, Outcome
-from state.sql.store import WRITE_BATCH_MAX, SqlStateStore
+from state.sql.rows import WRITE_BATCH_MAX
+from state.sql.store import SqlStateStore
 
 def outcome(version, **changes):
     return Outcome(1, "delta-id", None, version, 1, 9, "v.json", **changes)

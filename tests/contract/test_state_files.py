@@ -19,7 +19,7 @@ from state.records import (
     WrittenFile,
 )
 from state.sql.bulk import IN_LIST_MAX
-from state.sql.store import READ_BATCH_MAX
+from state.sql.ledger import READ_BATCH_MAX
 from state.store import StateStore
 from tests.kit.states import (
     DELETE_MANIFEST,

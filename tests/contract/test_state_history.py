@@ -36,9 +36,10 @@ from state.records import (
     WrittenFile,
 )
 from state.sql import files as sql_files
-from state.sql import store as store_module
+from state.sql import rows as sql_rows
 from state.sql.bulk import IN_LIST_MAX
-from state.sql.store import WRITE_BATCH_MAX, SqlStateStore
+from state.sql.rows import WRITE_BATCH_MAX
+from state.sql.store import SqlStateStore
 from state.store import StateStore
 from tests.kit.states import (
     DELETE_MANIFEST,
@@ -249,7 +250,7 @@ def test_a_table_half_forgotten(sql_store: SqlStateStore, monkeypatch: pytest.Mo
     table_id = sql_store.open_table("t", "s3://delta/t", "sales.t").id
     other = sql_store.open_table("t0", "s3://delta/t0", "sales.t0").id
     sql_store.record_synced(None, outcome(table_id, 1, added_files=[live_file(name) for name in "abc"]), at_ms=1)
-    monkeypatch.setattr(store_module, "WRITE_BATCH_MAX", 2)
+    monkeypatch.setattr(sql_rows, "WRITE_BATCH_MAX", 2)
     remove = sql_files.remove_some_live_files
 
     def remove_once(connection: Connection, table_id: int, files_max: int) -> bool:

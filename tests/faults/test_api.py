@@ -1,14 +1,13 @@
-"""Other programs act on tables over HTTP: only with the token, with the effects of the commands, also over TLS."""
+"""Other programs act on tables over HTTP: only with the token, with the effects of the commands."""
 
 from __future__ import annotations
 
 import json
 import socket
-import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from getpass import getuser
 from html import unescape
 from pathlib import Path
@@ -18,10 +17,6 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from pyiceberg.catalog.sql import SqlCatalog
@@ -86,7 +81,6 @@ def ask(
     method: str = "POST",
     token: str | None = TOKEN,
     scheme: str = "Bearer",
-    tls: ssl.SSLContext | None = None,
     body: object = None,
 ) -> tuple[int, Any]:
     data = None if body is None else json.dumps(body).encode()
@@ -94,7 +88,7 @@ def ask(
     if token is not None:
         request.add_header("Authorization", f"{scheme} {token}")
     try:
-        with urlopen(request, timeout=10, context=tls) as answer:
+        with urlopen(request, timeout=10) as answer:
             return answer.status, json.load(answer)
     except HTTPError as error:
         with error:
@@ -232,19 +226,19 @@ def test_every_answer_is_as_the_document_says(world: World, running: Daemon) -> 
     Draft202012Validator({**schema, "additionalProperties": False}).validate(refused)
 
 
-def reach_while_half_open(url: str, count: int, tls: ssl.SSLContext | None = None) -> int:
+def reach_while_half_open(url: str, count: int) -> int:
     """Ask for `/livez` while `count` clients send no whole request, and the answer stays out for a second at most.
 
     Each client that is dropped comes again. Returns how many were.
     """
-    place, begun = (urlsplit(url).hostname, urlsplit(url).port), b"GET /livez HTTP/1.1\r\nX: " if tls is None else b""
+    place, begun = (urlsplit(url).hostname, urlsplit(url).port), b"GET /livez HTTP/1.1\r\nX: "
     dropped, clients = 0, [socket.socket() for _ in range(count)]
     with ExitStack() as opened:
         for client in clients:
             opened.enter_context(client).setblocking(False)
             client.connect_ex(place)
         for _ in range(10):
-            with urlopen(f"{url}/livez", timeout=1, context=tls) as answer:
+            with urlopen(f"{url}/livez", timeout=1) as answer:
                 assert json.load(answer)["alive"]
             for number, client in enumerate(clients):
                 try:
@@ -263,42 +257,3 @@ def reach_while_half_open(url: str, count: int, tls: ssl.SSLContext | None = Non
 @pytest.mark.parametrize("count", [70, 200])
 def test_half_open_connections_do_not_silence_the_probes(running: Daemon, count: int) -> None:
     assert reach_while_half_open(running.url, count) >= count - WAITING_MAX
-
-
-def write_certificate(folder: Path, *, days: int = -1) -> None:
-    """A certificate for a name that is not the daemon's address, as a company's CA would sign one. It has expired."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "it")])
-    now = datetime.now(UTC)
-    first, last, number = now - timedelta(days=2), now + timedelta(days=days), x509.random_serial_number()
-    made = x509.CertificateBuilder(name, name, key.public_key(), number, first, last)
-    signed = made.sign(key, hashes.SHA256())
-    (folder / "it.pem").write_bytes(signed.public_bytes(Encoding.PEM))
-    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (folder / "it.key").write_bytes(pem)
-
-
-def test_with_a_certificate_everything_is_https(tmp_path: Path) -> None:
-    """Also for `dvsync healthcheck`, which trusts this certificate and no other."""
-    world = make_world(tmp_path)
-    write_certificate(world.folder)
-    world.configure(token=TOKEN, certificate="it.pem", key="it.key")
-    trusting = ssl.create_default_context()
-    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-    with daemon(world.config) as running:
-        assert running.url.startswith("https://127.0.0.1:")
-        until(lambda: ask(running, "/api/tables", method="GET", tls=trusting)[1], "the table")
-        assert reach_while_half_open(running.url, 70, trusting), "handshakes wait, too"
-        assert ask(running, f"/api/tables/{NAME}/pause", tls=trusting)[0] == 202
-        world.configure(token=TOKEN, certificate="it.pem", key="it.key", port=int(running.url.rsplit(":", 1)[1]))
-        assert command(world.config, "healthcheck").returncode == 0
-        write_certificate(world.folder)
-        assert "certificate verify failed" in command(world.config, "healthcheck").stdout
-    expired = command(world.config, "config", "check", "--connect")
-    assert (expired.returncode, "it.pem: certificate has expired" in expired.stdout) == (1, True), expired.stdout
-    write_certificate(world.folder, days=2)
-    assert "it.pem goes with its key\n" in command(world.config, "config", "check", "--connect").stdout
-    (world.folder / "it.key").write_text("broken")
-    refused = command(world.config, "run")
-    assert (refused.returncode, "health: cannot use the certificate" in refused.stderr) == (2, True)
-    tried = command(world.config, "config", "check", "--connect")
-    assert (tried.returncode, "\ncertificate: health: cannot use the certificate " in tried.stdout) == (1, True)

@@ -41,7 +41,7 @@ from daemon.errors import (
 )
 from daemon.pipeline import runner
 from daemon.storage import FileIOStorage, FileMeta
-from daemon.sync import follower
+from daemon.sync import news
 from daemon.translate.definition import DELTA_FEATURES, DELTA_PROTOCOL
 from state.sql import database
 from tests.kit.checks import check, rows_of
@@ -852,7 +852,7 @@ def test_a_missing_manifest_is_waited_for(pair: Pair) -> None:
 def test_a_delta_log_that_is_gone_is_an_error(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that was followed and whose log is not there any more is not called synced for more than a minute."""
     log = pair.table.folder / "_delta_log"
-    monkeypatch.setattr(follower, "UNFINISHED_COMMIT_MAX_S", 0)
+    monkeypatch.setattr(news, "UNFINISHED_COMMIT_MAX_S", 0)
     pair.bench.follower.sync()
     shutil.move(log, log.with_name("away"))
     assert not pair.bench.follower.has_news()
@@ -871,7 +871,7 @@ def test_a_delta_log_that_is_gone_is_an_error(pair: Pair, monkeypatch: pytest.Mo
 
 def test_a_commit_that_changes_is_noticed_within_a_minute(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing newer is there, but the newest commit is another one than was synced: that is news."""
-    monkeypatch.setattr(follower, "UNFINISHED_COMMIT_MAX_S", 0)
+    monkeypatch.setattr(news, "UNFINISHED_COMMIT_MAX_S", 0)
     pair.bench.follower.sync()
     file = pair.table.commit_path(1)
     file.write_text(file.read_text() + '{"commitInfo": {}}\n')

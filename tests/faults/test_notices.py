@@ -22,6 +22,11 @@ WIDER = (*COLUMNS, ("city", "string"))
 SECRET = "a-secret-of-the-receiver"
 
 
+def notices(server: Receiver) -> list[dict[str, Any]]:
+    """Those that came alone and those that came joined."""
+    return [one for each in server.taken.get("/told", []) for one in each.get("notices", [each])]
+
+
 @dataclass
 class World:
     folder: Path
@@ -41,11 +46,11 @@ class World:
                 {"name": "strict", "source": "lake/strict", "target": "lake.strict", "on_schema_change": "park"},
                 {"source": "found/*/", "target": "found.{name}"},
             ],
-            notify=[
+            hooks=[
                 {"url": {"file": "address"}, "headers": {"Authorization": {"file": "secret"}}},
                 {"url": "http://127.0.0.1:9/nobody", "events": ["parked"]},
+                {"url": f"{self.receiver.url}/hook", "tables": ["free"], "events": ["synced"]},
             ],
-            after_sync=[{"url": f"{self.receiver.url}/hook", "tables": ["free"]}],
         )
 
     def make_table(self, place: str) -> HandmadeTable:
@@ -55,7 +60,7 @@ class World:
         return table
 
     def told(self, name: str) -> list[dict[str, Any]]:
-        return [each for each in self.receiver.taken.get("/told", []) if each["table"] == name]
+        return [each for each in notices(self.receiver) if each["table"] == name]
 
     def events(self, name: str) -> list[str]:
         return [each["event"] for each in self.told(name)]
@@ -126,13 +131,13 @@ def test_what_happens_to_tables_is_told(world: World) -> None:
         free.commit([free.add(free.write_file([(3, "a", "z")]))])
         until(lambda: world.events("free") == ["schema_changed", "target_changed", "parked"], "the other writer")
         # The receiver has the last one before the daemon has its answer.
-        sent = 'dvsync_notices_total{outcome="sent",sink="notify[0]"} 8.0'
+        sent = 'dvsync_notices_total{hook="hooks[0]",outcome="sent"} 8.0'
         until(lambda: sent in running.fetch("/metrics"), "the count of what was sent")
         metrics = running.fetch("/metrics")
         assert 'dvsync_events_total{event="schema_changed",table="free"} 1.0' in metrics
         # The receiver that nobody is held neither the tables nor the other receiver up.
-        assert 'dvsync_notices_waiting{sink="notify[1]"} 2.0' in metrics
-        assert running.told("notice.failed", sink="notify[1]")["notice"] == "parked"
+        assert 'dvsync_notices_waiting{hook="hooks[1]"} 2.0' in metrics
+        assert running.told("notice.failed", hook="hooks[1]")["notice"] == "parked"
         assert {each.get("authorization") for _, each in world.receiver.sent} == {f"Bearer {SECRET}", None}
         shown = json.dumps(running.lines) + metrics + command(world.config, "config", "check").stdout
         assert SECRET not in shown
@@ -168,14 +173,13 @@ def test_a_volume_that_vanishes_sends_a_dozen_notices(tmp_path: Path) -> None:
             pipeline={"engine": "local"},
             defaults={"poll_interval": "1s"},
             tables=[{"source": "lake/*/", "target": "lake.{name}", "name": "{name}"}],
-            notify=[{"url": f"{server.url}/told"}],
+            hooks=[{"url": f"{server.url}/told"}],
         )
 
         def told() -> dict[str, list[str]]:
             events: dict[str, list[str]] = {name: [] for name in names}
-            for each in server.taken.get("/told", []):
-                for one in each.get("notices", [each]):
-                    events[one["table"]].append(one["event"])
+            for each in notices(server):
+                events[each["table"]].append(each["event"])
             return events
 
         with daemon(tmp_path / "config.yaml") as running:

@@ -380,21 +380,18 @@ def test_tables_of_a_volume_that_is_not_mounted_cannot_be_dropped(tmp_path, conf
     assert catalog.list_tables("lake") == [("lake", "a")]
 
 
-@pytest.mark.parametrize("ready_when", ["tables", "daemon"])
-def test_what_keeps_it_from_ready_is_a_setting(tmp_path, config, ready_when):
-    """A parked table, or only what is wrong with the daemon itself."""
+def test_a_parked_table_keeps_it_from_ready_and_not_from_living(tmp_path, config):
+    """So does what is wrong with the daemon itself. A rollout asks /livez."""
     table = make_table(tmp_path / "a")
     table.commit([{"protocol": table.protocol(["unheardOf"])}])
-    head = HEAD.replace("port: 0", f"port: 0, ready_when: {ready_when}")
-    config.write_text(f"{head}- {{source: a, target: lake.a}}\n")
+    config.write_text(f"{HEAD}- {{source: a, target: lake.a}}\n")
     with daemon(config) as running:
         until(lambda: running.tables().get("lake.a", {}).get("state") == "parked")
-        status, answer = running.get("/readyz")
-        assert (status, answer["ready"]) == ((200, True) if ready_when == "daemon" else (503, False))
+        assert [running.get(path)[0] for path in ("/readyz", "/livez")] == [503, 200]
         config.write_text("nonsense")
         running.signal(signal.SIGHUP)
         until(lambda: "the changed configuration is refused" in running.reasons())
-        assert running.get("/readyz")[0] == 503
+        assert [running.get(path)[0] for path in ("/readyz", "/livez")] == [503, 200]
 
 
 def test_a_pattern_that_cannot_be_listed_stops_no_other_table(tmp_path, config):
@@ -425,7 +422,7 @@ def test_commands_without_a_daemon_name_what_is_gone(tmp_path, config):
     """Listed, found by a pattern, or taken out of the configuration: each says what it is, and what is left."""
     tables = {name: make_table(tmp_path / name) for name in ("listed", "lake/a", "lake/b", "lake/c")}
     entries = "- {source: lake/*/, target: 'lake.{name}'%s}\n- {source: listed, target: lake.listed}\n"
-    told = f"notify: [{{command: [sh, -c, 'cat >> {tmp_path}/told.jsonl; echo >> {tmp_path}/told.jsonl']}}]\n"
+    told = f"hooks: [{{command: [sh, -c, 'cat >> {tmp_path}/told.jsonl; echo >> {tmp_path}/told.jsonl']}}]\n"
     config.write_text(f"{told}{HEAD}{entries}" % "")
     for table in tables.values():
         append(table)
@@ -440,8 +437,9 @@ def test_commands_without_a_daemon_name_what_is_gone(tmp_path, config):
     for words in ([], ["lake.*"], ["lake.a"]):
         synced = command(config, "sync", *words)
         assert (synced.returncode, "lake.a: gone: its folder is gone" in synced.stdout) == (1, True), synced.stdout
-    gone = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines() if '"gone"' in line]
-    assert sorted(line["table"] for line in gone) == ["lake.a", "lake.listed"]
+    lines = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines() if '"gone"' in line]
+    gone = [notice for line in lines for notice in line.get("notices", [line])]
+    assert sorted(notice["table"] for notice in gone) == ["lake.a", "lake.listed"]
     # What still can be said of it, and how to have it back, is said by the commands on tables.
     refused = command(config, "show", "lake.a")
     assert (refused.returncode, "lake.a: the table is gone" in refused.stderr) == (2, True)

@@ -12,7 +12,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from structlog.testing import capture_logs
 
 from daemon.clock import SystemClock
-from daemon.sync.follower import CONTINUITY_INTERVAL_S
+from daemon.sync.news import CONTINUITY_INTERVAL_S
 from state import RECENT_COMMITS_MAX
 from tests.kit.checks import check, rows_of
 from tests.kit.daemons import Daemon, daemon, write_config

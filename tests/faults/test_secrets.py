@@ -23,7 +23,16 @@ SECRETS = {
     name: f"s3cr3t/{name}+1"
     for name in (
         *("rest_user", "rest_credential", "rest_token", "rest_header", "catalog_key", "sql_password", "url_parameter"),
-        *("storage_key", "storage_session", "spark_key", "from_file", "from_environment", "ambient"),
+        *(
+            "storage_key",
+            "storage_session",
+            "spark_key",
+            "from_file",
+            "from_environment",
+            "ambient",
+            "otel_url",
+            "otel_header",
+        ),
     )
 }
 CONFIG = """
@@ -59,7 +68,14 @@ tables:
 - {{source: delta, target: lake.sql, catalog: sql}}
 - {{source: "s3://bucket/delta", target: lake.s3, catalog: local}}
 """
-ENVIRONMENT = {"OWN_ID": SECRETS["from_environment"], "AWS_SECRET_ACCESS_KEY": SECRETS["ambient"]}
+ENVIRONMENT = {
+    "OWN_ID": SECRETS["from_environment"],
+    "AWS_SECRET_ACCESS_KEY": SECRETS["ambient"],
+    "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://user:{quote(SECRETS['otel_url'], safe='')}@{NOBODY}",
+    # The SDK warns of the second one, and quotes it.
+    "OTEL_EXPORTER_OTLP_HEADERS": f"api-key={quote(SECRETS['otel_header'], safe='')},{SECRETS['otel_header']}",
+    "OTEL_METRIC_EXPORT_INTERVAL": "500",
+}
 
 
 @pytest.fixture
@@ -96,6 +112,7 @@ def test_a_daemon_that_fails_everywhere_tells_no_secret(folder: Path, monkeypatc
             assert_clean(running.fetch(path), path)
         for path in ("/readyz", *(f"/api/tables/{name}" for name in running.tables())):
             assert_clean(json.dumps(running.get(path)[1]), path)
+        assert "Header format invalid! " in running.told("telemetry.failed")["reason"]
         running.signal(signal.SIGTERM)
         running.end()
     assert len(running.lines) > 8

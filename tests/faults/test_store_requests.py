@@ -19,8 +19,6 @@ from tests.kit.handmade import HandmadeTable
 from tests.kit.servers import ObjectStore
 
 LAKE, WAREHOUSE = "requests-lake", "requests-warehouse"
-# Longer than a commit takes, so that no poll falls between the commit and its sync.
-POLL_INTERVAL_S = 2
 
 
 class Lake:
@@ -48,7 +46,7 @@ class Lake:
             "storage": store.properties,
             "health": {"port": 0},
             "log": {"format": "json"},
-            "defaults": {"poll_interval": f"{POLL_INTERVAL_S}s", "format_version": format_version},
+            "defaults": {"poll_interval": "300ms", "format_version": format_version},
             "tables": [{"source": f"s3://{LAKE}/{self.prefix}", "target": "lake.t", "name": "t"}],
         }
         self.config.write_text(yaml.safe_dump(settings))

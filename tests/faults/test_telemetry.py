@@ -72,6 +72,12 @@ def server() -> Iterator[Receiver]:
         yield running
 
 
+def otel(endpoint: str, **variables: object) -> dict[str, str]:
+    """The environment of a daemon that sends telemetry to `endpoint`."""
+    variables = {"EXPORTER_OTLP_ENDPOINT": endpoint, **variables}
+    return {**os.environ, **{f"OTEL_{name}": str(value) for name, value in variables.items()}}
+
+
 def values(attributes: Any) -> dict[str, Any]:
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
 
@@ -212,16 +218,16 @@ def checked(event: dict[str, Any]) -> RunEvent:
 def test_a_collector_gets_the_work_by_step(world: World, server: Receiver) -> None:
     """And nothing of polls that find nothing. No secret is told anywhere."""
     world.configure(
-        telemetry={
-            "endpoint": {"file": "endpoint"},
-            "headers": {"Authorization": {"file": "token"}},
-            "interval": "1s",
-        },
         maintenance={"interval": "1s", "delete_files_max": 1, "deleted_share": 1},
         verify={"period": "2s"},
     )
-    (world.folder / "endpoint").write_text(f"{server.url}/")
-    with daemon(world.config) as running:
+    environment = otel(
+        f"{server.url}/",
+        EXPORTER_OTLP_HEADERS=f"Authorization=Bearer%20{TOKEN}",
+        SERVICE_NAME="lake-sync",
+        METRIC_EXPORT_INTERVAL=1000,
+    )
+    with daemon(world.config, environment) as running:
         running.synced_to("orders", 1)
         for position in (0, 1):
             running.synced_to("orders", world.delete(position))
@@ -262,7 +268,7 @@ def test_a_collector_gets_the_work_by_step(world: World, server: Receiver) -> No
         assert verified.names(verified.root) == ["state", "metadata"]
 
         resource = values(server.taken["/v1/traces"][0].resource_spans[0].resource.attributes)
-        assert (resource["service.name"], resource["service.version"]) == ("dvsync", version("dvsync"))
+        assert (resource["service.name"], resource["service.version"]) == ("lake-sync", version("dvsync"))
         assert resource["host.name"] == os.uname().nodename
         assert resource == values(server.taken["/v1/metrics"][0].resource_metrics[0].resource.attributes)
 
@@ -279,8 +285,9 @@ def test_a_collector_gets_the_work_by_step(world: World, server: Receiver) -> No
     assert "reader version 9" in values(event.attributes)["exception.message"]
     assert Counter(each.root.name for each in traces(server))["sync"] == 4
     assert {each["authorization"] for _, each in server.sent} == {f"Bearer {TOKEN}"}
-    told_anywhere = json.dumps(running.lines) + command(world.config, "config", "check").stdout
-    assert TOKEN not in told_anywhere
+    checked_out = command(world.config, "config", "check", environment=environment).stdout
+    assert "telemetry: traces by OTEL_EXPORTER_OTLP_ENDPOINT, metrics by OTEL_EXPORTER_OTLP_ENDPOINT\n" in checked_out
+    assert TOKEN not in json.dumps(running.lines) + checked_out
     assert not [line for line in running.lines if line["event"] == "output"]
 
 
@@ -292,13 +299,21 @@ def test_receivers_that_do_not_work_hold_up_nobody(tmp_path: Path, server: Recei
         server.refusals = [500] * 1_000
         endpoints = {"refuses": "http://127.0.0.1:9", "hangs": hanging.url, "fails": server.url}
         for name, world in worlds.items():
-            # Whoever waited for the one that hangs would wait until the end of the test.
-            timeout = "60s" if name == "hangs" else "500ms"
-            world.configure(
-                telemetry={"endpoint": endpoints[name], "interval": "1s", "timeout": timeout},
-                lineage=[{"url": f"{endpoints[name]}/lineage", "timeout": timeout}],
+            world.configure(hooks=[{"url": f"{endpoints[name]}/lineage", "format": "openlineage"}])
+        running = {
+            name: opened.enter_context(
+                # Whoever waited for the one that hangs would wait until the end of the test.
+                daemon(
+                    world.config,
+                    otel(
+                        endpoints[name],
+                        METRIC_EXPORT_INTERVAL=1000,
+                        EXPORTER_OTLP_TIMEOUT=60 if name == "hangs" else 0.5,
+                    ),
+                )
             )
-        running = {name: opened.enter_context(daemon(world.config)) for name, world in worlds.items()}
+            for name, world in worlds.items()
+        }
         for number in range(1, 3):
             for name, each in running.items():
                 each.synced_to("orders", number)
@@ -307,12 +322,12 @@ def test_receivers_that_do_not_work_hold_up_nobody(tmp_path: Path, server: Recei
         until(lambda: len(hanging.waiting) == 3, "traces, metrics and lineage that hang")
         for name in ("refuses", "fails"):
             for about in ("metrics", "traces"):
-                assert "telemetry.endpoint" in running[name].told("telemetry.failed", signal=about)["hint"]
-            running[name].told("notice.failed", sink="lineage[0]")
-        assert "500" in running["fails"].told("telemetry.failed", signal="metrics")["reason"]
+                assert "OTEL_EXPORTER_OTLP_" in running[name].told("telemetry.failed", signal=about)["hint"]
+            running[name].told("notice.failed", hook="hooks[0]")
+        assert "Internal Server Error" in running["fails"].told("telemetry.failed", signal="metrics")["reason"]
         until(lambda: len(server.sent) > 6, "further attempts")
         server.refusals = []
-        running["fails"].told("telemetry.recovered", signal="metrics")
+        until(lambda: "/v1/metrics" in server.taken, "the recovery")
         began_s = time.monotonic()
         for each in running.values():
             each.signal(signal.SIGTERM)
@@ -331,11 +346,13 @@ def test_receivers_that_do_not_work_hold_up_nobody(tmp_path: Path, server: Recei
 def test_metrics_and_the_lineage_of_each_commit(world: World, server: Receiver) -> None:
     """Also of a version without rows, and of a table that is parked. A refused event is sent again."""
     server.refusals_at["/lineage"] = [503]
-    lineage = {"url": f"{server.url}/lineage", "headers": {"Authorization": {"file": "token"}}, "namespace": "lake"}
-    world.configure(lineage=[lineage], telemetry={"endpoint": server.url, "interval": "1s", "traces": False})
+    headers = {"Authorization": {"file": "token"}}
+    world.configure(hooks=[{"url": f"{server.url}/lineage", "headers": headers, "format": "openlineage"}])
     catalog = SqlCatalog("local", **sql_catalog(world.folder))
     snapshots = {}
-    with daemon(world.config) as running:
+    environment = otel(server.url, METRIC_EXPORT_INTERVAL=1000, TRACES_EXPORTER="none")
+    environment["OPENLINEAGE_NAMESPACE"] = "lake"
+    with daemon(world.config, environment) as running:
         for number in (1, 2, 3):
             running.synced_to("orders", number)
             snapshots[number] = catalog.load_table("lake.orders").metadata.current_snapshot_id
@@ -347,7 +364,7 @@ def test_metrics_and_the_lineage_of_each_commit(world: World, server: Receiver) 
         world.table.commit([BROKEN])
         running.told("table.parked")
         until(lambda: len(events(server)) == 8, "all events")
-        running.told("notice.failed", sink="lineage[0]", notice="START")
+        running.told("notice.failed", hook="hooks[0]", notice="START")
     assert "/v1/traces" not in server.taken
     assert [each["eventType"] for each in events(server)] == ["START", "COMPLETE"] * 3 + ["START", "FAIL"]
     runs = [checked(each) for each in events(server)]
@@ -377,9 +394,9 @@ def test_metrics_and_the_lineage_of_each_commit(world: World, server: Receiver) 
 
 def test_a_single_sync_tells_as_well(world: World, server: Receiver) -> None:
     """It waits for what it has to send, and has no metrics. One that finds nothing tells nothing."""
-    world.configure(telemetry={"endpoint": server.url}, lineage=[{"url": f"{server.url}/lineage"}])
+    world.configure(hooks=[{"url": f"{server.url}/lineage", "format": "openlineage"}])
     for _ in range(2):
-        assert command(world.config, "sync").returncode == 0
+        assert command(world.config, "sync", environment=otel(server.url)).returncode == 0
     assert [each.root.name for each in traces(server)] == ["sync"]
     assert [each["eventType"] for each in events(server)] == ["START", "COMPLETE"]
     assert server.taken.keys() == {"/v1/traces", "/lineage"}

@@ -14,7 +14,7 @@ from websockets.sync.client import ClientConnection
 
 from daemon.config.settings import HealthSettings, TableSettings
 from daemon.status.board import Topic, Unready
-from daemon.web.endpoints import make_app
+from daemon.web.endpoints import Api
 from daemon.web.server import WebServer
 from tests.kit.boards import board_of
 from tests.kit.chromium import Page, chromium
@@ -66,7 +66,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientConnecti
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """A daemon's web server, with tables in every state and errors that hold markup."""
-    web = WebServer.start(HealthSettings(port=0), make_app(make_board(said=MARKUP)))
+    web = WebServer.start(HealthSettings(port=0), Api(make_board(said=MARKUP)).app)
     yield web.url
     web.stop()
 
@@ -74,7 +74,7 @@ def address() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def shops() -> Iterator[str]:
     """The same with 300 tables, on a machine with an invented name."""
-    web = WebServer.start(HealthSettings(port=0), make_app(make_board(tables=300), host="lake-1"))
+    web = WebServer.start(HealthSettings(port=0), Api(make_board(tables=300), host="lake-1").app)
     yield web.url
     web.stop()
 
@@ -230,7 +230,7 @@ def test_tables_that_are_not_ready_leave_the_list_on_the_screen(page: Page):
     for number in range(300):
         board.add(TableSettings(source=f"s3://lake/{number}", target=f"lake.t{number}", name=f"lake.t{number}"))
     board.set_unready(Topic.SOURCES, [Unready(None, f"s3://b/{number}/*: cannot be listed") for number in range(50)])
-    web = WebServer.start(HealthSettings(port=0), make_app(board))
+    web = WebServer.start(HealthSettings(port=0), Api(board).app)
     try:
         for width, mobile in ((1200, False), (PHONE_WIDTH, True)):
             page.resize(width, 800, mobile=mobile)

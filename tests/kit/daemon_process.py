@@ -17,10 +17,10 @@ from random import Random
 import pytest
 from apscheduler.schedulers import base
 
-from daemon import outbox
 from daemon.cli.commands import main
 from daemon.clock import SystemClock
 from daemon.iceberg.pyiceberg_ext import rest_sessions
+from daemon.notices import hook
 from daemon.scheduling import scheduler
 from daemon.service import fleet, run
 from tests.kit.faults import TARGETS, Faults
@@ -49,11 +49,11 @@ def jump_with(clock_file: Path) -> None:
 def run_dvsync() -> None:
     """The command in `sys.argv`."""
     # A test has no thirty seconds for a new folder to be seen or for an answer, no five for a chart's first point, no
-    # two for what a person wishes, and no minute for notices.
+    # two for what a person wishes, and no ten for notices.
     fleet.DISCOVERY_INTERVAL_S = 0.5
     run.BEAT_INTERVAL_S = 0.5
     run.WISHES_INTERVAL_S = run.TABLES_INTERVAL_S = 0.2
-    outbox.JOINED_EACH_S = 5.0
+    hook.JOINED_EACH_S = 2.0
     rest_sessions.ANSWER_MAX_S = 3.0
     rest_sessions.SILENT_S = 3.0
     for name, seconds in json.loads(os.environ.get("INTERVALS", "{}")).items():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from logging.handlers import MemoryHandler
-from typing import Any
+import sys
 
 import pytest
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
@@ -14,8 +12,10 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from structlog.testing import capture_logs
 
+from daemon.clock import SystemClock
+from daemon.telemetry import open_telemetry, switched_on
 from daemon.telemetry.metrics import as_otlp
-from daemon.telemetry.outages import Outages
+from daemon.telemetry.telemetry import OUTAGE_EACH_S, Outages
 
 
 def test_metrics_keep_their_names_labels_and_values() -> None:
@@ -41,40 +41,67 @@ def test_metrics_keep_their_names_labels_and_values() -> None:
     assert not point.HasField("min") and not point.HasField("max")
 
 
-@pytest.fixture
-def outages() -> Iterator[Outages]:
-    logger = logging.getLogger("opentelemetry")
-    before = logger.handlers[:], logger.propagate
-    yield Outages("http://127.0.0.1:9")
-    logger.handlers[:], logger.propagate = before
+class FakeClock(SystemClock):
+    time_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.time_s
 
 
-def test_an_outage_is_told_once_with_its_first_reason(outages: Outages) -> None:
-    """And its end. What the SDK says in between reaches no log of ours."""
-    sdk, ours = logging.getLogger("opentelemetry.exporter"), MemoryHandler(100)
-    logging.getLogger().addHandler(ours)
+def test_an_outage_is_told_once_an_hour_with_its_first_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the SDK says of it reaches no log of ours otherwise."""
+    sdk, clock = logging.getLogger("opentelemetry"), FakeClock()
+    monkeypatch.setattr(sdk, "handlers", [Outages(clock)])
 
-    def refused() -> bool:
-        sdk.warning("connection %s", "refused")
-        sdk.error("given up")
-        return False
-
-    def broken() -> bool:
-        raise KeyError("le")
-
-    def told(signal: str, send: Any) -> list[dict[str, Any]]:
+    def told(module: str, text: str) -> list[tuple[str, str]]:
         with capture_logs() as lines:
-            outages.attempt(signal, send)
-        return [{key: line[key] for key in ("event", "signal", "reason") if key in line} for line in lines]
+            sdk.getChild(module).warning("connection %s", text)
+        return [(line["signal"], line["reason"]) for line in lines]
 
-    assert told("traces", lambda: True) == []
-    assert told("traces", refused) == [
-        {"event": "telemetry.failed", "signal": "traces", "reason": "connection refused"}
-    ]
-    assert told("traces", refused) == told("traces", broken) == []
+    assert told("trace_exporter", "refused") == [("traces", "connection refused")]
+    assert told("trace_exporter", "given up") == []
     # Another signal has an outage of its own.
-    assert told("metrics", broken) == [{"event": "telemetry.failed", "signal": "metrics", "reason": "KeyError: 'le'"}]
-    assert told("traces", lambda: True) == [{"event": "telemetry.recovered", "signal": "traces"}]
-    assert told("traces", refused) != []
-    logging.getLogger().removeHandler(ours)
-    assert ours.buffer == []
+    assert told("metric_exporter", "reset") == [("metrics", "connection reset")]
+    clock.time_s += OUTAGE_EACH_S
+    assert told("trace_exporter", "refused") == [("traces", "connection refused")]
+
+
+@pytest.mark.parametrize(
+    ("variables", "signals"),
+    [
+        ({}, {}),
+        ({"ENDPOINT": "http://h"}, {"traces": "ENDPOINT", "metrics": "ENDPOINT"}),
+        ({"METRICS_ENDPOINT": "http://h", "ENDPOINT": ""}, {"metrics": "METRICS_ENDPOINT"}),
+    ],
+)
+def test_the_variables_of_the_sdk_switch_it_on(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], signals: dict[str, str]
+) -> None:
+    """And off again: one signal, or all of it."""
+    prefix = "OTEL_EXPORTER_OTLP_"
+    for name, value in variables.items():
+        monkeypatch.setenv(f"{prefix}{name}", value)
+    assert switched_on() == {signal: f"{prefix}{name}" for signal, name in signals.items()}
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    assert switched_on().keys() == signals.keys() - {"metrics"}
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "True")
+    assert switched_on() == {}
+
+
+def test_a_missing_extra_and_a_variable_that_cannot_be_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon starts without telemetry: who sets the variables of a cluster need not know of dvsync."""
+
+    def told() -> tuple[str, str]:
+        with capture_logs() as lines:
+            assert open_telemetry(SystemClock(), place="x") is None
+        (line,) = lines
+        return line["reason"], line["hint"]
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
+    monkeypatch.setattr(logging.getLogger("opentelemetry"), "handlers", [])
+    assert "max_queue_size" in told()[0]
+    monkeypatch.setitem(sys.modules, "daemon.telemetry.telemetry", None)
+    reason, hint = told()
+    assert "daemon.telemetry.telemetry" in reason
+    assert "extra `telemetry`" in hint and "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" in hint

@@ -27,7 +27,7 @@ def upgrade() -> None:
 
     op.create_table(
         "tables",
-        _id(autoincrement="auto"),
+        _id(autoincrement=True),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("source", sa.Text(), nullable=False),
         sa.Column("target", sa.Text(), nullable=False),
@@ -75,7 +75,7 @@ def upgrade() -> None:
 
     op.create_table(
         "data_files",
-        _id(autoincrement="auto"),
+        _id(autoincrement=True),
         _points_at("tables", "table_id", of="data_files", ondelete="CASCADE"),
         sa.Column("path", sa.Text(), nullable=False),
         sa.Column("record_count", sa.BigInteger(), nullable=False),
@@ -128,7 +128,7 @@ def upgrade() -> None:
 
     op.create_table(
         "sync_runs",
-        _id(autoincrement="auto"),
+        _id(autoincrement=True),
         _points_at("tables", "table_id", of="sync_runs", ondelete="CASCADE"),
         sa.Column("started_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("duration_ms", sa.BigInteger(), nullable=False),
@@ -163,7 +163,7 @@ def _row_number() -> sa.types.TypeEngine[int]:
     return sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
-def _id(*, autoincrement: bool | str = False) -> sa.Column[int]:
+def _id(*, autoincrement: bool = False) -> sa.Column[int]:
     return sa.Column("id", _row_number(), autoincrement=autoincrement, nullable=False)
 
 
@@ -180,7 +180,7 @@ def _index(table: str, *columns: str) -> None:
 
 def _written_file(table: str) -> list[sa.schema.SchemaItem]:
     return [
-        _id(autoincrement="auto"),
+        _id(autoincrement=True),
         _points_at("tables", "table_id", of=table, ondelete="CASCADE"),
         sa.Column("path", sa.Text(), nullable=False),
         sa.Column("status", sa.String(32), nullable=False),

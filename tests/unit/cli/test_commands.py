@@ -549,10 +549,10 @@ def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: 
         assert f"\n{line}" in tried.stdout, tried.stdout
     assert "lake/no name: the folder 'no name' cannot be part of lake.{name}" in tried.stdout
     assert "Check the catalog's address, credentials and health." in tried.stdout
-    sinks = "notify: [{command: [no-such-program]}]\nafter_sync: [{command: [sh, -c, 'true']}]\n"
-    tried = dvsync("config", "check", "--connect", config=config + sinks)
-    assert (tried.exit_code, "notify[0].command: there is no program no-such-program" in tried.stdout) == (1, True)
-    assert re.search(r"\nafter_sync\[0\].command: /\S+/sh\n", tried.stdout), tried.stdout
+    hooks = "hooks: [{command: [no-such-program]}, {command: [sh, -c, 'true']}]\n"
+    tried = dvsync("config", "check", "--connect", config=config + hooks)
+    assert (tried.exit_code, "hooks[0].command: there is no program no-such-program" in tried.stdout) == (1, True)
+    assert re.search(r"\nhooks\[1\].command: /\S+/sh\n", tried.stdout), tried.stdout
     iceberg = followed.iceberg()
     iceberg.catalog.commit_table(iceberg, (), (UpgradeFormatVersionUpdate(format_version=3),))
     tried = dvsync("config", "check", "--connect", config=config)

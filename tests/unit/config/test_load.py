@@ -177,7 +177,7 @@ def test_a_faulty_key_hides_no_other_fault_of_its_section(load):
 catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db"}}
 defaults: {catalog: locl, poll_interval: soon}
 health: {prot: 1, token: short}
-notify: [{url: "http://127.0.0.1/", events: [parkd]}]
+hooks: [{url: "http://127.0.0.1/", events: [parkd]}]
 tables:
 - {source: x, target: a.b}
 """
@@ -185,49 +185,48 @@ tables:
     assert [fault.partition(": ")[0] for fault in faults] == [
         "defaults.poll_interval",
         "health.prot",
-        "notify[0].events[0]",
+        "hooks[0].events[0]",
         "health.token",
         "defaults.catalog",
     ]
-    assert faults[2].startswith("notify[0].events[0]: input should be 'parked', ")
+    assert faults[2].startswith("hooks[0].events[0]: input should be 'parked', ")
 
 
 def test_a_faulty_entry_of_a_list_hides_no_fault_of_the_others(load):
     """And each keeps its own place."""
     text = ONE_CATALOG + (
-        "notify: [{url: 'https://h/', events: [parkd]}, {url: {env: NOWHERE}}]\n"
-        "after_sync: [{ulr: x}, {url: 'https://h/'}, {url: 'ftp://h/'}]\n"
+        "hooks: [{url: 'https://h/', events: [parkd]}, {ulr: x}, {url: 'https://h/'}, {url: {env: NOWHERE}},\n"
+        "  {url: 'ftp://h/'}, {url: 'https://h/', command: [x]}, {command: [x], format: openlineage, events: [gone]}]\n"
     )
     assert [fault.partition(": ")[0] for fault in faults_of(load, text)] == [
-        "notify[0].events[0]",
-        "after_sync[0].ulr",
-        "notify[1].url",
-        "after_sync[2].url",
+        "hooks[0].events[0]",
+        "hooks[1].ulr",
+        "hooks[5]",
+        "hooks[6]",
+        "hooks[3].url",
+        "hooks[4].url",
     ]
 
 
 def test_a_misspelt_key_is_told_with_the_nearest_one(load):
     """In sections, tables and lists, at every depth; a key that is like no other is just unknown."""
     text = ONE_CATALOG + (
-        "maintainance: {}\nhealth: {prot: 1}\nnotify: [{ulr: x}]\n"
+        "maintainance: {}\nhealth: {prot: 1}\nhooks: [{ulr: x}]\n"
         "tables: [{source: x, target: a.b, poll_intervall: 1s, verify: {levle: rows}, zzz: 1}]\n"
     )
     assert sorted(fault for fault in faults_of(load, text) if "unknown key" in fault) == [
         "health.prot: unknown key, did you mean port?",
+        "hooks[0].ulr: unknown key, did you mean url?",
         "maintainance: unknown key, did you mean maintenance?",
-        "notify[0].ulr: unknown key, did you mean url?",
         "tables[0].poll_intervall: unknown key, did you mean poll_interval?",
         "tables[0].verify.levle: unknown key, did you mean level?",
         "tables[0].zzz: unknown key",
     ]
 
 
-def test_a_token_that_could_be_guessed_and_half_a_certificate_are_faults(load):
+def test_a_token_that_could_be_guessed_is_a_fault(load):
     assert faults_of(load, ONE_CATALOG + "health: {token: short}") == [
         "health.token: is shorter than 16 characters; `openssl rand -hex 32` makes a good one"
-    ]
-    assert faults_of(load, ONE_CATALOG + "health: {key: x.pem}") == [
-        "health: certificate and key belong together: set both or none"
     ]
     assert "12345" not in faults_of(load, ONE_CATALOG + "health: {token: 12345}")[0]
 
@@ -236,18 +235,15 @@ def test_a_token_that_could_be_guessed_and_half_a_certificate_are_faults(load):
     ("text", "place"),
     [
         ("health: {token: abcdefghijklmnopé}", "health.token"),
-        ("notify: [{url: 'https://h/secret x'}]", "notify[0].url"),
-        ("notify: [{url: 'https://h/sécret'}]", "notify[0].url"),
-        ("notify: [{url: 'https://'}]", "notify[0].url"),
-        ("notify: [{url: 'https://user:secret@h/'}]", "notify[0].url"),
-        ("after_sync: [{url: 'ftp://h/secret'}]", "after_sync[0].url"),
+        ("hooks: [{url: 'https://h/secret x'}]", "hooks[0].url"),
+        ("hooks: [{url: 'https://h/sécret'}]", "hooks[0].url"),
+        ("hooks: [{url: 'https://'}]", "hooks[0].url"),
+        ("hooks: [{url: 'https://user:secret@h/'}]", "hooks[0].url"),
+        ("hooks: [{url: 'ftp://h/secret'}]", "hooks[0].url"),
         (
-            'notify: [{url: "https://h/", headers: {authorization: "Bearer secret\\n"}}]',
-            "notify[0].headers.authorization",
+            'hooks: [{url: "https://h/", headers: {authorization: "Bearer secret\\n"}}]',
+            "hooks[0].headers.authorization",
         ),
-        ("lineage: [{url: 'https://user:secret@h/'}]", "lineage[0].url"),
-        ("telemetry: {endpoint: 'grpc://secret:4317'}", "telemetry.endpoint"),
-        ("telemetry: {endpoint: 'http://h', headers: {authorization: 'sécret'}}", "telemetry.headers.authorization"),
     ],
 )
 def test_what_http_cannot_send_is_told_without_showing_it(load, text, place):
@@ -259,23 +255,15 @@ def test_what_http_cannot_send_is_told_without_showing_it(load, text, place):
 def test_a_missing_extra_is_named(load, monkeypatch):
     """Only if it is switched on, and without an import of it."""
     monkeypatch.setattr("daemon.config.load.distributions", lambda name: [])
-    assert load(ONE_CATALOG).telemetry.endpoint is None
-    text = "telemetry: {endpoint: 'http://h:4318'}\nlineage: [{url: 'http://h/'}]\n"
-    assert faults_of(load, ONE_CATALOG + text) == [
-        "telemetry: needs opentelemetry-exporter-otlp-proto-http, which is not installed: "
-        "install the extra `telemetry` of dvsync's wheel",
-        "lineage: needs openlineage-python, which is not installed: install the extra `lineage` of dvsync's wheel",
+    assert faults_of(load, ONE_CATALOG + "hooks: [{url: 'http://h/'}, {url: 'http://h/', format: openlineage}]\n") == [
+        "hooks[1].format: needs openlineage-python: install the extra `lineage` of dvsync's wheel",
     ]
 
 
-def test_secrets_of_telemetry_and_lineage_are_masked(load):
-    settings = load(
-        ONE_CATALOG + "telemetry: {endpoint: 'http://h:4318', headers: {api-key: hidden-1}}\n"
-        "lineage: [{url: 'http://h/hidden-2', headers: {Authorization: hidden-3}}]\n"
-    )
+def test_secrets_of_hooks_are_masked(load):
+    settings = load(ONE_CATALOG + "hooks: [{url: 'http://h/hidden-2', headers: {Authorization: hidden-3}}]\n")
     assert "hidden" not in str(settings.redacted())
-    assert {"hidden-1", "http://h/hidden-2", "hidden-3"} <= settings.secrets()
-    assert settings.redacted()["telemetry"]["endpoint"] == "http://h:4318"
+    assert {"http://h/hidden-2", "hidden-3"} <= settings.secrets()
 
 
 @pytest.mark.parametrize("duration", ["10", "10.5", "soon", "''", "-5s", "0s", "2d", "null"])
@@ -310,11 +298,11 @@ def test_anchors_are_read_once(load):
 
 
 def test_variables_that_are_no_json_hide_no_other_fault(load, monkeypatch):
-    monkeypatch.setenv("DVSYNC_TELEMETRY__HEADERS", "{")
+    monkeypatch.setenv("DVSYNC_SPARK__CONF", "{")
     monkeypatch.setenv("DVSYNC_LIMITS", "{")
     assert sorted(faults_of(load, "log: {level: loud}"))[0::2] == [
         "limits: the value of DVSYNC_LIMITS (environment) is not JSON",
-        "telemetry: the value of DVSYNC_TELEMETRY__HEADERS (environment) is not JSON",
+        "spark: the value of DVSYNC_SPARK__CONF (environment) is not JSON",
     ]
 
 

@@ -21,7 +21,7 @@ from daemon.service.systemd import Notifier
 from daemon.spark.java import check_java
 from daemon.status.board import Topic, Unready
 from daemon.status.table_status import Observation
-from daemon.web.endpoints import make_app
+from daemon.web.endpoints import Api
 from daemon.web.server import WebServer
 from state import TableError, TableRecord
 from tests.kit.boards import board_of
@@ -123,7 +123,7 @@ def test_the_example_configurations_are_accepted(tmp_path: Path) -> None:
 def test_the_probe_asks_the_running_daemon() -> None:
     """Alive, not ready, and gone: an answer each."""
     board = board_of([table("orders")], FakeClock(), lag_budget_s=60)
-    web = WebServer.start(HealthSettings(port=0), make_app(board))
+    web = WebServer.start(HealthSettings(port=0), Api(board).app)
     port = int(web.url.rsplit(":", 1)[1])
     try:
         for host in ("127.0.0.1", "0.0.0.0"):

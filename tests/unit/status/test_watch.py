@@ -5,13 +5,19 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from daemon.clock import SystemClock
-from daemon.outbox import Notice
+from daemon.notices.notice import Notice
 from daemon.status.table_status import Observation, gone_status, table_status
 from daemon.status.watch import Watch
 from state import Difference, Differences, Pause, ProofRecord, TableError, TableRecord
 
 RECORD = TableRecord(
-    id=1, name="a", source="file:///a", target="db.a", synced_version=4, metadata_location="file:///m4"
+    id=1,
+    name="a",
+    source="file:///a",
+    target="db.a",
+    synced_version=4,
+    snapshot_id=40,
+    metadata_location="file:///m4",
 )
 ERROR = TableError("CorruptInput", "bad CRC", "Restore it.", version=5, since_ms=1_000, consecutive=1, parked=True)
 
@@ -23,9 +29,9 @@ def proof(found: Differences) -> ProofRecord:
 class Told:
     """A watch of one table; `look` returns the events that it announces."""
 
-    def __init__(self, *records: TableRecord, hooks: bool = False) -> None:
+    def __init__(self, *records: TableRecord, repeats_synced: bool = False) -> None:
         self._told: list[Notice] = []
-        self._watch = Watch(self._told.append, SystemClock(), records, hooks=hooks)
+        self._watch = Watch(self._told.append, SystemClock(), records, repeats_synced=repeats_synced)
 
     def look(self, record: TableRecord) -> list[str]:
         self._told.clear()
@@ -52,7 +58,14 @@ def test_what_an_earlier_process_told_is_not_told_again_but_what_became_of_it() 
     parked = replace(RECORD, error=ERROR)
     told = Told(parked)
     assert [told.look(each) for each in (parked, RECORD)] == [[], ["recovered"]]
-    assert Told(RECORD, hooks=True).look(RECORD) == ["synced"]
+    assert Told(RECORD, repeats_synced=True).look(RECORD) == ["synced"]
+
+
+def test_a_first_sync_that_is_half_recorded_is_told_when_it_is_whole() -> None:
+    """Its live files are recorded in several transactions, the last one with the snapshot."""
+    told = Told(replace(RECORD, synced_version=None, snapshot_id=None, metadata_location=None))
+    assert told.look(replace(RECORD, snapshot_id=None)) == []
+    assert told.look(RECORD) == ["synced"]
 
 
 def test_a_wrong_table_is_told_until_a_verification_finds_it_right() -> None:

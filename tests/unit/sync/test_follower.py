@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from daemon.storage import FileIOStorage
-from daemon.sync.follower import UNFINISHED_COMMIT_MAX_S
+from daemon.sync.news import UNFINISHED_COMMIT_MAX_S
 from tests.kit.handmade import Bench, HandmadeTable, in_step
 
 
@@ -67,7 +67,7 @@ def test_a_quiet_table_costs_one_request(bench: Bench, asked: list[tuple[str, st
 
 def test_a_doubt_during_a_sync_outlasts_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody asks for a check from another thread: the sync that is running may have made its own already."""
-    monkeypatch.setattr(bench.follower, "_give_way", lambda *_: bench.follower.doubt())
+    monkeypatch.setattr(bench.follower._other_writer, "give_way", lambda *_: bench.follower.doubt())
     bench.sync()
     assert bench.follower.has_news()
     monkeypatch.undo()

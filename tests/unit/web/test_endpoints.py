@@ -26,7 +26,7 @@ from daemon.status.board import Topic, Unready
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.status.timeline import FileDeletions
 from daemon.sync.outcomes import SyncOutcome, SyncResult
-from daemon.web.endpoints import SILENT_MAX_S, make_app
+from daemon.web.endpoints import SILENT_MAX_S, Api
 from daemon.web.guard import guard
 from daemon.web.listener import WAITING_MAX
 from daemon.web.server import WebServer
@@ -92,7 +92,7 @@ class Server:
     def __init__(self, *names: str) -> None:
         self.clock = FakeClock()
         self.board = board_of([table(name) for name in names], self.clock, lag_budget_s=60)
-        self.web = WebServer.start(HealthSettings(port=0), make_app(self.board))
+        self.web = WebServer.start(HealthSettings(port=0), Api(self.board).app)
 
     def ask(self, path: str):
         try:
@@ -273,7 +273,7 @@ def test_a_port_in_use_is_told_at_the_start(server):
     """As a fault of the configuration, with the address and the way out."""
     port = int(server.web.url.rpartition(":")[2])
     with pytest.raises(ConfigInvalid, match=rf"cannot listen on 127\.0\.0\.1:{port}: address already in use") as raised:
-        WebServer.start(HealthSettings(port=port), make_app(server.board))
+        WebServer.start(HealthSettings(port=port), Api(server.board).app)
     assert "health.port" in raised.value.hint
 
 
@@ -281,7 +281,7 @@ def test_after_stop_the_port_is_free_again(server):
     """A daemon that is started again at once gets its port."""
     port = int(server.web.url.rpartition(":")[2])
     server.web.stop()
-    second = WebServer.start(HealthSettings(port=port), make_app(server.board))
+    second = WebServer.start(HealthSettings(port=port), Api(server.board).app)
     second.stop()
 
 
@@ -642,7 +642,7 @@ def test_probes_answer_by_any_name(server):
 )
 def test_the_names_of_a_daemon_are_those_of_its_address(server, host, address, status):
     """Its own name if that leads to loopback; any name if others may ask, too."""
-    app = guard(make_app(server.board), host, address)
+    app = guard(Api(server.board).app, host, address)
     assert TestClient(app, base_url="http://lake-1").get("/api/daemon").status_code == status
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from daemon import outbox
 from daemon.clock import SystemClock
-from daemon.config.settings import AfterSyncSettings, NoticeKind, NotifySettings, Settings
-from daemon.outbox import Outbox, make_notice
+from daemon.config.settings import HookSettings, NoticeKind, Settings
+from daemon.notices import delivery, hook
+from daemon.notices.notice import Notice, make_notice
+from daemon.notices.outbox import Outbox
+from daemon.notices.runs import Run, events_of
 from state import TableRecord
 from tests.kit.daemons import until
 from tests.kit.receiver import Receiver, receiver
@@ -26,27 +28,33 @@ def server() -> Iterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "RETRY_FIRST_S", 0.01)
-    monkeypatch.setattr(outbox, "RETRY_MAX_S", 0.02)
+    monkeypatch.setattr(hook, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(hook, "RETRY_MAX_S", 0.02)
+    monkeypatch.setattr(hook, "JOINED_EACH_S", 0.02)
 
 
-def outbox_of(*notify: NotifySettings, after_sync: tuple[AfterSyncSettings, ...] = ()) -> Outbox:
-    return Outbox(Settings(notify=notify, after_sync=after_sync), SystemClock())
+def outbox_of(*hooks: HookSettings) -> Outbox:
+    return Outbox(Settings(hooks=hooks), SystemClock())
 
 
-def notice(kind: NoticeKind, table: str = "a", text: str = "x", version: int = 1) -> outbox.Notice:
+def notice(kind: NoticeKind, table: str = "a", text: str = "x", version: int = 1) -> Notice:
     record = TableRecord(id=1, name=table, source="file:///a", target="db.a", synced_version=version)
     return make_notice(kind, record, text, SystemClock())
 
 
-def texts(server: Receiver, path: str = "/") -> list[str]:
-    return [each["text"] for each in server.taken.get(path, [])]
+def notices(server: Receiver, path: str = "/") -> list[dict[str, Any]]:
+    """Those that came alone and those that came joined."""
+    return [one for each in server.taken.get(path, []) for one in each.get("notices", [each])]
+
+
+def texts(server: Receiver) -> list[str]:
+    return [each["text"] for each in notices(server)]
 
 
 def test_a_refused_notice_is_sent_again_before_later_ones_of_its_table(server: Receiver) -> None:
     """And other tables do not wait for it. A redirect is a refusal: following it would lose the body."""
     server.refusals = [503, 302, 500]
-    box = outbox_of(NotifySettings(url=f"{server.url}/", headers={"Authorization": "Bearer x"}))
+    box = outbox_of(HookSettings(url=f"{server.url}/", headers={"Authorization": "Bearer x"}))
     box.put(notice(NoticeKind.PARKED))
     box.put(notice(NoticeKind.RECOVERED))
     until(lambda: len(texts(server)) == 2, "both notices")
@@ -57,25 +65,28 @@ def test_a_refused_notice_is_sent_again_before_later_ones_of_its_table(server: R
     box.close(5)
 
 
-def test_a_receiver_that_hangs_holds_up_nobody_and_the_newest_hook_wins(server: Receiver) -> None:
+def test_a_receiver_that_hangs_holds_up_nobody_and_the_newest_metadata_wins(server: Receiver) -> None:
     server.answers.clear()
-    box = outbox_of(after_sync=(AfterSyncSettings(url=f"{server.url}/hook"),))
+    box = outbox_of(HookSettings(url=f"{server.url}/hook", events=["parked", "synced"]))
     for version in range(50):
         box.put(notice(NoticeKind.SYNCED, version=version))
-    assert box.counts()[0].waiting <= 2
+        if version == 20:
+            box.put(notice(NoticeKind.PARKED))
+    assert box.counts()[0].waiting <= 3
     server.answers.set()
     until(lambda: server.taken.get("/hook", [{}])[-1].get("version") == 49, "the newest")
-    assert len(server.taken["/hook"]) <= 2
+    assert [each["event"] for each in server.taken["/hook"]][-2:] == ["parked", "synced"]
+    assert len(server.taken["/hook"]) <= 3
     box.close(5)
 
 
 def test_what_waits_is_bounded_and_what_is_dropped_is_counted(
     server: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "WAITING_MAX", 3)
-    monkeypatch.setattr(outbox, "ATTEMPTS_MAX", 2)
+    monkeypatch.setattr(hook, "WAITING_MAX", 3)
+    monkeypatch.setattr(hook, "ATTEMPTS_MAX", 2)
     server.answers.clear()
-    box = outbox_of(NotifySettings(url=f"{server.url}/"))
+    box = outbox_of(HookSettings(url=f"{server.url}/"))
     for number in range(5):
         box.put(notice(NoticeKind.PARKED, text=str(number)))
     assert (box.counts()[0].dropped, box.counts()[0].waiting) == (2, 3)
@@ -87,21 +98,29 @@ def test_what_waits_is_bounded_and_what_is_dropped_is_counted(
     box.close(5)
 
 
-def test_a_sink_gets_the_events_and_tables_that_it_wants(server: Receiver) -> None:
-    """By a command, too, which reads them on standard input; its end is waited for when the outbox closes."""
+def test_a_hook_gets_the_events_and_tables_that_it_wants(server: Receiver) -> None:
     box = outbox_of(
-        NotifySettings(url=f"{server.url}/gone", events=["gone"]),
-        NotifySettings(url=f"{server.url}/sales", tables=["sales.*"]),
+        HookSettings(url=f"{server.url}/gone", events=["gone"]),
+        HookSettings(url=f"{server.url}/sales", tables=["sales.*"]),
+        HookSettings(url=f"{server.url}/synced", events=["synced"]),
+        HookSettings(url=f"{server.url}/lineage", format="openlineage"),
     )
     for kind in (NoticeKind.PARKED, NoticeKind.GONE, NoticeKind.SYNCED):
         for table in ("sales.a", "hr.b"):
             box.put(notice(kind, table))
-    until(lambda: sum(map(len, server.taken.values())) == 4, "the notices")
-    assert [(each["event"], each["table"]) for each in server.taken["/gone"]] == [("gone", "sales.a"), ("gone", "hr.b")]
-    assert [(each["event"], each["table"]) for each in server.taken["/sales"]] == [
+    for event in events_of(Run("sales.a", "file:///a", "db.a", 1_000, 2_000)):
+        box.put(event)
+    until(lambda: [each.sent for each in box.counts()] == [2, 2, 2, 2], "the notices")
+    assert [(each["event"], each["table"]) for each in notices(server, "/gone")] == [
+        ("gone", "sales.a"),
+        ("gone", "hr.b"),
+    ]
+    assert [(each["event"], each["table"]) for each in notices(server, "/sales")] == [
         ("parked", "sales.a"),
         ("gone", "sales.a"),
     ]
+    assert {each["table"] for each in server.taken["/synced"]} == {"sales.a", "hr.b"}
+    assert [each["eventType"] for each in server.taken["/lineage"]] == ["START", "COMPLETE"]
     box.close(5)
 
 
@@ -110,9 +129,9 @@ def test_a_command_reads_the_notice_and_its_failure_is_told(
 ) -> None:
     program = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')"
     box = outbox_of(
-        NotifySettings(command=[sys.executable, "-c", program, str(tmp_path / "told")]),
-        NotifySettings(command=[sys.executable, "-c", "import sys; sys.exit('no such pager')"]),
-        NotifySettings(command=["/nowhere/program"]),
+        HookSettings(command=[sys.executable, "-c", program, str(tmp_path / "told")]),
+        HookSettings(command=[sys.executable, "-c", "import sys; sys.exit('no such pager')"]),
+        HookSettings(command=["/nowhere/program"]),
     )
     box.put(notice(NoticeKind.PARKED))
     until(lambda: box.counts()[0].sent, "the command")
@@ -129,17 +148,21 @@ def test_a_command_reads_the_notice_and_its_failure_is_told(
     box.close(5)
 
 
-def test_a_command_may_leave_a_program_in_the_background() -> None:
+def test_a_command_may_leave_a_program_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has taken the notice when it ends itself, even if the other still holds its standard error."""
-    box = outbox_of(NotifySettings(command=["sh", "-c", "sleep 5 & exit 0"], timeout="1s"))
+    monkeypatch.setattr(delivery, "TIMEOUT_S", 1.0)
+    box = outbox_of(HookSettings(command=["sh", "-c", "sleep 5 & exit 0"]))
     box.put(notice(NoticeKind.PARKED))
     until(lambda: box.counts()[0].sent, "the command", wait_s=5)
     box.close(5)
 
 
-def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_killed_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "TIMEOUT_S", 0.3)
     program = f"sleep 60 & echo $! >> {tmp_path}/started; wait"
-    box = outbox_of(NotifySettings(command=["sh", "-c", program], timeout="0.3s"))
+    box = outbox_of(HookSettings(command=["sh", "-c", program]))
     box.put(notice(NoticeKind.PARKED))
 
     def started() -> list[int]:
@@ -153,13 +176,13 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path)
     box.close(5)
 
 
-def test_the_newest_hook_is_tried_at_the_end_although_an_older_one_failed(
+def test_the_newest_metadata_is_tried_at_the_end_although_an_older_one_failed(
     server: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "RETRY_FIRST_S", 60)
-    monkeypatch.setattr(outbox, "RETRY_MAX_S", 60)
+    monkeypatch.setattr(hook, "RETRY_FIRST_S", 60)
+    monkeypatch.setattr(hook, "RETRY_MAX_S", 60)
     server.refusals = [500]
-    box = outbox_of(after_sync=(AfterSyncSettings(url=f"{server.url}/hook"),))
+    box = outbox_of(HookSettings(url=f"{server.url}/hook", events=["synced"]))
     box.put(notice(NoticeKind.SYNCED, version=1))
     until(lambda: not server.refusals, "the first attempt")
     box.put(notice(NoticeKind.SYNCED, version=2))
@@ -167,23 +190,24 @@ def test_the_newest_hook_is_tried_at_the_end_although_an_older_one_failed(
     assert [each["version"] for each in server.taken["/hook"]] == [2]
 
 
-def test_a_reload_that_moves_a_sink_keeps_what_waits(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "RETRY_FIRST_S", 60)
-    monkeypatch.setattr(outbox, "RETRY_MAX_S", 60)
+def test_a_reload_that_moves_a_hook_keeps_what_waits(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "RETRY_FIRST_S", 60)
+    monkeypatch.setattr(hook, "RETRY_MAX_S", 60)
     server.refusals = [500]
-    old = NotifySettings(url=f"{server.url}/")
+    old = HookSettings(url=f"{server.url}/")
     box = outbox_of(old)
     box.put(notice(NoticeKind.PARKED))
     until(lambda: not server.refusals, "the first attempt")
-    box.change(Settings(notify=(NotifySettings(url=f"{server.url}/new"), old)))
-    assert [(each.sink, each.waiting) for each in box.counts()] == [("notify[0]", 0), ("notify[1]", 1)]
+    box.change(Settings(hooks=(HookSettings(url=f"{server.url}/new"), old)))
+    assert [(each.hook, each.waiting) for each in box.counts()] == [("hooks[0]", 0), ("hooks[1]", 1)]
     box.close(5)
 
 
-def test_commands_do_not_outlive_the_outbox(tmp_path: Path) -> None:
-    """All sinks share the time that is left at the end."""
+def test_commands_do_not_outlive_the_outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All hooks share the time that is left at the end."""
+    monkeypatch.setattr(delivery, "TIMEOUT_S", 600)
     programs = [f"echo $$ > {tmp_path}/{number}; exec sleep 600" for number in range(3)]
-    box = outbox_of(*(NotifySettings(command=["sh", "-c", program], timeout="10m") for program in programs))
+    box = outbox_of(*(HookSettings(command=["sh", "-c", program]) for program in programs))
     box.put(notice(NoticeKind.PARKED))
     until(lambda: len([path for path in tmp_path.iterdir() if path.read_text()]) == 3, "the commands")
     box.close(0.2)
@@ -193,23 +217,23 @@ def test_commands_do_not_outlive_the_outbox(tmp_path: Path) -> None:
 
 
 def test_what_happens_to_many_tables_is_joined(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each sink, those tables that it wants, also if they come one after the other; hooks are never joined."""
-    monkeypatch.setattr(outbox, "JOINED_EACH_S", 2.0)
+    """For each hook, those tables that it wants, also if they come one after the other; `synced` is never joined."""
+    monkeypatch.setattr(hook, "JOINED_EACH_S", 0.5)
     box = outbox_of(
-        NotifySettings(url=f"{server.url}/all"),
-        NotifySettings(url=f"{server.url}/few", tables=["sales.1?"]),
-        after_sync=(AfterSyncSettings(url=f"{server.url}/hook"),),
+        HookSettings(url=f"{server.url}/all"),
+        HookSettings(url=f"{server.url}/few", tables=["sales.1?"]),
+        HookSettings(url=f"{server.url}/hook", events=["synced"]),
     )
     names = [f"sales.{number}" for number in range(20)]
     for name in names:
         box.put(notice(NoticeKind.GONE, name, "the Delta log is gone"))
         box.put(notice(NoticeKind.SYNCED, name))
     box.put(notice(NoticeKind.PARKED, "hr.a"))
-    until(lambda: [sink.sent for sink in box.counts()] == [21, 10, 20], "all of them")
+    until(lambda: [each.sent for each in box.counts()] == [21, 10, 20], "all of them")
     told = {
         name: [len(each.get("notices", ["itself"])) for each in server.taken[f"/{name}"]] for name in ("all", "few")
     }
-    assert sum(told["all"]) == 21 and len(told["all"]) <= 12, told
+    assert sum(told["all"]) == 21 and len(told["all"]) <= 4, told
     assert sum(told["few"]) == 10
     joined = next(each for each in server.taken["/all"] if each["table"] is None)
     first, number = joined["notices"][0], len(joined["notices"])
@@ -222,18 +246,17 @@ def test_what_happens_to_many_tables_is_joined(server: Receiver, monkeypatch: py
 
 def test_joined_notices_stay_in_the_order_of_each_table(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the receiver refuses them, too: what came later of a table is not sent before."""
-    monkeypatch.setattr(outbox, "JOINED_EACH_S", 0.5)
+    monkeypatch.setattr(hook, "JOINED_EACH_S", 0.5)
     server.refusals = [500] * 6
-    box = outbox_of(NotifySettings(url=f"{server.url}/"))
+    box = outbox_of(HookSettings(url=f"{server.url}/"))
     names = [f"a{number}" for number in range(30)]
     for kind in (NoticeKind.GONE, NoticeKind.RECOVERED, NoticeKind.PARKED):
         for name in names:
             box.put(notice(kind, name))
     until(lambda: box.counts()[0].sent == 90, "all of them")
     events: dict[str, list[str]] = {name: [] for name in names}
-    for each in server.taken["/"]:
-        for one in each.get("notices", [each]):
-            events[one["table"]].append(one["event"])
+    for one in notices(server):
+        events[one["table"]].append(one["event"])
     assert all(of_table == ["gone", "recovered", "parked"] for of_table in events.values())
     box.close(5)
 
@@ -242,15 +265,14 @@ def test_one_table_that_has_an_event_again_and_again_holds_nothing_up(
     server: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is held of a table comes in one, and then what came later of it."""
-    monkeypatch.setattr(outbox, "JOINED_EACH_S", 1.0)
-    box = outbox_of(NotifySettings(url=f"{server.url}/"))
+    monkeypatch.setattr(hook, "JOINED_EACH_S", 1.0)
+    box = outbox_of(HookSettings(url=f"{server.url}/"))
     for number in range(60):
         box.put(notice(NoticeKind.TARGET_CHANGED, text=str(number)))
     box.put(notice(NoticeKind.PARKED))
     until(lambda: box.counts()[0].sent == 61, "all of them", wait_s=5)
-    taken = [one for each in server.taken["/"] for one in each.get("notices", [each])]
-    assert [one["text"] for one in taken] == [*(f"a: {number}" for number in range(60)), "a: x"]
-    assert len(server.taken["/"]) <= 12
+    assert texts(server) == [*(f"a: {number}" for number in range(60)), "a: x"]
+    assert len(server.taken["/"]) <= 4
     box.close(5)
 
 
@@ -262,9 +284,9 @@ class Picky(Receiver):
 
 
 def test_a_notice_that_is_always_refused_takes_no_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "JOINED_EACH_S", 0.05)
+    monkeypatch.setattr(hook, "JOINED_EACH_S", 0.05)
     with receiver(Picky) as server:
-        box = outbox_of(NotifySettings(url=f"{server.url}/"))
+        box = outbox_of(HookSettings(url=f"{server.url}/"))
         for number in range(300):
             box.put(notice(NoticeKind.GONE, f"a{number}", "poison" if number == 77 else "x"))
         until(lambda: box.counts()[0].sent + box.counts()[0].dropped == 300, "the end")

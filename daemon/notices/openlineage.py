@@ -1,7 +1,8 @@
-"""OpenLineage's events, built by OpenLineage's own client, which is an extra. A sink's thread imports this module."""
+"""OpenLineage's events, built by OpenLineage's own client, which is an extra. A hook's thread imports this module."""
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from importlib.metadata import version
 
@@ -24,10 +25,9 @@ from openlineage.client.serde import Serde
 from openlineage.client.uuid import generate_static_uuid
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
-from daemon.config.settings import RunState
-from daemon.lineage.runs import LineageEvent, Run
 from daemon.locations import canonical
 from daemon.masking import scrub
+from daemon.notices.runs import LineageEvent, Run, RunState
 
 # The program that made an event, as a URI, which leads nowhere.
 event_v2.set_producer("urn:dvsync")
@@ -35,8 +35,9 @@ event_v2.set_producer("urn:dvsync")
 Field = schema_dataset.SchemaDatasetFacetFields
 
 
-def render(event: LineageEvent, namespace: str) -> bytes:
-    """Return a RunEvent as JSON. `namespace` is that of the job, whose name is the table's."""
+def render(event: LineageEvent) -> bytes:
+    """Return a RunEvent as JSON. The job has the table's name."""
+    namespace = os.environ.get("OPENLINEAGE_NAMESPACE") or "dvsync"
     run, is_start = event.run, event.event is RunState.START
     started = datetime.fromtimestamp(run.started_ms / 1000, UTC)
     at = started if is_start else datetime.fromtimestamp(run.ended_ms / 1000, UTC)

@@ -1,18 +1,26 @@
-"""What lineage tells of a table, before it is put into OpenLineage's words."""
+"""What an OpenLineage event says of a table, before it is put into OpenLineage's words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from daemon.config.settings import RunState
 from daemon.config.value_types import USERINFO
 from daemon.locations import canonical
 
 if TYPE_CHECKING:
     # Slow to import, and some commands with an outbox need no schema.
     from pyiceberg.schema import Schema
+
+
+class RunState(StrEnum):
+    """The events of OpenLineage that a hook gets."""
+
+    START = "START"
+    COMPLETE = "COMPLETE"
+    FAIL = "FAIL"
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class Run:
 
 @dataclass(frozen=True)
 class LineageEvent:
-    """The beginning or the end of a run, for a sink."""
+    """The beginning or the end of a run, for a hook."""
 
     event: RunState
     run: Run

@@ -9,8 +9,8 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, ListType, LongType, MapType, NestedField, StringType, StructType
 
-from daemon.lineage.events import dataset_name, render
-from daemon.lineage.runs import Run, catalog_place, events_of
+from daemon.notices.openlineage import dataset_name, render
+from daemon.notices.runs import Run, catalog_place, events_of
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_catalog_is_named_without_its_secrets(properties: dict[str, str], plac
 
 
 def told(run: Run) -> list[dict[str, Any]]:
-    return [json.loads(render(event, "lake")) for event in events_of(run)]
+    return [json.loads(render(event)) for event in events_of(run)]
 
 
 RUN = Run("orders", "s3://lake/orders", "lake.orders", 1_000, 2_500, version=7, snapshot_id=8, location="/w/orders")
