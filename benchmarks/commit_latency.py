@@ -18,7 +18,8 @@ from benchmarks.stopwatch import REST, Steps, Stopwatch
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
-from daemon.sync import advance, deletions, transaction
+from daemon.sync import advance, transaction
+from daemon.translate.delete_planner import DeletePlanner
 from state.sql.store import SqlStateStore
 from tests.kit.handmade import Bench, HandmadeTable
 
@@ -33,12 +34,12 @@ STEPS: Steps = {
         (Target, ("find_table",)),
     ],
     "plan": [
-        (advance, ("fold_commits", "shape_of")),
-        (deletions, ("plan_sync", "complete_plan", "plan_vectors", "files_to_replace", "complete_vectors")),
+        (advance, ("fold_commits", "next_shape")),
+        (DeletePlanner, ("tasks", "others", "complete")),
         (transaction, ("view_of",)),
         (
             SqlStateStore,
-            ("open_table", "find_open_intents", "find_live_files", "find_delete_files", "find_former", "find_served"),
+            ("open_table", "find_open_intents", "find_live_files", "find_delete_files", "find_former"),
         ),
     ],
     "translate": [(Runner, ("write_delete_files",))],

@@ -36,7 +36,8 @@ from daemon.pipeline import runner
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import SparkState
-from daemon.sync import first_sync, transaction
+from daemon.sync import transaction
+from daemon.translate.delete_planner import DeletePlanner
 from state.sql.store import SqlStateStore
 from tests.kit.handmade import Bench
 
@@ -45,7 +46,7 @@ TARGET_S = 60
 STEPS: Steps = {
     "state read": [(runner, ("read_table_state",))],
     "manifests": [(SparkState, ("map_adds",))],
-    "plan": [(first_sync, ("plan_sync", "complete_plan"))],
+    "plan": [(DeletePlanner, ("tasks", "complete"))],
     "DV kernel": [(Runner, ("write_delete_files",))],
     "commit": [(transaction, ("prepare_snapshot",)), (Target, ("find_table", "stage", "commit"))],
     "state store": [

@@ -144,6 +144,11 @@ class DeleteFileRecord(msgspec.Struct, frozen=True):
     mappings: tuple[DvMapping, ...]
     dead: tuple[str, ...] = ()
 
+    @property
+    def served(self) -> frozenset[str]:
+        """The data files to which the delete file applies."""
+        return frozenset(mapping.data_file for mapping in self.mappings)
+
 
 class WrittenFile(msgspec.Struct, frozen=True):
     """A file that dvsync wrote for a table, in `status` since `since_ms`. `size_bytes` is None until it is known."""

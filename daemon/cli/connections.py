@@ -23,7 +23,7 @@ from daemon.service.assembly import Parts, open_parts
 from daemon.spark.installed import check_jars, check_pipeline
 from daemon.sync.memory import as_sync_error
 from daemon.texts import counted
-from daemon.translate.definition import check_format_version
+from daemon.translate.existing_table import check_format_version
 
 # At most so many tables of a catalog are read to find out whether dvsync made them.
 STRANGERS_MAX = 100

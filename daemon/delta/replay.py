@@ -35,11 +35,15 @@ class TableChange:
     added: Mapping[str, AddFile]
     removed: frozenset[str]
     dv_changed: Mapping[str, AddFile]
-    metadata: Metadata | None = None
+    metadatas: Sequence[Metadata] = ()
     protocol: Protocol | None = None
     operation: str | None = None
     data_change: bool = True
     uris_changed: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def metadata(self) -> Metadata | None:
+        return self.metadatas[-1] if self.metadatas else None
 
 
 def join_operations(names: Iterable[str | None]) -> str | None:
@@ -106,7 +110,7 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, Identity]) -> Tab
         dv_changed={
             path: add for path, add in newest.items() if path in stayed and stayed[path][1] != add.dv_unique_id
         },
-        metadata=next((commit.metadata for commit in reversed(commits) if commit.metadata), None),
+        metadatas=[commit.metadata for commit in commits if commit.metadata],
         protocol=next((commit.protocol for commit in reversed(commits) if commit.protocol), None),
         operation=join_operations(commit.operation for commit in commits),
         data_change=any(action.data_change for commit in commits for action in commit.file_actions),

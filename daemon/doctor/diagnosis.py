@@ -20,11 +20,12 @@ from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.storage import FileIOStorage
-from daemon.translate.definition import VECTORIZED_READS, check_places, shape_for
+from daemon.translate.definition import VECTORIZED_READS, shape_for
+from daemon.translate.existing_table import check_places
 from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
 
-# What is another in format version 3.
-NOTES_V3 = {"deletionVectors": "are copied into Puffin files", "rowTracking": "_row_id is Delta's row id"}
+# What a format version changes in the notes on Delta's features.
+NOTES = {3: {"deletionVectors": "are copied into Puffin files", "rowTracking": "_row_id is Delta's row id"}}
 # PyIceberg's setting `downcast-ns-timestamp-to-us-on-write`, which it also obeys when it reads.
 DOWNCAST = "PYICEBERG_DOWNCAST_NS_TIMESTAMP_TO_US_ON_WRITE"
 ROW_IDS_UNMAPPED = "_row_id is Iceberg's own: with column mapping, Delta's row ids have no field id in the files"
@@ -136,7 +137,7 @@ def _of_settings(settings: TableSettings) -> Iterator[Finding]:
 
 
 def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding]:
-    protocol, notes = state.protocol, {} if settings.format_version == 2 else dict(NOTES_V3)
+    protocol, notes = state.protocol, dict(NOTES.get(settings.format_version, {}))
     if notes and state.metadata.column_mapping_mode != "none":
         notes["rowTracking"] = ROW_IDS_UNMAPPED
     try:

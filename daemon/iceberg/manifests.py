@@ -17,6 +17,7 @@ from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
+    DATA_FILE_TYPE,
     MANIFEST_LIST_FILE_SCHEMAS,
     DataFile,
     DataFileContent,
@@ -66,11 +67,18 @@ REFERENCED_DATA_FILE = NestedField(
 )
 
 
-# The places of fields that PyIceberg's records of version 3 have, but no names for.
-_FIRST_ROW_ID, _REFERENCED_DATA_FILE, _CONTENT_OFFSET, _CONTENT_SIZE = 16, 17, 18, 19
-_MANIFEST_FIRST_ROW_ID = 15
-_LISTED_FIELDS = MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION].fields
-_PARTITIONS = next(place for place, field in enumerate(_LISTED_FIELDS) if field.name == "partitions")
+# The places of fields in PyIceberg's records, which have no names for some, or do not let them be set.
+_IN_DATA_FILE = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[RECORD_VERSION].fields)}
+_IN_MANIFEST_FILE = {field.name: place for place, field in enumerate(MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION].fields)}
+_PARTITION, _FIRST_ROW_ID = _IN_DATA_FILE["partition"], _IN_DATA_FILE["first_row_id"]
+_REFERENCED_DATA_FILE = _IN_DATA_FILE["referenced_data_file"]
+_CONTENT_OFFSET, _CONTENT_SIZE = _IN_DATA_FILE["content_offset"], _IN_DATA_FILE["content_size_in_bytes"]
+_PARTITIONS, _MANIFEST_FIRST_ROW_ID = _IN_MANIFEST_FILE["partitions"], _IN_MANIFEST_FILE["first_row_id"]
+
+
+def has_row_lineage(format_version: int) -> bool:
+    """Iceberg spec, "Row Lineage": from format version 3 on, rows have ids."""
+    return format_version > 2
 
 
 def referenced_data_file(data_file: DataFile) -> str | None:
@@ -88,6 +96,12 @@ def first_row_id(data_file: DataFile) -> int | None:
 def with_row_ids_of(former: DataFile, data_file: DataFile) -> DataFile:
     """Give `data_file` the row ids of the former record of the same file, and return it."""
     data_file[_FIRST_ROW_ID] = first_row_id(former)
+    return data_file
+
+
+def with_place_of(former: DataFile, data_file: DataFile) -> DataFile:
+    """Give `data_file` the partition and the spec of another record, and return it."""
+    data_file[_PARTITION], data_file.spec_id = former.partition, former.spec_id
     return data_file
 
 
@@ -312,12 +326,13 @@ def write_manifest_list(
         "format-version": str(format_version),
         "avro.codec": AVRO_CODEC,
     }
-    if format_version > 2:
+    gives_row_ids = has_row_lineage(format_version)
+    if gives_row_ids:
         metadata["first-row-id"] = str(next_row_id)
     listed = []
     for manifest in manifests:
         numbered = _sequenced(manifest, sequence_number)
-        if format_version > 2 and manifest.content is ManifestContent.DATA and numbered[_MANIFEST_FIRST_ROW_ID] is None:
+        if gives_row_ids and manifest.content is ManifestContent.DATA and numbered[_MANIFEST_FIRST_ROW_ID] is None:
             numbered = _with_fields(numbered, first_row_id=next_row_id)
             next_row_id = add_longs(next_row_id, manifest.existing_rows_count or 0, manifest.added_rows_count or 0)
         listed.append(numbered)
@@ -357,5 +372,5 @@ def _sequenced(manifest: ManifestFile, sequence_number: int) -> ManifestFile:
 
 
 def _with_fields(manifest: ManifestFile, **changed: int) -> ManifestFile:
-    fields = {field.name: manifest[position] for position, field in enumerate(_LISTED_FIELDS)}
+    fields = {name: manifest[place] for name, place in _IN_MANIFEST_FILE.items()}
     return manifest_record(**fields | changed)

@@ -30,6 +30,7 @@ from daemon.iceberg.manifests import (
     read_entries,
     read_manifest_list,
     schema_with_sources,
+    with_place_of,
     with_row_ids_of,
     write_manifest,
 )
@@ -37,8 +38,6 @@ from daemon.iceberg.merging import live_files, plan_merges
 from daemon.iceberg.pyiceberg_ext.records import entry_record
 from daemon.storage import map_files
 
-# The index of `partition` among the fields of a data file record.
-PARTITION_FIELD = 3
 # Added delete files do not join a larger manifest: a data file whose deletions change often would rewrite it each time.
 JOINED_ENTRIES_MAX = 100
 TOTALS = (
@@ -273,10 +272,7 @@ def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[M
     removed = {
         entry.data_file.file_path: entry.data_file for entry in entries if entry.status is ManifestEntryStatus.DELETED
     }
-    for path, new in replacements:
-        new[PARTITION_FIELD] = removed[path].partition
-        new.spec_id = removed[path].spec_id
-    return [new for _, new in replacements]
+    return [with_place_of(removed[path], new) for path, new in replacements]
 
 
 def _read_changed(table: TableView, delta: RowDelta, manifests: Sequence[ManifestFile]) -> _Changed:

@@ -43,7 +43,7 @@ from daemon import log as events
 from daemon.clock import Clock
 from daemon.errors import CommitConflict, CommitOutcomeUnknown, SyncError, Unsupported
 from daemon.iceberg.catalogs import catalog_away, cause_of
-from daemon.iceberg.manifests import write_manifest_list
+from daemon.iceberg.manifests import has_row_lineage, write_manifest_list
 from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
@@ -241,7 +241,7 @@ class Target:
             format_version=definition.format_version,
             next_row_id=first_row_id,
         )
-        with_row_ids = definition.format_version > 2
+        with_row_ids = has_row_lineage(definition.format_version)
         if tag and (tag.name in table.metadata.refs or _is_nessie(table)):
             tag = None
         tagged = {TAG: tag.name} if tag else {}

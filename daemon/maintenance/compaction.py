@@ -9,13 +9,11 @@ Only the commit holds the table's lock, and it leaves out data files that a sync
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from threading import Event
 
 from msgspec.structs import replace as with_fields
-from pyiceberg.table import Table
 
 from daemon.errors import AccountMismatch, CorruptInput, ObjectMissing, SyncError
 from daemon.iceberg.account import find_account
@@ -27,7 +25,7 @@ from daemon.sync.deletions import find_sharing
 from daemon.sync.outcomes import remembered_account, unchanged_outcome
 from daemon.sync.recovery import rebuild
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import Shape, check_places, lacks_row_ids, shape_of
+from daemon.translate.definition import Shape, shape_of
 from daemon.translate.delete_files import (
     UNKNOWN_DV,
     DeleteFile,
@@ -36,10 +34,10 @@ from daemon.translate.delete_files import (
     DvChange,
     delete_file_entries,
     delete_file_record,
-    is_puffin,
 )
-from daemon.translate.plan import DATA_FILES_PER_DELETE_FILE_MAX, by_manifest
-from daemon.translate.vector_plan import chunks, copies, entries_of
+from daemon.translate.delete_planner import DeletePlanner, copies, entries_of
+from daemon.translate.existing_table import check_places, lacks_row_ids
+from daemon.translate.plan import by_manifest
 from state import DeleteFileRecord, FileKind, LiveFile, OrphanReason, TableRecord
 
 # Compact a data file to which more delete files apply, or two and more once this share of its rows is deleted.
@@ -52,9 +50,6 @@ SMALL_DELETE_FILE_BYTES = 1 << 20
 DEAD_SHARE = 0.5
 # The data files that one snapshot compacts; a few more if they share delete files.
 DATA_FILES_AT_ONCE = 1000
-# The data files whose deletion vectors share a new Puffin file. If a sync changes one of them meanwhile, the next round
-# tries again with all of them.
-DATA_FILES_PER_PUFFIN_FILE = 50
 # If a sync holds the lock for longer than this, compaction gives up, and the next round tries again.
 COMMIT_WAIT_S = 30.0
 # The operation in the summary of a snapshot that compacts delete files.
@@ -83,13 +78,13 @@ class Compaction:
 class Crowd:
     """Data files with all of their delete files, which apply to no other data file.
 
-    `changes` has the contents of each delete file that will be written instead. `is_outdated` says that the delete
-    files must be written anew, whatever their number.
+    `changes` has the contents of each delete file that will be written instead, with its spec id. `is_outdated` says
+    that the delete files must be written again, whatever their number.
     """
 
     data_files: tuple[LiveFile, ...]
     delete_files: tuple[DeleteFileRecord, ...]
-    changes: tuple[tuple[DvChange, ...], ...]
+    changes: tuple[tuple[int, tuple[DvChange, ...]], ...]
     is_outdated: bool
 
     @property
@@ -124,26 +119,27 @@ class Compactor:
         shape = shape_of(table, context.settings)
         if table.metadata.format_version != shape.definition.format_version or lacks_row_ids(table, context.settings):
             return done  # A sync upgrades the table.
-        with_vectors = shape.definition.format_version > 2
-        shared = shape.granularity == "partition" and not with_vectors
-        partitions = live_delete_files(table) if shared else {}
-        seeds = _find_outdated(context, record, table) if with_vectors else _find_crowded(context, record, partitions)
+        deletes = shape.deletes
+        # Reading the manifests of delete files is left out if it can find nothing.
+        delete_files = live_delete_files(table) if deletes.shares_partitions or deletes.may_have_former else {}
+        partitions = delete_files if deletes.shares_partitions else {}
+        former = [path for path in delete_files if deletes.is_former(path)]
+        seeds = _find_seeds(context, record, former, partitions)
         failed: SyncError | None = None
         while seeds and not stop.is_set():
             crowds = _gather(context, record, seeds[:DATA_FILES_AT_ONCE], partitions, shape)
-            join = _sharing_puffin_files if with_vectors else list[Crowd]
             gathered = {file.path for crowd in crowds for file in crowd.data_files}
             seeds = [path for path in seeds[DATA_FILES_AT_ONCE:] if path not in gathered]
             worth = [crowd for crowd in crowds if crowd.is_worth_it and self._is_readable(crowd)]
             if dry_run:
-                done += _sum(join(worth))
+                done += _sum(_joined(worth, deletes))
                 continue
             # After a failure, split the part in halves until the unreadable crowd is alone.
             parts = [worth] if worth else []
             while parts and not stop.is_set():
                 part = parts.pop()
                 try:
-                    rewritten = _rewrite(context, record, join(part))
+                    rewritten = _rewrite(context, record, _joined(part, deletes))
                     if rewritten is None:
                         # A sync holds the lock: new delete files for the other parts would be wasted, too.
                         seeds, parts = [], []
@@ -174,33 +170,27 @@ def _sum(crowds: Iterable[Crowd], *, snapshots: int = 0) -> Compaction:
 # --- what to compact ---
 
 
-def _find_crowded(context: TableContext, record: TableRecord, partitions: dict[str, tuple[str, int]]) -> list[str]:
-    """Find the data files whose delete files should be rewritten."""
+def _find_seeds(
+    context: TableContext, record: TableRecord, former: Sequence[str], partitions: Mapping[str, tuple[str, int]]
+) -> list[str]:
+    """Find the data files whose delete files should be rewritten: too many, mostly dead, or of a `former` version."""
     store = context.store
     crowded = store.find_crowded(record.id, delete_files_max=DELETE_FILES_MAX, deleted_share=DELETED_SHARE)
+    dead = store.find_mostly_dead(record.id, dead_share=DEAD_SHARE)
     small: dict[str, list[str]] = defaultdict(list)
     for path, (partition, size_bytes) in partitions.items():
         if size_bytes <= SMALL_DELETE_FILE_BYTES:
             small[partition].append(path)
     many = [path for paths in small.values() if len(paths) > PARTITION_DELETE_FILES_MAX for path in paths]
-    served = store.find_served(record.id, many)
+    served = store.find_served(record.id, [*dead, *former, *many])
     return sorted({*crowded, *(data_file for data_files in served.values() for data_file in data_files)})
-
-
-def _find_outdated(context: TableContext, record: TableRecord, table: Table) -> list[str]:
-    """Find the data files whose Puffin files are mostly dead, or that still have position-delete files."""
-    store = context.store
-    dead = store.find_mostly_dead(record.id, dead_share=DEAD_SHARE)
-    older = [path for path in live_delete_files(table) if not is_puffin(path)]
-    served = store.find_served(record.id, [*dead, *older])
-    return sorted({data_file for data_files in served.values() for data_file in data_files})
 
 
 def _gather(
     context: TableContext,
     record: TableRecord,
     seeds: Sequence[str],
-    partitions: dict[str, tuple[str, int]],
+    partitions: Mapping[str, tuple[str, int]],
     shape: Shape,
 ) -> list[Crowd]:
     """Find the crowds of these data files: extend them until no delete file applies to another data file.
@@ -209,11 +199,11 @@ def _gather(
     deletion vector is left out.
     """
     delete_files = find_sharing(context.store, record.id, seeds, joins=lambda _: True)
-    paths = {mapping.data_file for file in delete_files for mapping in file.mappings}
+    paths = {path for file in delete_files for path in file.served}
     groups = _Groups()
     for file in delete_files:
         place = {partitions[file.path][0]} if file.path in partitions else set()
-        groups.join([*(mapping.data_file for mapping in file.mappings), *place])
+        groups.join([*file.served, *place])
     live = context.store.find_live_files(record.id, paths)
     members: dict[str, list[LiveFile]] = defaultdict(list)
     for path, data_file in sorted(live.items()):
@@ -225,43 +215,32 @@ def _gather(
         Crowd(
             tuple(data_files),
             tuple(serving[group]),
-            tuple(_divided(data_files, shape)),
-            is_outdated=shape.definition.format_version > 2,
+            tuple(shape.deletes.divide(copies({file.path: file for file in data_files}, shape.table))),
+            is_outdated=any(file.dead or shape.deletes.is_former(file.path) for file in serving[group]),
         )
         for group, data_files in members.items()
         if all(file.deletion_vector not in (None, UNKNOWN_DV) for file in data_files)
     ]
 
 
-def _divided(data_files: Sequence[LiveFile], shape: Shape) -> Iterator[tuple[DvChange, ...]]:
-    """Yield the contents of each new delete file."""
-    changes = [change for _, change in copies({file.path: file for file in data_files}, shape.table)]
-    if shape.definition.format_version > 2:
-        yield from map(tuple, chunks(changes))
-        return
-    size = DATA_FILES_PER_DELETE_FILE_MAX if shape.granularity == "partition" else 1
-    for start in range(0, len(changes), size):
-        yield tuple(changes[start : start + size])
-
-
-def _sharing_puffin_files(crowds: Sequence[Crowd]) -> list[Crowd]:
-    """Join crowds, so that their deletion vectors share Puffin files. A Puffin file has data files of one spec."""
+def _joined(crowds: Sequence[Crowd], deletes: DeletePlanner) -> list[Crowd]:
+    """Join crowds whose deletions can share delete files. A delete file has data files of one spec."""
     joined: dict[int, list[list[Crowd]]] = defaultdict(lambda: [[]])
     for crowd in crowds:
         members = joined[crowd.delete_files[0].spec_id]
-        if sum(len(each.data_files) for each in members[-1]) >= DATA_FILES_PER_PUFFIN_FILE:
+        if sum(len(each.data_files) for each in members[-1]) >= deletes.joined_data_files:
             members.append([])
         members[-1].append(crowd)
-    return [_joined(members) for of_spec in joined.values() for members in of_spec]
-
-
-def _joined(crowds: Sequence[Crowd]) -> Crowd:
-    return Crowd(
-        tuple(file for crowd in crowds for file in crowd.data_files),
-        tuple(file for crowd in crowds for file in crowd.delete_files),
-        tuple(map(tuple, chunks([change for crowd in crowds for part in crowd.changes for change in part]))),
-        is_outdated=True,
-    )
+    return [
+        Crowd(
+            tuple(file for crowd in members for file in crowd.data_files),
+            tuple(file for crowd in members for file in crowd.delete_files),
+            tuple(deletes.divide((spec, each) for crowd in members for spec, part in crowd.changes for each in part)),
+            is_outdated=any(crowd.is_outdated for crowd in members),
+        )
+        for of_spec in joined.values()
+        for members in of_spec
+    ]
 
 
 class _Groups:
@@ -292,16 +271,10 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
     version = record.synced_version
     if table is None or version is None:
         return Compaction()
-    definition = shape_of(table, context.settings).definition
-    transaction = Transaction(context, record, table, definition, to_version=version)
-    numbers = count()
-    tasks = [
-        [
-            DeleteFileTask(transaction.name_delete_file(next(numbers)), crowd.delete_files[0].spec_id, changes)
-            for changes in crowd.changes
-        ]
-        for crowd in crowds
-    ]
+    shape = shape_of(table, context.settings)
+    transaction = Transaction(context, record, table, shape.definition, to_version=version)
+    names = transaction.delete_file_names(shape.deletes.suffix)
+    tasks = [[DeleteFileTask(next(names), spec_id, changes) for spec_id, changes in crowd.changes] for crowd in crowds]
     every = [task for of_crowd in tasks for task in of_crowd]
     context.in_work.add(transaction.id)
     try:

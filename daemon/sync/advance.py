@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 
 import pyarrow as pa
@@ -15,30 +15,20 @@ from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import ManifestContent
 
 from daemon.delta.actions import Commit
-from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
-from daemon.errors import ReplacementNeeded, StateMismatch, Unsupported
+from daemon.errors import StateMismatch, Unsupported
 from daemon.iceberg.account import Account, check_account
 from daemon.iceberg.references import live_entries
 from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import CheckTask
 from daemon.sync.context import TableContext
-from daemon.sync.deletions import Change, write_positions, write_vectors
+from daemon.sync.deletions import write_deletions
 from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
 from daemon.sync.recovery import int64s
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import (
-    Shape,
-    check_references,
-    check_unchanged,
-    remembering,
-    row_id_column,
-    row_id_column_of,
-    shape_for,
-    shape_of,
-)
+from daemon.translate.definition import Shape, next_shape, shape_of
 from daemon.translate.file_schema import FileTraits, may_reach_files
-from daemon.translate.plan import account_change
+from daemon.translate.plan import SyncPlan, account_change
 from daemon.translate.schema import TableSchema
 from state import TableError
 
@@ -64,7 +54,7 @@ def advance(
     if _removes_unknown(commits, live):
         _check_in_step(context, shown, change.to_version)
 
-    shape = _shape_after(context, shown, change, commits)
+    shape = _shape_after(context, shown, change)
     with context.step("inspect"):
         inspection = context.runner.inspect_data_files(
             list(change.added.values()), shape.table, context.storage, context.properties
@@ -82,8 +72,8 @@ def advance(
         step=context.step,
     )
     with transaction:
-        write_deletions = write_vectors if shape.definition.format_version > 2 else write_positions
-        completed = write_deletions(context, transaction, record, shape, Change(change, live, inspection.metrics))
+        plan = SyncPlan(change, live, shape.table, inspection.metrics)
+        completed = write_deletions(context, transaction, record, shape.deletes, plan)
         recent_commits = tuple(each for commit in commits for each in commit.recent_commits)
         outcome = with_fields(outcome_of_change(record, change, completed), recent_commits=recent_commits)
         # If readers would misread the newest snapshot with the new name mapping, it needs a successor.
@@ -134,44 +124,19 @@ def _check_in_step(context: TableContext, shown: Shown, version: int) -> None:
     context.in_step.set()
 
 
-def _shape_after(context: TableContext, shown: Shown, change: TableChange, commits: Sequence[Commit]) -> Shape:
-    """Return the table's shape after `change`, which `commits` make.
+def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Shape:
+    """Return the table's shape after `change`. If it may read live files otherwise, these are checked."""
 
-    Raises `Unsupported` if Iceberg cannot express it, `CorruptInput` if it is not valid in Delta.
-    """
-    if change.protocol:
-        check_protocol(change.protocol)
-    if change.metadata is None:
-        shape = shape_of(shown.table, context.settings)
-        return remembering(shape, shown.table, change.protocol, None) if change.protocol else shape
-    shape = shape_for(change.metadata, shown.table, context.settings)
-    shape = remembering(shape, shown.table, change.protocol, change.metadata)
-    # If Delta did not track row ids in between, it has given its files other ones, although their paths are the same.
-    columns = {row_id_column(commit.metadata) for commit in commits if commit.metadata}
-    if shape.table.has_row_ids and columns != {row_id_column_of(shown.table)}:
-        raise ReplacementNeeded(
-            "Delta began to track row ids, and older data files have other row ids in Iceberg",
-            version=change.to_version,
-            hint="dvsync rewrites the Iceberg table from Delta, with Delta's row ids.",
-        )
-    check_unchanged(shape, shown.table, context.settings, change.to_version)
-    what = f"column {', '.join(shape.table.replaced)}" if shape.table.replaced else ""
-    if shape.table.spec_id != shown.table.metadata.default_spec_id:
-        what = what or "the partitioning"
-    reaches_files = may_reach_files(shape_of(shown.table, context.settings).table, shape.table)
-    # Counting reads every live file's row, so it is done only if the answer matters.
-    is_asked = what or reaches_files
-    staying = context.store.count(shown.record.id).live_data_files - len(change.removed) if is_asked else 0
-    if what and staying:
-        raise Unsupported(
-            f"{what} changed while {staying} older data files stay",
-            version=change.to_version,
-            hint="`dvsync resync` makes it a new column in Iceberg, or a new partitioning; older snapshots that would "
-            "show it wrongly expire. If a file does not fit the new column, overwrite it in Delta first.",
-        )
-    check_references(shape, context.settings)
-    if reaches_files and staying:
-        shape = shape.with_files(_check_live_files(context, shape.table, change.to_version, shown.record.error))
+    @cache
+    def count_staying() -> int:
+        # It reads every live file's row.
+        return context.store.count(shown.record.id).live_data_files - len(change.removed)
+
+    shape = next_shape(shown.table, context.settings, change, count_staying=count_staying)
+    if change.metadata:
+        before = shape_of(shown.table, context.settings).table
+        if may_reach_files(before, shape.table) and count_staying():
+            shape = shape.with_files(_check_live_files(context, shape.table, change.to_version, shown.record.error))
     return shape
 
 

@@ -13,7 +13,6 @@ from pyiceberg.table import Table
 
 from daemon import tracing
 from daemon.delta.actions import AddFile
-from daemon.delta.protocol import check_protocol
 from daemon.delta.replay import TableChange
 from daemon.delta.table_state import TableState, check_unique
 from daemon.errors import SyncError
@@ -23,17 +22,10 @@ from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_records
 from daemon.sync.recovery import int64s, leave_other_table
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import (
-    Shape,
-    check_places,
-    check_references,
-    check_unchanged,
-    remembering,
-    shape_for,
-)
+from daemon.translate.definition import Shape, next_shape
+from daemon.translate.existing_table import check_places
 from daemon.translate.file_schema import FileTraits
-from daemon.translate.plan import CommitPlan, complete_plan, plan_sync
-from daemon.translate.vector_plan import complete_vectors, plan_vectors
+from daemon.translate.plan import CommitPlan, SyncPlan
 from state import DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
 
 # The operation in the summary of a snapshot that replaces the whole table.
@@ -71,14 +63,9 @@ def show_state(
     is_wanted: bool = True,
 ) -> tuple[Shown, SyncResult]:
     """Create the Iceberg table with one snapshot that shows `state`, or replace all contents of `existing`."""
-    check_protocol(state.protocol)
-    shape = shape_for(state.metadata, existing, context.settings)
-    shape = remembering(shape, existing, state.protocol, state.metadata)
-    if existing and not is_wanted:
-        check_unchanged(shape, existing, context.settings, state.version)
+    shape = next_shape(existing, context.settings, _change(state, {}), is_wanted=is_wanted)
     table = existing or context.target.stage(shape.definition)
     check_places(table.metadata.location, table.properties, context.location)
-    check_references(shape, context.settings)
     if existing is not None:
         record = leave_other_table(context, record, existing, is_wanted=is_wanted)
     elif record.metadata_location is not None:
@@ -170,19 +157,13 @@ def _write_deletions(
     found = state.read_adds(with_dv_only=True) if state.files else ()
     with_dv = {add.path: add for add in found}
     dvs = {path: add.deletion_vector for path, add in with_dv.items() if add.deletion_vector}
-    change, name = _change(state, with_dv), transaction.name_delete_file
     live = {file.path: file for file in _live_files(answers, {}) if file.path in dvs}
-    with_vectors = shape.definition.format_version > 2
-    plan = (
-        plan_vectors(change, live, shape.table, {}, name_delete_file=name)
-        if with_vectors
-        else plan_sync(change, live, shape.table, {}, granularity=shape.granularity, name_delete_file=name)
-    )
+    plan = SyncPlan(_change(state, with_dv), live, shape.table, {})
+    names = transaction.delete_file_names(shape.deletes.suffix)
+    plan = replace(plan, tasks=shape.deletes.tasks(plan.dv_changes(), names))
     transaction.announce([task.output_path for task in plan.tasks])
-    results = transaction.write_delete_files(plan.tasks)
-    if with_vectors:
-        return dvs, complete_vectors(plan, results, snapshot_id=transaction.id)
-    return dvs, complete_plan(plan, results, snapshot_id=transaction.id, serving=(), still_serving={})
+    plan = replace(plan, results=transaction.write_delete_files(plan.tasks))
+    return dvs, shape.deletes.complete(plan, snapshot_id=transaction.id)
 
 
 def _change(state: TableState, with_dv: Mapping[str, AddFile]) -> TableChange:
@@ -194,7 +175,7 @@ def _change(state: TableState, with_dv: Mapping[str, AddFile]) -> TableChange:
         added={},
         removed=frozenset(),
         dv_changed=with_dv,
-        metadata=state.metadata,
+        metadatas=(state.metadata,),
         protocol=state.protocol,
     )
 

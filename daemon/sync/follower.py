@@ -54,7 +54,8 @@ from daemon.sync.recovery import (
 )
 from daemon.sync.restore import restore_metadata
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import check_format_version, check_places, lacks_row_ids, shape_of
+from daemon.translate.definition import shape_of
+from daemon.translate.existing_table import check_format_version, check_places, lacks_row_ids
 from state import TableRecord
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

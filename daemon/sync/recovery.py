@@ -36,7 +36,7 @@ from daemon.errors import (
     Unsupported,
 )
 from daemon.iceberg.account import find_account
-from daemon.iceberg.manifests import first_row_id
+from daemon.iceberg.manifests import first_row_id, has_row_lineage
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
 from daemon.iceberg.position_deletes import count_served
 from daemon.iceberg.puffin import read_blobs
@@ -45,8 +45,9 @@ from daemon.iceberg.references import live_entries, metadata_files
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, live_file, remembered_account, shown_in, unchanged_outcome
-from daemon.translate.definition import check_shape, row_id_column
+from daemon.translate.definition import row_id_column
 from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
+from daemon.translate.existing_table import check_shape
 from state import (
     DeleteFileRecord,
     DeletionVectorDescriptor,
@@ -437,7 +438,7 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
         raise error.located(version=state.version) from error.__cause__
     # Another table may have files with the same names and sizes, so none of the old table's files is kept.
     same_table = state.metadata.id == shown.record.delta_table_id
-    if same_table and shown.table.metadata.format_version > 2 and row_id_column(state.metadata):
+    if same_table and has_row_lineage(shown.table.metadata.format_version) and row_id_column(state.metadata):
         _check_row_ids(shown.table, state)
     live = partial(context.store.read_live_files, shown.record.id)
     in_iceberg = int64s(hash((file.path, file.uri, file.size_bytes, file.dv_unique_id)) for file in live())

@@ -16,8 +16,9 @@ a snapshot with the intent's id, and records or abandons the intent.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from itertools import count
 from types import TracebackType
 from typing import Self
 from uuid import uuid4
@@ -102,11 +103,12 @@ class Transaction:
         """The properties of the Iceberg table's FileIO."""
         return self._context.target_properties(self._table)
 
-    def name_delete_file(self, number: int) -> str:
-        """Name a delete file. The path is unique and sortable, and depends only on the id and `number`."""
-        suffix = SUFFIX if self._view.format_version > 2 else ".parquet"
-        folder, name = self._context.settings.delete_files_location, f"{self.id}-{number:06d}-deletes{suffix}"
-        return f"{folder}/{name}" if folder else self._view.locations.new_data_location(name)
+    def delete_file_names(self, suffix: str) -> Iterator[str]:
+        """Yield paths for delete files. They are unique and sortable, and depend only on the id."""
+        folder = self._context.settings.delete_files_location
+        for number in count():
+            name = f"{self.id}-{number:06d}-deletes{suffix}"
+            yield f"{folder}/{name}" if folder else self._view.locations.new_data_location(name)
 
     def name_manifests(self, count: int) -> tuple[str, ...]:
         """Name `count` manifests that Spark's tasks write."""

@@ -2,65 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
 
 import msgspec
-from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.table.name_mapping import NameMapping, parse_mapping_from_json
+from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.table.refs import MAIN_BRANCH
-from pyiceberg.types import TimestamptzType
 
 from daemon.config.settings import TableSettings
 from daemon.delta.actions import Metadata, Protocol
 from daemon.delta.features import check_features, used_features
-from daemon.delta.protocol import check_metadata
+from daemon.delta.protocol import check_metadata, check_protocol
+from daemon.delta.replay import TableChange
 from daemon.delta.vacuum import retention_s
-from daemon.errors import SchemaChanged, TargetChanged, Unsupported
+from daemon.errors import ReplacementNeeded, SchemaChanged, Unsupported
+from daemon.iceberg.manifests import has_row_lineage
 from daemon.iceberg.marker import find_marker, shown_by
 from daemon.iceberg.retention import RETENTION_MS
 from daemon.iceberg.schema_changes import Layout, describe_changes
 from daemon.iceberg.tags import own_tags
 from daemon.iceberg.target import Definition, Misread
-from daemon.locations import vacuum_cleans
-from daemon.storage import check_path
+from daemon.translate.delete_planner import DeletePlanner, DeletionVectors, PositionDeletes
+from daemon.translate.existing_table import (
+    DELTA_ROW_IDS,
+    NAME_MAPPING,
+    SPEC_ID,
+    check_shape,
+    hidden_ids,
+    kept_mapping,
+    own_mapping,
+    own_schema,
+    row_id_column_of,
+    shape_properties,
+)
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.hidden_columns import with_row_ids, with_unmapped
 from daemon.translate.metrics import metrics_properties
-from daemon.translate.name_mapping import ROW_ID, Path, find_lost, only_ids
+from daemon.translate.name_mapping import find_lost
 from daemon.translate.schema import TableSchema, translate_schema
 
 # Delta PROTOCOL.md, "Row Tracking".
 ROW_TRACKING = "delta.enableRowTracking"
 ROW_ID_COLUMN = "delta.rowTracking.materializedRowIdColumnName"
-NAME_MAPPING = "schema.name-mapping.default"
-# What the last commit of dvsync left. If the table's shape differs from it, dvsync commits nothing.
-SCHEMA_ID = "dvsync.schema-id"
-SPEC_ID = "dvsync.partition-spec-id"
-NAME_MAPPING_HASH = "dvsync.name-mapping-sha256"
-# Set only if a timestamp with a zone partitions the table.
-TIME_ZONE = "dvsync.partition-time-zone"
 # A new table gets what all readers read. Somebody may set the property afterwards.
 DELETE_GRANULARITY_DEFAULT = "file"
 DELETE_GRANULARITY = "write.delete.granularity"
 # Spark's vectorized reader takes milliseconds for microseconds where the values have a dictionary (Iceberg 1.12).
 VECTORIZED_READS = "read.parquet.vectorization.enabled"
-# Properties that place files outside of the table's location.
-PLACES = ("write.data.path", "write.metadata.path")
-# Delta's protocol and features must fit together, but a commit may change only one of them: see `remembering`.
+# Delta's protocol and features must fit together, but a commit may change only one of them: see `_with_features`.
 DELTA_PROTOCOL = "dvsync.delta.protocol"
 DELTA_FEATURES = "dvsync.delta.features-used"
-# The column in which Delta's data files have row ids; empty while Delta's row ids cannot be shown.
-DELTA_ROW_IDS = "dvsync.delta.row-id-column"
 # The physical names of `TableSchema.filled`, as JSON.
 DELTA_FILLED = "dvsync.delta.filled-columns"
 # `TableSchema.collated`, as JSON.
 COLLATED_IDS = "dvsync.delta.collated-field-ids"
-# `TableSchema.hidden_ids`, as JSON. They are kept, as the columns' names in the name mapping: snapshots show the files.
-HIDDEN_IDS = "dvsync.delta.hidden-field-ids"
 # `TableSchema.needs_ids`, if it ever was true.
 NEEDS_IDS = "dvsync.delta.needs-field-ids"
 # Each version writes a metadata file. Without these properties, a million of them would pile up in a year.
@@ -72,11 +68,14 @@ METADATA_PROPERTIES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A Delta schema on the Iceberg side: `table` for translating files, `definition` for defining the table."""
+    """A Delta schema on the Iceberg side.
+
+    `table` is for translating files, `definition` for defining the table, `deletes` for planning its delete files.
+    """
 
     table: TableSchema
     definition: Definition
-    granularity: str
+    deletes: DeletePlanner
 
     def with_files(self, traits: FileTraits) -> Shape:
         """Return the shape for files that also have these traits. Without any, it does not change."""
@@ -86,40 +85,10 @@ class Shape:
         table = replace(self.table, name_mapping=mapping, hidden_ids=self.table.hidden_ids | traits.hidden_ids)
         properties = {
             **self.definition.properties,
-            **_shape_properties(table),
+            **shape_properties(table),
             **({VECTORIZED_READS: "false"} if traits.has_millis else {}),
         }
         return replace(self, table=table, definition=replace(self.definition, properties=properties))
-
-
-def check_shape(table: Table, settings: TableSettings) -> None:
-    """Raise `TargetChanged` when schema, partition spec, name mapping or time zone are not what dvsync left."""
-    properties, name = table.properties, settings.name
-    now = {
-        SCHEMA_ID: ("schema", str(table.metadata.current_schema_id)),
-        SPEC_ID: ("partition spec", str(table.metadata.default_spec_id)),
-        NAME_MAPPING_HASH: (f"property {NAME_MAPPING}", _hash(properties.get(NAME_MAPPING, ""))),
-    }
-    changed = [what for key, (what, value) in now.items() if properties.get(key) != value]
-    if changed:
-        undo = "Undo the change"
-        if now[NAME_MAPPING_HASH][0] in changed:
-            undo = f"Restore {NAME_MAPPING}, in which DROP COLUMN leaves a column's name,"
-        raise TargetChanged(
-            f"the Iceberg table {settings.target} was changed by someone else: its {' and its '.join(changed)}",
-            path=table.metadata_location,
-            hint=f"Run `dvsync resync {name}`, which rewrites the Iceberg table from Delta; with on_foreign_commit: "
-            f"overwrite, dvsync does so by itself. Or: {undo} and run `dvsync resume {name}`.",
-        )
-    zone = properties.get(TIME_ZONE)
-    if _has_zoned_partitions(table.schema(), table.spec()) and zone != settings.partition_time_zone:
-        raise TargetChanged(
-            f"partition_time_zone is {settings.partition_time_zone}, but the partition values in the Iceberg table "
-            f"{settings.target} were computed with {zone}",
-            path=table.metadata_location,
-            hint=f"Set partition_time_zone to {zone} again, or run `dvsync resync {name}`, which registers every "
-            "file again. With on_foreign_commit: overwrite, dvsync does so by itself.",
-        )
 
 
 def shape_of(table: Table, settings: TableSettings) -> Shape:
@@ -131,7 +100,7 @@ def shape_of(table: Table, settings: TableSettings) -> Shape:
         spec_id=table.metadata.default_spec_id,
         name_mapping=parse_mapping_from_json(table.properties[NAME_MAPPING]),
         filled=frozenset(msgspec.json.decode(table.properties.get(DELTA_FILLED, "[]"), type=list[str])),
-        hidden_ids=_hidden_ids(table),
+        hidden_ids=hidden_ids(table),
         needs_ids=table.properties.get(NEEDS_IDS) == "true",
         collated=frozenset(msgspec.json.decode(table.properties.get(COLLATED_IDS, "[]"), type=list[int])),
     )
@@ -157,11 +126,11 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     mapping = own_mapping(table)
     schema = translate_schema(
         metadata,
-        None if _counts_anew(metadata, table) else _own_schema(table),
-        mapping=mapping or _kept_mapping(table),
+        None if _counts_anew(metadata, table) else own_schema(table),
+        mapping=mapping or kept_mapping(table),
         schemas=table.schemas(),
         specs=table.specs(),
-        hidden_ids=_hidden_ids(table),
+        hidden_ids=hidden_ids(table),
     )
     shape = _shape(schema, settings, table.properties, retention_ms, row_ids)
     # If somebody else changed the mapping, the schemas of our snapshots show which name belonged to which id.
@@ -173,6 +142,39 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     return replace(shape, definition=replace(shape.definition, misread=misread))
 
 
+def next_shape(
+    table: Table | None,
+    settings: TableSettings,
+    change: TableChange,
+    *,
+    count_staying: Callable[[], int] | None = None,
+    is_wanted: bool = False,
+) -> Shape:
+    """Return the shape of `table`, or of a new table, after `change`.
+
+    `count_staying` counts the data files that stay, and is called only if that matters. Without it, the whole table is
+    replaced. A person has accepted other columns if it `is_wanted`.
+
+    Raises `Unsupported` if Iceberg cannot show the table, `CorruptInput` if Delta would refuse it, `SchemaChanged` if
+    a person must accept it, and `ReplacementNeeded` if files that stay have other row ids in Delta.
+    """
+    if change.protocol:
+        check_protocol(change.protocol)
+    if table and change.metadata is None:
+        shape = shape_of(table, settings)
+        return _with_features(shape, table, change) if change.protocol else shape
+    assert change.metadata, "a new table has Delta's metadata"
+    shape = _with_features(shape_for(change.metadata, table, settings), table, change)
+    if table and count_staying:
+        _check_row_ids(shape, table, change)
+    if table and not is_wanted:
+        _check_unchanged(shape, table, settings, change.to_version)
+    if table and count_staying:
+        _check_staying(shape, table, change.to_version, count_staying)
+    _check_references(shape, settings)
+    return shape
+
+
 def row_id_column(metadata: Metadata) -> str:
     """Return the column in which Delta's data files have row ids; an empty text if Iceberg cannot show them.
 
@@ -180,36 +182,6 @@ def row_id_column(metadata: Metadata) -> str:
     """
     tracks = metadata.configuration.get(ROW_TRACKING, "").lower() == "true"
     return metadata.configuration.get(ROW_ID_COLUMN, "") if tracks and metadata.column_mapping_mode == "none" else ""
-
-
-def row_id_column_of(table: Table) -> str:
-    """Return the column of Delta's row ids when dvsync last committed; an empty text if there was none."""
-    return table.properties.get(DELTA_ROW_IDS, "")
-
-
-def lacks_row_ids(table: Table, settings: TableSettings) -> bool:
-    """Return whether the table must get Delta's row ids: it did not have format version 3 at dvsync's last commit."""
-    column = row_id_column_of(table)
-    if settings.format_version < 3 or not column:
-        return False
-    mapping = parse_mapping_from_json(table.properties[NAME_MAPPING])
-    return not any(field.field_id == ROW_ID and column in field.names for field in mapping.root)
-
-
-def check_unchanged(shape: Shape, table: Table, settings: TableSettings, version: int) -> None:
-    """Raise `SchemaChanged` if a person must accept that the table gets other columns or another partitioning."""
-    if settings.on_schema_change != "park":
-        return
-    own = table.properties.get(SPEC_ID)
-    own_spec = next((spec for spec_id, spec in table.specs().items() if str(spec_id) == own), table.spec())
-    changes = describe_changes(Layout(_own_schema(table), own_spec), Layout(shape.table.schema, shape.table.spec))
-    if changes:
-        raise SchemaChanged(
-            f"the Delta table has another schema: {'; '.join(changes)}",
-            version=version,
-            hint=f"Prepare the table's readers, then accept the change with `dvsync resync {settings.name}`; or set "
-            f"on_schema_change: follow, and run `dvsync resume {settings.name}`.",
-        )
 
 
 def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
@@ -237,7 +209,70 @@ def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
     )
 
 
-def check_references(shape: Shape, settings: TableSettings) -> None:
+def _with_features(shape: Shape, table: Table | None, change: TableChange) -> Shape:
+    """Return `shape` with Delta's protocol and used features as table properties, and check that they fit together.
+
+    What `change` does not have is that of the properties. If there is no such property, as after an older dvsync, the
+    check is skipped. Raises `CorruptInput` where Delta would refuse the table.
+    """
+    properties = dict(table.properties) if table else {}
+    if change.protocol is not None:
+        properties[DELTA_PROTOCOL] = msgspec.json.encode(change.protocol).decode()
+    if change.metadata is not None:
+        properties[DELTA_FEATURES] = ",".join(sorted(used_features(change.metadata)))
+    kept = {key: properties[key] for key in (DELTA_PROTOCOL, DELTA_FEATURES) if key in properties}
+    if len(kept) == 2:
+        listing = msgspec.json.decode(kept[DELTA_PROTOCOL], type=Protocol)
+        check_features(listing, [feature for feature in kept[DELTA_FEATURES].split(",") if feature])
+    return replace(shape, definition=replace(shape.definition, properties={**shape.definition.properties, **kept}))
+
+
+def _check_unchanged(shape: Shape, table: Table, settings: TableSettings, version: int) -> None:
+    """Raise `SchemaChanged` if a person must accept that the table gets other columns or another partitioning."""
+    if settings.on_schema_change != "park":
+        return
+    own = table.properties.get(SPEC_ID)
+    own_spec = next((spec for spec_id, spec in table.specs().items() if str(spec_id) == own), table.spec())
+    changes = describe_changes(Layout(own_schema(table), own_spec), Layout(shape.table.schema, shape.table.spec))
+    if changes:
+        raise SchemaChanged(
+            f"the Delta table has another schema: {'; '.join(changes)}",
+            version=version,
+            hint=f"Prepare the table's readers, then accept the change with `dvsync resync {settings.name}`; or set "
+            f"on_schema_change: follow, and run `dvsync resume {settings.name}`.",
+        )
+
+
+def _check_row_ids(shape: Shape, table: Table, change: TableChange) -> None:
+    """Raise `ReplacementNeeded` if Delta did not track row ids in between, by the same column.
+
+    It has then given its files other row ids, although their paths are the same.
+    """
+    columns = {row_id_column(metadata) for metadata in change.metadatas}
+    if shape.table.has_row_ids and columns != {row_id_column_of(table)}:
+        raise ReplacementNeeded(
+            "Delta began to track row ids, and older data files have other row ids in Iceberg",
+            version=change.to_version,
+            hint="dvsync rewrites the Iceberg table from Delta, with Delta's row ids.",
+        )
+
+
+def _check_staying(shape: Shape, table: Table, version: int, count_staying: Callable[[], int]) -> None:
+    """Raise `Unsupported` if a column or the partitioning becomes another one, and older data files stay."""
+    what = f"column {', '.join(shape.table.replaced)}" if shape.table.replaced else ""
+    if shape.table.spec_id != table.metadata.default_spec_id:
+        what = what or "the partitioning"
+    staying = count_staying() if what else 0
+    if staying:
+        raise Unsupported(
+            f"{what} changed while {staying} older data files stay",
+            version=version,
+            hint="`dvsync resync` makes it a new column in Iceberg, or a new partitioning; older snapshots that would "
+            "show it wrongly expire. If a file does not fit the new column, overwrite it in Delta first.",
+        )
+
+
+def _check_references(shape: Shape, settings: TableSettings) -> None:
     """Raise `Unsupported` when a tag or a branch holds a snapshot that readers would misread after the next commit.
 
     The snapshot must not stay, because it would show wrong nulls. The tag or branch must not be dropped by dvsync,
@@ -254,72 +289,6 @@ def check_references(shape: Shape, settings: TableSettings) -> None:
         )
 
 
-def remembering(shape: Shape, table: Table | None, protocol: Protocol | None, metadata: Metadata | None) -> Shape:
-    """Return `shape` with Delta's protocol and used features as table properties, and check that they fit together.
-
-    `protocol` or `metadata` is None if it did not change; the property of `table` is then used. If there is no such
-    property, as after an older dvsync, the check is skipped. Raises `CorruptInput` where Delta would refuse the table.
-    """
-    properties = dict(table.properties) if table else {}
-    if protocol is not None:
-        properties[DELTA_PROTOCOL] = msgspec.json.encode(protocol).decode()
-    if metadata is not None:
-        properties[DELTA_FEATURES] = ",".join(sorted(used_features(metadata)))
-    kept = {key: properties[key] for key in (DELTA_PROTOCOL, DELTA_FEATURES) if key in properties}
-    if len(kept) == 2:
-        listing = msgspec.json.decode(kept[DELTA_PROTOCOL], type=Protocol)
-        check_features(listing, [feature for feature in kept[DELTA_FEATURES].split(",") if feature])
-    return replace(shape, definition=replace(shape.definition, properties={**shape.definition.properties, **kept}))
-
-
-def _own_schema(table: Table) -> Schema:
-    """Return the schema that dvsync left, even if another is current now; the current one if none is recorded."""
-    own = table.properties.get(SCHEMA_ID)
-    return next((schema for schema_id, schema in table.schemas().items() if str(schema_id) == own), table.schema())
-
-
-def own_mapping(table: Table) -> NameMapping | None:
-    """Return the name mapping that dvsync left; None if somebody else changed it."""
-    mapping = table.properties.get(NAME_MAPPING, "")
-    return parse_mapping_from_json(mapping) if table.properties.get(NAME_MAPPING_HASH) == _hash(mapping) else None
-
-
-def _kept_mapping(table: Table) -> NameMapping | None:
-    """Return the part of a name mapping of somebody else that has names of files which only older snapshots show.
-
-    These are other spellings of our columns, and hidden names. None if there is no mapping that can be read.
-    """
-    try:
-        mapping = parse_mapping_from_json(table.properties.get(NAME_MAPPING, ""))
-    except ValueError:
-        return None
-    return NameMapping(only_ids(mapping, _own_schema(table).field_ids))
-
-
-def _hidden_ids(table: Table) -> frozenset[tuple[int, Path]]:
-    return frozenset(msgspec.json.decode(table.properties.get(HIDDEN_IDS, "[]"), type=list[tuple[int, Path]]))
-
-
-def _hash(text: str) -> str:
-    return sha256(text.encode()).hexdigest()
-
-
-def _has_zoned_partitions(schema: Schema, spec: PartitionSpec) -> bool:
-    return any(isinstance(schema.find_type(field.source_id), TimestamptzType) for field in spec.fields)
-
-
-def _shape_properties(table: TableSchema) -> dict[str, str]:
-    mapping = table.name_mapping.model_dump_json()
-    return {
-        NAME_MAPPING: mapping,
-        NAME_MAPPING_HASH: _hash(mapping),
-        SCHEMA_ID: str(table.schema.schema_id),
-        SPEC_ID: str(table.spec_id),
-        **({HIDDEN_IDS: msgspec.json.encode(sorted(table.hidden_ids)).decode()} if table.hidden_ids else {}),
-        **({TIME_ZONE: table.time_zone} if _has_zoned_partitions(table.schema, table.spec) else {}),
-    }
-
-
 def _counts_anew(metadata: Metadata, table: Table) -> bool:
     """Return whether the Delta table was recreated, so that its column ids began at 1 again, for other columns."""
     marker = shown_by(table)
@@ -334,7 +303,7 @@ def _shape(
     retention_ms: str | None,
     row_ids: str,
 ) -> Shape:
-    has_row_ids = bool(row_ids) and settings.format_version > 2
+    has_row_ids = bool(row_ids) and has_row_lineage(settings.format_version)
     schema = replace(
         schema,
         name_mapping=with_row_ids(schema.name_mapping, row_ids) if has_row_ids else schema.name_mapping,
@@ -356,7 +325,7 @@ def _shape(
             # The data files belong to Delta: no Iceberg maintenance may remove them.
             "gc.enabled": "false",
             DELETE_GRANULARITY: granularity,
-            **_shape_properties(schema),
+            **shape_properties(schema),
             **metrics_properties(schema),
             **({RETENTION_MS: retention_ms} if retention_ms else {}),
             **({DELTA_ROW_IDS: row_ids} if row_ids or DELTA_ROW_IDS in properties else {}),
@@ -365,34 +334,4 @@ def _shape(
             **({NEEDS_IDS: str(schema.needs_ids).lower()} if schema.needs_ids or NEEDS_IDS in properties else {}),
         },
     )
-    return Shape(schema, definition, granularity)
-
-
-def check_format_version(settings: TableSettings, table: Table) -> None:
-    """Raise `Unsupported` if the table has a higher format version than the settings ask for."""
-    found = table.metadata.format_version
-    if found > settings.format_version:
-        raise Unsupported(
-            f"the Iceberg table has format version {found}, and cannot go back to {settings.format_version}",
-            path=table.metadata_location,
-            hint=f"Set format_version: {found}. Or drop {settings.target} from the catalog, then `dvsync resync "
-            f"{settings.name}`, which makes a new table of version {settings.format_version}.",
-        )
-
-
-def check_places(location: str, properties: Mapping[str, str], source: str) -> None:
-    """Raise `Unsupported` when PyIceberg would cut a path, or Delta's VACUUM would remove the Iceberg table's files.
-
-    Checks the table's location and the properties that place files elsewhere.
-    """
-    check_path(source)
-    for name, place in {"location": location, **{name: properties.get(name) for name in PLACES}}.items():
-        if not place:
-            continue
-        check_path(place)
-        if vacuum_cleans(place, source):
-            raise Unsupported(
-                f"the Iceberg table's {name}, {place}, lies inside the Delta table, where VACUUM removes every file "
-                "that is not in Delta's log",
-                hint=f"Choose a {name} outside of the Delta table, or one whose folder begins with '_' or '.'.",
-            )
+    return Shape(schema, definition, DeletionVectors() if settings.format_version > 2 else PositionDeletes(granularity))

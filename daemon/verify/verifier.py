@@ -21,7 +21,8 @@ from daemon.spark.bitmaps import aggregate_positions
 from daemon.spark.row_hashes import FILE, POSITION, read_delta, read_iceberg
 from daemon.storage import FileIOStorage
 from daemon.sync.context import TableContext
-from daemon.translate.definition import NAME_MAPPING, own_mapping, shape_for
+from daemon.translate.definition import shape_for
+from daemon.translate.existing_table import NAME_MAPPING, own_mapping
 from daemon.verify.bitmaps import BitmapCheck
 from daemon.verify.findings import Fault, Findings, Level, Proof, Sample, Scope
 from daemon.verify.metadata import MetadataCheck

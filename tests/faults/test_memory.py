@@ -45,7 +45,8 @@ from daemon.maintenance.compaction import Compactor
 from daemon.maintenance.expiry import Expirer
 from daemon.sync import advance, first_sync, recovery
 from daemon.sync.outcomes import unchanged_outcome
-from daemon.translate.definition import NAME_MAPPING, SCHEMA_ID, shape_of
+from daemon.translate.definition import shape_of
+from daemon.translate.existing_table import NAME_MAPPING, SCHEMA_ID
 from daemon.translate.plan import by_manifest
 from tests.kit.checks import check, check_memory, duckdb_rows, read_entries, rows_of, table_id
 from tests.kit.handmade import FEATURES, Bench, HandmadeTable, in_step

@@ -31,7 +31,7 @@ from daemon.errors import CorruptInput, TargetChanged, Unsupported
 from daemon.iceberg.catalogs import Catalogs
 from daemon.pipeline import inspection
 from daemon.translate import calendar, file_schema
-from daemon.translate.definition import NAME_MAPPING, NAME_MAPPING_HASH
+from daemon.translate.existing_table import NAME_MAPPING, NAME_MAPPING_HASH
 from daemon.verify.findings import Fault, Level, Scope
 from daemon.verify.verifier import Verifier
 from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable, sql_catalog

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from daemon.errors import Unsupported
-from daemon.translate.definition import NAME_MAPPING
+from daemon.translate.existing_table import NAME_MAPPING
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable, in_step
 from tests.kit.readers import duckdb_connection
 

@@ -19,7 +19,8 @@ from daemon.errors import TargetChanged
 from daemon.maintenance.expiry import Expiry
 from daemon.maintenance.maintainer import Maintainer
 from daemon.status.snapshots import choose_by_time, choose_by_version
-from daemon.sync import deletions, transaction
+from daemon.sync import transaction
+from daemon.translate.delete_planner import PositionDeletes
 from daemon.translate.plan import CommitPlan
 from tests.kit.follow import Followed, check_change
 from tests.kit.handmade import HandmadeTable
@@ -224,7 +225,7 @@ def test_compaction_after_a_restore(writer: Writer, tmp_path: Path, monkeypatch:
 
 def test_a_delete_file_that_dangles_is_noticed(writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check behind each step names a delete file that outlives its data files."""
-    complete = deletions.complete_plan
+    complete = PositionDeletes.complete
 
     def complete_badly(*args: Any, **options: Any) -> CommitPlan:
         completed = complete(*args, **options)
@@ -234,7 +235,7 @@ def test_a_delete_file_that_dangles_is_noticed(writer: Writer, tmp_path: Path, m
     table.step(create(), operation="append")
     table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="delete")
     served = {entry.referenced: path for path, entry in table.image.delete_files.items()}
-    monkeypatch.setattr(deletions, "complete_plan", complete_badly)
+    monkeypatch.setattr(PositionDeletes, "complete", complete_badly)
     monkeypatch.setattr(transaction, "check_account", lambda *_: None)  # which would refuse it before
     table.sql("OPTIMIZE {t}")
     table.bench.sync()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +19,7 @@ from daemon.delta.replay import TableChange
 from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import referenced_data_file
 from daemon.iceberg.position_deletes import PositionDeleteFile
-from daemon.translate import plan as plan_module
+from daemon.translate import delete_planner
 from daemon.translate.data_files import metrics_of
 from daemon.translate.delete_files import (
     FILE_PATH_ID,
@@ -25,7 +27,8 @@ from daemon.translate.delete_files import (
     UNKNOWN_DV,
     DeleteFileResult,
 )
-from daemon.translate.plan import CommitPlan, SyncPlan, complete_plan, files_to_leave, plan_rewrites, plan_sync
+from daemon.translate.delete_planner import PositionDeletes
+from daemon.translate.plan import CommitPlan, SyncPlan
 from daemon.translate.schema import TableSchema, translate_schema
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason
 
@@ -88,14 +91,12 @@ def planned(
 ) -> SyncPlan:
     """`rows` are those of footers which say otherwise than ROWS."""
     table = table or table_schema()
-    return plan_sync(
-        what,
-        {file.path: file for file in live},
-        table,
-        {path: metrics_of(add, table, rows.get(path, ROWS)) for path, add in {**what.dv_changed, **what.added}.items()},
-        granularity=granularity,
-        name_delete_file=lambda number: f"d{number}",
-    )
+    metrics = {
+        path: metrics_of(add, table, rows.get(path, ROWS)) for path, add in {**what.dv_changed, **what.added}.items()
+    }
+    plan = SyncPlan(what, {file.path: file for file in live}, table, metrics)
+    names = (f"d{number}" for number in count())
+    return dataclasses.replace(plan, tasks=PositionDeletes(granularity).tasks(plan.dv_changes(), names))
 
 
 def written(path: str, *data_files: tuple[str, int]) -> PositionDeleteFile:
@@ -113,17 +114,15 @@ def result(path: str, *rows: tuple[str, int] | tuple[str, int, bool]) -> DeleteF
 def completed(
     plan: SyncPlan, results: Sequence[DeleteFileResult] = (), serving: Sequence[DeleteFileRecord] = ()
 ) -> CommitPlan:
-    still = {file.path: {mapping.data_file for mapping in file.mappings} for file in serving}
-    rewrites = plan_rewrites(serving, still, files_to_leave(plan, results), lambda number: f"r{number}")
-    return complete_plan(
+    deletes = PositionDeletes("file")
+    plan = dataclasses.replace(plan, results=results, older=serving)
+    repair = deletes.repair(plan, {}, (f"r{number}" for number in count()))
+    return deletes.complete(
         plan,
-        results,
         snapshot_id=SNAPSHOT,
-        serving=serving,
-        still_serving=still,
         rewritten=[
             (rewrite, written(rewrite.output_path, *((path, 2) for path in sorted(rewrite.kept))))
-            for rewrite in rewrites
+            for rewrite in repair.rewrites
         ],
     )
 
@@ -163,7 +162,7 @@ def test_partition_granularity_is_a_delete_file_for_each_partition() -> None:
 
 def test_an_unpartitioned_table_is_one_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without partition columns all files share a delete file, up to a bound."""
-    monkeypatch.setattr(plan_module, "DATA_FILES_PER_DELETE_FILE_MAX", 2)
+    monkeypatch.setattr(delete_planner, "DATA_FILES_PER_DELETE_FILE_MAX", 2)
     plan = planned(change([add(path, dv(path)) for path in "edcba"]), granularity="partition")
     assert works(plan) == [("d0", (), ["a", "b"]), ("d1", (), ["c", "d"]), ("d2", (), ["e"])]
 
@@ -314,7 +313,7 @@ def test_a_shrunk_deletion_vector_registers_the_file_anew() -> None:
     """Rows came back: the entry leaves and joins again with all of the new positions, the older delete file goes."""
     plan = planned(change(dv_changed=[add("a", dv("2"))]), [live_file("a", dv("1"), manifest="m5")])
     results = [result("d0", ("a", 2, True))]
-    assert files_to_leave(plan, results) == {"a"}
+    assert dataclasses.replace(plan, results=results).restored == {"a"}
     done = completed(plan, results, [delete_file("old", "a")])
     assert summary(done) == {
         "operation": Operation.OVERWRITE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -18,18 +18,10 @@ from daemon.delta.replay import TableChange
 from daemon.errors import ReplacementNeeded
 from daemon.iceberg.manifests import content_span, entry_key, referenced_data_file
 from daemon.iceberg.puffin import Blob, PuffinFile
-from daemon.translate import vector_plan
+from daemon.translate import delete_planner
 from daemon.translate.delete_files import UNKNOWN_DV, DeleteFileResult, DeleteFileTask, delete_file_record
-from daemon.translate.plan import CommitPlan
-from daemon.translate.vector_plan import (
-    Holders,
-    complete_vectors,
-    copies,
-    files_to_replace,
-    leaving,
-    plan_vectors,
-    puffin_tasks,
-)
+from daemon.translate.delete_planner import DeletionVectors, copies
+from daemon.translate.plan import CommitPlan, SyncPlan
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason
 from tests.kit.examples import examples
 from tests.unit.translate.test_plan import ROWS, add, change, dv, live_file, metrics_of, table_schema
@@ -53,38 +45,37 @@ def kernel(tasks: Iterable[DeleteFileTask], restored: Iterable[str] = ()) -> lis
     return results
 
 
+def new_names() -> Iterator[str]:
+    return (f"new{number}.puffin" for number in count())
+
+
 @dataclass
 class Plan:
     """A whole plan: `live` are the live files, `files` the live delete files."""
 
     live: Iterable[LiveFile] = ()
     files: Sequence[DeleteFileRecord] = ()
-    numbers: count = field(default_factory=count)
-
-    def name(self, number: int) -> str:
-        return f"new{next(self.numbers)}.puffin"
+    names: Iterator[str] = field(default_factory=new_names)
 
     def complete(self, what: TableChange, restored: Iterable[str] = ()) -> CommitPlan:
         live = {file.path: file for file in self.live}
-        gone, returning = leaving(what), {*what.added, *what.dv_changed}
-        holders = Holders(
-            [file for file in self.files if any(each.data_file in gone for each in file.mappings)],
-            [file for file in self.files if not returning.isdisjoint(file.dead)],
-        )
         metrics = {path: metrics_of(each, TABLE, ROWS) for path, each in {**what.dv_changed, **what.added}.items()}
-        touched = {path: file for path, file in live.items() if path in gone}
-        plan = plan_vectors(what, touched, TABLE, metrics, name_delete_file=self.name)
-        results = kernel(plan.tasks, restored)
-        replaced, others = files_to_replace(plan, results, holders)
-        tasks = list(puffin_tasks(copies({path: live[path] for path in others}, TABLE), self.name))
-        return complete_vectors(
+        touched = {path: file for path, file in live.items() if path in {*what.removed, *what.dv_changed}}
+        plan, deletes = SyncPlan(what, touched, TABLE, metrics), DeletionVectors()
+        tasks = deletes.tasks(plan.dv_changes(), self.names)
+        plan = dataclasses.replace(plan, tasks=tasks, results=kernel(tasks, restored))
+        leaving, returning = deletes.leaving(plan), deletes.returning(what)
+        plan = dataclasses.replace(
             plan,
-            results,
-            snapshot_id=1,
-            holders=holders,
-            replaced=replaced,
-            copied=list(zip(tasks, kernel(tasks), strict=True)),
+            older=[
+                file
+                for file in self.files
+                if not (file.served.isdisjoint(leaving) and set(file.dead).isdisjoint(returning))
+            ],
         )
+        repair = deletes.repair(plan, {path: live[path] for path in deletes.others(plan)}, self.names)
+        copied = list(zip(repair.copies, kernel(repair.copies), strict=True))
+        return deletes.complete(plan, snapshot_id=1, copied=copied)
 
 
 def entries(done: CommitPlan) -> dict[str, str]:
@@ -179,15 +170,15 @@ def test_a_vector_that_nobody_knows_cannot_be_copied() -> None:
 
 
 def test_puffin_files_are_bounded_and_of_one_spec(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_plan, "VECTORS_MAX", 2)
-    monkeypatch.setattr(vector_plan, "VECTOR_BYTES_MAX", 100)
+    monkeypatch.setattr(delete_planner, "VECTORS_MAX", 2)
+    monkeypatch.setattr(delete_planner, "VECTOR_BYTES_MAX", 100)
     sizes = {"a": 10, "b": 10, "c": 10, "d": 95, "e": 10, "f": 500, "g": 1}
     live = {
         path: LiveFile(path, ROWS, 100, int(path == "g"), "m", DeletionVectorDescriptor("u", path, size, 2, 1))
         for path, size in sizes.items()
     }
     table = dataclasses.replace(TABLE, specs={0: TABLE.spec, 1: TABLE.spec})
-    tasks = list(puffin_tasks(copies(live, table), lambda number: f"{number}.puffin"))
+    tasks = DeletionVectors().tasks(copies(live, table), (f"{number}.puffin" for number in count()))
     found = [(task.output_path, task.spec_id, "".join(each.data_file for each in task.changes)) for task in tasks]
     assert found == [
         ("0.puffin", 0, "ab"), ("1.puffin", 0, "c"), ("2.puffin", 0, "d"), ("3.puffin", 0, "e"), ("4.puffin", 0, "f"),
@@ -212,7 +203,7 @@ def test_no_reader_deletes_too_much_or_too_little(steps: list[dict[str, set[int]
     live: dict[str, set[int]] = {}
     files: dict[str, DeleteFileRecord] = {}
     blobs: dict[str, dict[str, set[int]]] = {}  # of each Puffin file, dead ones too
-    numbers = count()
+    names = new_names()
     for wanted in steps:
         after = {path: set(rows) for path, rows in live.items()}
         for path, rows in wanted.items():
@@ -233,7 +224,7 @@ def test_no_reader_deletes_too_much_or_too_little(steps: list[dict[str, set[int]
             live_file(path, dv("".join(map(str, sorted(rows))), len(rows)) if rows else None)
             for path, rows in live.items()
         ]
-        plan = Plan(known, list(files.values()), numbers)
+        plan = Plan(known, list(files.values()), names)
         done = plan.complete(what, restored=[path for path in live if path in after and live[path] - after[path]])
         for path, data_file in done.dead_vectors:
             mappings = tuple(each for each in files[path].mappings if each.data_file != data_file)
