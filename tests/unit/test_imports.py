@@ -48,7 +48,6 @@ EXCLUSIVE = {
     "uvicorn": ("daemon/web/",),
     "jinja2": ("daemon/web/",),
     "obstore": ("daemon/object_store.py",),
-    "matplotlib": ("daemon/cli/pictures.py",),
     "typer": ("daemon/cli/",),
 }
 PYICEBERG_PRIVATE = "daemon/iceberg/pyiceberg_ext/"
