@@ -356,30 +356,6 @@ def demo(
     raise typer.Exit(code)
 
 
-@app.command("version")
-def print_version() -> None:
-    """Print the version."""
-    _print_version(True)
-
-
-@app.command("help")
-def print_help(
-    context: typer.Context,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="A command; all of them when left out.")
-    ] = None,
-) -> None:
-    """Explain the commands, or one of them."""
-    outer = context.find_root()
-    for word in command or ():
-        group = outer.command
-        found = group.get_command(outer, word) if isinstance(group, typer.core.TyperGroup) else None
-        if found is None:
-            raise typer.BadParameter(f"there is no command {' '.join(command or ())!r}", param_hint="COMMAND")
-        outer = typer.Context(found, parent=outer, info_name=word)
-    typer.echo(outer.get_help())
-
-
 @config_app.command()
 def keys() -> None:
     """Explain every key of the configuration. Gives its values and its default."""
