@@ -23,7 +23,6 @@ from daemon.cli.invocation import (
     TableName,
     TableNames,
     config_path,
-    exit_with,
     hide_environment,
     load,
     load_both,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from daemon.config.settings import HealthSettings
     from daemon.status.table_status import TableStatus
 
-PROBE = "healthcheck"
 WATCH_INTERVAL_S = 2.0
 
 app = typer.Typer(
@@ -81,15 +79,6 @@ def dvsync(
     ] = False,
 ) -> None:
     context.obj = config
-    if context.invoked_subcommand == PROBE:
-        # Containers run it every few seconds, and the daemon that answers has made the same check.
-        return
-    from daemon.spark.installed import check_packages  # noqa: PLC0415
-
-    try:
-        check_packages()
-    except ConfigInvalid as error:
-        raise exit_with(error) from None
 
 
 @app.command()
@@ -307,7 +296,7 @@ for command in (doctor, verify, show, snapshots, inspect, resume, pause, resync,
     app.command()(command)
 
 
-@app.command(PROBE)
+@app.command()
 def healthcheck(
     context: typer.Context,
     ready: Annotated[bool, typer.Option("--ready", help="Ask /readyz instead of /livez.")] = False,
