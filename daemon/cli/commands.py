@@ -53,7 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-config_app = typer.Typer(help="Explain and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
 
 
@@ -343,14 +343,6 @@ def demo(
         log_to_stderr()
         code = run_demo(folder)
     raise typer.Exit(code)
-
-
-@config_app.command()
-def keys() -> None:
-    """Explain every key of the configuration. Gives its values and its default."""
-    from daemon.config.keys import render_keys  # noqa: PLC0415
-
-    typer.echo(render_keys(), nl=False)
 
 
 @config_app.command()
