@@ -144,10 +144,6 @@ class TableStore(Protocol):
 
     def count(self, table_id: int) -> TableCounts: ...
 
-    def find_worst_files(self, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
-        """Find the live files with the largest share of deleted rows, as the `files` of `find_deletions`."""
-        ...
-
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
         """Sum up what is deleted, with at most `rows_max` files, partitions and delete files: the worst ones."""
         ...

@@ -1,4 +1,4 @@
-"""A table's last syncs, last day and worst files, in memory: what the status page and `/api/tables/{name}` show.
+"""A table's last syncs and last day, in memory: what the status page and `/api/tables/{name}` show.
 
 Of the day, the state store keeps a coarser one for the next process.
 """
@@ -6,10 +6,9 @@ Of the day, the state store keeps a coarser one for the next process.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from threading import Lock
 
-import msgspec
 from msgspec.structs import replace
 
 from state import Sample, SyncRun
@@ -25,21 +24,8 @@ OUTLINE_INTERVAL_MS = 1_800_000
 OUTLINE_MAX = DAY_MS // OUTLINE_INTERVAL_MS + 1
 
 
-class FileDeletions(msgspec.Struct, frozen=True):
-    """A data file's physical rows, and how many of them are deleted.
-
-    `strip` is the share of deleted rows, 0 to 1, in each of some equal parts of the file, in the order of rows. It is
-    empty if the deletion vector is not known until the next comparison of states.
-    """
-
-    path: str
-    rows: int
-    deleted: int
-    strip: tuple[float, ...]
-
-
 class Timeline:
-    """One table's timeline: a day of samples, RUNS_MAX runs, the worst files now. Safe to use from any thread."""
+    """One table's timeline: a day of samples and RUNS_MAX runs. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -47,7 +33,6 @@ class Timeline:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self._outline: deque[Sample] = deque(maxlen=OUTLINE_MAX)
         self._unrecorded: Sample | None = None
-        self._worst_files: Sequence[FileDeletions] = ()
 
     def add_runs(self, runs: Iterable[SyncRun]) -> None:
         """The oldest first."""
@@ -96,16 +81,6 @@ class Timeline:
         """The day in one sample for each half hour, the oldest first: its last sample, with its longest lag."""
         with self._lock:
             return list(self._outline)
-
-    def show_worst_files(self, files: Sequence[FileDeletions]) -> None:
-        """Show these in the place of earlier ones."""
-        with self._lock:
-            self._worst_files = files
-
-    def worst_files(self) -> Sequence[FileDeletions]:
-        """The data files with the largest share of deleted rows; empty before the first round of maintenance."""
-        with self._lock:
-            return self._worst_files
 
     def samples(self) -> list[Sample]:
         """The oldest first."""

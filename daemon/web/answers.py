@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from daemon.status.board import Unready
 from daemon.status.table_status import RunStatus, TableStatus
-from daemon.status.timeline import FileDeletions
 from daemon.sync.verbs import Verb
 
 
@@ -52,7 +49,7 @@ class DayPoint(msgspec.Struct, frozen=True):
 
 
 class TableDetail(msgspec.Struct, frozen=True):
-    """One table with its last syncs, the newest first, its last day, the oldest first, and its worst files now.
+    """One table with its last syncs, the newest first, and its last day, the oldest first.
 
     `read` has a line for each reader that reads the Iceberg table, as `dvsync show`; it is empty before the first sync.
     """
@@ -61,7 +58,6 @@ class TableDetail(msgspec.Struct, frozen=True):
     read: dict[str, str]
     runs: list[RunStatus]
     day: list[DayPoint]
-    worst_files: Sequence[FileDeletions]
 
 
 class PauseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

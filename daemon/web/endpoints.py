@@ -129,7 +129,7 @@ class Api:
             return _problem(404, _why_missing(board, name))
         timeline = board.timeline(name)
         runs = [run_status(run) for run in timeline.runs()]
-        detail = TableDetail(status, board.read_lines(name), runs, _points(timeline.samples()), timeline.worst_files())
+        detail = TableDetail(status, board.read_lines(name), runs, _points(timeline.samples()))
         return _json(detail, ok=True)
 
     async def _verb(self, request: Request, wanted: Verb) -> Response:

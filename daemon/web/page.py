@@ -162,7 +162,7 @@ def render_table(
     daemon: DaemonInfo,
     now_ms: int,
 ) -> str:
-    """One table: the lines to `read` it, charts of its day, its worst data files, its last syncs, and its files."""
+    """One table: the lines to `read` it, charts of its day, its last syncs, and its files."""
     day = timeline.samples()
     charts = {
         "Behind": _chart(day, _lag, _span),
@@ -175,7 +175,6 @@ def render_table(
         status=status,
         runs=[run_status(run) for run in timeline.runs()],
         charts=charts,
-        worst_files=timeline.worst_files(),
         read=read,
         error_max=None,
         **_frame(query, daemon, now_ms),

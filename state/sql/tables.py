@@ -9,7 +9,6 @@ from sqlalchemy import bindparam, delete, func, insert, select
 
 from state.records import (
     Deletions,
-    LiveFile,
     Pause,
     ProofRecord,
     Sample,
@@ -21,7 +20,7 @@ from state.records import (
 )
 from state.sql import files as sql_files
 from state.sql.models import DATA_FILES, SAMPLES, SYNC_RUNS, TABLES
-from state.sql.reads import read_deletions, read_worst_files
+from state.sql.reads import read_deletions
 from state.sql.rows import TABLE_RECORDS, Transactions, change_table, load_table, table_record, write_table
 
 _TABLE_BY_NAME = TABLE_RECORDS.where(TABLES.c.name == bindparam("name"))
@@ -118,10 +117,6 @@ class SqlTableStore(Transactions):
                 live_bytes=int(size_bytes or 0),
                 written=sql_files.count_written(connection, table_id),
             )
-
-    def find_worst_files(self, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
-        with self._read(table_id) as connection:
-            return read_worst_files(connection, table_id, files_max=files_max)
 
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
         with self._read(table_id) as connection:

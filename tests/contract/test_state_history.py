@@ -745,7 +745,6 @@ def test_find_deletions(store: StateStore, table_id: int) -> None:
         ServingFile("d1", 900, 2, 7, 1),
         ServingFile("d3", 900, 2, 7, 1),
     )
-    assert store.find_worst_files(table_id, files_max=2) == found.files[:2]
     cut = store.find_deletions(table_id, rows_max=1)
     assert cut == replace(
         found, files=found.files[:1], partitions=found.partitions[:1], delete_files=found.delete_files[:1]

@@ -532,11 +532,6 @@ class MemoryStateStore:
                 written=table.count_written(),
             )
 
-    def find_worst_files(self, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
-        with self._lock:
-            deleted = [file for file in self._tables[table_id].data_files.values() if _deleted(file)]
-        return tuple(sorted(deleted, key=lambda file: (-_deleted(file) / file.record_count, file.path))[:files_max])
-
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
         with self._lock:
             table = self._tables[table_id]
@@ -556,6 +551,10 @@ class MemoryStateStore:
                 for file in table.written.values()
                 if file.status is FileStatus.ORPHANED
             )
+            deleted = sorted(
+                filter(_deleted, table.data_files.values()),
+                key=lambda file: (-_deleted(file) / file.record_count, file.path),
+            )
             since_ms = {path: file.since_ms for (is_delete, path), file in table.written.items() if is_delete}
             serving = [
                 ServingFile(each.path, each.size_bytes, each.positions, since_ms[each.path], len(each.mappings))
@@ -566,7 +565,7 @@ class MemoryStateStore:
                 VectorCount(kind, len(each), sum(dv.size_in_bytes for dv in each), sum(dv.cardinality for dv in each))
                 for kind, each in sorted(vectors.items())
             ),
-            files=self.find_worst_files(table_id, files_max=rows_max),
+            files=tuple(deleted[:rows_max]),
             partitions=tuple(sorted(counted, key=_worst_partition_first)[:rows_max]),
             delete_files=tuple(sorted(serving, key=lambda each: (-each.positions, each.path))[:rows_max]),
             orphaned=tuple(OrphanedHour(*each) for each in sorted(hours.items())[-ORPHANED_HOURS_MAX:]),

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from daemon.config.settings import TableSettings
 from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
-from daemon.status.timeline import FileDeletions
 from state import FileKind, FileStatus, Pause, Sample, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 from tests.kit.boards import board_of
 
@@ -162,17 +161,6 @@ def _live_a_day(board: Board, number: int, name: str, version: int, age_s: int) 
         lag = max(busy + (minute * 37 % 11) / 4, age_s - 60.0 * to_end)
         deleted = 200_000 + 520 * minute - 310_000 * (minute // 480)
         timeline.add_sample(Sample(NOW_MS - to_end * 60_000, lag, deleted, minute % 300 // 5, minute % 90))
-    timeline.show_worst_files(
-        [
-            FileDeletions(
-                f"s3://lake/{name.replace('.', '/')}/part-0000{file}-6a1f0c9e-c000.snappy.parquet",
-                2_000_000,
-                700_000 - 140_000 * file,
-                tuple(max(0.0, sin((part + 20 * file) / 9)) ** 2 for part in range(72)),
-            )
-            for file in range(5)
-        ]
-    )
     timeline.add_runs(
         SyncRun(
             number,

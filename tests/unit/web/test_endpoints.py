@@ -24,7 +24,6 @@ from daemon.config.share import Share
 from daemon.errors import ConfigInvalid
 from daemon.status.board import Topic, Unready
 from daemon.status.table_status import AccountCounts, Observation
-from daemon.status.timeline import FileDeletions
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, Api
 from daemon.web.guard import guard
@@ -340,22 +339,6 @@ def test_one_table_has_its_last_syncs_and_its_day(server):
     ]
     assert body["read"]["DuckDB"] == "SELECT * FROM iceberg_scan('file:///wh/m.json')"
     assert server.ask("/api/tables/nobody") == (404, {"error": "no such table"})
-
-
-def test_the_page_draws_the_worst_files(server):
-    """A strip for each, with a mark at the place of each part that has deletions, and none without a known vector."""
-    server.board.show("orders", IN_STEP)
-    assert "no maintenance round has checked yet" in page_of(server, "/tables/orders")[1]
-    files = [FileDeletions("s3://b/<a>.parquet", 1_000, 30, (0.0, 0.5, 0.0, 1.0)), FileDeletions("c", 9, 1, ())]
-    server.board.timeline("orders").show_worst_files(files)
-    text = page_of(server, "/tables/orders")[1]
-    assert "s3://b/&lt;a&gt;.parquet" in text and "30 of 1,000 rows deleted" in text
-    strips = re.findall(r'<svg class="strip" viewBox="0 0 (\d+) 1"', text)
-    assert strips == ["4"]
-    assert re.findall(r'<rect x="(\d)" width="1" height="1" opacity="([\d.]+)"', text) == [("1", "0.60"), ("3", "1.00")]
-    assert [file["path"] for file in server.ask("/api/tables/orders")[1]["worst_files"]] == ["s3://b/<a>.parquet", "c"]
-    for title in ("Behind", "Deleted rows", "Delete files", "Orphans that wait for cleanup"):
-        assert f"<b>{title}</b>" in text
 
 
 def test_the_page_tells_state_error_and_hint(server):
