@@ -21,7 +21,6 @@ from state.records import (
     Outcome,
     Pause,
     ProofRecord,
-    Sample,
     SyncRun,
     TableCounts,
     TableError,
@@ -128,18 +127,6 @@ class TableStore(Protocol):
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         """List the newest runs, the newest first."""
-        ...
-
-    def record_samples(self, samples: Mapping[int, Sample], *, before_ms: int) -> None:
-        """Store a sample for each table, by id; a table that is not known is passed over.
-
-        Samples of any table from before `before_ms` are forgotten, and those that are not older than the new ones: they
-        are from a clock that was ahead.
-        """
-        ...
-
-    def list_samples(self, table_id: int, *, after_ms: int) -> list[Sample]:
-        """List the samples after `after_ms`, the oldest first."""
         ...
 
     def count(self, table_id: int) -> TableCounts: ...

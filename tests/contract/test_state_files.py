@@ -171,7 +171,6 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.list_for_cleanup(UNKNOWN, due_ms=1, now_ms=2),
     lambda store: store.find_crowded(UNKNOWN, delete_files_max=1, deleted_share=0.5),
     lambda store: store.list_runs(UNKNOWN, runs_max=1),
-    lambda store: store.list_samples(UNKNOWN, after_ms=1),
 ]
 
 

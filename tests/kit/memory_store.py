@@ -31,7 +31,6 @@ from state.records import (
     PartitionCount,
     Pause,
     ProofRecord,
-    Sample,
     ServingFile,
     SyncRun,
     TableCounts,
@@ -60,7 +59,6 @@ class _Table:
     written: dict[tuple[bool, str], WrittenFile] = field(default_factory=dict)
     intents: dict[tuple[bool, str], int] = field(default_factory=dict)
     runs: list[SyncRun] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
     recent_commits: tuple[CommitIdentity, ...] = ()
 
     def find_written(self, kind: FileKind, path: str) -> WrittenFile | None:
@@ -618,20 +616,6 @@ class MemoryStateStore:
                     and _deleted(table.data_files[path]) >= deleted_share * table.data_files[path].record_count
                 )
             )
-
-    def record_samples(self, samples: Mapping[int, Sample], *, before_ms: int) -> None:
-        with self._lock:
-            newest_ms = min((sample.at_ms for sample in samples.values()), default=None)
-            if newest_ms is None:
-                return
-            for table in self._tables.values():
-                table.samples = [sample for sample in table.samples if before_ms <= sample.at_ms < newest_ms]
-            for table_id in samples.keys() & self._tables.keys():
-                self._tables[table_id].samples.append(samples[table_id])
-
-    def list_samples(self, table_id: int, *, after_ms: int) -> list[Sample]:
-        with self._lock:
-            return [sample for sample in self._tables[table_id].samples if sample.at_ms > after_ms]
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         with self._lock:
