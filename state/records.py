@@ -226,16 +226,6 @@ class SyncRun(msgspec.Struct, frozen=True):
     operation: str | None = None
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """A table's numbers at one time, for the charts of its day; unknown ones are None."""
-
-    at_ms: int
-    lag_seconds: float | None
-    deleted_positions: int | None
-    delete_files: int | None = None
-    orphans: int | None = None
-
-
 class Lease(msgspec.Struct, frozen=True):
     """Who may work on the state. `token` grows with each holder, `renewals` with each renewal.
 

@@ -8,9 +8,8 @@ from math import ceil
 from rich.filesize import decimal
 
 from daemon.cli.snapshots import list_lines
-from daemon.status.deletions import FileDetail, TableDeletions
+from daemon.status.deletions import FileDeletions, FileDetail, TableDeletions
 from daemon.status.table_status import size_text, span
-from daemon.status.timeline import FileDeletions
 from daemon.texts import counted
 
 BLOCKS = "▁▂▃▄▅▆▇█"

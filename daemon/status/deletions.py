@@ -13,7 +13,6 @@ from daemon.delta.deletion_vector import find_place, read_position_sets
 from daemon.delta.position_set import PositionSet, new_positions
 from daemon.errors import ObjectMissing
 from daemon.status.snapshots import ShownSnapshot, list_snapshots
-from daemon.status.timeline import FileDeletions
 from daemon.store.locations import normalize_location
 from daemon.sync.context import TableContext
 from daemon.translate.definition import shape_of
@@ -33,6 +32,19 @@ from state import (
 
 # A strip of `FileDeletions` has at most so many parts: with an indent, it fits on 80 columns.
 STRIP_MAX = 72
+
+
+class FileDeletions(msgspec.Struct, frozen=True):
+    """A data file's physical rows, and how many of them are deleted.
+
+    `strip` is the share of deleted rows, 0 to 1, in each of some equal parts of the file, in the order of rows. It is
+    empty if the deletion vector is not known until the next comparison of states.
+    """
+
+    path: str
+    rows: int
+    deleted: int
+    strip: tuple[float, ...]
 
 
 class PartitionDeletions(msgspec.Struct, frozen=True):
@@ -119,12 +131,6 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
         orphaned=found.orphaned,
         snapshots=list_snapshots(table)[:rows_max],
     )
-
-
-def find_worst_files(context: TableContext, *, files_max: int) -> list[FileDeletions]:
-    """Return the live data files with the largest share of deleted rows, and raise as `inspect_table` does."""
-    found = context.store.find_worst_files(_synced(context).id, files_max=files_max)
-    return [_file_deletions(context, file) for file in found]
 
 
 def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: int) -> FileDetail:

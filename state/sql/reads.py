@@ -139,7 +139,7 @@ def read_deletions(connection: Connection, table_id: int, *, rows_max: int) -> D
     # Some databases add integers up to a decimal.
     return Deletions(
         vectors=tuple(VectorCount(kind, *map(int, sums)) for kind, *sums in connection.execute(vectors)),
-        files=read_worst_files(connection, table_id, files_max=rows_max),
+        files=_read_worst_files(connection, table_id, files_max=rows_max),
         partitions=tuple(
             PartitionCount(spec_id, _decode_partition(partition), *map(int, sums))
             for spec_id, partition, *sums in connection.execute(partitions)
@@ -149,7 +149,7 @@ def read_deletions(connection: Connection, table_id: int, *, rows_max: int) -> D
     )
 
 
-def read_worst_files(connection: Connection, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
+def _read_worst_files(connection: Connection, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
     """Read the live files with the largest share of deleted rows. The database sorts and cuts."""
     files = DATA_FILES.c
     share = cast(files.dv_cardinality, Float) / files.record_count

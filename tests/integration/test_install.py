@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,9 @@ from zipfile import ZipFile
 import pytest
 
 from daemon.config.settings import SparkSettings
-from daemon.errors import ConfigInvalid, PipelineAway
+from daemon.errors import PipelineAway
 from daemon.spark import installed
-from daemon.spark.installed import check_jars, check_packages, check_pipeline, check_session
+from daemon.spark.installed import check_jars, check_pipeline, check_session
 from daemon.spark.jars import DELTA_JAR
 from tests.kit.handmade import HandmadeTable
 from tests.kit.installed import ROOT, build_wheel, clean_environment, install
@@ -175,29 +176,17 @@ def test_no_java_is_told(dvsync: Path, folder: Path):
 # --- what does not go together ---
 
 
-def test_packages_of_other_versions_are_named(dvsync: Path, tmp_path: Path):
-    """Each of them, before anything is done; exit code 2."""
-    assert check_packages() is None
-    (packages,) = (dvsync.parents[1] / "lib").glob("python3.*/site-packages")
-    metadata = packages / "pyspark-4.0.1.dist-info"
+def test_another_pyspark_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another version of the package, or none, before anything starts."""
+    metadata = tmp_path / "pyspark-4.0.1.dist-info"
     metadata.mkdir()
-    try:
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark\nVersion: 4.0.1\n")
-        result = ask(dvsync, "status", folder=tmp_path)
-    finally:
-        (metadata / "METADATA").unlink()
-        metadata.rmdir()
-    assert result.returncode == 2
-    assert "pyspark 4.0.1 is installed, and dvsync needs pyspark==4.1.*\n" in result.stderr
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
-    """Extras and other platforms' packages are not asked for."""
-    lines = ["nowhere-to-be-found>=1", 'also-not; extra == "dev"', 'nor-this; sys_platform == "nowhere"']
-    monkeypatch.setattr(installed, "requires", lambda _: lines)
-    with pytest.raises(ConfigInvalid) as raised:
-        check_packages()
-    assert raised.value.message == "nowhere-to-be-found is not installed, and dvsync needs nowhere-to-be-found>=1"
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark\nVersion: 4.0.1\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(PipelineAway, match=r"needs pyspark 4\.1, and this is installed: 4\.0\.1"):
+        check_pipeline(SparkSettings())
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(PipelineAway, match="this is installed: none"):
+        check_pipeline(SparkSettings())
 
 
 def test_another_spark_or_delta_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
