@@ -27,7 +27,7 @@ from daemon.delta.checksum import Totals, decode_checksum
 from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit, compare_listed, identify, what_differs
 from daemon.delta.uri import name_file
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
-from daemon.storage import FileMeta, Span, Storage
+from daemon.store.storage import FileMeta, Span, Storage
 from daemon.texts import excerpt
 from state.records import RECENT_COMMITS_MAX, CommitIdentity
 

@@ -10,8 +10,8 @@ from threading import Event
 from msgspec.structs import replace as with_fields
 
 from daemon.delta.actions import Commit
-from daemon.durable import is_local
 from daemon.errors import ResyncNeeded, SyncError
+from daemon.store.durable import is_local
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, unchanged_outcome
 from daemon.sync.proof import Checksums

@@ -7,10 +7,10 @@ from contextlib import suppress
 import structlog
 from pyiceberg.table import Table
 
-from daemon import log as events
 from daemon.config.share import ALL
 from daemon.errors import CommitIncomplete, CorruptInput, TargetHeld, Unsupported
 from daemon.iceberg.marker import shown_by
+from daemon.observe import log as events
 from daemon.sync.context import TableContext
 from daemon.sync.patience import forget_seen, seconds_seen
 from daemon.sync.recovery import check_source

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.log import REMARKS
+from daemon.observe.log import REMARKS
 from tests.kit.daemons import Daemon, set_constants
 from tests.kit.follow import Followed
 from tests.kit.servers import ObjectStore

@@ -17,7 +17,7 @@ from shutil import rmtree
 import pytest
 from pyiceberg.table import Table
 
-from daemon import log as events
+from daemon.observe import log as events
 from tests.kit.faults import fault_seed
 from tests.kit.handmade import HandmadeTable
 from tests.kit.handmade_histories import History

@@ -24,7 +24,7 @@ from daemon.pipeline.runner import Runner
 from daemon.spark.answers import collect
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import read_table_state
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from tests.integration.test_delta_log import DELTA, DV, TOP_LEVEL, V2, compact, confs, delta_log, without_checksums
 
 EVERY_4 = f"{DV}, 'delta.checkpointInterval' = '4'"

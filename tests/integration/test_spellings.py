@@ -24,7 +24,7 @@ from daemon.errors import FileLiveTwice, StateMismatch
 from daemon.pipeline import data_manifests
 from daemon.spark.answers import collect
 from daemon.spark.table_state import Name, check_certain, read_names, read_table_state
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 from tests.integration.test_delta_log import DELTA, confs, delta_log
 from tests.kit.handmade import Bench, HandmadeTable
