@@ -118,7 +118,7 @@ def _check_gone(settings: Settings, names: Sequence[str]) -> None:
         if (record := gone.get(name))
     ]
     if lines:
-        hint = "`dvsync status` says why. Bring it back, and dvsync goes on; or `dvsync forget` the table."
+        hint = "`dvsync status` says why. Bring it back, and dvsync continues; or `dvsync forget` the table."
         raise ConfigInvalid("\n".join(lines), hint=hint)
 
 

@@ -192,7 +192,7 @@ class Hook:
                 tables=len(batch),
                 notice=message.event,
                 reason=reason,
-                hint=f"dvsync tries again. If it goes on, check the address or command of {self.name}.",
+                hint=f"dvsync tries again. If this continues, check the address or command of {self.name}.",
             )
 
     def _pop(self, line: _Line) -> None:

@@ -449,7 +449,7 @@ def _missing(path: str) -> ObjectMissing:
     return ObjectMissing(
         "the file is not there",
         path=path,
-        hint="Restore it, or take it out of the Delta table with RESTORE or an overwrite: dvsync goes on by itself.",
+        hint="Restore it, or take it out of the Delta table with RESTORE or an overwrite: dvsync continues by itself.",
     )
 
 

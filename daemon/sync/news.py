@@ -151,7 +151,7 @@ class News:
                     raise ResyncNeeded(
                         f"version {version} replaces the Delta table by another one (id {commit.metadata.id})",
                         version=version,
-                        hint="dvsync shows the whole new table in one snapshot.",
+                        hint="dvsync commits the whole new table in one snapshot.",
                     )
                 group.append(commit)
                 size_bytes += commit.size_bytes

@@ -143,7 +143,7 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
             return
     name, target, writer = context.settings.name, context.settings.target, context.writer
     is_own = writer is not None and marker.writer == writer.name
-    whose = "dvsync has shown there so far" if is_own else f"the dvsync with the state {marker.writer} follows"
+    whose = "dvsync has followed so far" if is_own else f"the dvsync with the state {marker.writer} follows"
     raise TargetChanged(
         f"the Iceberg table {target} shows another Delta table (id {theirs}, version {marker.version}), which {whose}; "
         f"{context.location} has the id {ours}",
