@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import pytest
-
 from daemon.log import REMARKS
 from tests.kit.daemons import Daemon
 from tests.kit.follow import Followed
@@ -40,7 +38,6 @@ STATEMENTS = (
 FIRST_SYNC_MAX_S = 300.0
 
 
-@pytest.mark.live
 def test_libraries_say_nothing_that_no_operator_needs(writer: Writer, tmp_path: Path, store: ObjectStore) -> None:
     """First syncs with Spark, following, maintenance and the end, of files with INT96 timestamps, to disk and to S3."""
     table = Followed(InProcess(writer), tmp_path)
