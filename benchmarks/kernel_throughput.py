@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
-from daemon.durable import force_to_disk
 from daemon.pipeline.kernel import translate
+from daemon.store.durable import force_to_disk
 from daemon.translate.delete_files import DeleteFileTask, DvChange
 from state import DeletionVectorDescriptor
 

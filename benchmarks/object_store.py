@@ -23,8 +23,8 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from benchmarks.commit_latency import DATA_FILES, ROWS, delete_one_row_each
 from benchmarks.report import conditions, parser, percentile, print_report
-from daemon.object_store import find_s3_object
-from daemon.storage import map_files
+from daemon.store.object_store import find_s3_object
+from daemon.store.storage import map_files
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.servers import accepts, free_port, wait_until
 

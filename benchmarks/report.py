@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from daemon.config.settings import LogSettings
-from daemon.log import configure_logging
+from daemon.observe.log import configure_logging
 
 PACKAGES = ("pyiceberg", "pyarrow", "sqlalchemy", "pyspark", "delta-spark")
 FSYNCS = 20

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.kernel_throughput import Shape, kernel_runner, shapes, stored_tasks
-from daemon.durable import force_to_disk
 from daemon.iceberg.puffin import SUFFIX
+from daemon.store.durable import force_to_disk
 from daemon.translate.delete_planner import VECTORS_MAX
 
 TARGET = 0.5

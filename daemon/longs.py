@@ -17,6 +17,6 @@ def add_longs(*numbers: int) -> int:
         raise CorruptInput(
             f"{' + '.join(map(str, numbers))} does not fit into 64 bits",
             hint="A size or a number of rows in the Delta log, or in a file's footer, is wrong: take the file out of "
-            "the Delta table with RESTORE or an overwrite; dvsync then goes on by itself.",
+            "the Delta table with RESTORE or an overwrite; dvsync then continues by itself.",
         )
     return total

@@ -149,7 +149,7 @@ PYTHON
 spark_sql() {
     "$PYTHON" - "$WORK/run/lake/orders" "$@" 2>>"$WORK/spark.log" <<'PYTHON'
 import sys
-from daemon.log import configure_logging
+from daemon.observe.log import configure_logging
 from daemon.config.settings import LogSettings
 configure_logging(LogSettings(), sys.stderr)
 from daemon.spark.session import SparkPipeline

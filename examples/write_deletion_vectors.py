@@ -18,13 +18,13 @@ from daemon.config.load import load_settings
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import load_log_segment
 from daemon.delta.snapshot import replay
-from daemon.locations import canonical
 from daemon.spark.bitmaps import DataFileRows, aggregate_positions, write_deletion_vectors
 from daemon.spark.failures import known_errors
 from daemon.spark.hadoop import with_stores
 from daemon.spark.scan import MARKER, read_delta
 from daemon.spark.session import SparkPipeline
-from daemon.storage import FileIOStorage
+from daemon.store.locations import canonical
+from daemon.store.storage import FileIOStorage
 
 config, name, condition = [*sys.argv[1:], *["demo/config.yaml", "sales.orders", "amount < 100"][len(sys.argv) - 1 :]]
 settings = load_settings(Path(config))

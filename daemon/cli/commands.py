@@ -114,11 +114,11 @@ def sync(
     ] = "10m",  # type: ignore[assignment]  # Typer parses the default, too.
     config: ConfigPath = None,
 ) -> None:
-    """Bring tables up to date once, then exit. With --wait, beside a daemon, too."""
+    """Sync tables once, then exit. Beside a running daemon, use --wait."""
     if wait and full:
         raise typer.BadParameter("cannot be combined with --full", param_hint="--wait")
     if min_version is not None and not wait:
-        raise typer.BadParameter("it goes with --wait", param_hint="--min-version")
+        raise typer.BadParameter("needs --wait", param_hint="--min-version")
     from rich.console import Console  # noqa: PLC0415
 
     from daemon.cli.console import SyncProgress, verdict_line  # noqa: PLC0415

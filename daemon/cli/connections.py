@@ -125,7 +125,7 @@ def _try_source(parts: Parts, table: TableSettings) -> str:
             raise TargetUnreadable(
                 f"the catalog {table.catalog} has no table {table.target}, which dvsync made",
                 hint="Check the catalog's address. If the table was dropped, dvsync creates it again after a minute; "
-                f"`dvsync resync {table.name}` does so at once.",
+                f"after `dvsync resync {table.name}`, without the wait.",
             )
         check_format_version(table, shown)
     return f"{table.source} {'is a Delta table' if is_there else 'is not there yet; dvsync waits for it'}"

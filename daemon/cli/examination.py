@@ -39,7 +39,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings and the summary as JSON.")] = False,
     config: ConfigPath = None,
 ) -> None:
-    """Say whether Delta tables can be followed; syncs nothing.
+    """Report whether Delta tables can be followed. Syncs nothing.
 
     Lists which features, columns and files are supported, which are not and why, and what readers must know. For
     several tables, it prints what is refused, then a summary: the reasons, what first syncs read, and the readers.
@@ -169,7 +169,7 @@ def snapshots(
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False,
     config: ConfigPath = None,
 ) -> None:
-    """Show which Iceberg snapshot shows which Delta version.
+    """List the Iceberg snapshots with their Delta versions.
 
     With --version or --timestamp, finds one snapshot and prints how to read it in the readers that `dvsync show` names.
     The exit code is 1 if no snapshot shows that version.

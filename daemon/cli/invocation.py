@@ -16,8 +16,8 @@ from daemon.config.redaction import SECRET_KEY, find_secrets
 from daemon.config.settings import LogSettings, Settings
 from daemon.config.value_types import ENV_PREFIX, duration_s
 from daemon.errors import ConfigInvalid, SyncError
-from daemon.log import configure_logging
 from daemon.masking import hide
+from daemon.observe.log import configure_logging
 from daemon.texts import printable
 
 DEFAULT_CONFIG = Path("config.yaml")

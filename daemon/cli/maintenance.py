@@ -68,7 +68,7 @@ def cleanup(
     from daemon.cli.console import cleanup_lines  # noqa: PLC0415
 
     if remove and not scan:
-        raise typer.BadParameter("it goes with --scan", param_hint="--remove")
+        raise typer.BadParameter("needs --scan", param_hint="--remove")
 
     def work(maintainer: Maintainer, stop: Event) -> Cleanup:
         return maintainer.clean_up(stop, dry_run=dry_run, scan=scan, remove_found=remove)

@@ -12,7 +12,6 @@ import structlog
 from pyiceberg.table import Table
 from rich.filesize import decimal
 
-from daemon import log as events
 from daemon.cli.report import ask_for_tables
 from daemon.cli.survey import survey
 from daemon.cli.tables import GoneTable, select_gone
@@ -23,6 +22,7 @@ from daemon.doctor.diagnosis import Diagnosis, diagnose
 from daemon.errors import ConfigInvalid, InternalError, StateInUse, SyncError, Unsupported
 from daemon.maintenance.cleanup import drop_table
 from daemon.maintenance.maintainer import Maintainer
+from daemon.observe import log as events
 from daemon.scheduling.cycle import CycleResult
 from daemon.service.assembly import Parts, open_parts
 from daemon.service.discovery import discover, find_pattern, remember_vanished, vanished_by_pattern
@@ -33,7 +33,7 @@ from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
 from daemon.status.table_status import NOT_FOLLOWED, paused_text
 from daemon.status.watch import Watch
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, as_sync_errors
 from daemon.sync.memory import as_sync_error, keep_rows
 from daemon.texts import counted

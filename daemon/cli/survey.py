@@ -13,9 +13,9 @@ from daemon.clock import Clock, SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.errors import ConfigInvalid, ObjectMissing, SyncError
-from daemon.locations import normalize_location
 from daemon.service.discovery import discover
-from daemon.storage import FileIOStorage
+from daemon.store.locations import normalize_location
+from daemon.store.storage import FileIOStorage
 
 # The search for tables goes this many levels below a folder, and stops after this many folders.
 LEVELS_MAX = 4

@@ -11,16 +11,16 @@ from fnmatch import fnmatchcase
 import msgspec
 import structlog
 
-from daemon import log as events
 from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
 from daemon.delta.log import DeltaLog, log_gone
-from daemon.durable import is_local
 from daemon.errors import ConfigInvalid, SyncError
+from daemon.observe import log as events
 from daemon.scheduling.failures import described
 from daemon.service.discovery import discover, gone_among, owners_among, vanished_by_pattern
 from daemon.status.table_status import Observation, TableStatus, gone_status, has_lost_log, table_status
-from daemon.storage import FileIOStorage, check_path
+from daemon.store.durable import is_local
+from daemon.store.storage import FileIOStorage, check_path
 from daemon.sync.memory import find_record, open_store
 from daemon.texts import counted
 from state import SyncRun, TableRecord, TableStore
@@ -118,7 +118,7 @@ def _check_gone(settings: Settings, names: Sequence[str]) -> None:
         if (record := gone.get(name))
     ]
     if lines:
-        hint = "`dvsync status` says why. Bring it back, and dvsync goes on; or `dvsync forget` the table."
+        hint = "`dvsync status` says why. Bring it back, and dvsync continues; or `dvsync forget` the table."
         raise ConfigInvalid("\n".join(lines), hint=hint)
 
 

@@ -14,7 +14,7 @@ from daemon.errors import SyncError
 from daemon.iceberg.marker import shown_by
 from daemon.service.assembly import open_parts
 from daemon.status.table_status import has_lost_log, paused_text
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record
 from state import TableRecord
@@ -91,7 +91,7 @@ def _find_fault(context: TableContext, record: TableRecord, wanted: int) -> str 
     if marker and marker.version >= wanted:
         return None
     what = f"shows version {marker.version}" if marker else "was changed by somebody else" if table else "is gone"
-    return f"dvsync showed version {record.synced_version}, but the Iceberg table {context.settings.target} {what}"
+    return f"dvsync synced version {record.synced_version}, but the Iceberg table {context.settings.target} {what}"
 
 
 def _judge(
@@ -111,5 +111,7 @@ def _judge(
     if error and error.parked:
         return Verdict(FAILED, f"{name}: parked, and {shown}{because}")
     if fault and not error:
-        because = f"\n  The daemon checks the table within ten minutes; `dvsync resync {name}` mends it at once."
+        because = (
+            f"\n  The daemon checks the table within ten minutes; `dvsync resync {name}` repairs it without the wait."
+        )
     return Verdict(TIMED_OUT, f"{name}: timed out: {shown}{because}") if is_late else None

@@ -55,12 +55,10 @@ def pause(
     every: AllTables = False,
     for_s: Annotated[
         float | None,
-        typer.Option(
-            "--for", help="Continue by itself after this time, such as 2h.", parser=seconds, metavar="DURATION"
-        ),
+        typer.Option("--for", help="End the pause after this time, such as 2h.", parser=seconds, metavar="DURATION"),
     ] = None,
     reason: Annotated[
-        str | None, typer.Option("--reason", help="Say why; `dvsync status` shows it.", metavar="TEXT")
+        str | None, typer.Option("--reason", help="The reason, which `dvsync status` prints.", metavar="TEXT")
     ] = None,
     config: ConfigPath = None,
 ) -> None:
@@ -89,7 +87,7 @@ def _person() -> str:
 def resync(
     context: typer.Context, tables: ChosenTables = None, every: AllTables = False, config: ConfigPath = None
 ) -> None:
-    """Rewrite tables from Delta's whole state. A running daemon begins within seconds."""
+    """Rewrite tables from Delta's whole state. A daemon begins within seconds; without one, `dvsync sync` does it."""
     from daemon.clock import SystemClock  # noqa: PLC0415
     from daemon.sync.verbs import want_resync  # noqa: PLC0415
 

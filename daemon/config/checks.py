@@ -10,7 +10,7 @@ from importlib.metadata import distributions
 from daemon.config.readable import Readable
 from daemon.config.references import SENT_TEXT
 from daemon.config.settings import HealthSettings, Settings, TableSettings
-from daemon.locations import canonical, vacuum_cleans
+from daemon.store.locations import canonical, vacuum_cleans
 
 # A shorter token could be guessed.
 TOKEN_MIN = 16

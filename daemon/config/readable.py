@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from daemon.config.references import References, where
 from daemon.config.settings import DefaultsSettings, Settings, StateSettings, TableSettings
 from daemon.config.value_types import SQLITE_FILE, URL
-from daemon.locations import normalize_location
+from daemon.store.locations import normalize_location
 
 Section = TypeVar("Section", bound=BaseModel)
 

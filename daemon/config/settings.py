@@ -427,7 +427,7 @@ class Settings(_Frozen):
     tables: tuple[TableSettings, ...] = Field((), description="The tables to keep in step.")
     health: HealthSettings = HealthSettings()
     hooks: tuple[HookSettings, ...] = Field(
-        (), description="Webhooks and commands that are told what happens to the tables."
+        (), description="Webhooks and commands that get notices of the tables' events."
     )
     log: LogSettings = LogSettings()
 

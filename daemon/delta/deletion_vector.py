@@ -27,7 +27,7 @@ from daemon.delta.position_set import (
 )
 from daemon.delta.uri import resolve_path
 from daemon.errors import Unsupported
-from daemon.storage import Span, Storage
+from daemon.store.storage import Span, Storage
 from state.records import DeletionVectorDescriptor
 
 MERGED_READ_BYTES_MAX: Final = 8 << 20

@@ -27,7 +27,7 @@ from daemon.delta.checksum import Totals, decode_checksum
 from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit, compare_listed, identify, what_differs
 from daemon.delta.uri import name_file
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
-from daemon.storage import FileMeta, Span, Storage
+from daemon.store.storage import FileMeta, Span, Storage
 from daemon.texts import excerpt
 from state.records import RECENT_COMMITS_MAX, CommitIdentity
 
@@ -348,7 +348,7 @@ class DeltaLog:
             f"the log ends before version {after}, which is already synced",
             version=after,
             path=self.commit_path(after),
-            hint="The table was recreated at the same place. dvsync shows the whole new table in one snapshot.",
+            hint="The table was recreated at the same place. dvsync commits the whole new table in one snapshot.",
         )
 
     def gap(self, missing: int, following: int) -> CorruptInput:
@@ -516,8 +516,8 @@ def log_gone(location: str) -> LogMissing:
 
 def _too_large(what: str, version: int, path: str) -> Unsupported:
     hint = (
-        "Run `dvsync resync`, which shows the table's newest state. Delta on Spark reads it then, so `engine` "
-        "must not be local."
+        "Run `dvsync resync`, which commits the table's newest state. Delta on Spark reads it then, so "
+        "`engine` must not be local."
     )
     return Unsupported(what, version=version, path=path, hint=hint)
 

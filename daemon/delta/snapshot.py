@@ -30,7 +30,7 @@ from daemon.delta.table_state import (
     resolve_rows,
 )
 from daemon.errors import CorruptInput, SyncError
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from daemon.doctor.examination import Examination, ExaminationTask, examine_file
 from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.translate.definition import VECTORIZED_READS, shape_for
 from daemon.translate.existing_table import check_places
 from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema

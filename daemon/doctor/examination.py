@@ -14,7 +14,7 @@ from daemon.delta.table_state import TableState
 from daemon.errors import SyncError
 from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import Inspector
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.translate.schema import TableSchema
 from state import DeletionVectorDescriptor
 

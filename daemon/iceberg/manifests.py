@@ -36,7 +36,6 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from daemon.durable import make_folder_of, place_to_write, put_in_place
 from daemon.iceberg.pyiceberg_ext.file_io import forget_written
 from daemon.iceberg.pyiceberg_ext.records import (
     RECORD_VERSION,
@@ -48,6 +47,7 @@ from daemon.iceberg.pyiceberg_ext.records import (
     values_of,
 )
 from daemon.longs import add_longs
+from daemon.store.durable import make_folder_of, place_to_write, put_in_place
 
 # Removing one file rewrites its whole manifest, so the manifest's size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000

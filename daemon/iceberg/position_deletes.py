@@ -20,11 +20,11 @@ import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 
-from daemon.durable import place_to_write, put_in_place
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.manifests import referenced_data_file
 from daemon.iceberg.pyiceberg_ext.file_io import S3Output
-from daemon.storage import FileIOStorage
+from daemon.store.durable import place_to_write, put_in_place
+from daemon.store.storage import FileIOStorage
 
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
 # Bounds the paths of a row group: if its dictionary grows past 1 MB, Arrow writes the path of each row in full.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from daemon import log as events
+from daemon.observe import log as events
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

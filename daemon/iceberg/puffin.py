@@ -16,10 +16,10 @@ from typing import Final, Self
 import msgspec
 from pyiceberg.io import FileIO
 
-from daemon.durable import place_to_write, put_in_place
 from daemon.errors import CorruptInput, ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext.file_io import S3Output
-from daemon.storage import Span, Storage
+from daemon.store.durable import place_to_write, put_in_place
+from daemon.store.storage import Span, Storage
 
 SUFFIX: Final = ".puffin"
 MAGIC: Final = b"PFA1"

@@ -36,7 +36,7 @@ from daemon.iceberg.manifests import (
 )
 from daemon.iceberg.merging import live_files, plan_merges
 from daemon.iceberg.pyiceberg_ext.records import entry_record
-from daemon.storage import map_files
+from daemon.store.storage import map_files
 
 # Added delete files do not join a larger manifest: a data file whose deletions change often would rewrite it each time.
 JOINED_ENTRIES_MAX = 100

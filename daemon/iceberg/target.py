@@ -39,7 +39,6 @@ from pyiceberg.table.update import (
     UpgradeFormatVersionUpdate,
 )
 
-from daemon import log as events
 from daemon.clock import Clock
 from daemon.errors import CommitConflict, CommitOutcomeUnknown, SyncError, Unsupported
 from daemon.iceberg.catalogs import catalog_away, cause_of
@@ -49,6 +48,7 @@ from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 from daemon.iceberg.tags import TAG, Tag
 from daemon.iceberg.version_hint import SUFFIX, write_version_hint
+from daemon.observe import log as events
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

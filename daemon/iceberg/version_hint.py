@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pyiceberg.table import Table
 
-from daemon.durable import force_to_disk, is_local, put_in_place
 from daemon.errors import Unsupported
-from daemon.locations import canonical
+from daemon.store.durable import force_to_disk, is_local, put_in_place
+from daemon.store.locations import canonical
 
 NAME = "version-hint.text"
 SUFFIX = ".metadata.json"

@@ -23,13 +23,13 @@ from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 from pyiceberg.table.locations import load_location_provider
 
-from daemon.durable import is_local, local_path
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext.commits import writes_metadata_files
 from daemon.iceberg.references import referenced_files
 from daemon.iceberg.version_hint import NAME as HINT_NAME
-from daemon.locations import canonical, parts_below, real
-from daemon.storage import FileIOStorage, FileMeta
+from daemon.store.durable import is_local, local_path
+from daemon.store.locations import canonical, parts_below, real
+from daemon.store.storage import FileIOStorage, FileMeta
 from daemon.sync.context import TableContext
 from daemon.sync.transaction import kind_of
 from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from threading import Event
 
-from daemon import tracing
 from daemon.errors import SyncError
 from daemon.maintenance.cleanup import Cleanup, clean_up, forget_history, has_due_orphans
 from daemon.maintenance.compaction import Compaction, Compactor
 from daemon.maintenance.expiry import Expirer, Expiry
+from daemon.observe import tracing
 from daemon.sync.context import TableContext, as_sync_errors
 
 # How often the data files of a quiet table are probed for VACUUM's traces.

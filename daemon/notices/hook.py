@@ -13,12 +13,12 @@ from threading import Condition, Thread
 import msgspec
 import structlog
 
-from daemon import log as events
 from daemon.clock import Clock
 from daemon.config.settings import HookSettings, NoticeKind
 from daemon.notices.delivery import Receiver, describe_failure
 from daemon.notices.notice import Notice, encode
 from daemon.notices.runs import LineageEvent
+from daemon.observe import log as events
 
 # The notices of an event that come within this time after one was sent are joined.
 JOINED_EACH_S = 10.0
@@ -192,7 +192,7 @@ class Hook:
                 tables=len(batch),
                 notice=message.event,
                 reason=reason,
-                hint=f"dvsync tries again. If it goes on, check the address or command of {self.name}.",
+                hint=f"dvsync tries again. If this continues, check the address or command of {self.name}.",
             )
 
     def _pop(self, line: _Line) -> None:

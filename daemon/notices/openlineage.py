@@ -25,9 +25,9 @@ from openlineage.client.serde import Serde
 from openlineage.client.uuid import generate_static_uuid
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
-from daemon.locations import canonical
 from daemon.masking import scrub
 from daemon.notices.runs import LineageEvent, Run, RunState
+from daemon.store.locations import canonical
 
 # The program that made an event, as a URI, which leads nowhere.
 event_v2.set_producer("urn:dvsync")

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from daemon.config.value_types import USERINFO
-from daemon.locations import canonical
+from daemon.store.locations import canonical
 
 if TYPE_CHECKING:
     # Slow to import, and some commands with an outbox need no schema.

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
 
 from daemon.delta.actions import AddFile
-from daemon.durable import force_to_disk
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, end_of_row_ids, write_manifest
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.iceberg.pyiceberg_ext.records import entry_record
 from daemon.pipeline.inspection import Inspector
-from daemon.storage import FileIOStorage
+from daemon.store.durable import force_to_disk
+from daemon.store.storage import FileIOStorage
 from daemon.translate.data_files import data_file_of, partition_of
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.partition_values import encode_partition

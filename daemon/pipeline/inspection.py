@@ -19,7 +19,7 @@ from pyiceberg.types import DoubleType, FloatType
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, SyncError, Unsupported
-from daemon.storage import FileIOStorage, check_path, map_files
+from daemon.store.storage import FileIOStorage, check_path, map_files
 from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
 from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
@@ -172,7 +172,7 @@ def read_footer(storage: FileIOStorage, path: str, size: int, *, said_by: str = 
             path=path,
             hint="If the file was cut or replaced, restore it, and `dvsync resume` the table. If the log is wrong, "
             "Delta itself may show too few rows: take the file out of the Delta table with RESTORE or an overwrite, "
-            "and append its rows from the file; dvsync then goes on by itself.",
+            "and append its rows from the file; dvsync then continues by itself.",
         )
     footer_bytes = int.from_bytes(tail[-FOOTER_END_BYTES:][:4], "little") + FOOTER_END_BYTES
     if len(tail) < footer_bytes <= meta.size and tail.endswith(MAGIC):

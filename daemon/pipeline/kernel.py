@@ -15,12 +15,12 @@ from pyiceberg.io import FileIO
 
 from daemon.delta.deletion_vector import RecentFrames, Vector, read_vectors
 from daemon.delta.position_set import DVPlace, PositionSet, new_positions
-from daemon.durable import force_to_disk, is_local
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteWriter
 from daemon.iceberg.puffin import PuffinWriter
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
-from daemon.storage import REQUESTS_AT_ONCE, FileIOStorage, Storage
+from daemon.store.durable import force_to_disk, is_local
+from daemon.store.storage import REQUESTS_AT_ONCE, FileIOStorage, Storage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
 
 READ_BYTES_MAX: Final = 16 << 20  # of DVs in memory at a time; a data file with larger ones is read alone

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteFile, PositionDeleteWriter
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.translate.delete_files import Rewrite
 
 

@@ -19,7 +19,7 @@ from daemon.pipeline.kernel import translate
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import read_table_state
 from daemon.spark.tasks import map_on_spark
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask
 from daemon.translate.schema import TableSchema
 

@@ -16,16 +16,16 @@ from threading import Event
 import structlog
 from msgspec.structs import replace
 
-from daemon import log as events
 from daemon.clock import Clock
 from daemon.config.settings import TableSettings
 from daemon.errors import ProofFailed, SyncError, TargetHeld
+from daemon.observe import log as events
+from daemon.observe.tracing import Span, Tracer
 from daemon.scheduling.failures import Failure, Failures
 from daemon.scheduling.observer import Observer
 from daemon.status.table_status import pause_status
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
-from daemon.tracing import Span, Tracer
 from state import Pause, ProofRecord, StateUnavailable, TableError, TableRecord, TableStore
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)

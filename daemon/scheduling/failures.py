@@ -8,11 +8,11 @@ from random import Random
 
 import structlog
 
-from daemon import log as events
 from daemon.clock import Clock
 from daemon.errors import InternalError, SyncError, TargetHeld, as_shown
+from daemon.observe import log as events
+from daemon.observe.tracing import Span
 from daemon.sync.memory import as_sync_error
-from daemon.tracing import Span
 from state import TableError
 
 BACKOFF_FIRST_MAX_S = 5.0

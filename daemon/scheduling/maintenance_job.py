@@ -10,9 +10,9 @@ from threading import Event
 import structlog
 from msgspec import structs
 
-from daemon import log as events
 from daemon.clock import Clock
 from daemon.maintenance.maintainer import Maintainer, Round
+from daemon.observe import log as events
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.failures import warn_of
 from daemon.status.board import Board, MaintenanceCounts

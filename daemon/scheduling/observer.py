@@ -5,10 +5,10 @@ from __future__ import annotations
 import structlog
 from msgspec.structs import replace
 
-from daemon import log as events
 from daemon.clock import Clock
 from daemon.delta.log import DeltaLog
 from daemon.errors import AccountMismatch
+from daemon.observe import log as events
 from daemon.scheduling.failures import Failure
 from daemon.status.board import RUNS_MAX, Board
 from daemon.status.table_status import AccountCounts, Observation

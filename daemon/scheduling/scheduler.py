@@ -21,14 +21,14 @@ from apscheduler.jobstores.base import JobLookupError
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 
-from daemon import log as events
 from daemon.clock import Clock
-from daemon.durable import is_local
+from daemon.observe import log as events
 from daemon.scheduling.cycle import CycleResult, TableCycle
 from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.poll_threads import PollThreads
 from daemon.scheduling.slots import Slots
 from daemon.scheduling.verify_job import VerifyJob
+from daemon.store.durable import is_local
 
 CLOCK_CHECK_INTERVAL_S = 1.0
 # A smaller difference between the clocks is drift.

@@ -9,13 +9,13 @@ from threading import Event
 
 import structlog
 
-from daemon import log as events
 from daemon.errors import ProofFailed
+from daemon.observe import log as events
+from daemon.observe.tracing import Span
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.failures import described, warn_of
 from daemon.status.table_status import differences_text
 from daemon.sync.context import TableContext, as_sync_errors
-from daemon.tracing import Span
 from daemon.verify.findings import Level, Proof, Scope, hint_for
 from daemon.verify.passes import add_part, due_ms, next_part
 from daemon.verify.verifier import Verifier

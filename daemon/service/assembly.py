@@ -19,6 +19,7 @@ from daemon.iceberg.target import Target
 from daemon.notices.notice import Notice
 from daemon.notices.outbox import Outbox
 from daemon.notices.runs import Run, events_of
+from daemon.observe.tracing import Tracer
 from daemon.pipeline.runner import Runner
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.observer import Observer
@@ -27,12 +28,11 @@ from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_readers
 from daemon.spark.session import SparkPipeline
 from daemon.status.board import Board
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.sync.context import Progress, TableContext, Writer
 from daemon.sync.follower import Follower
 from daemon.sync.memory import open_store
 from daemon.telemetry import open_telemetry
-from daemon.tracing import Tracer
 from state import StateStore
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from daemon.config.share import Share
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.errors import ObjectMissing, SyncError, Unsupported
 from daemon.scheduling.failures import described
-from daemon.storage import FileIOStorage, check_path
+from daemon.store.storage import FileIOStorage, check_path
 from state import TableRecord, TableStore
 
 # The ways out for a folder of which a pattern makes no table.

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import structlog
 
-from daemon import log as events
 from daemon.config.settings import LimitsSettings, Settings, TableSettings
 from daemon.errors import ConfigInvalid, Unsupported
 from daemon.maintenance.maintainer import Maintainer
+from daemon.observe import log as events
 from daemon.scheduling.cycle import TableCycle, is_held
 from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.scheduler import Scheduler

@@ -18,9 +18,9 @@ from threading import Event, Thread
 import structlog
 from filelock import FileLock, Timeout
 
-from daemon import log as events
 from daemon.clock import Clock
 from daemon.errors import StateInUse, StateStoreAway
+from daemon.observe import log as events
 from state import Lease, LeaseLost, LeaseStore, StateUnavailable
 
 # How often a holder renews the lease, and others read it, in the length of a lease.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import structlog
 
-from daemon import log as events
 from daemon.clock import Clock
+from daemon.observe import log as events
 
 LOG_INTERVAL_S = 10.0
 

@@ -12,10 +12,10 @@ from functools import partial
 
 import structlog
 
-from daemon import log as events
 from daemon.config.settings import Settings, SparkSettings
 from daemon.errors import ConfigInvalid, InternalError, PipelineAway, StateStoreAway
-from daemon.log import configure_logging
+from daemon.observe import log as events
+from daemon.observe.log import configure_logging
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import Parts, open_parts
 from daemon.service.fleet import WISHES_JOB, Fleet

@@ -25,7 +25,7 @@ from daemon.delta.features import FEATURES
 from daemon.delta.log import COMMIT_FILE
 from daemon.delta.position_set import DVPlace
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, PipelineAway, SyncError, Unsupported
-from daemon.locations import canonical
+from daemon.store.locations import canonical
 
 # Delta's error classes that reading a log and its state can raise (error/delta-error-classes.json in its jar).
 KINDS: Mapping[str, type[SyncError]] = MappingProxyType(

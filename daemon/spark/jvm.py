@@ -12,7 +12,7 @@ from subprocess import TimeoutExpired
 
 import structlog
 
-from daemon import log as events
+from daemon.observe import log as events
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

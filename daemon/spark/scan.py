@@ -16,12 +16,12 @@ from daemon.delta.log_segment import load_log_segment
 from daemon.delta.protocol import check_metadata, check_protocol
 from daemon.delta.snapshot import replay
 from daemon.errors import SyncError
-from daemon.locations import normalize_location
 from daemon.spark.compiled import new_object
 from daemon.spark.failures import known_errors
 from daemon.spark.scan_files import VECTOR, open_files
 from daemon.spark.scan_schema import ScanColumn, as_struct, scan_columns
-from daemon.storage import FileIOStorage
+from daemon.store.locations import normalize_location
+from daemon.store.storage import FileIOStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

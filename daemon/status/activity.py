@@ -18,7 +18,7 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 30
 AMOUNTS = {
     "snapshots": "Iceberg snapshots that syncs committed.",
     "data_files_added": "Data files that syncs registered.",
-    "data_files_removed": "Data files that syncs let go.",
+    "data_files_removed": "Data files that syncs removed.",
     "delete_files_added": "Delete files that syncs wrote.",
     "positions_added": "Deleted positions that syncs wrote.",
 }
@@ -32,7 +32,7 @@ class Activity:
         self._gone: set[str] = set()
         self._syncs = Counter("dvsync_syncs", "Syncs that did something.", ["table", "outcome"], registry=None)
         self._failures = Counter("dvsync_sync_failures", "Syncs that failed.", ["table", "kind"], registry=None)
-        self._events = Counter("dvsync_events", "Events that people hear of.", ["table", "event"], registry=None)
+        self._events = Counter("dvsync_events", "Notices by event.", ["table", "event"], registry=None)
         self._amounts = {
             name: Counter(f"dvsync_{name}", text, ["table"], registry=None) for name, text in AMOUNTS.items()
         }

@@ -12,8 +12,8 @@ from pyiceberg.table import Table
 from daemon.delta.deletion_vector import find_place, read_position_sets
 from daemon.delta.position_set import PositionSet, new_positions
 from daemon.errors import ObjectMissing
-from daemon.locations import normalize_location
 from daemon.status.snapshots import ShownSnapshot, list_snapshots
+from daemon.store.locations import normalize_location
 from daemon.sync.context import TableContext
 from daemon.translate.definition import shape_of
 from daemon.translate.delete_files import UNKNOWN_DV

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from daemon.locations import canonical
+from daemon.store.locations import canonical
 
 
 def read_lines(

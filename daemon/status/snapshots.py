@@ -130,7 +130,7 @@ def choose_by_version(table: Table, version: int) -> Choice:
         chosen = _shown(table, line.snapshot, line)
         return Choice(version, chosen, read_lines_of(table, chosen.snapshot_id))
     if not lines or version > lines[0].last_version:
-        newest = f"the table shows version {lines[0].last_version}" if lines else "dvsync has shown no version"
+        newest = f"the table shows version {lines[0].last_version}" if lines else "dvsync has synced no version"
         return Choice(
             version,
             reason=f"version {version} is not shown yet: {newest}",
@@ -143,8 +143,8 @@ def choose_by_version(table: Table, version: int) -> Choice:
             version,
             reason=f"no snapshot shows exactly version {version}: the first that contains it is "
             f"{first.snapshot.snapshot_id}, which shows version {first.version}",
-            hint=f"Read version {version} from the Delta table, or read another version. Versions that `tag_every` "
-            "chooses are always shown by a snapshot of their own.",
+            hint=f"Read version {version} from the Delta table, or read another version. A version that "
+            "`tag_every` chooses always has a snapshot of its own.",
             contained_in=_shown(table, first.snapshot, first),
         )
     return Choice(
@@ -169,7 +169,7 @@ def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
         return Choice(
             None,
             reason=f"no snapshot shows the table at {iso_time(at_ms)}{oldest}",
-            hint="Earlier versions have expired, or were never shown. Read them from the Delta table.",
+            hint="Snapshots of earlier versions have expired, or never existed. Read them from the Delta table.",
         )
     line = lines[number]
     # The versions that may be the newest one at this time, and that no snapshot is the first to show.

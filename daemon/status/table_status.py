@@ -201,7 +201,7 @@ def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int, *,
     if record.metadata_location is not None:
         message += "; its Iceberg table stays as it was, and reading it fails where Delta's files are gone"
     if is_vanished:
-        hint = "If the folder was moved, or its volume is not mounted, bring it back, and dvsync goes on."
+        hint = "If the folder was moved, or its volume is not mounted, bring it back, and dvsync continues."
     else:
         hint = "To follow it again, give it an entry with all three, or let a pattern find it."
     forget = f": it keeps the Iceberg table {record.target}, or with --drop removes it, too"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import structlog
 
-from daemon import log as events
 from daemon.config.settings import NoticeKind
 from daemon.iceberg.schema_changes import Layout, describe_changes, layout_of
 from daemon.notices.notice import make_notice
 from daemon.notices.runs import Run, Written, catalog_place
+from daemon.observe import log as events
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncResult
 from state import TableRecord

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from pyiceberg.table import Table
 
-from daemon import tracing
 from daemon.clock import Clock
 from daemon.config.settings import LimitsSettings, TableSettings
 from daemon.config.share import ALL, Share
@@ -21,8 +20,9 @@ from daemon.iceberg.marker import SHARE, WRITER
 from daemon.iceberg.target import Target
 from daemon.notices.notice import Notice
 from daemon.notices.runs import Run
+from daemon.observe import tracing
 from daemon.pipeline.runner import Runner
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.sync.memory import as_sync_error
 from state import StateStore, StateUnavailable, TableRecord
 

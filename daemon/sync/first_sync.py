@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 
-from daemon import tracing
 from daemon.delta.actions import AddFile
 from daemon.delta.replay import TableChange
 from daemon.delta.table_state import TableState, check_unique
 from daemon.errors import SyncError
 from daemon.iceberg.account import Account
+from daemon.observe import tracing
 from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifests_needed
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_records

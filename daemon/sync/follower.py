@@ -12,8 +12,6 @@ from threading import Event
 import structlog
 from pyiceberg.table import Table
 
-from daemon import log as events
-from daemon import tracing
 from daemon.config.settings import NoticeKind
 from daemon.delta.actions import Commit
 from daemon.delta.checksum import Totals
@@ -35,6 +33,8 @@ from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.schema_changes import layout_of
 from daemon.notices.notice import make_notice
+from daemon.observe import log as events
+from daemon.observe import tracing
 from daemon.sync.advance import advance
 from daemon.sync.announcements import announce_created_again, announce_replaced_source, announce_schema_change, publish
 from daemon.sync.context import TableContext, as_sync_errors

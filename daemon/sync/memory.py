@@ -13,8 +13,8 @@ from uuid import uuid4
 
 from daemon.config.settings import Settings, TableSettings
 from daemon.config.value_types import sqlite_file
-from daemon.durable import make_folder_of
 from daemon.errors import ConfigInvalid, InternalError, StateStoreAway, SyncError
+from daemon.store.durable import make_folder_of
 from state import StateStore, StateUnavailable, TableRecord, TableStore
 from state.sql.lease import Home
 from state.sql.store import SqlStateStore

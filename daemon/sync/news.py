@@ -10,8 +10,8 @@ from threading import Event
 from msgspec.structs import replace as with_fields
 
 from daemon.delta.actions import Commit
-from daemon.durable import is_local
 from daemon.errors import ResyncNeeded, SyncError
+from daemon.store.durable import is_local
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, unchanged_outcome
 from daemon.sync.proof import Checksums
@@ -151,7 +151,7 @@ class News:
                     raise ResyncNeeded(
                         f"version {version} replaces the Delta table by another one (id {commit.metadata.id})",
                         version=version,
-                        hint="dvsync shows the whole new table in one snapshot.",
+                        hint="dvsync commits the whole new table in one snapshot.",
                     )
                 group.append(commit)
                 size_bytes += commit.size_bytes

@@ -7,10 +7,10 @@ from contextlib import suppress
 import structlog
 from pyiceberg.table import Table
 
-from daemon import log as events
 from daemon.config.share import ALL
 from daemon.errors import CommitIncomplete, CorruptInput, TargetHeld, Unsupported
 from daemon.iceberg.marker import shown_by
+from daemon.observe import log as events
 from daemon.sync.context import TableContext
 from daemon.sync.patience import forget_seen, seconds_seen
 from daemon.sync.recovery import check_source
@@ -66,7 +66,7 @@ class OtherWriter:
             f"the dvsync with the state {marker.writer} keeps the Iceberg table in step (at version {marker.version})",
             hint=f"If that dvsync runs, stop one of the two. This process takes over {writer.lease_s:g} s after a new "
             "Delta version that the other does not sync. If it no longer exists, perhaps because state.url changed, "
-            f"`dvsync resync {self._context.settings.name}` takes over at once.",
+            f"run `dvsync resync {self._context.settings.name}`, which takes over without the wait.",
         )
 
     def _is_behind(self, version: int) -> bool:

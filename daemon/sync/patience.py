@@ -49,7 +49,7 @@ def check_delta_not_older(context: TableContext, record: TableRecord, newest: Ta
             version=synced,
             path=context.log.commit_path(synced),
             hint=f"Restore the log. Otherwise Iceberg goes back to version {version} after a minute; "
-            f"`dvsync resync {record.name}` goes back at once.",
+            f"after `dvsync resync {record.name}`, without the wait.",
         )
 
 
@@ -66,11 +66,12 @@ def is_put_back(context: TableContext, record: TableRecord, table: Table | None)
         target, marker = context.settings.target, table and shown_by(table)
         if table is None:
             answer = f"has no table {target}"
-            lasting = f"dropped the table: dvsync creates it again, and `dvsync resync {record.name}` does so at once."
+            verb = f"`dvsync resync {record.name}`"
+            lasting = f"dropped the table, and dvsync creates it again; after {verb}, without the wait."
         else:
             shown = f"Delta version {marker.version}" if marker else "no Delta version"
             answer = f"answers with older metadata of {target}: it shows {shown}"
-            lasting = "put the table back, and dvsync says how to go on."
+            lasting = "rolled the table back, and dvsync says what to do."
         raise CatalogAway(
             f"the catalog {context.settings.catalog} {answer}, but version {record.synced_version} was synced already, "
             f"with {record.metadata_location}",

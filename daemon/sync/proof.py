@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import structlog
 
-from daemon import log as events
 from daemon.delta.checksum import NO_DIFFERENCE, Totals
 from daemon.delta.log import DeltaLog
 from daemon.errors import AccountMismatch, StateMismatch
 from daemon.iceberg.account import HINT_MISMATCH, Account
+from daemon.observe import log as events
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

@@ -19,8 +19,6 @@ from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
-from daemon import log as events
-from daemon import tracing
 from daemon.delta.actions import Commit, RemoveFile
 from daemon.delta.checksum import Totals
 from daemon.delta.protocol import check_protocol
@@ -42,7 +40,9 @@ from daemon.iceberg.position_deletes import count_served
 from daemon.iceberg.puffin import read_blobs
 from daemon.iceberg.pyiceberg_ext.metadata_cache import find_or_read_metadata
 from daemon.iceberg.references import live_entries, metadata_files
-from daemon.storage import FileIOStorage
+from daemon.observe import log as events
+from daemon.observe import tracing
+from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, live_file, remembered_account, shown_in, unchanged_outcome
 from daemon.translate.definition import row_id_column
@@ -143,7 +143,7 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
             return
     name, target, writer = context.settings.name, context.settings.target, context.writer
     is_own = writer is not None and marker.writer == writer.name
-    whose = "dvsync has shown there so far" if is_own else f"the dvsync with the state {marker.writer} follows"
+    whose = "dvsync has followed so far" if is_own else f"the dvsync with the state {marker.writer} follows"
     raise TargetChanged(
         f"the Iceberg table {target} shows another Delta table (id {theirs}, version {marker.version}), which {whose}; "
         f"{context.location} has the id {ours}",

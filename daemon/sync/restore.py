@@ -13,11 +13,11 @@ from pyiceberg.exceptions import ValidationError
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
-from daemon import log as events
-from daemon.durable import force_to_disk, is_local, local_path
 from daemon.errors import SyncError, TargetUnreadable
 from daemon.iceberg.marker import find_marker
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.observe import log as events
+from daemon.store.durable import force_to_disk, is_local, local_path
 from daemon.sync.context import TableContext
 from state import FileKind, FileStatus, TableRecord
 

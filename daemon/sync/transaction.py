@@ -26,14 +26,14 @@ from uuid import uuid4
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 
-from daemon import tracing
 from daemon.errors import PipelineAway, SyncError
 from daemon.iceberg.account import Account, account_of, check_account
 from daemon.iceberg.puffin import SUFFIX
 from daemon.iceberg.row_delta import PreparedSnapshot, RowDelta, TableView, prepare_snapshot
 from daemon.iceberg.tags import Tag, tag_name
 from daemon.iceberg.target import Definition, view_of
-from daemon.storage import FileIOStorage
+from daemon.observe import tracing
+from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, marker_of, placed, shown_in
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from daemon import log as events
 from daemon.clock import Clock
+from daemon.observe import log as events
 
 if TYPE_CHECKING:
     from daemon.telemetry.telemetry import Telemetry

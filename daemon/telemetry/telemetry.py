@@ -23,12 +23,12 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Status, StatusCode
 from prometheus_client.core import Metric
 
-from daemon import log as events
 from daemon.clock import Clock
 from daemon.masking import scrub
+from daemon.observe import log as events
+from daemon.observe.tracing import Span
 from daemon.telemetry.metrics import as_otlp
 from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
-from daemon.tracing import Span
 
 SCOPE = "dvsync"
 # The SDK logs each attempt.

@@ -15,8 +15,8 @@ from pyiceberg.types import TimestamptzType
 from daemon.config.settings import TableSettings
 from daemon.errors import TargetChanged, Unsupported
 from daemon.iceberg.manifests import has_row_lineage
-from daemon.locations import vacuum_cleans
-from daemon.storage import check_path
+from daemon.store.locations import vacuum_cleans
+from daemon.store.storage import check_path
 from daemon.translate.name_mapping import ROW_ID, Path, only_ids
 from daemon.translate.schema import TableSchema
 

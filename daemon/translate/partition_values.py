@@ -59,7 +59,7 @@ def parse_partition_value(text: str | None, field_type: IcebergType, column: str
         raise Unsupported(
             f"partition value {text!r} of column {column} is not in the years 1 to 9999: PyIceberg and Polars cannot "
             "show other years",
-            hint="Delete these rows in the Delta table, or give them another value; dvsync then goes on by itself.",
+            hint="Delete these rows in the Delta table, or give them another value; dvsync then continues by itself.",
         )
     try:
         return _parse(text, field_type, time_zone)

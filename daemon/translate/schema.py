@@ -454,7 +454,7 @@ class _Translation:
                     f"column {column} changed from {old_type} to {field_type}, which Iceberg cannot express",
                     hint="Iceberg can only widen int to long, float to double, and the precision of decimals. After a "
                     "RESTORE, widen the column again in Delta (ALTER TABLE … ALTER COLUMN … TYPE …), which changes no "
-                    "row; dvsync then goes on by itself.",
+                    "row; dvsync then continues by itself.",
                 )
             self.replaced.append(f"{column} (from {old_type} to {field_type})")
             old, field_id = None, self._new_id(path)

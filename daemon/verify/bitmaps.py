@@ -12,7 +12,7 @@ from pyroaring import BitMap64
 from daemon.delta.deletion_vector import read_position_sets
 from daemon.delta.position_set import as_bitmap
 from daemon.spark.bitmaps import decode_bitmap
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.verify.findings import POSITIONS_NAMED_MAX, Fault, Findings, Level, Sample
 from daemon.verify.metadata import FilePair
 from state import Difference

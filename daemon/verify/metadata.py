@@ -23,7 +23,7 @@ from daemon.iceberg.position_deletes import count_served
 from daemon.iceberg.puffin import Blob, read_blobs
 from daemon.iceberg.references import live_entries
 from daemon.pipeline.inspection import STATISTICS_STRING_MAX, Inspector, read_footer
-from daemon.storage import FileIOStorage, map_files
+from daemon.store.storage import FileIOStorage, map_files
 from daemon.translate.data_files import partition_of
 from daemon.translate.footer import ColumnRange, column_ranges
 from daemon.translate.metrics import Metrics, parse_stats

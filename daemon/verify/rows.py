@@ -9,8 +9,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from daemon.locations import canonical
 from daemon.spark.row_hashes import FILE, ROWS, differing_positions, has_positions, hash_rows, without_positions
+from daemon.store.locations import canonical
 from daemon.verify.findings import NAMED_MAX, POSITIONS_NAMED_MAX, Fault, Findings, Level, Sample
 from state import Difference
 

@@ -19,7 +19,7 @@ from daemon.pipeline.inspection import Inspector
 from daemon.spark.answers import collect
 from daemon.spark.bitmaps import aggregate_positions
 from daemon.spark.row_hashes import FILE, POSITION, read_delta, read_iceberg
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.translate.definition import shape_for
 from daemon.translate.existing_table import NAME_MAPPING, own_mapping

@@ -131,7 +131,7 @@ class BoardCollector(Collector):
         yield from self._notices()
 
     def _notices(self) -> Iterator[Metric]:
-        notices = CounterMetricFamily("dvsync_notices", "Notices by what became of them.", labels=["hook", "outcome"])
+        notices = CounterMetricFamily("dvsync_notices", "Notices by outcome.", labels=["hook", "outcome"])
         waiting = GaugeMetricFamily("dvsync_notices_waiting", "Notices that wait to be sent.", labels=["hook"])
         for each in self._count_notices():
             notices.add_metric([each.hook, "sent"], each.sent)

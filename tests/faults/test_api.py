@@ -132,7 +132,10 @@ def test_an_iceberg_table_that_is_dropped_is_made_again(world: World, running: D
         assert f"`dvsync resync {NAME}` creates it again" in shown.stderr
         assert ask(running, f"/api/tables/{NAME}/sync")[0] == 202
         error = until(lambda: running.tables()[NAME]["error"], "the error")
-        assert (error["kind"], f"`dvsync resync {NAME}` does so at once" in error["hint"]) == ("CatalogAway", True)
+        assert (error["kind"], f"after `dvsync resync {NAME}`, without the wait" in error["hint"]) == (
+            "CatalogAway",
+            True,
+        )
         assert ask(running, f"/api/tables/{NAME}/resync")[0] == 202
         until(lambda: catalog.table_exists(NAME), "the new table")
         told = f"the catalog had no table {NAME} any more"

@@ -40,7 +40,7 @@ from daemon.errors import (
     Unsupported,
 )
 from daemon.pipeline import runner
-from daemon.storage import FileIOStorage, FileMeta
+from daemon.store.storage import FileIOStorage, FileMeta
 from daemon.sync import news
 from daemon.translate.definition import DELTA_FEATURES, DELTA_PROTOCOL
 from state.sql import database

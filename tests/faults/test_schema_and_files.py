@@ -540,7 +540,7 @@ def test_columns_of_one_name(source: Source, bench: Bench, tmp_path: Path) -> No
     for each in (bench, first):
         with pytest.raises(CorruptInput, match="columns value and VALUE have one name") as refused:
             each.sync()
-        assert refused.value.hint.endswith("dvsync then goes on by itself.")
+        assert refused.value.hint.endswith("dvsync then continues by itself.")
     source.table.commit([{"metaData": source.table.metadata()}])
     # As the daemon does at a newer version.
     bench.follower.compare("there is a newer version")

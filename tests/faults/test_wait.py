@@ -94,7 +94,7 @@ def test_a_dropped_iceberg_table_is_not_shown(tmp_path: Path, config: Path) -> N
         catalog.drop_table("lake.a")
         late = wait(without_token, "a", "--timeout", "2s")
         assert late.returncode == 3
-        assert "a: timed out: dvsync showed version 1, but the Iceberg table lake.a is gone\n" in late.stdout
+        assert "a: timed out: dvsync synced version 1, but the Iceberg table lake.a is gone\n" in late.stdout
         # The daemon writes the table anew, and does not wait for the catalog to find it.
         assert command(config, "resync", "a").returncode == 0
         done = wait(config, "a")
@@ -107,7 +107,7 @@ def test_a_dropped_iceberg_table_is_not_shown(tmp_path: Path, config: Path) -> N
         # Parked as soon as the daemon looks at the table.
         parked = wait(config, "a", "--timeout", "10s")
         assert (parked.returncode, parked.stdout.partition(":")[0]) == (1, "a"), parked.stdout
-        assert parked.stdout.startswith("a: parked, and dvsync showed version 1, but ")
+        assert parked.stdout.startswith("a: parked, and dvsync synced version 1, but ")
         assert ": TargetChanged: " in parked.stdout
 
 

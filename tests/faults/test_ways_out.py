@@ -345,7 +345,7 @@ def a_catalog_file_that_is_lost_is_made_anew(world: World) -> Steps:
     world.delete()
     yield "CatalogAway", "create an empty file in its place, and dvsync creates the Iceberg tables again"
     (world.folder / "catalog.db").touch()
-    yield "CatalogAway", "`dvsync resync orders` does so at once"
+    yield "CatalogAway", "after `dvsync resync orders`, without the wait"
     world.dvsync("resync", NAME)
 
 

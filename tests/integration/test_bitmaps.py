@@ -16,7 +16,7 @@ from daemon.delta.position_set import MAGIC_PORTABLE_BYTES, as_bitmap, encode_po
 from daemon.errors import CorruptInput
 from daemon.spark.answers import collect
 from daemon.spark.bitmaps import DataFileRows, NewVector, aggregate_positions, write_deletion_vectors
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 from tests.kit.handmade import HandmadeTable
 

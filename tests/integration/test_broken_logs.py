@@ -35,7 +35,7 @@ from daemon.doctor.diagnosis import Diagnosis
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, SyncError, Unsupported
 from daemon.spark.failures import HINT_OF, KINDS
 from daemon.spark.table_state import read_table_state
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from tests.kit.broken_logs import FAULTS, append, checkpoint, healthy
 from tests.kit.daemons import Daemon, until
 from tests.kit.handmade import COLUMNS, HandmadeTable

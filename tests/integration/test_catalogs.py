@@ -21,7 +21,7 @@ from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, Sta
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
 from daemon.iceberg.target import Target
 from daemon.maintenance.maintainer import Maintainer
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.readers import assert_readers_agree
 from tests.kit.servers import ObjectStore, Server, iceberg_servlet, nessie, postgresql

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.log import REMARKS
+from daemon.observe.log import REMARKS
 from tests.kit.daemons import Daemon, set_constants
 from tests.kit.follow import Followed
 from tests.kit.servers import ObjectStore
@@ -40,7 +40,6 @@ STATEMENTS = (
 FIRST_SYNC_MAX_S = 300.0
 
 
-@pytest.mark.live
 def test_libraries_say_nothing_that_no_operator_needs(
     writer: Writer, tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from daemon.delta.deletion_vector import read_position_sets
 from daemon.delta.position_set import as_bitmap
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 from tests.kit.installed import ROOT, clean_environment
 

@@ -29,10 +29,10 @@ from daemon.iceberg.manifests import (
 )
 from daemon.iceberg.puffin import Blob, read_blobs
 from daemon.iceberg.references import entries_of, live_entries
-from daemon.locations import normalize_location
 from daemon.maintenance.compaction import Compaction, Compactor
 from daemon.pipeline.runner import Runner
-from daemon.storage import FileIOStorage, Span
+from daemon.store.locations import normalize_location
+from daemon.store.storage import FileIOStorage, Span
 from daemon.translate.definition import DELETE_GRANULARITY
 from daemon.translate.schema import PRIMITIVES
 from daemon.verify.findings import Fault, Level, Scope

@@ -19,6 +19,8 @@ from daemon.errors import PipelineAway
 from daemon.spark import installed
 from daemon.spark.installed import check_jars, check_pipeline, check_session
 from daemon.spark.jars import DELTA_JAR
+from tests.kit.daemons import daemon
+from tests.kit.forking import run_forked
 from tests.kit.handmade import HandmadeTable
 from tests.kit.installed import ROOT, build_wheel, clean_environment, install
 from tests.unit.service.test_systemd import java_that_says
@@ -152,25 +154,24 @@ def test_run_goes_on_without_the_jar_and_says_so(dvsync: Path, folder: Path, no_
         assert process.wait(15) == 0
 
 
-def test_an_older_java_is_told(dvsync: Path, folder: Path):
+def test_an_older_java_is_told(folder: Path):
     """Where JAVA_HOME leads to it, with what is needed instead."""
     java_that_says(folder / "java", 'openjdk version "11.0.2" 2019-01-15')
-    result = ask(dvsync, "setup", folder=folder, environment={"JAVA_HOME": str(folder / "java")})
+    result = run_forked(["setup"], folder=folder, environment=clean_environment({"JAVA_HOME": str(folder / "java")}))
     assert (result.returncode, "Install Java 17" in result.stderr) == (1, True)
     assert f"{folder}/java/bin/java is Java 11, and Spark needs 17 or newer" in result.stderr
 
 
-def test_no_java_is_told(dvsync: Path, folder: Path):
+def test_no_java_is_told(folder: Path):
     """By `setup`, for the table by `sync`, and as a warning by `run`, which goes on."""
-    environment = {"PATH": str(folder), "JAVA_HOME": ""}
+    environment = clean_environment({"PATH": str(folder), "JAVA_HOME": ""})
     message = "there is no Java on PATH, and Spark needs one"
-    setup = ask(dvsync, "setup", folder=folder, environment=environment)
+    setup = run_forked(["setup"], folder=folder, environment=environment)
     assert (setup.returncode, message in setup.stderr, "Install Java 17" in setup.stderr) == (1, True, True)
-    sync = ask(dvsync, "sync", "db.new", folder=folder, environment=environment)
+    sync = run_forked(["sync", "db.new"], folder=folder, environment=environment)
     assert (sync.returncode, f"db.new: PipelineAway: {message}" in sync.stdout) == (1, True)
-    with running(dvsync, folder, environment) as (_, lines):
-        assert next(line for line in lines if line["event"] == "pipeline.missing")["reason"] == message
-        next(line for line in lines if line["event"] == "daemon.started")
+    with daemon(folder / "config.yaml", environment) as running_daemon:
+        assert running_daemon.told("pipeline.missing")["reason"] == message
 
 
 # --- what does not go together ---

@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext.records import BlockAvroOutput
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from state import StateStore, StateUnavailable
 from state.sql.store import SqlStateStore
 

@@ -32,7 +32,7 @@ from daemon.iceberg.puffin import PuffinWriter
 from daemon.iceberg.target import Target
 from daemon.pipeline import data_manifests
 from daemon.pipeline.runner import Runner
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.sync import news, recovery
 from daemon.translate import definition
 from state.sql.database import Database

@@ -22,7 +22,7 @@ from typing import Any
 
 from daemon.clock import SystemClock
 from daemon.config.settings import LogSettings
-from daemon.log import configure_logging
+from daemon.observe.log import configure_logging
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.observer import Observer
 from tests.kit.boards import board_of

@@ -6,9 +6,10 @@ import re
 from importlib.metadata import version
 from pathlib import Path
 
-from daemon import errors, log
+from daemon import errors
 from daemon.delta.features import FEATURES
 from daemon.doctor.diagnosis import VECTOR_READERS
+from daemon.observe import log
 from daemon.spark.jars import ICEBERG_JAR
 from daemon.status.activity import AMOUNTS
 from daemon.web.metrics import GAUGES, MAINTENANCE, WRITTEN

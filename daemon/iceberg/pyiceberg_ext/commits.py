@@ -17,9 +17,9 @@ from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import AddSchemaUpdate, TableRequirement, TableUpdate
 
-from daemon.durable import force_to_disk, is_local, make_folder_of
 from daemon.iceberg.pyiceberg_ext import metadata_cache
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.store.durable import force_to_disk, is_local, make_folder_of
 
 
 def stage_table(

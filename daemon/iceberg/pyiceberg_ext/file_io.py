@@ -12,7 +12,7 @@ from cachetools import LRUCache
 from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from daemon.object_store import S3Object, as_os_errors, delete_together, find_s3_object
+from daemon.store.object_store import S3Object, as_os_errors, delete_together, find_s3_object
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -15,9 +15,9 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry
 from pyiceberg.typedef import UTF8
 
-from daemon.durable import is_local
 from daemon.errors import ObjectMissing
 from daemon.iceberg.pyiceberg_ext.records import unreadable
+from daemon.store.durable import is_local
 
 KNOWN_METADATA_MAX_BYTES = 64 << 20
 # On an object store, where each check is a request, a file that was there is not asked for again for so long.

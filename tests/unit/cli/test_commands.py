@@ -93,7 +93,7 @@ def test_version_needs_no_configuration(dvsync):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--min-version", "5"), "it goes with --wait"),
+        (("--min-version", "5"), "needs --wait"),
         (("--wait", "--full"), "cannot be combined with --full"),
         (("--wait", "--timeout", "5"), "is not a duration"),
     ],
@@ -184,7 +184,7 @@ def test_a_table_that_goes_to_another_catalog_and_comes_back(dvsync, followed: B
     there = FOLLOWED.replace("catalog.db", "there.db") + "defaults: {engine: local}\n"
     assert "create an empty file in its place" in dvsync("sync", config=there).output
     (tmp_path / "there.db").touch()
-    assert "`dvsync resync t` does so at once" in dvsync("sync", config=there).output
+    assert "after `dvsync resync t`, without the wait" in dvsync("sync", config=there).output
     assert dvsync("resync", "t", config=there).exit_code == 0
     assert "version 6" in dvsync("sync", config=there).stdout
     # Nothing was ever synced into a catalog of this name, so a missing file is a new one.

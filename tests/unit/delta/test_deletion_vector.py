@@ -29,7 +29,7 @@ from daemon.delta.position_set import (
     new_positions,
 )
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
-from daemon.storage import FileIOStorage, Span
+from daemon.store.storage import FileIOStorage, Span
 from state import DeletionVectorDescriptor
 from tests.kit.examples import examples
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace as with_fields
 from daemon.delta import log as delta_log
 from daemon.delta.log import OPERATION_CHARACTERS_MAX, UNFINISHED_COMMIT_MAX_MS, DeltaLog
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded, SyncError, Unsupported
-from daemon.storage import FileMeta, Span
+from daemon.store.storage import FileMeta, Span
 from state.records import CommitIdentity
 
 LOCATION = "s3://bucket/lake/t"

@@ -21,7 +21,7 @@ from daemon.delta import snapshot
 from daemon.delta.snapshot import ReplayedState, replay
 from daemon.delta.table_state import ADDS
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
-from daemon.storage import FileIOStorage, FileMeta, Source
+from daemon.store.storage import FileIOStorage, FileMeta, Source
 from tests.kit.examples import examples
 from tests.kit.logs import (
     ADD_TYPE,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from daemon.errors import Unsupported
-from daemon.locations import vacuum_cleans
+from daemon.store.locations import vacuum_cleans
 from tests.kit.handmade import Bench, HandmadeTable
 
 

@@ -18,7 +18,7 @@ from pyroaring import BitMap64
 from daemon.delta.deletion_vector import frame_bytes
 from daemon.errors import CorruptInput, ObjectStoreAway
 from daemon.iceberg.puffin import FOOTER_READ_BYTES, Blob, PuffinFile, PuffinWriter, read_blobs
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from tests.kit.examples import examples
 
 MAGIC = bytes.fromhex("d1d33964")

@@ -26,7 +26,7 @@ from daemon.maintenance import cleanup, compaction
 from daemon.maintenance.compaction import Compaction
 from daemon.maintenance.maintainer import Maintainer
 from daemon.pipeline.runner import Runner
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.sync.outcomes import unchanged_outcome
 from state import FileKind, FileStatus, Intent, OrphanReason
 from tests.kit.checks import check_files, check_memory, read_entries, rows_of, table_id

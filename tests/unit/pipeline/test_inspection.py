@@ -15,7 +15,7 @@ import pytest
 from daemon.delta.actions import AddFile, Metadata
 from daemon.errors import CorruptInput, SyncError, Unsupported
 from daemon.pipeline.inspection import Inspection, Inspector
-from daemon.storage import REQUESTS_AT_ONCE, FileIOStorage
+from daemon.store.storage import REQUESTS_AT_ONCE, FileIOStorage
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.schema import translate_schema
 

@@ -10,7 +10,7 @@ from daemon.config.settings import SparkSettings
 from daemon.errors import CorruptInput, FileLiveTwice, PipelineAway
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from tests.kit.logs import METADATA, PROTOCOL, HandmadeLog, add, remove
 
 

@@ -16,7 +16,7 @@ from pyroaring import BitMap64
 from daemon.delta.deletion_vector import FIRST_DV_OFFSET, FRAME_BYTES, DvFile, find_place, read_position_sets
 from daemon.delta.position_set import as_bitmap, encode_positions
 from daemon.spark.bitmaps import BITMAPS, DataFileRows, NewVector, _WriteTask, decode_bitmap, join_words
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from tests.kit.examples import examples
 
 WORDS = pa.schema([("file", pa.string()), ("word", pa.int64()), ("bits", pa.int64())])

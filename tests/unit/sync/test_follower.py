@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from daemon.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage
 from daemon.sync.news import UNFINISHED_COMMIT_MAX_S
 from tests.kit.handmade import Bench, HandmadeTable, in_step
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from daemon import tracing
 from daemon.config.settings import TableSettings
 from daemon.errors import CatalogAway
-from daemon.tracing import Span, Tracer, step
+from daemon.observe import tracing
+from daemon.observe.tracing import Span, Tracer, step
 
 TABLE = TableSettings(source="/lake/orders", target="lake.orders")
 

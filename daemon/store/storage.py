@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlparse
 
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
-from daemon.locations import canonical
-from daemon.object_store import ObjectInfo, S3Input, S3Object, find_s3_object
+from daemon.store.locations import canonical
+from daemon.store.object_store import ObjectInfo, S3Input, S3Object, find_s3_object
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
@@ -449,7 +449,7 @@ def _missing(path: str) -> ObjectMissing:
     return ObjectMissing(
         "the file is not there",
         path=path,
-        hint="Restore it, or take it out of the Delta table with RESTORE or an overwrite: dvsync goes on by itself.",
+        hint="Restore it, or take it out of the Delta table with RESTORE or an overwrite: dvsync continues by itself.",
     )
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon import durable
-from daemon.durable import force_to_disk, make_folder_of
 from daemon.errors import ObjectStoreAway
+from daemon.store import durable
+from daemon.store.durable import force_to_disk, make_folder_of
 
 
 @pytest.fixture

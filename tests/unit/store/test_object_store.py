@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import pytest
 
-from daemon import object_store
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
-from daemon.object_store import find_s3_object
-from daemon.storage import FileIOStorage, Span
+from daemon.store import object_store
+from daemon.store.object_store import find_s3_object
+from daemon.store.storage import FileIOStorage, Span
 
 KEYS = {"s3.access-key-id": "configured", "s3.secret-access-key": "secret"}
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "of-environment", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "token"}

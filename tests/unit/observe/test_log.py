@@ -17,7 +17,7 @@ from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
 from daemon.config.settings import LogSettings
-from daemon.log import SYNC_ADVANCED, SYNC_FAILED, bind_cycle, configure_logging
+from daemon.observe.log import SYNC_ADVANCED, SYNC_FAILED, bind_cycle, configure_logging
 
 WAIT_S = 10.0
 

@@ -1,0 +1,1 @@
+"""Files and objects of a store: local, S3 and whatever PyArrow reads."""
