@@ -22,7 +22,6 @@ from daemon.translate.schema import TableSchema
 from state import (
     DeletionVectorDescriptor,
     LiveFile,
-    OrphanedHour,
     PartitionCount,
     ServingFile,
     TableRecord,
@@ -68,19 +67,7 @@ class TableDeletions(msgspec.Struct, frozen=True):
     live_delete_files: int
     delete_files: tuple[ServingFile, ...]
     orphans: tuple[WrittenCount, ...]
-    orphaned: tuple[OrphanedHour, ...]
     snapshots: list[ShownSnapshot]
-
-    @property
-    def own_snapshots(self) -> list[ShownSnapshot]:
-        """The listed snapshots that dvsync committed, the oldest first."""
-        return [each for each in reversed(self.snapshots) if each.version is not None]
-
-    @property
-    def lags(self) -> list[tuple[ShownSnapshot, float]]:
-        """Of these, the first that shows each version, as a compaction does not, with its lag in seconds."""
-        first = {each.version: each for each in reversed(self.own_snapshots)}
-        return [(each, each.lag_s or 0) for each in self.own_snapshots if first[each.version] is each]
 
 
 class ServingPart(msgspec.Struct, frozen=True):
@@ -128,7 +115,6 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
         live_delete_files=counts.live_delete_files,
         delete_files=found.delete_files,
         orphans=counts.orphans,
-        orphaned=found.orphaned,
         snapshots=list_snapshots(table)[:rows_max],
     )
 

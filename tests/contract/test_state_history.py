@@ -10,8 +10,6 @@ from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from state.records import (
-    HOUR_MS,
-    ORPHANED_HOURS_MAX,
     RECENT_COMMITS_MAX,
     SHARES,
     CommitIdentity,
@@ -21,7 +19,6 @@ from state.records import (
     FileKind,
     FileStatus,
     LiveFile,
-    OrphanedHour,
     OrphanReason,
     PartitionCount,
     Pause,
@@ -745,22 +742,6 @@ def test_a_delete_file_of_an_abandoned_commit_is_no_deletion(store: StateStore, 
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=6, in_use=["d"])
     assert find_written(store, table_id, "d").status is FileStatus.LIVE
     assert store.find_deletions(table_id, rows_max=10).delete_files == ()
-
-
-def test_orphans_by_the_hour(store: StateStore, table_id: int) -> None:
-    """Delete files and metadata together, the newest hours if there are many; a file that is gone is no orphan."""
-    kinds = (FileKind.DELETE_FILE, FileKind.METADATA, FileKind.MANIFEST)
-    for number, kind in enumerate(kinds):
-        at_ms = 5 * HOUR_MS + number
-        store.record_orphans(table_id, kind, [f"f{number}"], OrphanReason.FOUND, at_ms=at_ms)
-    store.record_orphans(table_id, FileKind.MANIFEST, ["later", "gone"], OrphanReason.FOUND, at_ms=7 * HOUR_MS - 1)
-    store.record_deleted(table_id, ["gone"], at_ms=1)
-    found = store.find_deletions(table_id, rows_max=1).orphaned
-    assert found == (OrphanedHour(5 * HOUR_MS, 3), OrphanedHour(6 * HOUR_MS, 1))
-    for hour in range(10, 10 + ORPHANED_HOURS_MAX):
-        store.record_orphans(table_id, FileKind.MANIFEST, [f"m{hour}"], OrphanReason.FOUND, at_ms=hour * HOUR_MS)
-    found = store.find_deletions(table_id, rows_max=1).orphaned
-    assert [each.hour_ms // HOUR_MS for each in found] == list(range(10, 10 + ORPHANED_HOURS_MAX))
 
 
 def test_long_lists_of_written_files(store: StateStore, table_id: int) -> None:

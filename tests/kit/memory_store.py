@@ -14,8 +14,6 @@ from msgspec.structs import replace
 
 from state.cursor import advance_cursor, join_commits
 from state.records import (
-    HOUR_MS,
-    ORPHANED_HOURS_MAX,
     CommitIdentity,
     DeleteFileRecord,
     Deletions,
@@ -25,7 +23,6 @@ from state.records import (
     Intent,
     Lease,
     LiveFile,
-    OrphanedHour,
     OrphanReason,
     Outcome,
     PartitionCount,
@@ -544,11 +541,6 @@ class MemoryStateStore:
                 for key, files in partitions.items()
                 if any(map(_deleted, files))
             ]
-            hours = Counter(
-                file.since_ms - file.since_ms % HOUR_MS
-                for file in table.written.values()
-                if file.status is FileStatus.ORPHANED
-            )
             deleted = sorted(
                 filter(_deleted, table.data_files.values()),
                 key=lambda file: (-_deleted(file) / file.record_count, file.path),
@@ -566,7 +558,6 @@ class MemoryStateStore:
             files=tuple(deleted[:rows_max]),
             partitions=tuple(sorted(counted, key=_worst_partition_first)[:rows_max]),
             delete_files=tuple(sorted(serving, key=lambda each: (-each.positions, each.path))[:rows_max]),
-            orphaned=tuple(OrphanedHour(*each) for each in sorted(hours.items())[-ORPHANED_HOURS_MAX:]),
         )
 
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
