@@ -171,8 +171,8 @@ class _TableOptions(_Frozen):
     engine: Literal["auto", "local", "spark"] = Field(
         "auto",
         description=(
-            "Where dvsync reads tables and translates deletion vectors: in its own process (local), on Spark, or on Spark"
-            " if they are large (auto)."
+            "Where dvsync reads tables and translates deletion vectors: in its own process (local), on Spark, or on"
+            " Spark if they are large (auto)."
         ),
     )
     format_version: int = Field(
