@@ -72,12 +72,9 @@ class SparkSettings(_Frozen):
     master: str = Field(
         "local[*]",
         min_length=1,
-        description=(
-            "Spark master: local[N], spark://…, k8s://… or yarn. For clusters, see"
-            " [operations](scaling.md#on-a-cluster)."
-        ),
+        description=("Spark master: local[N], or [a cluster](scaling.md#on-a-cluster): spark://…, k8s://… or yarn."),
     )
-    conf: Properties = Field(default_factory=dict, description="Any Spark settings; dvsync passes them on unchanged.")
+    conf: Properties = Field(default_factory=dict, description="Any Spark settings.")
 
 
 class MaintenanceSettings(_Frozen):
@@ -174,8 +171,8 @@ class _TableOptions(_Frozen):
     engine: Literal["auto", "local", "spark"] = Field(
         "auto",
         description=(
-            "Where dvsync reads whole tables and footers and translates deletion vectors: in its own process (local),"
-            " on Spark (spark), or on Spark if they are large (auto)."
+            "Where dvsync reads tables and translates deletion vectors: in its own process (local), on Spark, or on"
+            " Spark if they are large (auto)."
         ),
     )
     format_version: int = Field(
@@ -256,10 +253,7 @@ class DefaultsSettings(_TableOptions):
 
 class TableSettings(_TableOptions):
     source: Location = Field(
-        description=(
-            "Path or URI of the Delta table; with `*` a pattern for every matching table, also new ones. Other keys"
-            " can then use {name} and {parent}: the table's folder and the one above."
-        ),
+        description=("Path or URI of the Delta table; with `*` a pattern for every matching table, also new ones."),
     )
     exclude: tuple[Annotated[str, AfterValidator(folder_names)], ...] = Field(
         (),
@@ -362,12 +356,12 @@ class HookSettings(_Frozen):
     url: Annotated[str, WrapValidator(or_reference)] | None = Field(
         None, description="Webhook: dvsync sends JSON by POST to this http or https address."
     )
-    headers: Properties = Field(default_factory=dict, description="Headers of the requests, such as Authorization.")
+    headers: Properties = Field(default_factory=dict, description="Headers of the requests.")
     command: tuple[str, ...] = Field(
-        (), description="Instead of `url`: a program and its arguments. It gets the JSON on standard input."
+        (), description="Instead of `url`: a program and its arguments, with the JSON on standard input."
     )
     events: tuple[NoticeKind, ...] = Field(NOTIFIED, description=f"Only these events, of {', '.join(NoticeKind)}.")
-    tables: tuple[str, ...] = Field(("*",), description="Only tables whose names match.")
+    tables: tuple[str, ...] = Field(("*",), description="Only tables with such names.")
     format: Literal["json", "openlineage"] = Field(
         "json",
         description=(
