@@ -9,11 +9,9 @@ from typing import Protocol
 class Clock(Protocol):
     def now_ms(self) -> int:
         """Return the wall-clock time as epoch milliseconds, UTC. It may jump."""
-        ...
 
     def monotonic_s(self) -> float:
         """Return seconds that never go backwards. Only differences have a meaning."""
-        ...
 
 
 class SystemClock:

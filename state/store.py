@@ -47,11 +47,9 @@ class LeaseStore(Protocol):
 
     def claim_share(self, number: int) -> int:
         """Return the number of the share whose tables this database remembers: the first that was ever claimed."""
-        ...
 
     def check_writable(self) -> None:
         """Raise StateUnavailable if the database cannot be written. Changes nothing."""
-        ...
 
     def read_lease(self) -> Lease: ...
 
@@ -61,19 +59,15 @@ class LeaseStore(Protocol):
         Once another process takes the lease, every writing verb of this object raises LeaseLost and writes nothing. An
         object that never took the lease, such as that of a command, is not restricted.
         """
-        ...
 
     def renew_lease(self, *, has_lock: bool) -> None:
         """Show that the holder is alive. Raises LeaseLost, also if the database has older contents than before."""
-        ...
 
     def check_lease(self) -> None:
         """Raise LeaseLost when another process has taken the lease that this object took."""
-        ...
 
     def give_back_lease(self) -> None:
         """Free the lease, so that another process can take it at once. Raises LeaseLost."""
-        ...
 
 
 class TableStore(Protocol):
@@ -81,59 +75,47 @@ class TableStore(Protocol):
 
     def open_table(self, name: str, source: str, target: str) -> TableRecord:
         """The table's row, created if it is new. If the source or target of a known name changed, it starts empty."""
-        ...
 
     def find_table(self, name: str, source: str, target: str) -> TableRecord | None:
         """The table's row; None if no row has this name, or if the source or target is another."""
-        ...
 
     def list_tables(self) -> list[TableRecord]: ...
 
     def rename_table(self, table_id: int, name: str) -> None:
         """Give the table another name, which no other table has. Nothing else changes."""
-        ...
 
     def forget_table(self, table_id: int) -> None:
         """Remove the table and all its rows from the store. No file is touched."""
-        ...
 
     def record_pause(self, table_id: int, pause: Pause | None) -> None:
         """Pause the table, or end its pause."""
-        ...
 
     def end_pause(self, table_id: int, *, at_ms: int) -> None:
         """End the table's pause if its time is over at `at_ms`."""
-        ...
 
     def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
         """Record that the next sync must rewrite the table, or that it has done so."""
-        ...
 
     def record_failure(self, table_id: int, error: TableError) -> None: ...
 
     def record_resumed(self, table_id: int) -> None:
         """Clear the error and the parking of a table: the next poll tries again."""
-        ...
 
     def record_wait(self, table_id: int, wait: Wait | None) -> None:
         """Replace what the table's syncs wait for; None if they do not wait any more."""
-        ...
 
     def record_proof(self, table_id: int, proof: ProofRecord | None) -> None:
         """Replace what is known of the table's verification; None if nothing is known any more."""
-        ...
 
     def record_run(self, run: SyncRun) -> None: ...
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         """List the newest runs, the newest first."""
-        ...
 
     def count(self, table_id: int) -> TableCounts: ...
 
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
         """Sum up what is deleted, with at most `rows_max` files, partitions and delete files: the worst ones."""
-        ...
 
 
 class FileLedger(Protocol):
@@ -141,31 +123,24 @@ class FileLedger(Protocol):
 
     def find_live_files(self, table_id: int, paths: Collection[str]) -> dict[str, LiveFile]:
         """Find the live files among `paths`, by path. The cost grows with `paths`, not with the table."""
-        ...
 
     def read_live_files(self, table_id: int) -> Iterable[LiveFile]:
         """Read every live file, sorted by path, in batches from the database. For resynchronising."""
-        ...
 
     def find_delete_files(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
         """Find each live delete file with positions of any of `data_files`, with all its mappings."""
-        ...
 
     def find_former(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
         """Find each live delete file with a dead blob of any of `data_files`, which need not be live."""
-        ...
 
     def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
         """Find, for each of these delete files, the *live* data files whose positions it holds."""
-        ...
 
     def find_recent_commits(self, table_id: int) -> tuple[CommitIdentity, ...]:
         """Find the last commits of the Delta table as they were when they were shown, at most RECENT_COMMITS_MAX."""
-        ...
 
     def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
         """Open the intent, and record its first files as `record_pending` does. A known intent does not change."""
-        ...
 
     def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
         """Write a row with status pending for each file, before the file is written.
@@ -173,15 +148,12 @@ class FileLedger(Protocol):
         A known path is no error: a live file stays live, and a file that an earlier intent left behind belongs to this
         intent from now on.
         """
-        ...
 
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
         """Store what `record_synced` will apply, before the Iceberg commit is tried."""
-        ...
 
     def find_open_intents(self, table_id: int) -> list[tuple[Intent, Outcome | None]]:
         """Intents neither synced nor abandoned, oldest first, with what was prepared for them."""
-        ...
 
     def record_synced(self, intent_id: int | None, outcome: Outcome, *, at_ms: int) -> None:
         """Apply `outcome`: cursor, live files, delete files, mappings; the intent ends.
@@ -191,7 +163,6 @@ class FileLedger(Protocol):
         Pending files of the intent become live, `unwritten_files` are forgotten, removed delete files become orphaned.
         Applying the same outcome twice changes nothing the second time.
         """
-        ...
 
     def record_rebuilt(
         self,
@@ -217,7 +188,6 @@ class FileLedger(Protocol):
         Uses many transactions, so that other tables can be written meanwhile. Until the last one, and after a crash in
         between, the table has the outcome's version but no snapshot, and must be rebuilt.
         """
-        ...
 
     def record_abandoned(
         self,
@@ -232,13 +202,11 @@ class FileLedger(Protocol):
 
         Exceptions are files `in_use`, which become live, and files `unwritten`, which are forgotten.
         """
-        ...
 
     def record_orphans(
         self, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
     ) -> None:
         """Record files that a scan found and that are not live. Known paths stay as they are."""
-        ...
 
     def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:
         """Record that no snapshot refers to these files any more. Those not in use now are orphaned from `at_ms` on.
@@ -247,7 +215,6 @@ class FileLedger(Protocol):
         now. All others stay as they are, since a sync may have made them live in the meantime: live delete
         files with what they serve, manifests that live files are in, and whatever is pending or deleted.
         """
-        ...
 
     def record_still_used(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
         """Restart the grace period of orphans that are still in use, although they should not be.
@@ -255,7 +222,6 @@ class FileLedger(Protocol):
         Their reason stays. Files that are not orphaned now are left alone, and orphans that older snapshots show: their
         grace period has not begun.
         """
-        ...
 
     def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:
         """The Iceberg table is recreated: set aside what was written for its predecessor.
@@ -265,26 +231,21 @@ class FileLedger(Protocol):
         the earlier table comes back, it must be rebuilt. Open intents and the version stay. If this fails half-way, the
         metadata location stays too, and the verb can be repeated.
         """
-        ...
 
     def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
         """Store the sizes of files that dvsync wrote, by path; unknown paths are ignored."""
-        ...
 
     def record_deleted(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
         """Mark orphans that no longer exist as deleted."""
-        ...
 
     def forget_before(self, table_id: int, before_ms: int, *, orphans: bool = False) -> None:
         """Forget deleted files, ended intents and runs from before `before_ms`.
 
         With `orphans`, also forget files that became orphans before then, except those of a replaced table.
         """
-        ...
 
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
         """List the files that dvsync wrote with one of `statuses`, the oldest first."""
-        ...
 
     def list_for_cleanup(self, table_id: int, *, due_ms: int, now_ms: int) -> tuple[list[WrittenFile], int]:
         """List what a cleanup judges: live files, and orphans. Also counts the orphans that it need not judge yet.
@@ -292,22 +253,18 @@ class FileLedger(Protocol):
         Those became orphans after `due_ms` and not after `now_ms`, because their snapshot was expired: nothing but
         their grace period is left. There may be very many of them, and no more than a count is returned.
         """
-        ...
 
     def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
         """Return whether any file became an orphan, for one of `reasons`, at `before_ms` or earlier."""
-        ...
 
     def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
         """Find live data files with more than `delete_files_max` delete files, sorted.
 
         Also those with more than one delete file of which at least `deleted_share` of the rows are deleted.
         """
-        ...
 
     def find_mostly_dead(self, table_id: int, *, dead_share: float) -> list[str]:
         """Find live delete files with dead blobs, which are more than `dead_share` of their positions, sorted."""
-        ...
 
 
 class StateStore(LeaseStore, TableStore, FileLedger, Protocol):

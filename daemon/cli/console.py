@@ -21,8 +21,6 @@ from rich.text import Text
 
 from daemon.errors import SyncError
 from daemon.status.table_status import (
-    ErrorStatus,
-    ProofStatus,
     SyncState,
     TableStatus,
     count_states,
@@ -114,19 +112,12 @@ def print_statuses(
         _print_lines(console, ordered)
         return
     widths = [min(names, left), *others]
-    for cells, status in zip(rows, (None, *ordered), strict=True):
+    console.print(_row(rows[0], widths, columns.values()))
+    for cells, status in zip(rows[1:], ordered, strict=True):
         console.print(_row(cells, widths, columns.values()))
-        if status and status.pause:
-            console.print(Padding(Text(printable(paused_text(status.pause))), (0, 0, 0, GAP)))
-        if status and status.resync_wanted:
-            console.print(Padding(Text(printable(resync_text(status))), (0, 0, 0, GAP)))
-        if status and status.error:
-            for line in (f"{status.error.kind}: {status.error.message}", status.error.hint):
-                console.print(Padding(Text(printable(line)), (0, 0, 0, GAP)))
-        if status and status.proof and not status.proof.is_right:
-            console.print(Padding(Text(printable(_differs(status.name, status.proof))), (0, 0, 0, GAP)))
-        if status and status.verify_error:
-            console.print(Padding(Text(printable(_unverified(status.verify_error))), (0, 0, 0, GAP)))
+        error = status.error
+        for note in (*_notes(status), *((f"{error.kind}: {error.message}", error.hint) if error else ())):
+            console.print(Padding(Text(printable(note)), (0, 0, 0, GAP)))
 
 
 def _print_lines(console: Console, statuses: Sequence[TableStatus]) -> None:
@@ -167,23 +158,20 @@ def _status_line(status: TableStatus) -> str:
         f" deleted={_or_dash(status.deleted_positions)} orphans={_orphans(status)}"
         f" format={_or_dash(status.format_version)}"
     )
-    if status.pause:
-        line += f" {paused_text(status.pause)}"
-    if status.resync_wanted:
-        line += f" {resync_text(status)}"
-    if status.proof and not status.proof.is_right:
-        line += f" {_differs(status.name, status.proof)}"
-    if status.verify_error:
-        line += f" {_unverified(status.verify_error)}"
+    line = " ".join((line, *_notes(status)))
     return f"{line} error={status.error.kind}: {status.error.message} ({status.error.hint})" if status.error else line
 
 
-def _differs(name: str, proof: ProofStatus) -> str:
-    return f"{differing_text(proof)}. {hint_for(name, proof.differences)}"
-
-
-def _unverified(error: ErrorStatus) -> str:
-    return f"{unverified_text(error)} ({error.hint})"
+def _notes(status: TableStatus) -> Iterator[str]:
+    """Yield what holds the table up, and what its verification says, besides its error."""
+    if status.pause:
+        yield paused_text(status.pause)
+    if status.resync_wanted:
+        yield resync_text(status)
+    if status.proof and not status.proof.is_right:
+        yield f"{differing_text(status.proof)}. {hint_for(status.name, status.proof.differences)}"
+    if status.verify_error:
+        yield f"{unverified_text(status.verify_error)} ({status.verify_error.hint})"
 
 
 def _or_dash(value: int | None) -> str:

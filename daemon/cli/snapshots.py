@@ -85,7 +85,7 @@ def _cells(snapshot: ShownSnapshot) -> tuple[str, ...]:
 
 def _notes(snapshot: ShownSnapshot) -> str:
     notes = ["current"] if snapshot.is_current else []
-    notes += [f"kept by {', '.join(snapshot.references)}"] if snapshot.references else []
+    notes += [f"held by {', '.join(snapshot.references)}"] if snapshot.references else []
     notes += ["not dvsync's"] if snapshot.version is None else []
     return "; ".join(notes)
 

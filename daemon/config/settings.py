@@ -50,10 +50,8 @@ class _Frozen(BaseModel):
 
 
 class StateSettings(_Frozen):
-    url: Annotated[str, StringConstraints(pattern=URL), WrapValidator(or_reference)] = Field(
-        "sqlite:///var/dvsync.db",
-        description="SQLAlchemy URL of the state database.",
-    )
+    url: Annotated[str, StringConstraints(pattern=URL), WrapValidator(or_reference)] = "sqlite:///var/dvsync.db"
+    """SQLAlchemy URL of the state database."""
 
     @property
     def place(self) -> str:
@@ -69,71 +67,39 @@ class StateSettings(_Frozen):
 
 
 class SparkSettings(_Frozen):
-    master: str = Field(
-        "local[*]",
-        min_length=1,
-        description=(
-            "Spark master: local[N], spark://…, k8s://… or yarn. For clusters, see"
-            " [operations](scaling.md#on-a-cluster)."
-        ),
-    )
-    conf: Properties = Field(default_factory=dict, description="Any Spark settings; dvsync passes them on unchanged.")
+    master: str = Field("local[*]", min_length=1)
+    """Spark master: local[N], or [a cluster](scaling.md#on-a-cluster): spark://…, k8s://… or yarn."""
+    conf: Properties = Field(default_factory=dict)
+    """Any Spark settings."""
 
 
 class MaintenanceSettings(_Frozen):
     """Compaction, expiry and cleanup keep a table fast to read and its storage small. Each has its own switch."""
 
-    interval_s: Annotated[float, Duration] = Field(
-        600.0,
-        alias="interval",
-        ge=1,
-        le=30 * DAY_S,
-        description="Time between two rounds for a table; also after `snapshots_max` new snapshots.",
-    )
-    compact: bool = Field(True, description="Compact delete files.")
-    expire: bool = Field(True, description="Expire snapshots.")
-    cleanup: bool = Field(True, description="Remove dvsync's files that are no longer referenced.")
-    snapshot_age_max_s: Annotated[float, Duration] | None = Field(
-        None,
-        alias="snapshot_age_max",
-        ge=0,
-        le=3650 * DAY_S,
-        description=(
-            "Older snapshots are expired. Unset: history.expire.max-snapshot-age-ms, or 5 days. Delta's retention"
-            " limits it."
-        ),
-    )
-    snapshots_max: int = Field(
-        100, ge=1, le=1_000_000, description="The main branch keeps at most this many snapshots."
-    )
-    orphan_grace_s: Annotated[float, Duration] = Field(
-        float(DAY_S),
-        alias="orphan_grace",
-        ge=60,
-        le=3650 * DAY_S,
-        description="Cleanup waits this long before it removes an unreferenced file, which a reader may have open.",
-    )
+    interval_s: Annotated[float, Duration] = Field(600.0, alias="interval", ge=1, le=30 * DAY_S)
+    """Time between two rounds for a table; also after `snapshots_max` new snapshots."""
+    compact: bool = True
+    """Compact delete files."""
+    expire: bool = True
+    """Expire snapshots."""
+    cleanup: bool = True
+    """Remove dvsync's files that are no longer referenced."""
+    snapshot_age_max_s: Annotated[float, Duration] | None = Field(None, alias="snapshot_age_max", ge=0, le=3650 * DAY_S)
+    """Older snapshots are expired. Unset: history.expire.max-snapshot-age-ms, or 5 days. Delta's retention
+    limits it."""
+    snapshots_max: int = Field(100, ge=1, le=1_000_000)
+    """The main branch keeps at most this many snapshots."""
+    orphan_grace_s: Annotated[float, Duration] = Field(float(DAY_S), alias="orphan_grace", ge=60, le=3650 * DAY_S)
+    """Cleanup waits this long before it removes an unreferenced file, which a reader may have open."""
 
 
 class VerifySettings(_Frozen):
-    level: Literal["off", "metadata", "bitmaps", "rows"] = Field(
-        "metadata",
-        description=(
-            "How deep the daemon [verifies](verification.md). The levels after `metadata` need Spark and its Iceberg"
-            " jar."
-        ),
-    )
-    period_s: Annotated[float, Duration] = Field(
-        7.0 * DAY_S,
-        alias="period",
-        ge=1,
-        le=365 * DAY_S,
-        description="The daemon compares every data file once in this time.",
-    )
-    on_difference: Literal["report", "park"] = Field(
-        "report",
-        description="What the daemon does about a difference: report it, or also park the table.",
-    )
+    level: Literal["off", "metadata", "bitmaps", "rows"] = "metadata"
+    """How deep the daemon [verifies](verification.md). The levels after `metadata` need Spark and its Iceberg jar."""
+    period_s: Annotated[float, Duration] = Field(7.0 * DAY_S, alias="period", ge=1, le=365 * DAY_S)
+    """The daemon compares every data file once in this time."""
+    on_difference: Literal["report", "park"] = "report"
+    """What the daemon does about a difference: report it, or also park the table."""
 
     @property
     def needs_spark(self) -> bool:
@@ -141,105 +107,48 @@ class VerifySettings(_Frozen):
 
 
 class LimitsSettings(_Frozen):
-    one_snapshot_per_version: bool = Field(
-        False,
-        description=(
-            "With true, no two versions share a snapshot, and tables may fall behind. With false, versions share one"
-            " while other tables wait to sync, or if a table is far behind."
-        ),
-    )
-    commit_bytes_max: ByteSize = Field(
-        ByteSize(256 << 20),
-        ge=1 << 20,
-        le=64 * GIB,
-        description=(
-            "Larger Delta commit files are refused, and commits share a snapshot up to this size together. A sync"
-            " takes 8 to 17 times a commit file's size in memory."
-        ),
-    )
-    tables_at_once: int = Field(4, ge=1, le=64, description="The most tables that sync at the same time.")
+    one_snapshot_per_version: bool = False
+    """With true, no two versions share a snapshot, and tables may fall behind. With false, versions share one while
+    other tables wait to sync, or if a table is far behind."""
+    commit_bytes_max: ByteSize = Field(ByteSize(256 << 20), ge=1 << 20, le=64 * GIB)
+    """Larger Delta commit files are refused, and commits share a snapshot up to this size together. A sync takes 8 to
+    17 times a commit file's size in memory."""
+    tables_at_once: int = Field(4, ge=1, le=64)
+    """The most tables that sync at the same time."""
 
 
 class _TableOptions(_Frozen):
     """The keys that `defaults` and each table can set."""
 
-    catalog: str = Field("", description="A name under `catalogs`. Not needed if there is only one catalog.")
-    poll_interval_s: Annotated[float, Duration] = Field(
-        10.0,
-        alias="poll_interval",
-        ge=0.1,
-        le=DAY_S,
-        description="Time between two polls for the next Delta commit file.",
-    )
-    engine: Literal["auto", "local", "spark"] = Field(
-        "auto",
-        description=(
-            "Where dvsync reads whole tables and footers and translates deletion vectors: in its own process (local),"
-            " on Spark (spark), or on Spark if they are large (auto)."
-        ),
-    )
-    format_version: int = Field(
-        2,
-        ge=2,
-        le=3,
-        description=(
-            "[Iceberg's format version](formats.md#format-version-2-or-3). A table is upgraded in place, and cannot"
-            " go back."
-        ),
-    )
-    int96_overflow: Literal["refuse", "follow"] = Field(
-        "refuse",
-        description=(
-            "Refuse or follow files with INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars read"
-            " wrong."
-        ),
-    )
-    partition_time_zone: Annotated[str, AfterValidator(time_zone_name)] = Field(
-        "UTC",
-        description=(
-            "Time zone of timestamp partition values without a zone: the session time zone of the Spark that wrote"
-            " them. A change needs `dvsync resync` of such tables."
-        ),
-    )
+    catalog: str = ""
+    """A name under `catalogs`. Not needed if there is only one catalog."""
+    poll_interval_s: Annotated[float, Duration] = Field(10.0, alias="poll_interval", ge=0.1, le=DAY_S)
+    """Time between two polls for the next Delta commit file."""
+    engine: Literal["auto", "local", "spark"] = "auto"
+    """Where dvsync reads tables and translates deletion vectors: in its own process (local), on Spark, or on Spark if
+    they are large (auto)."""
+    format_version: int = Field(2, ge=2, le=3)
+    """[Iceberg's format version](formats.md#format-version-2-or-3). A table is upgraded in place, and cannot
+    go back."""
+    int96_overflow: Literal["refuse", "follow"] = "refuse"
+    """Refuse or follow files with INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars read wrong."""
+    partition_time_zone: Annotated[str, AfterValidator(time_zone_name)] = "UTC"
+    """Time zone of timestamp partition values without a zone: the session time zone of the Spark that wrote them. A
+    change needs `dvsync resync` of such tables."""
 
-    on_foreign_commit: Literal["park", "overwrite"] = Field(
-        "park",
-        description=(
-            "If someone else committed to the Iceberg table or rolled it back: park the table, or overwrite it with"
-            " Delta's state."
-        ),
-    )
-    on_schema_change: Literal["follow", "park"] = Field(
-        "follow",
-        description=(
-            "If columns or partitioning of the Delta table change: follow, or park the table before the change until"
-            " `dvsync resync` accepts it."
-        ),
-    )
-    tag_every: int | None = Field(
-        None,
-        ge=1,
-        le=1_000_000_000,
-        description=(
-            "[Tag](maintenance.md#tags-for-chosen-versions) the snapshot of each version that is a multiple of this."
-        ),
-    )
-    tag_retention_s: Annotated[float, Duration] = Field(
-        30.0 * DAY_S,
-        alias="tag_retention",
-        ge=60,
-        le=3650 * DAY_S,
-        description=(
-            "Expiry keeps a tag and its snapshot for this long. Let Delta keep its files for as long"
-            " (delta.deletedFileRetentionDuration)."
-        ),
-    )
-    version_hint: bool = Field(
-        False,
-        description=(
-            "Write metadata/version-hint.text after each commit, for readers [by folder](reading.md#by-folder)."
-        ),
-    )
+    on_foreign_commit: Literal["park", "overwrite"] = "park"
+    """If someone else committed to the Iceberg table or rolled it back: park the table, or overwrite it with Delta's
+    state."""
+    on_schema_change: Literal["follow", "park"] = "follow"
+    """If columns or partitioning of the Delta table change: follow, or park the table before the change until `dvsync
+    resync` accepts it."""
+    tag_every: int | None = Field(None, ge=1, le=1_000_000_000)
+    """[Tag](maintenance.md#tags-for-chosen-versions) the snapshot of each version that is a multiple of this."""
+    tag_retention_s: Annotated[float, Duration] = Field(30.0 * DAY_S, alias="tag_retention", ge=60, le=3650 * DAY_S)
+    """Expiry keeps a tag and its snapshot for this long. Let Delta keep its files for as long
+    (delta.deletedFileRetentionDuration)."""
+    version_hint: bool = False
+    """Write metadata/version-hint.text after each commit, for readers [by folder](reading.md#by-folder)."""
 
     @property
     def may_overflow(self) -> bool:
@@ -255,35 +164,22 @@ class DefaultsSettings(_TableOptions):
 
 
 class TableSettings(_TableOptions):
-    source: Location = Field(
-        description=(
-            "Path or URI of the Delta table; with `*` a pattern for every matching table, also new ones. Other keys"
-            " can then use {name} and {parent}: the table's folder and the one above."
-        ),
-    )
-    exclude: tuple[Annotated[str, AfterValidator(folder_names)], ...] = Field(
-        (),
-        description=(
-            "Folders that a pattern leaves out: by name or by the last folders of the path, such as `tmp_*` or"
-            " `archive/*`."
-        ),
-    )
-    target: Annotated[str, AfterValidator(identifier)] = Field(
-        description="The Iceberg table: namespace and name, joined by a dot."
-    )
-    name: str = Field(
-        default_factory=lambda data: data.get("target", "unnamed"),
-        pattern=r"^[^\s/]+$",
-        description="The table's name in commands, logs and status. Unset: the target.",
-    )
-    location: Location | None = Field(None, description="Location of the Iceberg table. Unset: the catalog chooses it.")
-    delete_files_location: Location | None = Field(
-        None, description="Folder for delete files. Unset: a folder below the Iceberg table's location."
-    )
-    maintenance: MaintenanceSettings = Field(
-        default_factory=MaintenanceSettings, description="Overrides of `maintenance` for this table."
-    )
-    verify: VerifySettings = Field(default_factory=VerifySettings, description="Overrides of `verify` for this table.")
+    source: Location
+    """Path or URI of the Delta table; with `*` a pattern for every matching table, also new ones."""
+    exclude: tuple[Annotated[str, AfterValidator(folder_names)], ...] = ()
+    """Folders that a pattern leaves out: by name or by the last folders of the path, such as `tmp_*` or `archive/*`."""
+    target: Annotated[str, AfterValidator(identifier)]
+    """The Iceberg table: namespace and name, joined by a dot."""
+    name: str = Field(default_factory=lambda data: data.get("target", "unnamed"), pattern=r"^[^\s/]+$")
+    """The table's name in commands, logs and status. Unset: the target."""
+    location: Location | None = None
+    """Location of the Iceberg table. Unset: the catalog chooses it."""
+    delete_files_location: Location | None = None
+    """Folder for delete files. Unset: a folder below the Iceberg table's location."""
+    maintenance: MaintenanceSettings = Field(default_factory=MaintenanceSettings)
+    """Overrides of `maintenance` for this table."""
+    verify: VerifySettings = Field(default_factory=VerifySettings)
+    """Overrides of `verify` for this table."""
 
     @property
     def is_pattern(self) -> bool:
@@ -324,22 +220,15 @@ class TableSettings(_TableOptions):
 
 
 class HealthSettings(_Frozen):
-    host: str = Field("127.0.0.1", min_length=1, description="Address of the health server.")
-    port: int = Field(8080, ge=0, le=65_535, description="Port of the health server; 0 takes any free port.")
-    lag_budget_s: Annotated[float, Duration] = Field(
-        300.0,
-        alias="lag_budget",
-        ge=1,
-        le=30 * DAY_S,
-        description="/readyz fails when a table is behind for longer than this.",
-    )
-    token: Annotated[str, WrapValidator(or_reference)] | None = Field(
-        None,
-        description=(
-            "Bearer token for POST requests to the [API](monitoring.md#the-api), at least 16 characters. Unset: POST"
-            " is disabled."
-        ),
-    )
+    host: str = Field("127.0.0.1", min_length=1)
+    """Address of the health server."""
+    port: int = Field(8080, ge=0, le=65_535)
+    """Port of the health server; 0 takes any free port."""
+    lag_budget_s: Annotated[float, Duration] = Field(300.0, alias="lag_budget", ge=1, le=30 * DAY_S)
+    """/readyz fails when a table is behind for longer than this."""
+    token: Annotated[str, WrapValidator(or_reference)] | None = None
+    """Bearer token for POST requests to the [API](monitoring.md#the-api), at least 16 characters. Unset: POST is
+    disabled."""
 
 
 class NoticeKind(StrEnum):
@@ -359,22 +248,19 @@ NOTIFIED = tuple(kind for kind in NoticeKind if kind is not NoticeKind.SYNCED)
 
 
 class HookSettings(_Frozen):
-    url: Annotated[str, WrapValidator(or_reference)] | None = Field(
-        None, description="Webhook: dvsync sends JSON by POST to this http or https address."
-    )
-    headers: Properties = Field(default_factory=dict, description="Headers of the requests, such as Authorization.")
-    command: tuple[str, ...] = Field(
-        (), description="Instead of `url`: a program and its arguments. It gets the JSON on standard input."
-    )
-    events: tuple[NoticeKind, ...] = Field(NOTIFIED, description=f"Only these events, of {', '.join(NoticeKind)}.")
-    tables: tuple[str, ...] = Field(("*",), description="Only tables whose names match.")
-    format: Literal["json", "openlineage"] = Field(
-        "json",
-        description=(
-            "[Notices](monitoring.md#notices), or instead [OpenLineage](monitoring.md#telemetry) run events, which need"
-            " the extra `lineage` of dvsync's wheel."
-        ),
-    )
+    url: Annotated[str, WrapValidator(or_reference)] | None = None
+    """Webhook: dvsync sends JSON by POST to this http or https address."""
+    headers: Properties = Field(default_factory=dict)
+    """Headers of the requests."""
+    command: tuple[str, ...] = ()
+    """Instead of `url`: a program and its arguments, with the JSON on standard input."""
+    events: tuple[NoticeKind, ...] = NOTIFIED
+    """Only these events."""
+    tables: tuple[str, ...] = ("*",)
+    """Only tables with such names."""
+    format: Literal["json", "openlineage"] = "json"
+    """[Notices](monitoring.md#notices), or instead [OpenLineage](monitoring.md#telemetry) run events, which need the
+    extra `lineage` of dvsync's wheel."""
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> Self:
@@ -386,49 +272,34 @@ class HookSettings(_Frozen):
 
 
 class LogSettings(_Frozen):
-    format: Literal["auto", "json", "console"] = Field(
-        "auto",
-        description="JSON lines (json), readable lines (console), or console on a terminal and json elsewhere (auto).",
-    )
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Events below this level are not logged."
-    )
+    format: Literal["auto", "json", "console"] = "auto"
+    """JSON lines (json), readable lines (console), or console on a terminal and json elsewhere (auto)."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Events below this level are not logged."""
 
 
 class Settings(_Frozen):
     """The whole configuration. After `load_settings`, each table has the defaults and every path is absolute."""
 
     state: StateSettings = StateSettings()
-    share: Annotated[Share, PlainValidator(Share.parse), PlainSerializer(str)] = Field(
-        ALL,
-        description=(
-            "The [share of the tables](scaling.md#more-than-one-daemon) that this daemon follows: `1/2` is the first"
-            " of two."
-        ),
-    )
+    share: Annotated[Share, PlainValidator(Share.parse), PlainSerializer(str)] = ALL
+    """The [share of the tables](scaling.md#more-than-one-daemon) that this daemon follows: `1/2` is the first
+    of two."""
     spark: SparkSettings = SparkSettings()
-    catalogs: dict[str, Properties] = Field(
-        default_factory=dict,
-        description=(
-            "PyIceberg's catalog properties, under a name of your choice. `auth` of a REST catalog is a section."
-        ),
-    )
-    storage: Properties = Field(
-        default_factory=dict,
-        description=(
-            "PyIceberg FileIO properties, such as s3.endpoint, for the files of Delta and Iceberg tables. Spark gets"
-            " them as well."
-        ),
-    )
+    catalogs: dict[str, Properties] = Field(default_factory=dict)
+    """PyIceberg's catalog properties, under a name of your choice. `auth` of a REST catalog is a section."""
+    storage: Properties = Field(default_factory=dict)
+    """PyIceberg FileIO properties, such as s3.endpoint, for the files of Delta and Iceberg tables. Spark gets them as
+    well."""
     maintenance: MaintenanceSettings = MaintenanceSettings()
     verify: VerifySettings = VerifySettings()
     limits: LimitsSettings = LimitsSettings()
     defaults: DefaultsSettings = DefaultsSettings()
-    tables: tuple[TableSettings, ...] = Field((), description="The tables to keep in step.")
+    tables: tuple[TableSettings, ...] = ()
+    """The tables to keep in step."""
     health: HealthSettings = HealthSettings()
-    hooks: tuple[HookSettings, ...] = Field(
-        (), description="Webhooks and commands that get notices of the tables' events."
-    )
+    hooks: tuple[HookSettings, ...] = ()
+    """Webhooks and commands that get notices of the tables' events."""
     log: LogSettings = LogSettings()
 
     def file_properties(self, catalog: str | None = None) -> dict[str, str]:

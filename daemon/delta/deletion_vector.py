@@ -6,12 +6,10 @@ import base64
 import struct
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from threading import Lock
 from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 import msgspec
-from cachetools import LRUCache
 from isal.isal_zlib import crc32  # ten times as fast as zlib's
 
 from daemon.delta.position_set import (
@@ -27,6 +25,7 @@ from daemon.delta.position_set import (
 )
 from daemon.delta.uri import resolve_path
 from daemon.errors import Unsupported
+from daemon.store.recent import Recent
 from daemon.store.storage import Span, Storage
 from state.records import DeletionVectorDescriptor
 
@@ -152,30 +151,6 @@ class Vector(msgspec.Struct, frozen=True):
         return self.frame[_BLOB]
 
 
-class RecentFrames:
-    """The small frames that were read last, by their places. Safe to use from any thread.
-
-    The files of DVs never change: the protocol gives each a new name.
-    """
-
-    def __init__(self, size_bytes_max: int) -> None:
-        self._frames: LRUCache[tuple[str, int | None, int], bytes] = LRUCache(
-            size_bytes_max, getsizeof=lambda frame: len(frame) + RECENT_ENTRY_BYTES
-        )
-        self._lock = Lock()
-
-    def find(self, place: DVPlace, size_in_bytes: int) -> memoryview | None:
-        with self._lock:
-            frame = self._frames.get((place.path, place.offset, size_in_bytes))
-        return None if frame is None else memoryview(frame)
-
-    def add(self, place: DVPlace, size_in_bytes: int, frame: memoryview) -> None:
-        if len(frame) <= RECENT_FRAME_BYTES_MAX:
-            with self._lock:
-                # A copy: the frame is part of all that was read with it.
-                self._frames[place.path, place.offset, size_in_bytes] = bytes(frame)
-
-
 def read_position_sets(
     storage: Storage, table_location: str, descriptors: Sequence[DeletionVectorDescriptor]
 ) -> list[PositionSet]:
@@ -187,7 +162,7 @@ def read_vectors(
     storage: Storage,
     table_location: str,
     descriptors: Sequence[DeletionVectorDescriptor],
-    recent: RecentFrames | None = None,
+    recent: Recent[bytes] | None = None,
 ) -> list[Vector]:
     """Read the DV of each descriptor, in order. Those in `recent` are not read again, and the others come in there.
 
@@ -209,15 +184,15 @@ def _read_frames(
     storage: Storage,
     places: Sequence[DVPlace],
     descriptors: Sequence[DeletionVectorDescriptor],
-    recent: RecentFrames | None = None,
+    recent: Recent[bytes] | None = None,
 ) -> list[memoryview]:
     read = [memoryview(b"")] * len(places)
     frames: list[_Extent] = []
     for index, (place, descriptor) in enumerate(zip(places, descriptors, strict=True)):
         if place.offset is None:
             read[index] = frame_bytes(decode_inline(descriptor, place))
-        elif recent and (known := recent.find(place, descriptor.size_in_bytes)):
-            read[index] = known
+        elif recent and (known := recent.find((place, descriptor.size_in_bytes))):
+            read[index] = memoryview(known)
         else:
             end = place.offset + descriptor.size_in_bytes + FRAME_BYTES
             frames.append(_Extent(place.path, place.offset, end, index))
@@ -232,8 +207,9 @@ def _read_frames(
             frame = data[offset - span.offset : end - span.offset]
             _check_frame(frame, descriptors[number].size_in_bytes, places[number])
             read[number] = frame
-            if recent:
-                recent.add(places[number], descriptors[number].size_in_bytes, frame)
+            if recent and len(frame) <= RECENT_FRAME_BYTES_MAX:
+                # A copy: the frame is part of all that was read with it.
+                recent.add((places[number], descriptors[number].size_in_bytes), bytes(frame))
     return read
 
 

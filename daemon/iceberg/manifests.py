@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
-from threading import Lock
 from typing import cast
 
-from cachetools import LRUCache
 from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.io import FileIO
@@ -36,7 +34,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from daemon.iceberg.pyiceberg_ext.file_io import forget_written
+from daemon.iceberg.pyiceberg_ext.file_io import written_manifests
 from daemon.iceberg.pyiceberg_ext.records import (
     RECORD_VERSION,
     BlockAvroOutput,
@@ -48,18 +46,17 @@ from daemon.iceberg.pyiceberg_ext.records import (
 )
 from daemon.longs import add_longs
 from daemon.store.durable import make_folder_of, place_to_write, put_in_place
+from daemon.store.recent import Recent
 
 # Removing one file rewrites its whole manifest, so the manifest's size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000
 AVRO_CODEC = "gzip"
 # Records of manifest lists as they are written, by their fields: nearly all of a list's records are those of the list
 # before, and a large table has a thousand.
-_ENCODED: LRUCache[tuple[object, ...], bytes] = LRUCache(4096)
-_ENCODED_LOCK = Lock()
+_encoded_records: Recent[bytes] = Recent(4096)
 # Long lists by their paths, whose files never change: the next commit to a large table reads the list that this one
 # wrote. Bounded by their records together, of 1.5 kB each.
-_LISTS: LRUCache[str, Sequence[ManifestFile]] = LRUCache(5000, getsizeof=len)
-_LISTS_LOCK = Lock()
+_long_lists: Recent[Sequence[ManifestFile]] = Recent(5000, len)
 LONG_LIST_MIN = 100
 # Iceberg spec, "Data File Fields", 143: optional in v2, but missing in PyIceberg's v2 schema.
 REFERENCED_DATA_FILE = NestedField(
@@ -258,8 +255,7 @@ def _inherit_row_ids(entries: Iterable[ManifestEntry], next_row_id: int | None) 
 
 def read_manifest_list(io: FileIO, path: str) -> list[ManifestFile]:
     """Read all records of a manifest list, which must not be changed. Raises TargetUnreadable."""
-    with _LISTS_LOCK:
-        known = _LISTS.get(path)
+    known = _long_lists.find(path)
     if known is None:
         known = ResolvedAvroFile[ManifestFile](io.new_input(path), _list_reader).records()
         _keep_list(path, known)
@@ -268,15 +264,13 @@ def read_manifest_list(io: FileIO, path: str) -> list[ManifestFile]:
 
 def forget_metadata() -> None:
     """Forget what this process remembers of manifests and manifest lists: the next reads show what readers find."""
-    with _LISTS_LOCK:
-        _LISTS.clear()
-    forget_written()
+    _long_lists.clear()
+    written_manifests.clear()
 
 
 def _keep_list(path: str, manifests: Sequence[ManifestFile]) -> None:
-    with _LISTS_LOCK:
-        if LONG_LIST_MIN <= len(manifests) <= _LISTS.maxsize:
-            _LISTS[path] = manifests
+    if len(manifests) >= LONG_LIST_MIN:
+        _long_lists.add(path, manifests)
 
 
 @lru_cache(maxsize=256)
@@ -354,12 +348,10 @@ def _encoded(writer: BlockAvroOutput[ManifestFile], manifest: ManifestFile, form
     partitions = values[_PARTITIONS]
     summaries = None if partitions is None else tuple(tuple(values_of(each)) for each in partitions)
     key = (format_version, summaries, *values[:_PARTITIONS], *values[_PARTITIONS + 1 :])
-    with _ENCODED_LOCK:
-        found: bytes | None = _ENCODED.get(key)
+    found = _encoded_records.find(key)
     if found is None:
         found = writer.encode(manifest)
-        with _ENCODED_LOCK:
-            _ENCODED[key] = found
+        _encoded_records.add(key, found)
     return found
 
 

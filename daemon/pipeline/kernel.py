@@ -13,13 +13,14 @@ from typing import Final, Self
 
 from pyiceberg.io import FileIO
 
-from daemon.delta.deletion_vector import RecentFrames, Vector, read_vectors
+from daemon.delta.deletion_vector import RECENT_ENTRY_BYTES, Vector, read_vectors
 from daemon.delta.position_set import DVPlace, PositionSet, new_positions
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteWriter
 from daemon.iceberg.puffin import PuffinWriter
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.store.durable import force_to_disk, is_local
+from daemon.store.recent import Recent
 from daemon.store.storage import REQUESTS_AT_ONCE, FileIOStorage, Storage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
 
@@ -32,7 +33,7 @@ RESULTS_MAX: Final = 1024
 RECENT_BYTES_MAX: Final = 4 << 20
 ROWS_NEEDED: Final = "rows up to its last deleted position"
 
-_recent = RecentFrames(RECENT_BYTES_MAX)
+_recent: Recent[bytes] = Recent(RECENT_BYTES_MAX, lambda frame: len(frame) + RECENT_ENTRY_BYTES)
 
 
 def translate(

@@ -36,7 +36,6 @@ from state import Pause, StateUnavailable
 WISHES_JOB = "/wishes"
 # How often the folders of source patterns are listed.
 DISCOVERY_INTERVAL_S = 30.0
-# A table's page shows so many data files with the most deletions.
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

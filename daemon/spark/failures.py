@@ -4,8 +4,7 @@ Delta's error classes and the types of Java's exceptions decide, never the words
 
 - Exceptions of a store's client and Java's network exceptions are `ObjectStoreAway`, whatever wraps them. A missing
   file is `ObjectMissing`.
-- `KINDS` maps Delta's error classes. As far as we know, no other class can come from reading a log. An unknown class
-  counts as broken input, because Delta would refuse the table again.
+- Delta's error classes are broken input, because Delta would refuse the table again, unless `KINDS` has them.
 - Exceptions from decoding bytes (JSON, Parquet, a codec, a checksum), and any other `RuntimeException` or failed
   assertion, are broken input, because a retry would fail in the same way. Delta throws `UnsupportedOperationException`
   for unknown types and column mapping modes.
@@ -27,47 +26,9 @@ from daemon.delta.position_set import DVPlace
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, PipelineAway, SyncError, Unsupported
 from daemon.store.locations import canonical
 
-# Delta's error classes that reading a log and its state can raise (error/delta-error-classes.json in its jar).
+# Delta's error classes that are no broken input (error/delta-error-classes.json in its jar).
 KINDS: Mapping[str, type[SyncError]] = MappingProxyType(
     {
-        # The log: commits and checkpoints are missing, unreadable or contradict each other.
-        "DELTA_CHECKPOINT_SNAPSHOT_MISMATCH": CorruptInput,
-        "DELTA_LOG_FILE_NOT_FOUND": CorruptInput,
-        "DELTA_MISSING_PART_FILES": CorruptInput,
-        "DELTA_NO_COMMITS_FOUND": CorruptInput,
-        "DELTA_NO_RECREATABLE_HISTORY_FOUND": CorruptInput,
-        "DELTA_STATE_RECOVER_ERROR": CorruptInput,
-        "DELTA_TRUNCATED_TRANSACTION_LOG": CorruptInput,
-        "DELTA_TXN_LOG_FAILED_INTEGRITY": CorruptInput,
-        "DELTA_UNRECOGNIZED_FILE_ACTION": CorruptInput,
-        "DELTA_UNRECOGNIZED_LOGFILE": CorruptInput,
-        "DELTA_VERSIONS_NOT_CONTIGUOUS": CorruptInput,
-        # Protocol, metadata and commit information do not fit together or are invalid.
-        "DELTA_COLUMN_MAPPING_MAX_COLUMN_ID_NOT_SET": CorruptInput,
-        "DELTA_COLUMN_MAPPING_MAX_COLUMN_ID_NOT_SET_CORRECTLY": CorruptInput,
-        "DELTA_DUPLICATE_COLUMNS_FOUND": CorruptInput,
-        "DELTA_FEATURES_PROTOCOL_METADATA_MISMATCH": CorruptInput,
-        "DELTA_IDENTITY_COLUMN_INCONSISTENT_METADATA": CorruptInput,
-        "DELTA_INVALID_CALENDAR_INTERVAL_EMPTY": CorruptInput,
-        "DELTA_INVALID_INTERVAL": CorruptInput,
-        "DELTA_INVALID_ISOLATION_LEVEL": CorruptInput,
-        "DELTA_MATERIALIZED_ROW_TRACKING_COLUMN_NAME_MISSING": CorruptInput,
-        "DELTA_METADATA_ABSENT": CorruptInput,
-        "DELTA_MISSING_COMMIT_INFO": CorruptInput,
-        "DELTA_MISSING_COMMIT_TIMESTAMP": CorruptInput,
-        "DELTA_PARTITION_COLUMN_NOT_FOUND": CorruptInput,
-        "DELTA_PROTOCOL_PROPERTY_NOT_INT": CorruptInput,
-        "DELTA_READ_FEATURE_PROTOCOL_REQUIRES_WRITE": CorruptInput,
-        "DELTA_READ_TABLE_WITHOUT_COLUMNS": CorruptInput,
-        "DELTA_ROW_TRACKING_ILLEGAL_PROPERTY_COMBINATION": CorruptInput,
-        "DELTA_SCHEMA_NOT_SET": CorruptInput,
-        "DELTA_UNSUPPORTED_FEATURE_STATUS": CorruptInput,
-        # File actions.
-        "DELTA_CANNOT_RECONSTRUCT_PATH_FROM_URI": CorruptInput,
-        "DELTA_DUPLICATE_ACTIONS_FOUND": CorruptInput,
-        "DELTA_FAILED_CAST_PARTITION_VALUE": CorruptInput,
-        "DELTA_FAIL_RELATIVIZE_PATH": CorruptInput,
-        "DELTA_INVALID_PARTITIONING_SCHEMA": CorruptInput,
         # This version of Delta cannot read the table.
         "DELTA_ADAPTIVE_METADATA_REQUIRES_COLUMN_MAPPING_ID_MODE": Unsupported,
         "DELTA_ADAPTIVE_METADATA_REQUIRES_DEPENDENT_FEATURE_ENABLED": Unsupported,
@@ -116,14 +77,14 @@ STORES = (
 )
 MISSING = ("java.io.FileNotFoundException", "java.nio.file.NoSuchFileException")
 DECODERS = (
+    *("com.fasterxml.jackson.", "org.apache.parquet.", "shaded.parquet.", "org.xerial.snappy."),
     *(
-        "com.fasterxml.jackson.",
-        "org.apache.parquet.",
-        "shaded.parquet.",
-        "org.xerial.snappy.",
         "com.github.luben.zstd.",
+        "net.jpountz.",
+        "io.airlift.compress.",
+        "org.apache.hadoop.fs.ChecksumException",
+        "java.io.EOFException",
     ),
-    *("net.jpountz.", "io.airlift.compress.", "org.apache.hadoop.fs.ChecksumException", "java.io.EOFException"),
 )
 # Throws a bare IOException if a file is longer or shorter than Iceberg's metadata says.
 ICEBERG_IO = "org.apache.iceberg.io."

@@ -68,29 +68,24 @@ class Storage(Protocol):
 
     def read(self, path: str, span: Span | None = None) -> bytes:
         """Return all bytes, or those in `span`; fewer only if the file ends inside `span`."""
-        ...
 
     def read_spans(self, spans: Sequence[tuple[str, Span]]) -> list[bytes]:
         """Read from many files as `read` does; at the same time where each is a request to another machine."""
-        ...
 
     def read_blocks(self, path: str) -> tuple[FileMeta, Iterator[bytes]]:
         """Return the file's metadata and all of its bytes, in blocks of about BLOCK_BYTES. Raises as `read` does.
 
         The metadata is as old as the bytes, or older.
         """
-        ...
 
     def appears_whole(self, path: str) -> bool:
         """Return whether a file at `path` is complete as soon as it exists."""
-        ...
 
     def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
         """List the files directly in `directory` whose name is greater than `after`, sorted by name.
 
         A missing directory gives no files.
         """
-        ...
 
 
 def check_path(path: str) -> None:

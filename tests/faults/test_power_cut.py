@@ -15,6 +15,7 @@ import pytest
 from daemon.config.settings import MaintenanceSettings
 from daemon.iceberg.pyiceberg_ext import metadata_cache
 from daemon.maintenance.maintainer import Maintainer
+from daemon.store.recent import Recent
 from tests.kit.checks import duckdb_rows
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.killing import KillServer, picked_events
@@ -99,7 +100,7 @@ def test_what_maintenance_named_is_on_the_disk(tmp_path: Path, monkeypatch, keep
     bench.close()
     disk.cut(keeps_names=keeps_names)
     # As in a new process: what it wrote it would not read.
-    monkeypatch.setattr(metadata_cache, "known_metadata", metadata_cache.KnownMetadata(0))
+    monkeypatch.setattr(metadata_cache, "known_metadata", Recent(0))
     bench.open()
     assert bench.follower.sync().outcome == "unchanged"
     assert duckdb_rows(bench.iceberg()) == table.live_rows()

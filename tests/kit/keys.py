@@ -1,11 +1,16 @@
-"""A reference of all configuration keys in Markdown, made from the settings' descriptions.
+"""A reference of all configuration keys in Markdown, made from the texts below the settings' fields.
 
 `make docs` prints it into docs/configuration.md.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from enum import StrEnum
+from functools import cache
+from inspect import getsource
+from itertools import pairwise
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Literal, get_args, get_origin
@@ -44,19 +49,36 @@ def _section(name: str, field: FieldInfo) -> str:
     model: Any = field.annotation
     if get_origin(model) is tuple:
         model, _ = get_args(model)
-        return f"### `{name}`\n\nA list. {field.description}\n\n" + _list(model, list(model.model_fields))
+        return f"### `{name}`\n\nA list. {_text(Settings, name)}\n\n" + _list(model, list(model.model_fields))
     if isinstance(model, type) and issubclass(model, BaseModel):
         return f"### `{name}`\n\n" + _list(model, list(model.model_fields))
-    return f"### `{name}`\n\n{field.description}"
+    return f"### `{name}`\n\n{_text(Settings, name)}"
 
 
 def _list(model: type[BaseModel], keys: list[str]) -> str:
-    return "\n".join(_line(model.model_fields[key], key) for key in keys)
+    return "\n".join(_line(model, key) for key in keys)
 
 
-def _line(field: FieldInfo, name: str) -> str:
-    text = f"`{field.alias or name}` ({_accepted(field)}): {field.description}"
+def _line(model: type[BaseModel], name: str) -> str:
+    field = model.model_fields[name]
+    text = f"`{field.alias or name}` ({_accepted(field)}): {_text(model, name)}"
     return fill(text, LINE_MAX, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _text(model: type[BaseModel], name: str) -> str:
+    """Return the text below a field, in one line."""
+    owner = next(each for each in model.__mro__ if name in vars(each).get("__annotations__", {}))
+    for field, below in pairwise(_body(owner)):
+        if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) == name:
+            return " ".join(ast.literal_eval(below.value).split())  # type: ignore[attr-defined]
+    raise LookupError(name)
+
+
+@cache
+def _body(model: type) -> list[ast.stmt]:
+    (definition,) = ast.parse(getsource(model)).body
+    assert isinstance(definition, ast.ClassDef)
+    return definition.body
 
 
 def _accepted(field: FieldInfo) -> str:
@@ -78,6 +100,8 @@ def _values(field: FieldInfo) -> str:
     (kind,) = kinds
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "a mapping of its keys"
+    if get_origin(kind) is tuple and isinstance(each := get_args(kind)[0], type) and issubclass(each, StrEnum):
+        return f"a list of {', '.join(each)}"
     if get_origin(kind) in WORDS:
         return WORDS[get_origin(kind)]
     if kind in WORDS:

@@ -159,6 +159,6 @@ def commit_updates(
         # them; it also applies `write.metadata.delete-after-commit.enabled`.
         table._do_commit(updates=updates, requirements=requirements)
         if writes_metadata_files(table.catalog):
-            metadata_cache.known_metadata.add(table.metadata_location, table.metadata)
+            metadata_cache.add_metadata(table.metadata_location, table.metadata)
     finally:
         _commit.reset(in_work)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from cachetools import LRUCache
 from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from daemon.store.object_store import S3Object, as_os_errors, delete_together, find_s3_object
+from daemon.store.recent import Recent
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -24,14 +23,7 @@ WRITTEN_FILE_BYTES_MAX = 1 << 20
 
 # The newest manifests and manifest lists that this process wrote to S3, by location: the next commit reads them. Their
 # names are unique, so what was written once stays true.
-_written_manifests: LRUCache[str, bytes] = LRUCache(WRITTEN_BYTES_MAX, getsizeof=len)
-_written_lock = Lock()
-
-
-def forget_written() -> None:
-    """Let the next reads ask the store."""
-    with _written_lock:
-        _written_manifests.clear()
+written_manifests: Recent[bytes] = Recent(WRITTEN_BYTES_MAX, len)
 
 
 class S3FileIO(PyArrowFileIO):
@@ -83,8 +75,7 @@ class _S3File(InputFile, OutputFile):
         return True
 
     def open(self, seekable: bool = True) -> InputStream:
-        with _written_lock:
-            data = _written_manifests.get(self.location)
+        data = written_manifests.find(self.location)
         return io.BytesIO(self._remote.get()[1] if data is None else data)
 
     def create(self, overwrite: bool = False) -> OutputStream:
@@ -146,5 +137,4 @@ class S3Output(io.RawIOBase):
             # A file need not be there to be written, but its bucket.
             raise OSError(f"there is no bucket for {self._location}: {error}") from error
         if self._kept is not None:
-            with _written_lock:
-                _written_manifests[self._location] = bytes(self._kept)
+            written_manifests.add(self._location, bytes(self._kept))

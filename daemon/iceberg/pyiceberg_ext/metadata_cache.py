@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from gzip import BadGzipFile
-from threading import Lock
 from time import monotonic
 
-from cachetools import LRUCache
 from pyiceberg.io import InputFile
 from pyiceberg.schema import Schema
 from pyiceberg.serializers import FromInputFile
@@ -18,6 +16,7 @@ from pyiceberg.typedef import UTF8
 from daemon.errors import ObjectMissing
 from daemon.iceberg.pyiceberg_ext.records import unreadable
 from daemon.store.durable import is_local
+from daemon.store.recent import Recent
 
 KNOWN_METADATA_MAX_BYTES = 64 << 20
 # On an object store, where each check is a request, a file that was there is not asked for again for so long.
@@ -50,42 +49,16 @@ class _Entry:
         return True
 
 
-class KnownMetadata:
-    """A cache of the newest metadata that this process wrote or read in each folder, which is a table's own.
-
-    A commit reads the metadata twice; with many snapshots that took most of its time. The cache is safe: metadata
-    objects are immutable, and a metadata file's unique name is written once.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._by_folder: LRUCache[str, _Entry] = LRUCache(max_bytes, getsizeof=lambda entry: entry.size_bytes)
-        self._lock = Lock()
-
-    def add(self, place: str, metadata: TableMetadata) -> None:
-        folder, entry = _folder_of(place), _Entry(place, metadata, monotonic())
-        with self._lock:
-            self._by_folder.pop(folder, None)
-            if entry.size_bytes <= self._by_folder.maxsize:
-                self._by_folder[folder] = entry
-
-    def find(self, place: str) -> _Entry | None:
-        with self._lock:
-            entry: _Entry | None = self._by_folder.get(_folder_of(place))
-        return entry if entry and entry.place == place else None
-
-
-def _folder_of(place: str) -> str:
-    return place.rpartition("/")[0]
-
-
-known_metadata = KnownMetadata(KNOWN_METADATA_MAX_BYTES)
+# The newest metadata in each folder, which is a table's own. A commit reads it twice; with many snapshots that took
+# most of its time. Metadata objects are immutable.
+known_metadata: Recent[_Entry] = Recent(KNOWN_METADATA_MAX_BYTES, lambda entry: entry.size_bytes)
 _read_metadata = FromInputFile.table_metadata
 
 
 def find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableMetadata:
     """Return the metadata from the cache, or read the file. Raises ObjectMissing and TargetUnreadable."""
-    known = known_metadata.find(input_file.location)
-    if known and known.is_there(input_file):
+    known = known_metadata.find(_folder_of(input_file.location))
+    if known and known.place == input_file.location and known.is_there(input_file):
         return known.metadata
     hint = (
         "Restore the file and run `dvsync resume`, or run `dvsync resync`, which goes back to the newest readable "
@@ -100,8 +73,16 @@ def find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableM
         if isinstance(error, OSError) and not isinstance(error, BadGzipFile):
             raise
         raise unreadable(f"it cannot be decoded ({type(error).__name__})", input_file.location, hint) from error
-    known_metadata.add(input_file.location, metadata)
+    add_metadata(input_file.location, metadata)
     return metadata
+
+
+def add_metadata(place: str, metadata: TableMetadata) -> None:
+    known_metadata.add(_folder_of(place), _Entry(place, metadata, monotonic()))
+
+
+def _folder_of(place: str) -> str:
+    return place.rpartition("/")[0]
 
 
 def remember_metadata() -> None:

@@ -230,7 +230,7 @@ def test_the_list(world: World, ask: Ask) -> None:
     assert text[0].split()[:2] == ["snapshot", "shows"]
     assert [line.split()[:2] for line in text if line[0].isdigit()] == [[str(ids[0]), "5-6"], [str(ids[1]), "4"]]
     assert text[2].strip() == "current"
-    assert text[4].strip() == "kept by delta-v4"
+    assert text[4].strip() == "held by delta-v4"
     assert text[-1] == "and 4 older: --limit shows more"
     assert max(map(len, text)) <= 80
     asked = CliRunner().invoke(app, ["snapshots", "t", "--version", "4"]).output

@@ -17,7 +17,8 @@ from sqlalchemy.exc import IntegrityError
 
 from daemon.iceberg.pyiceberg_ext import metadata_cache
 from daemon.iceberg.pyiceberg_ext.commits import commit_updates, manage_metadata_files
-from daemon.iceberg.pyiceberg_ext.metadata_cache import METADATA_BYTES, KnownMetadata
+from daemon.iceberg.pyiceberg_ext.metadata_cache import METADATA_BYTES
+from daemon.store.recent import Recent
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.handmade_histories import History
 
@@ -100,7 +101,9 @@ def test_a_bounded_size_is_remembered(
     catalog: SqlCatalog, reads: list[str], monkeypatch, tables_max: float, read: int
 ) -> None:
     """The tables that were committed to longest ago are read from their files again."""
-    monkeypatch.setattr(metadata_cache, "known_metadata", KnownMetadata(round(tables_max * METADATA_BYTES)))
+    monkeypatch.setattr(
+        metadata_cache, "known_metadata", Recent(round(tables_max * METADATA_BYTES), lambda entry: entry.size_bytes)
+    )
     tables = [catalog.create_table(("n", name), pa.schema([("id", pa.int64())])) for name in ("a", "b", "c")]
     for table in tables:
         for value in ("1", "2", "3"):
